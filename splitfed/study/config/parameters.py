@@ -182,8 +182,8 @@ def describe_type(hint: Any) -> str:
         return f"a list ({', '.join(inner)})"
     if get_origin(hint) in (dict, Mapping):
         return f"a table ({describe_type(get_args(hint)[1])})"
-    options = [describe_type(a) for a in get_args(hint) if a is not NoneType and not _is_class(a)]
-    return " or ".join(dict.fromkeys(options)) or "a value of its type"
+    options = [a for a in get_args(hint) if a in _WORDS or (a is not NoneType and not inspect.isclass(a))]
+    return " or ".join(dict.fromkeys(map(describe_type, options))) or "a value of its type"
 
 
 def holds_type(hint: Any, kind: type) -> bool:
@@ -194,10 +194,6 @@ def holds_type(hint: Any, kind: type) -> bool:
 def lists_to_tuples(value: Any) -> Any:
     """Return lists, which is all that TOML knows, and lists inside them, as tuples, which frozen values hold."""
     return tuple(map(lists_to_tuples, value)) if isinstance(value, list) else value
-
-
-def _is_class(hint: Any) -> bool:
-    return inspect.isclass(hint) and hint not in _WORDS
 
 
 def _is_plain(value: Any) -> bool:

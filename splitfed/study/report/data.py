@@ -12,7 +12,6 @@ from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
 from splitfed.core import digests
-from splitfed.core.digests import Damaged
 from splitfed.core.errors import InvalidInput
 from splitfed.old_names import current_keys
 from splitfed.stats.intervals import mean_interval
@@ -22,6 +21,7 @@ from splitfed.study.report.contained import find_link_out
 from splitfed.training.folder import RunFolder
 
 T = TypeVar("T")
+K = TypeVar("K")
 Json = dict[str, Any]
 Summary = Mapping[str, Any]
 
@@ -235,14 +235,11 @@ def estimate(
         metric_bounds = {"low": low, "high": high} if all(low <= v <= high for v in numbers) else {}
         found = mean_interval(numbers, **metric_bounds)
         return Estimate(found.mean, found.low, found.high, n, "seeds")
-    mean = fmean(numbers)
-    own_bounds = [
-        (s["low"], s["high"]) for _, s in finite_values if s and s.get("low") is not None and s.get("high") is not None
-    ]
-    if len(own_bounds) < n:
-        return Estimate(mean, None, None, n, "nothing")
+    own = [s for _, s in finite_values if s and s.get("low") is not None and s.get("high") is not None]
+    if len(own) < n:
+        return Estimate(fmean(numbers), None, None, n, "nothing")
     # Seeds share rows, so their errors need not cancel: the mean of bounds is never too narrow for the mean.
-    return Estimate(mean, fmean(low for low, _ in own_bounds), fmean(high for _, high in own_bounds), n, over)
+    return Estimate(fmean(numbers), fmean(s["low"] for s in own), fmean(s["high"] for s in own), n, over)
 
 
 def utility_of(runs: Sequence[Mapping[str, Any]]) -> Estimate | None:
@@ -270,6 +267,14 @@ def score(runs: Sequence[Mapping[str, Any]], attack: str, metric: str, who: str 
         if a["label"] == attack and who in a["scores"].get(metric, {})
     ]
     return estimate([s["mean"] for s in found], found, METRICS[metric].bounds)
+
+
+def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return key -> the `items` that have it; keys, and the items of each, in the order in which they come."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def by_round(history: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], T | None]) -> dict[int, T]:
@@ -302,15 +307,15 @@ def error_bars(found: Sequence[Mapping[str, Any]]) -> list[list[float]]:
 
 def _group_settings(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]:
     """Group by all that a result says of its setting; without a method first, undefended first, then by strength."""
-    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for result in results:
-        key = (
+    groups = group_by(
+        results,
+        lambda result: (
             *(result["topology"]["label"], result["defense"]["label"]),
             *(str(result.get(name) or "") for name in ("schedule", "training_attack")),
             _method_of(result),
             *(str(result.get(name) or "") for name in ("model", "data", "clients")),
-        )
-        groups.setdefault(key, []).append(result)
+        ),
+    )
     several = len({result["schedule"] for result in results}) > 1
     methods = len({_method_of(result) for result in results}) > 1
     settings = []
@@ -369,7 +374,7 @@ def _unfinished_reason(place: Path, found: Mapping[str, Any]) -> str:
         return "not begun"
     try:
         rounds = len(RunFolder(place).metrics())
-    except Damaged as error:
+    except digests.Damaged as error:
         return f"not finished: {error}"
     return f"not finished: stopped after {rounds} round{'' if rounds == 1 else 's'}"
 

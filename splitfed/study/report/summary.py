@@ -25,6 +25,7 @@ from splitfed.study.report.data import (
     Study,
     bounds_of,
     estimate,
+    group_by,
     read_study,
     score,
     utility_of,
@@ -55,7 +56,7 @@ def summary_of(study: Study) -> dict[str, Any]:
         "schedules": list(dict.fromkeys(s.schedule for s in study.settings)),
         "methods": list(dict.fromkeys(s.method for s in study.settings)),
         "places": list(dict.fromkeys(s.place for s in study.settings)),
-        "attacks": list(dict.fromkeys(a["label"] for run in study.runs for a in run["attacks"])),
+        "attacks": _attack_labels(study.runs),
         "targets": {a["label"]: a.get("target", "inputs") for run in study.runs for a in run["attacks"]},
         "finished": len(study.runs),
         "unfinished": [{"id": run, "reason": reason} for run, reason in study.unfinished],
@@ -242,11 +243,8 @@ def short_names(labels: Sequence[str], *, alone: bool = False) -> dict[str, str]
     A parameter that has the same value in all labels of the same name is dropped, and "none" is "undefended". The only
     label of its name keeps its parameters if `alone`.
     """
-    groups: dict[str, list[str]] = {}
-    for label in dict.fromkeys(labels):
-        groups.setdefault(_LABEL.sub(r"\1", label), []).append(label)
     names: dict[str, str] = {}
-    for name, members in groups.items():
+    for name, members in group_by(dict.fromkeys(labels), lambda label: _LABEL.sub(r"\1", label)).items():
         parameters = [(found[2].split(", ") if (found := _LABEL.fullmatch(label)) else []) for label in members]
         shared = set() if alone and len(members) == 1 else set(parameters[0]).intersection(*parameters[1:])
         for label, own in zip(members, parameters, strict=True):

@@ -91,7 +91,10 @@ class Game:
         measured = None if self.measure is None else self.measure()
         return {
             **{name: getattr(self, name) for name in ("party", "place", "mechanism", "audited", "canaries")},
-            "found": _without_infinities(asdict(found)),
+            "found": {
+                name: _finite_or_none(value) if isinstance(value, float) else value
+                for name, value in asdict(found).items()
+            },
             "most": _finite_or_none(found.most),
             "claimed": _finite_or_none(claimed.epsilon),
             "delta": at,
@@ -142,7 +145,3 @@ def _format_epsilon(epsilon: float | None) -> str:
 def _finite_or_none(value: float) -> float | None:
     # JSON knows no infinity.
     return value if math.isfinite(value) else None
-
-
-def _without_infinities(found: Json) -> Json:
-    return {name: _finite_or_none(value) if isinstance(value, float) else value for name, value in found.items()}

@@ -15,7 +15,6 @@ from splitfed.study.config.cell import Cell, slug
 from splitfed.study.config.grid import attack_table
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
-from splitfed.study.config.schema import AttackTable
 from splitfed.study.config.toml import dumps
 from splitfed.study.run import session
 from splitfed.study.run.preflight import check_attack
@@ -40,7 +39,7 @@ def attack_run(
             mistakes.add(name, "is an import path that the run's study does not name; expected a registered attack")
     mistakes.stop()
     reader = StudyReader(mistakes, cell.code)
-    probes = [parse_attack(reader, n, AttackTable(name=n, budget=budget, adversary=adversary)) for n in names]
+    probes = [parse_attack(reader, n, schema.AttackTable(name=n, budget=budget, adversary=adversary)) for n in names]
     trained_attacks = [(p.attack.name, p.attack.parameters) for p in cell.attacks]
     for found in filter(None, probes):
         own = (found.attack.name, found.attack.parameters)

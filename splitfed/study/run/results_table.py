@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from splitfed.study.report.data import METRICS
+from splitfed.study.report.data import METRICS, group_by
 from splitfed.study.report.remarks import remarks
 from splitfed.study.run.runner import Json
 
@@ -31,11 +31,13 @@ def setting_rows(results: Sequence[Json]) -> list[dict[str, Any]]:
     """
     several = len({found["schedule"] for found in results}) > 1
     layered = {found.get("method", "none") for found in results} != {"none"}
-    groups: dict[tuple[str, str, str, str, str], list[Json]] = {}
-    for found in results:
-        inside, method = found.get("training_attack") or "", found.get("method", "none")
-        key = (found["topology"]["label"], found["schedule"], method, found["defense"]["label"], inside)
-        groups.setdefault(key, []).append(found)
+    groups = group_by(
+        results,
+        lambda found: (
+            *(found["topology"]["label"], found["schedule"], found.get("method", "none")),
+            *(found["defense"]["label"], found.get("training_attack") or ""),
+        ),
+    )
     rows = []
     for (topology, schedule, method, defense, inside), group in groups.items():
         ended = [found for found in group if "failed" not in found]
@@ -55,9 +57,7 @@ def setting_rows(results: Sequence[Json]) -> list[dict[str, Any]]:
 def _means_of(ended: Sequence[Json]) -> dict[str, Any]:
     """Return what a row tells of the seeds that `ended`."""
     # One seed may have been attacked again.
-    attacks: dict[str, list[Json]] = {}
-    for attack in (one for found in ended for one in found["attacks"]):
-        attacks.setdefault(attack["attack"], []).append(attack)
+    attacks = group_by((one for found in ended for one in found["attacks"]), lambda one: str(one["attack"]))
     private = any(found.get("privacy") for found in ended)
     return {
         # The same remark on every seed differs in its numbers: those of the first seed that has any are told.

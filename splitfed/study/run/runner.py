@@ -28,7 +28,6 @@ from splitfed.core.defense import (
     ReceiverPenaltyDefense,
     ReleaseDefense,
 )
-from splitfed.core.digests import Damaged
 from splitfed.core.errors import NonFinite, SplitfedError
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
@@ -87,7 +86,7 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
     for probe in cell.attacks:
         try:
             measurements["attacks"].append(run_attack(run, probe, folder, watcher))
-        except Damaged:
+        except digests.Damaged:
             raise
         except SplitfedError as error:
             return write_result(folder, {**_identity(cell), "failed": f"attack {probe.key}: {error}"})
@@ -305,7 +304,7 @@ def _planned_costs(run: Run, cell: Cell, data: Dataset) -> Json:
             _defense_labels(
                 cell,
                 topology,
-                lambda defense: not _acts_on_gradients(defense) or _acts_on_releases(defense),
+                lambda defense: not _acts_on_gradients(defense) or isinstance(defense, ReleaseDefense | PenaltyDefense),
                 uploads=True,
             ),
             _defense_labels(cell, topology, _acts_on_gradients),
@@ -337,10 +336,6 @@ def _defense_labels(
 
 def _acts_on_gradients(defense: Defense) -> bool:
     return isinstance(defense, GradientDefense | ReceiverPenaltyDefense)
-
-
-def _acts_on_releases(defense: Defense) -> bool:
-    return isinstance(defense, ReleaseDefense | PenaltyDefense)
 
 
 def _measure_dependence(run: Run) -> Json | None:

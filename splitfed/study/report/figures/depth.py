@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from splitfed.study.report.data import Summary, error_bars
+from splitfed.study.report.data import Summary, error_bars, group_by
 from splitfed.study.report.figures.plots import draw_baselines, metric_title
 from splitfed.study.report.figures.style import as_svg, canvas, numbered_look, wrap_label
 
@@ -25,12 +25,11 @@ def depth_lines(summary: Summary, attack: str) -> list[DepthLine]:
 
     A line has two depths or more. Results that say nothing of depth are left out.
     """
-    groups: dict[tuple[str, str, str, str, str], list[Mapping[str, Any]]] = {}
-    for setting in summary["settings"]:
-        if setting["attacks"].get(attack, {}).get("depth") is not None:
-            builder = setting["topology"].partition("(")[0]
-            key = (builder, setting["schedule"], setting["method"], setting["defense"], setting["training_attack"])
-            groups.setdefault(key, []).append(setting)
+    keys = ("schedule", "method", "defense", "training_attack")
+    groups = group_by(
+        (s for s in summary["settings"] if s["attacks"].get(attack, {}).get("depth") is not None),
+        lambda s: (s["topology"].partition("(")[0], *(s[key] for key in keys)),
+    )
     names, found = summary["names"], []
     for (builder, schedule, method, defense, inside), members in groups.items():
         members.sort(key=lambda s: depth_of(s, attack))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from splitfed.study.report.data import METRICS, TARGETS, Summary, interval_ends
+from splitfed.study.report.data import METRICS, TARGETS, Summary, group_by, interval_ends
 from splitfed.study.report.figures.style import MUTED, SeriesStyles, as_svg, canvas, wrap_label
 
 BASELINE_STYLES = {
@@ -111,12 +111,14 @@ def _draw_front(axis: Any, points: Sequence[Point], metric: str) -> None:
 
 def _draw_families(axis: Any, points: Sequence[Point], looks: SeriesStyles) -> None:
     """Draw a family's settings in its colour, joined in the order of strength, each with its strength beside it."""
-    groups: dict[tuple[str, str, str], list[Point]] = {}
-    for point in points:  # settings come in the order of their strength
+
+    def name_series(point: Point) -> tuple[str, str, str]:
         setting = point.setting
         what = "" if setting["strength"] is None else f": {setting['measure']['title']}"
-        groups.setdefault((setting["family"], setting["place"], what), []).append(point)
-    for (family, place, what), members in groups.items():
+        return setting["family"], setting["place"], what
+
+    # Settings come in the order of their strength.
+    for (family, place, what), members in group_by(points, name_series).items():
         axis.plot(
             [p.x["mean"] for p in members],
             [p.y["mean"] for p in members],
