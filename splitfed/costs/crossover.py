@@ -52,8 +52,7 @@ def sizes_of(topology: Topology, facts: Facts, clients: int, examples: float) ->
     All that crosses forward counts as the cut's width, in floats of 4 bytes. `InvalidInput` where no gradient comes
     back over a cut (`topology.forward_only`), which the formulas cannot say.
     """
-    if topology.forward_only:
-        edges = ", ".join(sorted(topology.forward_only))
+    if edges := ", ".join(sorted(topology.forward_only)):
         raise InvalidInput(f"no gradient comes back on {edges} of topology {topology.name!r}; the formulas need one")
     at = {role: _weights(topology, role) for role in topology.roles}
     if not (total := sum(at.values())):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, Phase, Progress, Target
 from splitfed.attacks.gradients.local_training import check_one_step
@@ -345,16 +345,14 @@ class Evaluator:
         if not isinstance(clone, SegmentRunner) or self.grants.classes is None or len(rows) == 0:
             return None
         head = engine.topologies[client].heads[0]
-        upstreams = {
-            "clone": clone.modules,
-            "trained": {},
-            "fresh": self.grants.architecture(party, client)(seed).modules,
-        }
-        outputs: dict[str, Tensor] = {}
-        for name, modules in upstreams.items():
-            whole = self.grants.trained_segments(client, None, replaced=modules)
+
+        def predict(upstream: Mapping[str, nn.Module]) -> Tensor:
+            whole = self.grants.trained_segments(client, None, replaced=upstream)
             with torch.no_grad():
-                outputs[name] = torch.cat([whole(x.to(engine.device))[head.value].cpu() for x in rows.x.split(256)])
+                return torch.cat([whole(x.to(engine.device))[head.value].cpu() for x in rows.x.split(256)])
+
+        fresh = self.grants.architecture(party, client)(seed).modules
+        outputs = {"clone": predict(clone.modules), "trained": predict({}), "fresh": predict(fresh)}
         return score_clone(outputs, rows.label(head.target), generator(seed, "bootstrap"))
 
 

@@ -25,8 +25,8 @@ class StudyReader:
     def find(self, where: str, kind: str, name: str) -> Callable[..., Any] | None:
         """Return what `name`, at `where` in the study, means among `kind`; None after a mistake."""
         if ":" not in name and current_entry(kind, name) not in TABLES[kind]:
-            others = ["none"] if kind in ("defenses", "methods") else []
-            self.mistakes.add(where, unknown(SINGULAR[kind], name, [*TABLES[kind], *others]))
+            known = [*TABLES[kind], *(["none"] if kind in ("defenses", "methods") else [])]
+            self.mistakes.add(where, unknown(SINGULAR[kind], name, known))
             return None
         with self.mistakes.at(where):
             found = self.code.load(kind, name)

@@ -25,8 +25,7 @@ from splitfed.study.config.schema import TrainingTable
 def expand_training(reader: StudyReader, table: TrainingTable) -> tuple[dict[str, Any], list[TrainingPlan]]:
     """Return the table with defaults, and the plan with each of its schedules."""
     mistakes = reader.mistakes
-    optimizer = _parse_optimizers(mistakes, table.optimizer)
-    recorded = table.record
+    optimizer, recorded = _parse_optimizers(mistakes, table.optimizer), table.record
     record = Recording() if recorded is None else Recording(tuple(recorded.parties), recorded.every, recorded.budget)
     speeds_written, speeds = parse_speeds(mistakes, "training.speeds", table.speeds)
     schedules_written, schedules = _expand_schedules(reader, table.schedule)

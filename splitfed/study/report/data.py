@@ -87,6 +87,8 @@ class TargetDescription:
         return sorted(metrics, key=lambda m: m not in self.metrics)
 
 
+CLONES = ("clone", "trained", "fresh")
+"""Whose upstream segments a stolen model is scored with."""
 MEANS = {"mean_image": "mean", "random_pairing": "other"}
 # In the order in which a headline looks for an attack. A result that names no target is of an input's reconstruction.
 TARGETS = {

@@ -11,7 +11,7 @@ import torch
 from markupsafe import Markup
 
 from splitfed.study.report.costs import crossovers, utility_over_time
-from splitfed.study.report.data import LEAST_SEEDS, METRICS, NO_DEFENSE, TARGETS, Json, Setting, Study, Summary
+from splitfed.study.report.data import CLONES, LEAST_SEEDS, METRICS, NO_DEFENSE, TARGETS, Json, Setting, Study, Summary
 from splitfed.study.report.exposure import topology_sections
 from splitfed.study.report.figures.costs import plot_accuracy_over_time, plot_crossovers
 from splitfed.study.report.figures.depth import DepthLine, depth_lines, plot_leakage_by_depth
@@ -130,8 +130,7 @@ def _interval_note(summary: Summary) -> str:
 
 def _reconstruction_section(study: Study, summary: Summary, attack: str) -> Json:
     """Return originals and reconstructions of one seed: strips for images, R2 by feature for tables."""
-    seeds = Counter(seed for s in study.settings for seed in s.seeds)
-    seed = min(seeds, key=lambda s: (-seeds[s], s))
+    seed = _commonest_seed(study)
     found = read_pairs(study.settings, attack, seed)
     page: Json = {
         "attack": summary["names"][attack],
@@ -159,6 +158,12 @@ def _reconstruction_section(study: Study, summary: Summary, attack: str) -> Json
     else:
         page["features"], page["left_out"] = feature_scores(same)
     return page
+
+
+def _commonest_seed(study: Study) -> int:
+    """Return the seed that most settings have, of several the least."""
+    seeds = Counter(seed for s in study.settings for seed in s.seeds)
+    return min(seeds, key=lambda seed: (-seeds[seed], seed))
 
 
 def _depth_sections(study: Study, summary: Summary) -> list[Json]:
@@ -261,15 +266,18 @@ def leak_sections(study: Study, summary: Summary, looks: SeriesStyles) -> list[J
 def stolen_model_rows(summary: Summary) -> list[Json]:
     """Return a row for every attack and setting in which upstream segments were stolen: name -> accuracy."""
     return [
-        {"name": name_of(summary, s), "attack": summary["names"][label], **{who: attack["stolen"][who] for who in WHO}}
+        {
+            "name": name_of(summary, s),
+            "attack": summary["names"][label],
+            **{who: attack["stolen"][who] for who in CLONES},
+        }
         for s in summary["settings"]
         for label, attack in s["attacks"].items()
-        if attack["stolen"] and all(attack["stolen"][who] for who in WHO)
+        if attack["stolen"] and all(attack["stolen"][who] for who in CLONES)
     ]
 
 
 PREDICTED = ("labels", "members", "shares")
-WHO = ("clone", "trained", "fresh")
 
 
 def _leak_section(study: Study, summary: Summary, attack: str, looks: SeriesStyles, number_of_it: int) -> Json:
@@ -285,8 +293,7 @@ def _leak_section(study: Study, summary: Summary, attack: str, looks: SeriesStyl
         "seed": None,
     }
     if target == "members":
-        seeds = Counter(seed for s in study.settings for seed in s.seeds)
-        page["seed"] = min(seeds, key=lambda s: (-seeds[s], s))
+        page["seed"] = _commonest_seed(study)
         found = read_pairs(study.settings, attack, page["seed"])
         curves = [(name_of(summary, p.setting), p.setting.family, p.prediction, p.truth > 0.5) for p in found]
         page["roc"] = Markup(plot_roc_curves(curves, f"{name}roc")) if curves else Markup("")

@@ -22,7 +22,7 @@ from splitfed.study.config.cell import Cell
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.training_table import PartyNames
 from splitfed.study.report.data import Json
-from splitfed.study.report.privacy import plan_ledgers
+from splitfed.study.report.privacy import place_of, plan_ledgers
 
 
 def predict_costs(cell: Cell, ready: Prepared) -> Json:
@@ -174,8 +174,6 @@ def _defended_bytes(grid: Grid, defense: str, data: Dataset) -> list[Json]:
     for cell in grid.cells:
         if cell.defense.label != defense or cell.seed != grid.cells[0].seed or cell.training_attack is not None:
             continue
-        place = {"topology": cell.topology.builder.label, "schedule": cell.training.schedule.label}
-        place |= {} if cell.method.part is None else {"method": cell.method.label}
         try:
             bare, ready = (
                 cost(build.prepare_cell(cell, data, defended=d), cell.training.rounds).bytes for d in (False, True)
@@ -184,7 +182,7 @@ def _defended_bytes(grid: Grid, defense: str, data: Dataset) -> list[Json]:
             # Said where the topology's costs are, or with the privacy of the run.
             continue
         if bare != ready:
-            found.append({**place, "bytes": ready, "undefended": bare})
+            found.append({**place_of(cell), "bytes": ready, "undefended": bare})
     return found
 
 

@@ -15,6 +15,7 @@ from splitfed.study.config.cell import format_value
 from splitfed.study.report.costs import costs_of, participation
 from splitfed.study.report.data import (
     AMOUNT,
+    CLONES,
     METRICS,
     NO_DEFENSE,
     SHARE,
@@ -33,8 +34,6 @@ from splitfed.study.report.data import (
 from splitfed.study.report.privacy import privacy_of
 from splitfed.study.report.remarks import describe_start, start_warnings
 from splitfed.study.report.text import headline
-
-CLONES = ("clone", "trained", "fresh")
 
 
 def summarise(folder: Path) -> dict[str, Any]:

@@ -94,15 +94,14 @@ def beats_baseline(attack: Mapping[str, Any], metric: str) -> bool:
 
 def _study_sentence(summary: Summary) -> str:
     what, seeds = summary["what"], sorted({seed for s in summary["settings"] for seed in s["seeds"]})
-    parts = [
+    left_out = f" {count_noun(len(summary['unfinished']), 'run')} did not finish and count nowhere below."
+    return (
         f"{what['model']} on {what['data']}, {count_noun(what['clients'], 'client')}, "
         f"{count_noun(what['rounds'], 'round')} of the {_schedule_names(summary)}{_method_names(summary)}, split as "
         f"{' and '.join(summary['topologies'])}: {count_noun(summary['finished'], 'run')} finished over "
         f"{count_noun(len(summary['settings']), 'setting')} and {count_noun(len(seeds), 'seed')}."
-    ]
-    if summary["unfinished"]:
-        parts.append(f"{count_noun(len(summary['unfinished']), 'run')} did not finish and count nowhere below.")
-    return " ".join(parts)
+        f"{left_out if summary['unfinished'] else ''}"
+    )
 
 
 def _schedule_names(summary: Summary) -> str:
@@ -245,13 +244,14 @@ def _defense_findings(
     # A hijacked training has no utility worth a price.
     cheap = [s for s in helpful[1:] if cost(s) <= 0.01 < cost(helpful[0]) and not base["training_attack"]]
     useless = [summary["names"][s["defense"]] for s in others if leak(s) >= leak(base)]
-    sentences = [brings(s) for s in helpful[:1]]
     # What is called cheap is a choice, so the sentence says it.
     small = f"among the settings that lose at most {_format_difference(summary, 0.01)}, one lowers leakage most: "
-    sentences += [small + brings(s) for s in cheap[:1]]
-    if useless:
-        sentences.append(f"{_strongest_attack(target)} does no worse than undefended against {', '.join(useless)}.")
-    return sentences
+    in_vain = f"{_strongest_attack(target)} does no worse than undefended against {', '.join(useless)}."
+    return [
+        *(brings(s) for s in helpful[:1]),
+        *(small + brings(s) for s in cheap[:1]),
+        *([in_vain] if useless else []),
+    ]
 
 
 def baseline_name(summary: Summary, metric: str, target: str) -> str:

@@ -40,12 +40,12 @@ def label_games(run: Run, client: int) -> Iterator[Game]:
             guard = EdgeDefense(defense, position, 1.0)
             place, mechanism = labels_of_head(head.value), class_names([defense])
             if "once" in acts:
-                judge = partial(_bound_fixed_labels, run.seed, party, head, guard, classes(head.task))
+                judge = partial(_bound_fixed_labels, run.seed, party, head, guard, head.task)
                 pairs, claim = "every pair of classes", ((event, 1),)
                 yield Game(party, place, mechanism, "labels drawn once", pairs, claim, None, judge)
             if "step" in acts:
                 for times, audited in ((1, "labels of one step"), (STEPS, "labels of ten steps in a row")):
-                    yield _step_game(run.seed, party, head, guard, event, times, audited)
+                    yield _step_game(run.seed, party, head, guard, head.task, event, times, audited)
 
 
 def classes(task: Task) -> int:
@@ -58,14 +58,13 @@ def _bound_fixed_labels(
     party: str,
     head: Head,
     guard: EdgeDefense[LabelDefense],
-    count: int,
+    task: Task,
     trials: int,
     confidence: float,
     delta: float,
 ) -> LowerBound:
     """Count what each class becomes in `trials` rows of it."""
-    assert head.task is not None
-    dtype = torch.float32 if head.task.name == "binary" else torch.int64
+    count, dtype = classes(task), torch.float32 if task.name == "binary" else torch.int64
     chosen, tested = (np.zeros((count, count), dtype=np.int64) for _ in range(2))
     for label in range(count):
         true_labels, guarded = {head.value: torch.full((trials,), label, dtype=dtype)}, {head.value: (head, (guard,))}
@@ -77,11 +76,16 @@ def _bound_fixed_labels(
 
 
 def _step_game(
-    seed: int, party: str, head: Head, guard: EdgeDefense[LabelDefense], event: Event, times: int, audited: str
+    seed: int,
+    party: str,
+    head: Head,
+    guard: EdgeDefense[LabelDefense],
+    task: Task,
+    event: Event,
+    times: int,
+    audited: str,
 ) -> Game:
     """The noisy targets of a row in `times` steps, of class 0 or of class 1."""
-    task = head.task
-    assert task is not None
 
     def draw(which: int, trials: int) -> Scores:
         y = torch.full((trials,), which, dtype=torch.float32 if task.name == "binary" else torch.int64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -97,9 +96,7 @@ class StudyFolder:
 
         table = pd.DataFrame([row for found in results for row in table_rows(found)])
         write_atomic(self.path / "results.csv", table.to_csv(index=False).encode())
-        columns = io.BytesIO()
-        table.to_parquet(columns, index=False)
-        write_atomic(self.path / "results.parquet", columns.getvalue())
+        write_atomic(self.path / "results.parquet", table.to_parquet(index=False))
 
 
 def table_rows(result: Json) -> Iterator[dict[str, Any]]:

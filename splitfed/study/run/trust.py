@@ -114,9 +114,8 @@ def write_mark(folder: Path, sources: Mapping[str, bytes], written: Mapping[str,
         key = get_or_make_key()
     except NoKey:
         return
-    marks = {"mark": _signature(key, config, hashes)}
-    if written is not None:
-        marks["study"] = _signature(key, written, hashes)
+    named = {"mark": config, **({} if written is None else {"study": written})}
+    marks = {name: _signature(key, signed, hashes) for name, signed in named.items()}
     write_atomic(folder / MARK, json.dumps({"files": hashes, **marks}, indent=1).encode())
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from splitfed.study.report.data import (
     Estimate,
     Setting,
-    StrengthMeasure,
     Summary,
     bounds_of,
     by_round,
     estimate,
+    group_by,
     scored_utility,
     shared_rounds,
 )
@@ -145,8 +145,8 @@ def _set_round_axis(axis: Any, title: str = "") -> None:
 
 def _opacities(settings: Sequence[Setting]) -> list[float]:
     """Return an opacity for each setting: within a family, the stronger the fuller."""
-    order: dict[str, dict[tuple[StrengthMeasure, float | None], None]] = {}
-    for setting in settings:
-        order.setdefault(setting.family, {})[setting.measure, setting.strength] = None
-    ranks = {family: list(found) for family, found in order.items()}
+    ranks = {
+        family: list(dict.fromkeys((s.measure, s.strength) for s in members))
+        for family, members in group_by(settings, lambda s: s.family).items()
+    }
     return [0.4 + 0.6 * (ranks[s.family].index((s.measure, s.strength)) + 1) / len(ranks[s.family]) for s in settings]
