@@ -108,11 +108,8 @@ class Clock:
 
     def _run(self, replica: int, rows: Sequence[int]) -> ReplicaWork:
         if replica not in self._parties or replica not in self._shapes:
-            raise InvalidInput(f"replica={replica!r} is not allowed; this clock knows replicas {_span(self._parties)}")
+            known = f"{min(self._parties)} to {max(self._parties)}" if self._parties else "none"
+            raise InvalidInput(f"replica={replica!r} is not allowed; this clock knows replicas {known}")
         for count in rows:
             check_count(f"rows of a batch of replica {replica}", count, low=1)
         return ReplicaWork(self._shapes[replica], self._parties[replica], tuple(rows))
-
-
-def _span(replicas: Mapping[int, Any]) -> str:
-    return f"{min(replicas)} to {max(replicas)}" if replicas else "none"

@@ -62,8 +62,7 @@ def optim_copies(optim: Optim) -> int:
     optimizer, _ = optim.build([weight])
     weight.grad = torch.ones_like(weight)
     optimizer.step()
-    kept = optimizer.state.get(weight, {}).values()
-    return sum(isinstance(t, Tensor) and t.shape == weight.shape for t in kept)
+    return sum(isinstance(t, Tensor) and t.shape == weight.shape for t in optimizer.state.get(weight, {}).values())
 
 
 def _of_role(topology: Topology, facts: Facts, role: str, batch_size: int, copies: float) -> RoleMemory:

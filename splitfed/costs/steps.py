@@ -134,16 +134,14 @@ def _add_backward(
         for value in segment.inputs:
             readers.setdefault((value, role), set()).add(index)
         for edge in topology.edges:
-            returned = facts.returned(topology, edge)
-            if edge.target != name or not returned:
-                continue
-            back = index
-            if edge in topology.crossings:
-                # What a party keeps for several of its segments goes back once, when the last of them is done.
-                awaited = set().union(*(readers[v, role] for v in edge.values))
-                to, size = topology.role_of(edge.source), _bytes(facts, returned)
-                back = _add(tasks, f"gradient {edge.name}", role, to, size, awaited, True)
-            waits[edge.source].add(back)
+            if edge.target == name and (returned := facts.returned(topology, edge)):
+                back = index
+                if edge in topology.crossings:
+                    # What a party keeps for several of its segments goes back once, when the last of them is done.
+                    awaited = set().union(*(readers[v, role] for v in edge.values))
+                    to, size = topology.role_of(edge.source), _bytes(facts, returned)
+                    back = _add(tasks, f"gradient {edge.name}", role, to, size, awaited, True)
+                waits[edge.source].add(back)
 
 
 def _link_steps(tasks: Iterable[WorkItem]) -> tuple[WorkItem, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from html import escape
 from itertools import cycle, pairwise
 
@@ -84,12 +85,12 @@ def _check_defended(topology: Topology, defended: Mapping[str, str] | None) -> M
     return defended or {}
 
 
+@dataclass
 class _Sheet:
     """The boxes placed so far: no two of a role stand in one column."""
 
-    def __init__(self) -> None:
-        self.nodes: dict[str, Node] = {}
-        self.taken: set[tuple[str, int]] = set()
+    nodes: dict[str, Node] = field(default_factory=dict)
+    taken: set[tuple[str, int]] = field(default_factory=set)
 
     def put(self, key: str, kind: str, role: str, column: int, *text: str, below: str = "") -> None:
         """Place a box in the first free column from `column` on, or `below` another one."""
@@ -184,9 +185,8 @@ def _box(node: Node, layout: DrawingLayout, topology: Topology) -> str:
 
 def _wire(wire: Wire, points: tuple[Point, ...]) -> str:
     colour, look = COLOURS[wire.kind], LOOKS[wire.kind]
-    heads = [_arrow(points[-2], points[-1], colour)]
-    if wire.kind == "crossing":
-        heads.append(_arrow(points[1], points[0], colour))
+    back = [_arrow(points[1], points[0], colour)] if wire.kind == "crossing" else []
+    heads = [_arrow(points[-2], points[-1], colour), *back]
     title = f"<title>{escape(wire.title)}</title>" if wire.title else ""
     return f'<path d="{_rounded_path(points)}" fill="none" stroke="{colour}" {look}>{title}</path>\n' + "\n".join(heads)
 

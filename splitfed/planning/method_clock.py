@@ -72,5 +72,8 @@ class MethodClock:
             self.clock.train(steps)
 
     def _flows(self) -> dict[Flow, int]:
-        flows = self.traffic.flows.items()
-        return {flow: n for flow, (_, n) in flows if flow.phase == "train" and FED in (flow.sender, flow.receiver)}
+        return {
+            flow: nbytes
+            for flow, (_, nbytes) in self.traffic.flows.items()
+            if flow.phase == "train" and FED in (flow.sender, flow.receiver)
+        }

@@ -122,7 +122,6 @@ def _memory(prepared: Prepared) -> dict[str, RoleMemory]:
         found[role] = RoleMemory(
             own.weights * (replicas + 1), own.gradients * replicas, own.optimizer * replicas, own.activations
         )
-    if prepared.placement.fused:
-        weights = sum(weight_bytes(prepared.topology, role) for role in prepared.placement.fused)
-        found[FED] = RoleMemory(weights, 0, 0, 0)
+    if fused := prepared.placement.fused:
+        found[FED] = RoleMemory(sum(weight_bytes(prepared.topology, role) for role in fused), 0, 0, 0)
     return found

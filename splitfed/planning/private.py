@@ -170,14 +170,12 @@ def counted_ledger(engine: Observable, schedule: Schedule, method: Method | None
     for name, party in parties.members().items():
         if name == FED or name.startswith(f"{FED}~"):
             continue
-        replaced.update(party.state.uses.replaced)
-        if not party.state.uses.counts:
-            continue
-        client = None if party.role in parties.shared else owner[party.name]
-        counts_by_use = {
-            (p, i, circuits.get(c, c), part): rows for (p, i, c, part), rows in party.state.uses.counts.items()
-        }
-        counts.append(PartyCounts(party.name, party.role, client, counts_by_use))
+        uses = party.state.uses
+        replaced.update(uses.replaced)
+        if uses.counts:
+            client = None if party.role in parties.shared else owner[party.name]
+            by_use = {(p, i, circuits.get(c, c), part): rows for (p, i, c, part), rows in uses.counts.items()}
+            counts.append(PartyCounts(party.name, party.role, client, by_use))
     taken = [Taken(counts.steps, counts.most) for counts in parties.participation]
     rows = sum(parties.owners(replica)[0].state.rows("train") for replica in range(len(parties.replicas)))
     released = Released(_sum_by_party(counts), taken, engine.traffic, rows, replaced)

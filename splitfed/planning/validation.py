@@ -286,8 +286,10 @@ def check_outputs(topology: Topology, facts: Facts) -> None:
 def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Federation, training: Training) -> None:
     """Refuse a batch size that leaves some client a batch too small for batch norm or for a defense."""
     for number, (client, client_facts) in enumerate(zip(data.clients, facts, strict=True)):
-        needs = [(2, f"batch norm in segment {name!r}") for name in sorted(client_facts.batch_norm)]
-        needs += [(d.least_rows, type(d).__name__) for d in of_client(defenses, number)]
+        needs = [
+            *((2, f"batch norm in segment {name!r}") for name in sorted(client_facts.batch_norm)),
+            *((d.least_rows, type(d).__name__) for d in of_client(defenses, number)),
+        ]
         least, who = max(needs, key=lambda need: need[0], default=(1, ""))
         rows = len(client.train)
         if training.sampling == "poisson" and least > 1:
@@ -315,9 +317,8 @@ def fit_defenses(
     topology: Topology, facts: Facts, rows: Dataset, defenses: Sequence[Defense], seed: int
 ) -> tuple[Topology, Facts]:
     """Return `topology` with the layers that `defenses` put in, and its facts."""
-    for position, defense in enumerate(defenses):
-        if not isinstance(defense, LayerDefense):
-            continue
+    layers = [(position, d) for position, d in enumerate(defenses) if isinstance(d, LayerDefense)]
+    for position, defense in layers:
         fitted = defense.fit(topology, facts, derive(seed, "fit", position))
         if fitted is not topology and defense.clients:
             raise InvalidInput(

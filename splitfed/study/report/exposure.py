@@ -78,8 +78,7 @@ def _received_in_steps(
     for head in topology.heads:
         y = labels[head.value]
         for sender, receiver in pairwise(head.path):
-            size = y.element_size() * y[0].numel()
-            found[receiver].append(_entry("label", f"labels of {head.value}", list(y.shape[1:]), size, sender))
+            found[receiver].append(_entry("label", f"labels of {head.value}", list(y.shape[1:]), y[0].nbytes, sender))
     return found
 
 

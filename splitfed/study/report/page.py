@@ -169,9 +169,7 @@ def _commonest_seed(study: Study) -> int:
 def _depth_sections(study: Study, summary: Summary) -> list[Json]:
     """Return, for every attack on inputs where settings differ by cut, leakage by depth and pictures in that order."""
     pages: list[Json] = []
-    for attack in summary["attacks"]:
-        if summary["targets"][attack] != "inputs":
-            continue
+    for attack in [a for a in summary["attacks"] if summary["targets"][a] == "inputs"]:
         shown = TARGETS["inputs"].order(m for m in scored_metrics(summary, attack) if METRICS[m].up)[:2]
         if (figure := plot_leakage_by_depth(summary, attack, shown, f"depth{len(pages)}")) is not None:
             grids = [_depth_pictures(study, summary, attack, line) for line in depth_lines(summary, attack)]

@@ -171,9 +171,8 @@ def plan_study(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:
 def _defended_bytes(grid: Grid, defense: str, data: Dataset) -> list[Json]:
     """Return what the runs with this defense send, where that is not what they would send without it."""
     found = []
-    for cell in grid.cells:
-        if cell.defense.label != defense or cell.seed != grid.cells[0].seed or cell.training_attack is not None:
-            continue
+    cells = [c for c in grid.cells if c.seed == grid.cells[0].seed and c.training_attack is None]
+    for cell in [c for c in cells if c.defense.label == defense]:
         try:
             bare, ready = (
                 cost(build.prepare_cell(cell, data, defended=d), cell.training.rounds).bytes for d in (False, True)

@@ -120,10 +120,8 @@ def _method_names(summary: Summary) -> str:
 def _compare_methods(summary: Summary) -> list[str]:
     """Set the utility of the methods side by side, each beside that of the same setting without one."""
     sentences = []
-    for setting in summary["settings"]:
-        if setting["method"] == NO_METHOD or not setting["utility"]:
-            continue
-        keys = ("topology", "schedule", "defense", "training_attack")
+    keys = ("topology", "schedule", "defense", "training_attack")
+    for setting in [s for s in summary["settings"] if s["method"] != NO_METHOD and s["utility"]]:
         same = (s for s in summary["settings"] if all(s[k] == setting[k] for k in keys))
         if (alone := next((s for s in same if s["method"] == NO_METHOD and s["utility"]), None)) is None:
             continue
@@ -143,12 +141,11 @@ def _useless_models(summary: Summary) -> list[str]:
     """Name the settings whose model is no better than whoever gives the same answer to every row."""
     metric, up = summary["utility"]["metric"], summary["utility"]["higher_is_better"]
     sentences = []
-    for setting in summary["settings"]:
-        found = setting["constant"]
-        # What hijacked clients reach is said to be no result anyway.
-        if not found or not setting["utility"] or setting["training_attack"]:
-            continue
-        if said := below_constant(metric, setting["utility"]["mean"], ConstantAnswer(**found), up):
+    # What hijacked clients reach is said to be no result anyway.
+    known = [s for s in summary["settings"] if s["constant"] and s["utility"] and not s["training_attack"]]
+    for setting in known:
+        constant = ConstantAnswer(**setting["constant"])
+        if said := below_constant(metric, setting["utility"]["mean"], constant, up):
             name = name_of(summary, setting)
             sentences.append((name, f"{name}: {said}, so this model is of no use."))
     rest = ", ".join(name for name, _ in sentences[SHOWN:])

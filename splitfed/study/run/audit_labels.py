@@ -30,9 +30,8 @@ def label_games(run: Run, client: int) -> Iterator[Game]:
     engine, topology = run.engine, run.engine.topologies[client]
     for head in topology.heads:
         assert head.task is not None
-        for position, defense in enumerate(of_client(engine.defenses, client)):
-            if not (isinstance(defense, LabelDefense) and head.value in defense.heads(topology)):
-                continue
+        changing = [(i, d) for i, d in enumerate(of_client(engine.defenses, client)) if isinstance(d, LabelDefense)]
+        for position, defense in [(i, d) for i, d in changing if head.value in d.heads(topology)]:
             acts, event = counted_labels(defense, head.task), privacy_event(defense)
             if not acts or event is None:
                 continue

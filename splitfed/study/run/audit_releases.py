@@ -127,10 +127,9 @@ def _release_game(
     return Game(route.party, route.place, mechanism, audited, canaries, claim, draw, None, measure, share)
 
 
-def _edge_routes(run: Run, client: int) -> list[Route]:
+def _edge_routes(run: Run, client: int) -> Iterator[Route]:
     engine = run.engine
     topology, circuit = engine.topologies[client], engine.run_parties.replicas[client].circuit
-    routes = []
     for edge in topology.crossings:
         mine = enumerate(of_client(engine.defenses, client))
         guards = tuple(
@@ -138,20 +137,17 @@ def _edge_routes(run: Run, client: int) -> list[Route]:
         )
         if any("activation" in counted_kinds(defense) for _, defense in guards):
             party = engine.party(client, topology.role_of(edge.source)).name
-            routes += [Route(party, edge.name, value, guards, run.seed, circuit) for value in edge.values]
-    return routes
+            yield from (Route(party, edge.name, value, guards, run.seed, circuit) for value in edge.values)
 
 
-def _upload_routes(run: Run, client: int) -> list[Route]:
+def _upload_routes(run: Run, client: int) -> Iterator[Route]:
     engine, topology = run.engine, run.engine.topologies[client]
     kinds = dict.fromkeys(kind for d in engine.defenses if privacy_event(d) is not None for kind in d.uploads)
     party = engine.party(client, topology.data_roles[0]).name
-    routes = []
-    for kind in kinds:
+    for kind in kinds if FED in engine.parties or engine.run_parties.fed else ():
         guards = tuple(find_upload_defenses(engine.defenses, kind, client))
         if any(privacy_event(keeper.defense) is not None for keeper in guards):
-            routes.append(Route(party, f"{kind}{UPLOAD}", "canary", guards, run.seed, client, kind))
-    return routes if FED in engine.parties or engine.run_parties.fed else []
+            yield Route(party, f"{kind}{UPLOAD}", "canary", guards, run.seed, client, kind)
 
 
 def _mechanism_inputs(run: Run, route: Route, client: int) -> Tensor:

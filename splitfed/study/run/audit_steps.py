@@ -32,9 +32,8 @@ SIGNS = tuple((-1) ** (epoch + step) for epoch, step in TURNS)
 def step_games(run: Run, client: int) -> Iterator[Game]:
     """Yield what is to be audited of the training steps of `client`."""
     engine, topology = run.engine, run.engine.topologies[client]
-    for position, defense in enumerate(engine.defenses):
-        if not isinstance(defense, WeightDefense):
-            continue
+    guards = [(position, d) for position, d in enumerate(engine.defenses) if isinstance(d, WeightDefense)]
+    for position, defense in guards:
         uses = defense.weight_uses(client, 1, 1)
         if uses is None or not isinstance(uses[0].mechanism, Gaussian):
             continue

@@ -165,9 +165,7 @@ def _build_run(cell: Cell, data: Dataset) -> tuple[Run, Prepared]:
 
 def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], data: Dataset) -> None:
     """Ask every attack in every place where a run can be put together."""
-    for cell in cells:
-        if not cell.attacks:
-            continue
+    for cell in [c for c in cells if c.attacks]:
         try:
             run, ready = _build_run(cell, data)
         except InvalidInput as error:

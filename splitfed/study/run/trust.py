@@ -144,11 +144,9 @@ def _data_outside(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
     name = table.get("name") if isinstance(table, Mapping) else None
     if not isinstance(table, Mapping) or not isinstance(name, str) or name not in TABLES["data"]:
         return
-    for key, parameter in parameters_of(load("data", name)).items():
-        value = table.get(key)
-        if not isinstance(value, str) or not holds_type(parameter.hint, Path):
-            continue
-        if value.startswith("~") or path_inside(folder, value) is None:
+    files = [key for key, p in parameters_of(load("data", name)).items() if holds_type(p.hint, Path)]
+    for value in map(table.get, files):
+        if isinstance(value, str) and (value.startswith("~") or path_inside(folder, value) is None):
             yield value
 
 
