@@ -27,8 +27,8 @@ def forward_bytes(topology: Topology, facts: Facts, rows: int) -> int:
 
 def backward_bytes(topology: Topology, facts: Facts, rows: int) -> int:
     """Return the bytes of all gradients that come back for `rows` rows."""
-    back = [value for edge in topology.crossings for value in facts.returned(topology, edge)]
-    return sum(value_bytes(facts, value) for value in back) * rows
+    returned = (facts.returned(topology, edge) for edge in topology.crossings)
+    return sum(value_bytes(facts, value) for values in returned for value in values) * rows
 
 
 def step_bytes(topology: Topology, facts: Facts, rows: int, label_bytes: int = 8) -> int:

@@ -65,17 +65,11 @@ class Clock:
 
         They begin when all that went before is over, and the clock moves on to the end of the slowest.
         """
-        runs = {replica: self._run(replica, rows) for replica, rows in batches.items()}
-        self.barrier()
-        self._floor = simulate(runs, self._plant, self._floor)
-        self._plant.release()
+        self._simulate(batches, together=False)
 
     def together(self, rows: Mapping[int, int]) -> None:
         """Take one joint step (replica -> rows): no backward begins before every replica's forward is over."""
-        runs = {replica: self._run(replica, [count]) for replica, count in rows.items()}
-        self.barrier()
-        self._floor = simulate(runs, self._plant, self._floor, together=True)
-        self._plant.release()
+        self._simulate({replica: [count] for replica, count in rows.items()}, together=True)
 
     def transfer(self, sender: str, receiver: str, nbytes: float) -> float:
         """Send `nbytes` from one party to another; return when they have arrived, in seconds.
@@ -106,13 +100,16 @@ class Clock:
         self._ready = dict(state["ready"])
         self._plant.load_state(state["plant"])
 
+    def _simulate(self, batches: Mapping[int, Sequence[int]], together: bool) -> None:
+        runs = {replica: self._run(replica, rows) for replica, rows in batches.items()}
+        self.barrier()
+        self._floor = simulate(runs, self._plant, self._floor, together)
+        self._plant.release()
+
     def _run(self, replica: int, rows: Sequence[int]) -> ReplicaWork:
         if replica not in self._parties or replica not in self._shapes:
-            raise InvalidInput(f"replica={replica!r} is not allowed; this clock knows replicas {_span(self._parties)}")
+            known = f"{min(self._parties)} to {max(self._parties)}" if self._parties else "none"
+            raise InvalidInput(f"replica={replica!r} is not allowed; this clock knows replicas {known}")
         for count in rows:
             check_count(f"rows of a batch of replica {replica}", count, low=1)
         return ReplicaWork(self._shapes[replica], self._parties[replica], tuple(rows))
-
-
-def _span(replicas: Mapping[int, Any]) -> str:
-    return f"{min(replicas)} to {max(replicas)}" if replicas else "none"

@@ -38,14 +38,12 @@ class Crossover:
 
 def over_clients(sizes: Sizes, clients: Sequence[int], hand_over: bool = True, itemsize: int = 4) -> Crossover:
     """Return both costs over numbers of `clients`, with the same examples in all; `itemsize`: bytes of a float."""
-    threshold = crossover(sizes, hand_over) / sizes.parameters
-    return _sweep("clients", clients, sizes, hand_over, itemsize, threshold)
+    return _sweep("clients", clients, sizes, hand_over, itemsize, crossover(sizes, hand_over) / sizes.parameters)
 
 
 def over_parameters(sizes: Sizes, parameters: Sequence[float], hand_over: bool = True, itemsize: int = 4) -> Crossover:
     """Return both costs over model sizes, with the same cut width and the same share at the client."""
-    threshold = crossover(sizes, hand_over) / sizes.clients
-    return _sweep("parameters", parameters, sizes, hand_over, itemsize, threshold)
+    return _sweep("parameters", parameters, sizes, hand_over, itemsize, crossover(sizes, hand_over) / sizes.clients)
 
 
 def sizes_of(topology: Topology, facts: Facts, clients: int, examples: float) -> Sizes:
@@ -54,12 +52,10 @@ def sizes_of(topology: Topology, facts: Facts, clients: int, examples: float) ->
     All that crosses forward counts as the cut's width, in floats of 4 bytes. `InvalidInput` where no gradient comes
     back over a cut (`topology.forward_only`), which the formulas cannot say.
     """
-    if topology.forward_only:
-        edges = ", ".join(sorted(topology.forward_only))
+    if edges := ", ".join(sorted(topology.forward_only)):
         raise InvalidInput(f"no gradient comes back on {edges} of topology {topology.name!r}; the formulas need one")
     at = {role: _weights(topology, role) for role in topology.roles}
-    total = sum(at.values())
-    if not total:
+    if not (total := sum(at.values())):
         raise InvalidInput(f"topology {topology.name!r} has no weights to compare with what crosses")
     share = sum(at[role] for role in topology.data_roles) / total
     return Sizes(clients, total, share, examples, forward_bytes(topology, facts, 1) / _FLOAT)

@@ -34,8 +34,7 @@ class Rehearsal:
 
     def backward(self, outputs: tuple[Tensor, ...]) -> None:
         """Send gradients of ones back from those `outputs` that get one in training."""
-        roots = [z for z, rooted in zip(outputs, self.rooted, strict=True) if rooted and z.requires_grad]
-        if roots:
+        if roots := [z for z, rooted in zip(outputs, self.rooted, strict=True) if rooted and z.requires_grad]:
             torch.autograd.backward(roots, [torch.ones_like(z) for z in roots])
 
 
@@ -55,7 +54,7 @@ def rehearsal(topology: Topology, segment: Segment, facts: Facts, rows: int) -> 
         inputs = tuple(_dummy_values(facts, v, rows).requires_grad_(v in needy) for v in segment.inputs)
         overwritten = facts.overwritten[segment.name]
         arguments = tuple(x.clone() if v in overwritten else x for v, x in zip(segment.inputs, inputs, strict=True))
-        wanted = _values_with_gradient(topology, facts)
+        wanted = {h.value for h in topology.heads}.union(*(facts.returned(topology, e) for e in topology.edges))
         yield Rehearsal(module, inputs, arguments, tuple(v in wanted for v in segment.outputs))
 
 
@@ -65,10 +64,5 @@ def _dummy_values(facts: Facts, value: str, rows: int) -> Tensor:
 
 
 def _one_way_values(topology: Topology, role: str) -> set[str]:
-    edges = [e for e in topology.crossings if e.name in topology.forward_only]
-    return {v for e in edges if topology.role_of(e.target) == role for v in e.values}
-
-
-def _values_with_gradient(topology: Topology, facts: Facts) -> set[str]:
-    back = {v for e in topology.edges for v in facts.returned(topology, e)}
-    return back | {h.value for h in topology.heads}
+    edges = (e for e in topology.crossings if topology.role_of(e.target) == role)
+    return {v for e in edges if e.name in topology.forward_only for v in e.values}

@@ -62,20 +62,18 @@ def optim_copies(optim: Optim) -> int:
     optimizer, _ = optim.build([weight])
     weight.grad = torch.ones_like(weight)
     optimizer.step()
-    kept = optimizer.state.get(weight, {}).values()
-    return sum(isinstance(t, Tensor) and t.shape == weight.shape for t in kept)
+    return sum(isinstance(t, Tensor) and t.shape == weight.shape for t in optimizer.state.get(weight, {}).values())
 
 
 def _of_role(topology: Topology, facts: Facts, role: str, batch_size: int, copies: float) -> RoleMemory:
     segments = topology.segments_of(role)
     state = {id(t): t for s in segments for t in (*s.module.parameters(), *s.module.buffers())}
-    trained = [t for t in state.values() if t.requires_grad]
-    gradients = sum(_size(t) for t in trained)
+    gradients = sum(t.nbytes for t in state.values() if t.requires_grad)
     # A straight line through two points: what a batch leaves behind grows by the row, over what does not (means and
     # variances of batch norm).
     two, four = (sum(_activation_bytes(topology, s.name, facts, rows) for s in segments) for rows in (2, 4))
     activations = two + (four - two) * (batch_size - 2) // 2
-    return RoleMemory(sum(_size(t) for t in state.values()), gradients, round(gradients * copies), activations)
+    return RoleMemory(sum(t.nbytes for t in state.values()), gradients, round(gradients * copies), activations)
 
 
 def _activation_bytes(topology: Topology, name: str, facts: Facts, rows: int) -> int:
@@ -92,7 +90,3 @@ def _activation_bytes(topology: Topology, name: str, facts: Facts, rows: int) ->
         own = {t.untyped_storage().data_ptr() for t in (*run.module.parameters(), *run.module.buffers())}
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in (*run.inputs, *saved, *outputs)}
     return sum(storage.nbytes() for place, storage in storages.items() if place not in own)
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -17,8 +17,7 @@ class Plant:
     """
 
     def __init__(self, speeds: Speeds, roles: Mapping[str, str]) -> None:
-        self._speeds = speeds
-        self._roles = dict(roles)
+        self._speeds, self._roles = speeds, dict(roles)
         self._machines: dict[str, Machine] = {}
         self._free: dict[str, dict[str, float]] = {kind: {} for kind in _KINDS}
         self.busy: dict[str, float] = {}
@@ -63,7 +62,6 @@ class Plant:
         return end
 
     def _machine(self, party: str) -> Machine:
-        machine = self._machines.get(party)
-        if machine is None:
-            machine = self._machines[party] = self._speeds.of(party, self._roles.get(party, party))
-        return machine
+        if party not in self._machines:
+            self._machines[party] = self._speeds.of(party, self._roles.get(party, party))
+        return self._machines[party]

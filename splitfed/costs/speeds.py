@@ -27,8 +27,7 @@ class Machine:
     def __post_init__(self) -> None:
         """Refuse speeds that are not positive and a latency that is negative or endless."""
         for name in ("compute", "up", "down"):
-            value = getattr(self, name)
-            if value != math.inf:
+            if (value := getattr(self, name)) != math.inf:
                 check_number(name, value, low=0, open_low=True)
         check_number("latency", self.latency, low=0)
 

@@ -6,7 +6,7 @@ other (the branches of a vertical topology) do not wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -54,14 +54,16 @@ class StepShape:
     @cached_property
     def followers(self) -> tuple[list[list[int]], list[list[int]]]:
         """For each task, the indices of the tasks that wait for it: those of the same step, those of the next."""
-        same: list[list[int]] = [[] for _ in self.tasks]
-        later: list[list[int]] = [[] for _ in self.tasks]
-        for index, task in enumerate(self.tasks):
-            for before in task.after:
-                same[before].append(index)
-            for before in task.previous:
-                later[before].append(index)
-        return same, later
+        return _invert([task.after for task in self.tasks]), _invert([task.previous for task in self.tasks])
+
+
+def _invert(waits: Sequence[Iterable[int]]) -> list[list[int]]:
+    """Return, for each task, which ones wait for it, of `waits`: for each task, those that it waits for."""
+    followers: list[list[int]] = [[] for _ in waits]
+    for index, awaited in enumerate(waits):
+        for before in awaited:
+            followers[before].append(index)
+    return followers
 
 
 def step_shape(topology: Topology, facts: Facts, flops: Mapping[str, SegmentCost], label_bytes: float = 8) -> StepShape:
@@ -77,8 +79,7 @@ def step_shape(topology: Topology, facts: Facts, flops: Mapping[str, SegmentCost
         for direction, size in flops[segment.name]._asdict().items():
             check_number(f"{direction} flops of segment {segment.name!r}", size, low=0)
     tasks: list[WorkItem] = []
-    ran = _add_forward(tasks, topology, facts, flops)
-    labelled = _add_labels(tasks, topology, label_bytes)
+    ran, labelled = _add_forward(tasks, topology, facts, flops), _add_labels(tasks, topology, label_bytes)
     _add_backward(tasks, topology, facts, flops, ran, labelled)
     return StepShape(_link_steps(tasks))
 
@@ -133,16 +134,14 @@ def _add_backward(
         for value in segment.inputs:
             readers.setdefault((value, role), set()).add(index)
         for edge in topology.edges:
-            returned = facts.returned(topology, edge)
-            if edge.target != name or not returned:
-                continue
-            back = index
-            if edge in topology.crossings:
-                # What a party keeps for several of its segments goes back once, when the last of them is done.
-                awaited = set().union(*(readers[v, role] for v in edge.values))
-                to, size = topology.role_of(edge.source), _bytes(facts, returned)
-                back = _add(tasks, f"gradient {edge.name}", role, to, size, awaited, True)
-            waits[edge.source].add(back)
+            if edge.target == name and (returned := facts.returned(topology, edge)):
+                back = index
+                if edge in topology.crossings:
+                    # What a party keeps for several of its segments goes back once, when the last of them is done.
+                    awaited = set().union(*(readers[v, role] for v in edge.values))
+                    to, size = topology.role_of(edge.source), _bytes(facts, returned)
+                    back = _add(tasks, f"gradient {edge.name}", role, to, size, awaited, True)
+                waits[edge.source].add(back)
 
 
 def _link_steps(tasks: Iterable[WorkItem]) -> tuple[WorkItem, ...]:

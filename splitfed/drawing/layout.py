@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from splitfed.core.topology import Topology
 
@@ -108,8 +109,8 @@ def plan(topology: Topology, nodes: Sequence[Node], wires: Sequence[Wire], left:
     for node in nodes:
         centre, span = columns[node.column]
         wide = max(_node_width(node) + 26, span if node.kind == "segment" else 0)
-        y = lane_boxes[node.role][1] + (STACK if node.low else 0)
-        boxes[node.key] = Box(centre, y, wide, heights[node.key])
+        middle = lane_boxes[node.role][1] + (STACK if node.low else 0)
+        boxes[node.key] = Box(centre, middle, wide, heights[node.key])
     corridors: Counter[str] = Counter()
     paths = []
     for number, (wire, route) in enumerate(zip(wires, routes, strict=True)):
@@ -249,9 +250,7 @@ def _wire_corners(
         rise, fall = right - 14, left + 14
         tops = start.y - start.height / 2, end.y - end.height / 2
         return ((rise, tops[0]), (rise, level), (fall, level), (fall, tops[1]))
-    corners: list[Point] = [(right, out_y)]
-    if route in ("early", "late"):
-        corners += [(turns[0], out_y), (turns[0], in_y)]
-    elif route == "corridor":
-        corners += [(turns[0], out_y), (turns[0], level), (turns[1], level), (turns[1], in_y)]
-    return (*corners, (left, in_y))
+    # A wire that turns once goes straight to its height; one that turns twice crosses on the corridor.
+    levels = [out_y, *([level] * (len(turns) - 1)), in_y]
+    corners = [point for x, (y, to) in zip(turns, pairwise(levels), strict=False) for point in ((x, y), (x, to))]
+    return ((right, out_y), *corners, (left, in_y))

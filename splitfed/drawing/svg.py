@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from html import escape
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 from splitfed.core.errors import unknown
 from splitfed.core.topology import Edge, Head, Segment, Topology
@@ -59,22 +60,21 @@ def to_mermaid(topology: Topology, defended: Mapping[str, str] | None = None) ->
     """Return `topology` as a Mermaid flow chart; `defended` as for `to_svg`."""
     nodes, wires = _nodes_and_wires(topology, _check_defended(topology, defended))
     ids = {node.key: f"n{i}" for i, node in enumerate(nodes)}
-    shapes = {"segment": '["{}"]', "loss": '(("{}"))'}
-    pill = '(["{}"])'
     lines = ["flowchart LR"]
     for number, role in enumerate(lane_order(topology)):
-        lines.append(f'  subgraph r{number}["{_escape_label(role)}"]')
-        for node in nodes:
-            if node.role == role:
-                text = "<br/>".join(_escape_label(line) for line in node.text)
-                lines.append(f"    {ids[node.key]}{shapes.get(node.kind, pill).format(text)}")
-        lines.append("  end")
+        boxes = [f"    {ids[node.key]}{_mermaid_shape(node)}" for node in nodes if node.role == role]
+        lines += [f'  subgraph r{number}["{_escape_label(role)}"]', *boxes, "  end"]
     for wire in wires:
-        words = [_escape_label(word) for word in (*wire.text, wire.guard) if word]
-        label = f'|"{"<br/>".join(words)}"|' if words else ""
+        words = "<br/>".join(_escape_label(word) for word in (*wire.text, wire.guard) if word)
+        label = f'|"{words}"|' if words else ""
         arrow = {"inside": "-->", "crossing": "<==>", "one way": "==>", "label": "-.->"}[wire.kind]
         lines.append(f"  {ids[wire.source]} {arrow}{label} {ids[wire.target]}")
     return "\n".join(lines) + "\n"
+
+
+def _mermaid_shape(node: Node) -> str:
+    shape = {"segment": '["{}"]', "loss": '(("{}"))'}.get(node.kind, '(["{}"])')
+    return shape.format("<br/>".join(map(_escape_label, node.text)))
 
 
 def _check_defended(topology: Topology, defended: Mapping[str, str] | None) -> Mapping[str, str]:
@@ -85,12 +85,12 @@ def _check_defended(topology: Topology, defended: Mapping[str, str] | None) -> M
     return defended or {}
 
 
+@dataclass
 class _Sheet:
     """The boxes placed so far: no two of a role stand in one column."""
 
-    def __init__(self) -> None:
-        self.nodes: dict[str, Node] = {}
-        self.taken: set[tuple[str, int]] = set()
+    nodes: dict[str, Node] = field(default_factory=dict)
+    taken: set[tuple[str, int]] = field(default_factory=set)
 
     def put(self, key: str, kind: str, role: str, column: int, *text: str, below: str = "") -> None:
         """Place a box in the first free column from `column` on, or `below` another one."""
@@ -155,8 +155,7 @@ def _edge_wire(topology: Topology, edge: Edge, guard: str) -> Wire:
 
 def _lanes(layout: DrawingLayout) -> list[str]:
     parts = []
-    for number, (role, top, height) in enumerate(layout.lanes):
-        tint, strong = TINTS[number % len(TINTS)], STRONG[number % len(STRONG)]
+    for (role, top, height), tint, strong in zip(layout.lanes, cycle(TINTS), cycle(STRONG), strict=False):
         parts += [
             f'<rect x="0" y="{top:.1f}" width="{layout.width:.1f}" height="{height:.1f}" rx="8" fill="{tint}"/>',
             f'<rect x="0" y="{top:.1f}" width="6" height="{height:.1f}" rx="3" fill="{strong}"/>',
@@ -186,9 +185,8 @@ def _box(node: Node, layout: DrawingLayout, topology: Topology) -> str:
 
 def _wire(wire: Wire, points: tuple[Point, ...]) -> str:
     colour, look = COLOURS[wire.kind], LOOKS[wire.kind]
-    heads = [_arrow(points[-2], points[-1], colour)]
-    if wire.kind == "crossing":
-        heads.append(_arrow(points[1], points[0], colour))
+    back = [_arrow(points[1], points[0], colour)] if wire.kind == "crossing" else []
+    heads = [_arrow(points[-2], points[-1], colour), *back]
     title = f"<title>{escape(wire.title)}</title>" if wire.title else ""
     return f'<path d="{_rounded_path(points)}" fill="none" stroke="{colour}" {look}>{title}</path>\n' + "\n".join(heads)
 
@@ -233,11 +231,11 @@ def _wire_labels(wire: Wire, points: tuple[Point, ...]) -> str:
         for line, dy in zip(wire.text, (-6.0, 15.0), strict=False)
     ]
     if wire.guard:
-        rows.append(f'<path transform="translate({x + 6:.1f} {y + 26:.1f})" d="{SHIELD}" fill="#00795a"/>')
-        rows.append(
+        rows += [
+            f'<path transform="translate({x + 6:.1f} {y + 26:.1f})" d="{SHIELD}" fill="#00795a"/>',
             f'<text x="{x + 16:.1f}" y="{y + 30:.1f}" font-weight="600" fill="#00795a" {halo}>'
-            f"{escape(wire.guard)}</text>"
-        )
+            f"{escape(wire.guard)}</text>",
+        ]
     return "\n".join(rows)
 
 
@@ -245,9 +243,10 @@ def _legend(layout: DrawingLayout) -> str:
     """Return a sample of every kind of wire there is, drawn as the wires are, with what it means."""
     x, y, parts = 8.0, layout.height + 22, []
     for kind in [kind for kind in SAID if any(w.kind == kind for w in layout.wires)]:
-        ends = (x, y - 4), (x + 34, y - 4)
-        parts.append(_wire(Wire("", "", kind), ends))
-        parts.append(f'<text x="{x + 41:.0f}" y="{y:.0f}" fill="#52606d">{SAID[kind]}</text>')
+        parts += [
+            _wire(Wire("", "", kind), ((x, y - 4), (x + 34, y - 4))),
+            f'<text x="{x + 41:.0f}" y="{y:.0f}" fill="#52606d">{SAID[kind]}</text>',
+        ]
         x += 41 + text_width([SAID[kind]]) + 14
     return "\n".join(parts)
 

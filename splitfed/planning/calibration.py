@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from splitfed.core.defense import Calibrated, Terms
-from splitfed.planning.counting import CountingTrainer
-from splitfed.planning.simulation import simulate_rounds
+from splitfed.planning.simulation import count_rounds
 from splitfed.planning.validation import Prepared
 from splitfed.privacy.accountants import calibrate
 
@@ -22,10 +21,8 @@ def calibrate_defenses(
         prepared = replace(prepared, method=prepared.method.settle(rounds))
     if not any(isinstance(defense, Calibrated) for defense in prepared.defenses):
         return prepared
-    counting = CountingTrainer(prepared)
-    for _ in simulate_rounds(counting, prepared, rounds):
-        pass
-    steps_and_epochs = [counting.step_counts(replica) for replica in range(counting.replicas)]
+    counting = count_rounds(prepared, rounds)
+    steps, epochs = zip(*(counting.step_counts(replica) for replica in range(counting.replicas)), strict=True)
     training = prepared.training
     terms = Terms(
         prepared.topologies,
@@ -34,8 +31,8 @@ def calibrate_defenses(
         tuple(counting.rows(replica, "train") for replica in range(counting.replicas)),
         training.batch_size,
         training.sampling == "poisson",
-        tuple(steps for steps, _ in steps_and_epochs),
-        tuple(epochs for _, epochs in steps_and_epochs),
+        steps,
+        epochs,
         calibrate,
         obstacle or _obstacle(prepared),
         doubt,

@@ -81,16 +81,11 @@ class CountingTrainer(Trainer):
                 head: y[self.prepared.data.clients[replica].shown] for head, y in self.labels(replica, "train").items()
             }
         if (replica, part) not in self._labels:
-            topology = self.prepared.topologies[replica]
+            topology, seed = self.prepared.topologies[replica], self.prepared.training.seed
             labels = labels_of(topology, getattr(self.prepared.data.clients[replica], part))
-            relabelling = (
-                find_relabelled_heads(topology, of_client(self.prepared.defenses, replica))
-                if part not in SCORED
-                else {}
-            )
-            for role, heads in relabelling.items():
-                party = member(role, replica) if role in self._own else role
-                labels = relabel_for_training(labels, heads, self.prepared.training.seed, party, part)
+            relabelling = find_relabelled_heads(topology, of_client(self.prepared.defenses, replica))
+            for role, heads in relabelling.items() if part not in SCORED else ():
+                labels = relabel_for_training(labels, heads, seed, self._party(role, replica), part)
             self._labels[replica, part] = labels
         return self._labels[replica, part]
 
@@ -105,11 +100,10 @@ class CountingTrainer(Trainer):
     ) -> list[float]:
         """Count the messages of these steps."""
         self._taken[replica].add(epoch, batches, part)
+        self.steps[replica] += map(len, batches)
         for rows in batches:
-            self.steps[replica].append(len(rows))
-            self._count_flows(
-                replica, [f for f in self._flows_of_replica(replica) if task or f.kind != "label"], len(rows)
-            )
+            flows = [flow for flow in self._flows_of_replica(replica) if task or flow.kind != "label"]
+            self._count_flows(replica, flows, len(rows))
         return [0.0] * sum(len(rows) > 0 for rows in batches)
 
     def consult(self, replica: int, rows: Tensor, part: str) -> None:
@@ -152,8 +146,11 @@ class CountingTrainer(Trainer):
 
     def _count_flows(self, replica: int, flows: Sequence[PlannedMessage], rows: int) -> None:
         for flow in flows if rows else ():
-            ends = [member(role, replica) if role in self._own else role for role in (flow.sender, flow.receiver)]
-            self.traffic.add("train", flow.kind, ends[0], ends[1], flow.size(rows))
+            sender, receiver = self._party(flow.sender, replica), self._party(flow.receiver, replica)
+            self.traffic.add("train", flow.kind, sender, receiver, flow.size(rows))
+
+    def _party(self, role: str, replica: int) -> str:
+        return member(role, replica) if role in self._own else role
 
     def sent(self, sent: Sent, role: str) -> None:
         """Count what a client of a federated method, or who plays `role` for it, sends to the aggregation server."""
@@ -185,8 +182,10 @@ def flows_of(
                 PlannedMessage("gradient", target, source, partial(_size, facts, returned, "gradient", guards))
             )
     for defense in defenses:
-        for sender, receiver in defense.norms(topology) if isinstance(defense, WeightDefense) else ():
-            flows.append(PlannedMessage("norm", sender, receiver, partial(operator.mul, _norm_size(topology, sender))))
+        flows += [
+            PlannedMessage("norm", sender, receiver, partial(operator.mul, _norm_size(topology, sender)))
+            for sender, receiver in (defense.norms(topology) if isinstance(defense, WeightDefense) else ())
+        ]
     for head in topology.heads:
         y = labels[head.value]
         size = partial(operator.mul, y.element_size() * y[0].numel())
@@ -201,11 +200,8 @@ def _norm_size(topology: Topology, role: str) -> int:
 
 
 def _size(facts: Facts, values: Sequence[str], kind: str, guards: Sequence[Defense], rows: int) -> int:
-    total = 0
-    for value in values:
-        packed = packed_bytes(guards, kind, rows, facts.shapes[value], facts.dtypes[value])
-        total += value_bytes(facts, value) * rows if packed is None else packed
-    return total
+    packed = {value: packed_bytes(guards, kind, rows, facts.shapes[value], facts.dtypes[value]) for value in values}
+    return sum(value_bytes(facts, value) * rows if size is None else size for value, size in packed.items())
 
 
 @dataclass(frozen=True)
@@ -263,8 +259,8 @@ class CountingLearner:
     ) -> None:
         """Note how many rows there are, and their labels."""
         self.trainer.among[self.replica, part] = None if own is None else own.cpu()
-        known = [*inputs.values(), *labels.values()]
-        self.held[part] = len(known[0]) if known else 0, dict(labels)
+        rows = next((len(tensor) for tensor in (*inputs.values(), *labels.values())), 0)
+        self.held[part] = rows, dict(labels)
 
     def train(
         self, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
@@ -279,19 +275,20 @@ class CountingLearner:
     def consult(self, value: str, rows: Tensor, part: str, number: int) -> Tensor:
         """Count what crosses; return zeros of the shape that `value` has: (rows, ...)."""
         self.trainer.consult(self.replica, rows, part)
-        facts = self.trainer.prepared.facts[self.replica]
-        return torch.zeros(1, dtype=facts.dtypes[value]).expand(len(rows), *facts.shapes[value])
+        return self._zeros(value, len(rows))
 
     def compute(self, value: str, part: str = "train") -> Tensor:
         """Return zeros of the shape that `value` has: (rows, ...)."""
+        return self._zeros(value, self.rows(part))
+
+    def _zeros(self, value: str, rows: int) -> Tensor:
         facts = self.trainer.prepared.facts[self.replica]
-        return torch.zeros(1, dtype=facts.dtypes[value]).expand(self.rows(part), *facts.shapes[value])
+        return torch.zeros(1, dtype=facts.dtypes[value]).expand(rows, *facts.shapes[value])
 
     def labels(self, head: str, part: str = "train") -> Tensor:
         """Return the client's labels, as it trains on them: (rows,)."""
-        if part in self.held:
-            return self.held[part][1][head]
-        return self.trainer.labels(self.replica, part)[head]
+        known = self.held[part][1] if part in self.held else self.trainer.labels(self.replica, part)
+        return known[head]
 
     def contents(self, segments: Sequence[str], copies: bool = True) -> dict[str, Tensor]:
         """Return the weights and buffers of `segments`: shapes and types alone, on the device "meta"."""
@@ -329,12 +326,9 @@ class CountingLearner:
         self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
     ) -> Mapping[str, Tensor]:
         """Count a message from the aggregation server."""
-        return self._carry(kind, FED, self._name(role), tensors)
+        self.trainer.traffic.add("train", kind, FED, self._name(role), sum(t.nbytes for t in tensors.values()))
+        return tensors
 
     def _name(self, role: str | None) -> str:
         own = self.topology.data_roles
         return member(role or own[0], self.replica) if role is None or role in own else role
-
-    def _carry(self, kind: str, sender: str, receiver: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        self.trainer.traffic.add("train", kind, sender, receiver, sum(t.nbytes for t in tensors.values()))
-        return tensors

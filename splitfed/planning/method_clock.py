@@ -24,8 +24,7 @@ class StepCountingLearner:
     """A learner whose steps are noted in `steps`, the rows of each; everything else is the learner's own."""
 
     def __init__(self, inner: Learner, steps: list[int]) -> None:
-        self._inner = inner
-        self._steps = steps
+        self._inner, self._steps = inner, steps
 
     def __getattr__(self, name: str) -> Any:
         """Return what the learner has."""
@@ -48,8 +47,7 @@ class MethodClock:
     """Moves `clock` by what the clients of a method do and send; `learners` are the given ones, their steps noted."""
 
     def __init__(self, clock: Clock, traffic: Traffic, learners: Sequence[Learner]) -> None:
-        self.clock = clock
-        self.traffic = traffic
+        self.clock, self.traffic = clock, traffic
         self._steps: dict[int, list[int]] = {one.replica: [] for one in learners}
         noted: list[Any] = [StepCountingLearner(one, self._steps[one.replica]) for one in learners]
         self.learners: tuple[Learner, ...] = tuple(noted)
@@ -74,5 +72,8 @@ class MethodClock:
             self.clock.train(steps)
 
     def _flows(self) -> dict[Flow, int]:
-        flows = self.traffic.flows.items()
-        return {flow: n for flow, (_, n) in flows if flow.phase == "train" and FED in (flow.sender, flow.receiver)}
+        return {
+            flow: nbytes
+            for flow, (_, nbytes) in self.traffic.flows.items()
+            if flow.phase == "train" and FED in (flow.sender, flow.receiver)
+        }

@@ -14,7 +14,7 @@ from splitfed.costs.memory import RoleMemory, optim_copies, role_memory
 from splitfed.costs.speeds import Speeds
 from splitfed.engines.base import FED
 from splitfed.planning.counting import CountingTrainer
-from splitfed.planning.simulation import simulate_rounds
+from splitfed.planning.simulation import count_rounds
 from splitfed.planning.timed import clock_of
 from splitfed.planning.validation import Prepared
 from splitfed.registry import TABLES
@@ -69,11 +69,8 @@ class Cost:
 
 def cost(prepared: Prepared, rounds: int, speeds: Speeds | None = None) -> Cost:
     """Play `rounds` rounds of the schedule of `prepared` without training, and return what they cost."""
-    counting = CountingTrainer(prepared)
-    clock = None if speeds is None else clock_of(prepared, speeds)
-    for _ in simulate_rounds(counting, prepared, rounds, clock):
-        pass
-    own = prepared.topology.data_roles
+    clock, own = None if speeds is None else clock_of(prepared, speeds), prepared.topology.data_roles
+    counting = count_rounds(prepared, rounds, clock)
     return Cost(
         counting.traffic.flows,
         _flops(prepared, counting),
@@ -125,7 +122,6 @@ def _memory(prepared: Prepared) -> dict[str, RoleMemory]:
         found[role] = RoleMemory(
             own.weights * (replicas + 1), own.gradients * replicas, own.optimizer * replicas, own.activations
         )
-    if prepared.placement.fused:
-        weights = sum(weight_bytes(prepared.topology, role) for role in prepared.placement.fused)
-        found[FED] = RoleMemory(weights, 0, 0, 0)
+    if fused := prepared.placement.fused:
+        found[FED] = RoleMemory(sum(weight_bytes(prepared.topology, role) for role in fused), 0, 0, 0)
     return found

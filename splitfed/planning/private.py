@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,12 +12,13 @@ from torch import Tensor
 
 from splitfed.core.defense import Calibrated, Defense, LabelDefense, privacy_event
 from splitfed.core.per_client_defenses import missing
-from splitfed.core.topology import Topology, member
+from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
 from splitfed.core.upload_defenses import Sent, count, find_upload_defenses, private_kinds
 from splitfed.core.usage_counts import SCORED, UsageCounts, counted_kinds, counted_labels, labels_of_head
 from splitfed.engines.base import CONSULTED, FED
 from splitfed.engines.observers import Observable
+from splitfed.engines.parties import RunParties
 from splitfed.federated.base import Method
 from splitfed.planning.counting import CountingTrainer
 from splitfed.planning.simulation import simulate_rounds
@@ -38,6 +40,19 @@ class Site(NamedTuple):
     values: int
     kinds: frozenset[str]
     trains: bool = False
+
+
+class Released(NamedTuple):
+    """What a run releases: uses by party and row, steps by replica, messages, and training rows of all clients.
+
+    `replaced`: place -> rows that were not finite there.
+    """
+
+    counts: Sequence[PartyCounts]
+    taken: Sequence[Taken]
+    traffic: Traffic
+    rows: int
+    replaced: Mapping[str, int] | None = None
 
 
 class UsageCountingTrainer(CountingTrainer):
@@ -67,9 +82,8 @@ class UsageCountingTrainer(CountingTrainer):
     ) -> list[float]:
         """Count the messages and uses of these steps."""
         for kind in ("activation", "gradient", "step") if task else ("activation", "gradient"):
-            for site in self._sites_of_kind(replica, kind):
-                for rows in batches:
-                    self._add(replica, site, part, rows)
+            for site, rows in itertools.product(self._sites_of_kind(replica, kind), batches):
+                self._add(replica, site, part, rows)
         return super().train(replica, epoch, batches, first, part, task)
 
     def consult(self, replica: int, rows: Tensor, part: str) -> None:
@@ -96,9 +110,8 @@ class UsageCountingTrainer(CountingTrainer):
 
     def party_counts(self) -> list[PartyCounts]:
         """Return the counts of every party."""
-        owners = self.topology.data_roles
         return [
-            PartyCounts(member(role, replica) if role in owners else role, role, replica, uses.counts)
+            PartyCounts(self._party(role, replica), role, replica, uses.counts)
             for (replica, role), uses in self.uses.items()
         ]
 
@@ -109,8 +122,7 @@ class UsageCountingTrainer(CountingTrainer):
         return self.uses.setdefault((replica, site.role), UsageCounts())
 
     def _add(self, replica: int, site: Site, part: str, rows: Tensor) -> None:
-        among = self.among.get((replica, part))
-        if among is not None:
+        if (among := self.among.get((replica, part))) is not None:
             part, rows = "train", among[rows]
             rows = rows[rows >= 0]
         self._uses(replica, site).add((site.place, site.position, replica, part), rows, site.values)
@@ -123,10 +135,9 @@ def list_sites(topology: Topology, prepared: Prepared) -> list[Site]:
         kinds = counted_kinds(defense)
         for name in defense.edges(topology) if kinds else ():
             edge = topology.edge(name)
-            values = len(edge.values)
+            values, trains = len(edge.values), topology.serving.isdisjoint(topology.readers(edge))
             for kind, end in (("activation", edge.source), ("gradient", edge.target)):
                 if kind in kinds and not (kind == "gradient" and name in topology.forward_only):
-                    trains = topology.serving.isdisjoint(topology.readers(edge))
                     sites.append(Site(topology.role_of(end), name, position, values, frozenset({kind}), trains))
         relabelled = defense.heads(topology) if isinstance(defense, LabelDefense) else ()
         for head in topology.heads:
@@ -144,52 +155,55 @@ def planned_ledger(prepared: Prepared, rounds: int, evaluate_every: int = 1, del
             for part in SCORED:
                 counting.evaluate(part)
     taken = [Taken(*counting.step_counts(replica)) for replica in range(counting.replicas)]
-    reach_others = weights_reach_others(prepared.schedule, counting.replicas, prepared.method)
-    kinds = _kinds(counting.traffic)
-    rows_shown = _shows_rows_of_others(
-        prepared.topology, prepared.schedule, counting.replicas, prepared.defenses, kinds
-    )
-    run_charges = charges(
-        prepared.topologies, prepared.facts, prepared.defenses, counting.party_counts(), taken, reach_others, rows_shown
-    )
     rows = sum(counting.rows(replica, "train") for replica in range(counting.replicas))
-    weights_move = _weights_move(prepared.topology, prepared.schedule, counting.replicas, prepared.method, kinds)
-    exposed = unprotected(prepared.topology, prepared.defenses, prepared.placement.fused, weights_move)
-    exposed += _uploads(prepared.topology, prepared.method, prepared.defenses, kinds)
-    return make_ledger(run_charges, _delta(prepared.defenses, rows, delta), exposed)
+    released = Released(counting.party_counts(), taken, counting.traffic, rows)
+    return _make_ledger(prepared, prepared.schedule, prepared.method, released, delta)
 
 
 def counted_ledger(engine: Observable, schedule: Schedule, method: Method | None, delta: float | None) -> Ledger:
     """Return the ledger of what the parties of `engine` have counted so far."""
-    parties, replicas = engine.run_parties, len(engine.run_parties.replicas)
+    parties = engine.run_parties
     circuits = {replica.circuit: replica.index for replica in parties.replicas}
     owner = {party.name: replica.index for replica in parties.replicas for party in replica.parties.values()}
-    shared = set(parties.shared)
     counts = []
     replaced: Counter[str] = Counter()
     for name, party in parties.members().items():
         if name == FED or name.startswith(f"{FED}~"):
             continue
-        replaced.update(party.state.uses.replaced)
-        if not party.state.uses.counts:
-            continue
-        client = None if party.role in shared else owner[party.name]
-        counts_by_use = {
-            (p, i, circuits.get(c, c), part): rows for (p, i, c, part), rows in party.state.uses.counts.items()
-        }
-        counts.append(PartyCounts(party.name, party.role, client, counts_by_use))
-    reach_others = weights_reach_others(schedule, replicas, method)
+        uses = party.state.uses
+        replaced.update(uses.replaced)
+        if uses.counts:
+            client = None if party.role in parties.shared else owner[party.name]
+            by_use = {(p, i, circuits.get(c, c), part): rows for (p, i, c, part), rows in uses.counts.items()}
+            counts.append(PartyCounts(party.name, party.role, client, by_use))
     taken = [Taken(counts.steps, counts.most) for counts in parties.participation]
-    kinds = _kinds(engine.traffic)
-    rows_shown = _shows_rows_of_others(engine.topology, schedule, replicas, parties.defenses, kinds)
+    rows = sum(parties.owners(replica)[0].state.rows("train") for replica in range(len(parties.replicas)))
+    released = Released(_sum_by_party(counts), taken, engine.traffic, rows, replaced)
+    return _make_ledger(parties, schedule, method, released, delta)
+
+
+def _make_ledger(
+    run: Prepared | RunParties, schedule: Schedule, method: Method | None, released: Released, delta: float | None
+) -> Ledger:
+    """Return the ledger of what was `released` in a run, planned or trained."""
+    topology, clients, defenses = run.topologies[0], len(run.topologies), run.defenses
+    flows = released.traffic.flows
+    kinds = frozenset(flow.kind for flow in flows if flow.receiver == FED and flow.phase == "train")
     run_charges = charges(
-        parties.topologies, parties.facts, parties.defenses, _sum_by_party(counts), taken, reach_others, rows_shown
+        run.topologies,
+        run.facts,
+        defenses,
+        released.counts,
+        released.taken,
+        weights_reach_others(schedule, clients, method),
+        _shows_rows_of_others(topology, schedule, clients, defenses, kinds),
     )
-    rows = sum(parties.owners(replica)[0].state.rows("train") for replica in range(replicas))
-    weights_move = _weights_move(engine.topology, schedule, replicas, method, kinds)
-    exposed = unprotected(engine.topology, parties.defenses, parties.placement.fused, weights_move)
-    exposed += _uploads(engine.topology, method, parties.defenses, kinds)
-    return make_ledger(run_charges, _delta(parties.defenses, rows, delta), exposed, replaced)
+    weights_move = _weights_move(topology, schedule, clients, method, kinds)
+    exposed = [
+        *unprotected(topology, defenses, run.placement.fused, weights_move),
+        *_uploads(topology, method, defenses, kinds),
+    ]
+    return make_ledger(run_charges, _delta(defenses, released.rows, delta), exposed, released.replaced)
 
 
 def _delta(defenses: Sequence[Defense], rows: int, wanted: float | None) -> float:
@@ -213,11 +227,6 @@ def _weights_move(
     if method is None or not kinds:
         return by_schedule
     return by_schedule or "weights" in kinds or method.traits(topology).post_processing
-
-
-def _kinds(traffic: Traffic) -> frozenset[str]:
-    """Return the kinds of messages that clients have sent to the aggregation server."""
-    return frozenset(flow.kind for flow in traffic.flows if flow.receiver == FED and flow.phase == "train")
 
 
 def _shows_rows_of_others(

@@ -51,8 +51,7 @@ class MethodTrainer(ForwardingTrainer):
 
     def __init__(self, inner: Trainer, method: Method, learners: Sequence[Learner]) -> None:
         super().__init__(inner)
-        self.method = method
-        self.learners = tuple(learners)
+        self.method, self.learners = method, tuple(learners)
 
     def train(self, replica: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
         """Train one replica as the method does."""

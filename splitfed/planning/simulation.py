@@ -15,6 +15,14 @@ from splitfed.planning.timed import TimedTrainer
 from splitfed.planning.validation import Prepared
 
 
+def count_rounds(prepared: Prepared, rounds: int, clock: Clock | None = None) -> CountingTrainer:
+    """Play `rounds` rounds of `prepared`, moving `clock`; return the trainer that has counted them."""
+    counting = CountingTrainer(prepared)
+    for _ in simulate_rounds(counting, prepared, rounds, clock):
+        pass
+    return counting
+
+
 def simulate_rounds(
     counting: CountingTrainer, prepared: Prepared, rounds: int, clock: Clock | None = None
 ) -> Iterator[int]:

@@ -35,8 +35,7 @@ class TimedTrainer(ForwardingTrainer):
         method_clock: MethodClock | None = None,
     ) -> None:
         super().__init__(inner)
-        self.clock = clock
-        self.method_clock = method_clock
+        self.clock, self.method_clock = clock, method_clock
         self._flows = WeightFlows(topologies, placement)
 
     def train(self, replica: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:

@@ -6,7 +6,7 @@ from splitfed.core.defense import UPLOAD, Codec, privacy_event
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.engines.base import FED
 from splitfed.planning.counting import CountingTrainer
-from splitfed.planning.simulation import simulate_rounds
+from splitfed.planning.simulation import count_rounds
 from splitfed.planning.validation import Prepared
 
 ROUNDS = 2
@@ -15,14 +15,7 @@ ROUNDS = 2
 
 def sent_kinds(prepared: Prepared) -> frozenset[str]:
     """Return the kinds of messages that clients send to the aggregation server in the first rounds of `prepared`."""
-    return _kinds(_simulate_uploads(prepared))
-
-
-def _simulate_uploads(prepared: Prepared) -> CountingTrainer:
-    counting = CountingTrainer(prepared)
-    for _ in simulate_rounds(counting, prepared, ROUNDS):
-        pass
-    return counting
+    return _kinds(count_rounds(prepared, ROUNDS))
 
 
 def _kinds(counting: CountingTrainer) -> frozenset[str]:
@@ -31,10 +24,9 @@ def _kinds(counting: CountingTrainer) -> frozenset[str]:
 
 def check_uploads(prepared: Prepared) -> None:
     """Refuse a defense on a message that no client sends, that it cannot act on, or that it can promise nothing for."""
-    guarding = [defense for defense in prepared.defenses if defense.uploads]
-    if not guarding:
+    if not (guarding := [defense for defense in prepared.defenses if defense.uploads]):
         return
-    counting = None if prepared.method is None else _simulate_uploads(prepared)
+    counting = None if prepared.method is None else count_rounds(prepared, ROUNDS)
     for defense in guarding:
         name = type(defense).__name__
         for kind in defense.uploads:

@@ -57,16 +57,16 @@ class Prepared:
     def local(self) -> list[tuple[str, ...]]:
         """For every replica, the client segments whose first weights nothing replaces before it trains."""
         moved = self.schedule.binds(len(self.topologies)) is not None
-        kept = self.placement.kept
         return [
-            local_segments(t, kept, () if self.method is None else self.method.traits(t).broadcast_segments, moved)
+            local_segments(
+                t, self.placement.kept, () if self.method is None else self.method.traits(t).broadcast_segments, moved
+            )
             for t in self.topologies
         ]
 
     def first_weights(self) -> list[dict[str, Tensor]]:
         """Return what each client starts from in place of its topology's weights; see `initial_weights`."""
-        starts = self.training.starts
-        return first_weights(starts or "shared", self.topologies, self.local, self.training.seed)
+        return first_weights(self.training.starts or "shared", self.topologies, self.local, self.training.seed)
 
 
 def prepare(
@@ -113,8 +113,8 @@ def complete(
     clients = len(data.clients)
 
     def defend(replica: int) -> tuple[Topology, Facts]:
-        rows = data.clients[replica].train
-        fitted, found = fit_defenses(topologies[replica], facts[replica], rows, defenses, training.seed)
+        given = topologies[replica], facts[replica], data.clients[replica].train
+        fitted, found = fit_defenses(*given, defenses, training.seed)
         if method is not None or any(isinstance(d, PenaltyDefense | ReceiverPenaltyDefense) for d in defenses):
             # Their terms may send a gradient where the losses of the heads send none.
             found = replace(found, no_gradient=frozenset())
@@ -193,8 +193,7 @@ def combine_placement(method: Method, plan: Schedule, topologies: Sequence[Topol
 
 def check_aggregation(method: Method, plan: Schedule, topology: Topology, clients: int) -> None:
     """Refuse a method whose aggregation cannot do with as few clients as `plan` may bring it."""
-    settings = method.traits(topology).aggregation
-    if settings is not None:
+    if (settings := method.traits(topology).aggregation) is not None:
         asked, drop_out = (plan.clients_asked(clients), plan.drop_out) if isinstance(plan, Sampled) else (clients, 0.0)
         settings.check(asked, drop_out > 0)
 
@@ -287,8 +286,10 @@ def check_outputs(topology: Topology, facts: Facts) -> None:
 def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Federation, training: Training) -> None:
     """Refuse a batch size that leaves some client a batch too small for batch norm or for a defense."""
     for number, (client, client_facts) in enumerate(zip(data.clients, facts, strict=True)):
-        needs = [(2, f"batch norm in segment {name!r}") for name in sorted(client_facts.batch_norm)]
-        needs += [(d.least_rows, type(d).__name__) for d in of_client(defenses, number)]
+        needs = [
+            *((2, f"batch norm in segment {name!r}") for name in sorted(client_facts.batch_norm)),
+            *((d.least_rows, type(d).__name__) for d in of_client(defenses, number)),
+        ]
         least, who = max(needs, key=lambda need: need[0], default=(1, ""))
         rows = len(client.train)
         if training.sampling == "poisson" and least > 1:
@@ -297,10 +298,9 @@ def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Fed
             )
         smallest = min(rows, training.batch_size, rows % training.batch_size or training.batch_size)
         if smallest < least:
-            size = "one" if smallest == 1 else str(smallest)
             raise InvalidInput(
                 f"{client.name} has {rows} training rows, so batch_size={training.batch_size} leaves a batch of "
-                f"{size}, and {who} needs {least} rows or more: choose another size"
+                f"{'one' if smallest == 1 else smallest}, and {who} needs {least} rows or more: choose another size"
             )
 
 
@@ -317,17 +317,15 @@ def fit_defenses(
     topology: Topology, facts: Facts, rows: Dataset, defenses: Sequence[Defense], seed: int
 ) -> tuple[Topology, Facts]:
     """Return `topology` with the layers that `defenses` put in, and its facts."""
-    for position, defense in enumerate(defenses):
-        if not isinstance(defense, LayerDefense):
-            continue
-        fitted_topology = defense.fit(topology, facts, derive(seed, "fit", position))
-        if fitted_topology is not topology:
-            if defense.clients:
-                raise InvalidInput(
-                    f"{type(defense).__name__} for some clients alone is not allowed: it changes segments, and all "
-                    "clients have the same"
-                )
-            topology, facts = fitted_topology, probe_with(fitted_topology, rows)
+    layers = [(position, d) for position, d in enumerate(defenses) if isinstance(d, LayerDefense)]
+    for position, defense in layers:
+        fitted = defense.fit(topology, facts, derive(seed, "fit", position))
+        if fitted is not topology and defense.clients:
+            raise InvalidInput(
+                f"{type(defense).__name__} for some clients alone is not allowed: it changes segments, and all clients "
+                "have the same"
+            )
+        topology, facts = fitted, facts if fitted is topology else probe_with(fitted, rows)
     return topology, facts
 
 
@@ -365,10 +363,8 @@ def _check_together(topologies: Sequence[Topology], plan: Schedule) -> None:
             f"schedule {type(plan).__name__} {reason}, which differ here: take one that leaves them alone, such as "
             "'splitfed_v3' or 'blind'"
         )
-    if any(shared_roles(t) for t in topologies):
-        heterogeneous(topologies)
-    else:
-        _check_whole(topologies)
+    check = heterogeneous if any(shared_roles(t) for t in topologies) else _check_whole
+    check(topologies)
 
 
 def _each_make(

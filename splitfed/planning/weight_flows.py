@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -37,7 +37,7 @@ class WeightFlows:
         if self._placement.secure is not None:
             self._asked = list(replicas)
             for role in self._placement.fused:
-                yield from setup_flows(self._asked, _named(role), FED)
+                yield from setup_flows(self._asked, partial(member, role), FED)
 
     def upload(self, lane_weights: Mapping[int, float]) -> Iterator[Flow]:
         """Yield the uploads of clients that finished; `InvalidInput` for weights that a secure sum refuses."""
@@ -45,7 +45,7 @@ class WeightFlows:
         if secure is not None:
             secure.check_weights(lane_weights.values())
             for role in self._placement.fused:
-                yield from upload_flows(self._asked, done, self._numbers(done[0], role), _named(role), FED)
+                yield from upload_flows(self._asked, done, self._numbers(done[0], role), partial(member, role), FED)
             return
         for replica in done:
             for role in self._placement.fused:
@@ -62,7 +62,3 @@ class WeightFlows:
             if segment.name not in place.kept
             for tensor in (segment.module.state_dict() if place.buffers else weights(segment.module)).values()
         )
-
-
-def _named(role: str) -> Callable[[int], str]:
-    return partial(member, role)

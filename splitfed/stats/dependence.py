@@ -188,10 +188,11 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         saved, many = ctx.saved_tensors, len(ctx.wanted)
-        found: dict[int, Tensor] = {}
-        for side, weights, rows in zip(ctx.wanted, saved[:many], saved[many:], strict=True):
-            # That of narrow rows is float64; autograd takes it to the type of its input.
-            found[side] = _matmul(weights * gradient, rows.detach())
+        # That of narrow rows is float64; autograd takes it to the type of its input.
+        found = {
+            side: _matmul(weights * gradient, rows.detach())
+            for side, weights, rows in zip(ctx.wanted, saved[:many], saved[many:], strict=True)
+        }
         return found.get(0), found.get(1), None
 
 

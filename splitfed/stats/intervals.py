@@ -153,12 +153,10 @@ def bootstrap_interval(
     if n == 1:
         return Interval(mean, math.nan, math.nan, 1)
     rows = max(1, _CHUNK // n)
-    means = []
-    for start in range(0, resamples, rows):
-        size = (min(rows, resamples - start), n)
-        means.append(numbers[torch.randint(n, size, generator=generator, device=generator.device)].mean(1))
+    sizes = ((min(rows, resamples - start), n) for start in range(0, resamples, rows))
+    drawn = (torch.randint(n, size, generator=generator, device=generator.device) for size in sizes)
     tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64, device=numbers.device)
-    low, high = torch.cat(means).quantile(tails).tolist()
+    low, high = torch.cat([numbers[indices].mean(1) for indices in drawn]).quantile(tails).tolist()
     return Interval(mean, low, high, n)
 
 

@@ -6,12 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from torch import Tensor
-
 from splitfed.attacks.knowledge import Knowledge, access_table
 from splitfed.attacks.local_models import Clone, TrainedAttack
-from splitfed.attacks.threat_model import Target
-from splitfed.core.messages import View
 
 
 class AttackBegun(Exception):
@@ -26,26 +22,20 @@ def stop_attack(*given: Any) -> NoReturn:
 class _Idle:
     """A clone with its weights, which ends the attack that uses it."""
 
-    sample = in_training = staticmethod(stop_attack)
+    __call__ = sample = in_training = staticmethod(stop_attack)
 
     def __init__(self, clone: Clone) -> None:
         self.parameters, self.modules = clone.parameters, clone.modules
         self.defenses, self.least_rows = clone.defenses, clone.least_rows
 
-    def __call__(self, x: Tensor) -> NoReturn:
-        """End the attack."""
-        raise AttackBegun
-
 
 class _IdleTrainingAttack:
     """Ends the attack which asks a training attack."""
 
+    predict = staticmethod(stop_attack)
+
     def __init__(self, trained: TrainedAttack) -> None:
         self.plan = trained.plan
-
-    def predict(self, view: View, target: Target) -> NoReturn:
-        """End the attack."""
-        raise AttackBegun
 
     def copy(self) -> _IdleTrainingAttack:
         """Return itself: it has nothing that could be changed."""
@@ -61,8 +51,8 @@ STAND_INS: dict[str, Callable[[Any], Any]] = {
 
 def stop_at_first_use(knowledge: Knowledge) -> Knowledge:
     """Return `knowledge` with everything in it that computes replaced by what ends the attack."""
-    computing = [name for name, access in access_table(type(knowledge)).items() if access.computes]
-    held = {name: getattr(knowledge, name) for name in computing}
+    table = access_table(type(knowledge))
+    held = {name: getattr(knowledge, name) for name, access in table.items() if access.computes}
     return replace(
         knowledge,
         **{n: STAND_INS[n](value) if n in STAND_INS else stop_attack for n, value in held.items() if value is not None},

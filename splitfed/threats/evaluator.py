@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, Phase, Progress, Target, check_rows
 from splitfed.attacks.gradients.local_training import check_one_step
@@ -211,12 +211,11 @@ class Evaluator:
             party = self.adversary(adversary or (FED if past and FED in self.engine.parties else None))
             if attack.reads:
                 self._begin_uploads(name, attack, party, client)
-                return None
-            if past:
+            elif past:
                 self._begin_training(name, attack, party, client)
-                return None
-            case = self._case(name, attack, party, self.victims(None), client, self.seed)
-            attack(case.view, stop_at_first_use(case.knowledge), generator(self.seed, "attack", name), stop_attack)
+            else:
+                case = self._case(name, attack, party, self.victims(None), client, self.seed)
+                self._begin(name, attack, case.view, case.knowledge)
         except AttackBegun:
             return None
         except InvalidInput as error:
@@ -225,8 +224,7 @@ class Evaluator:
 
     def _begin_training(self, name: str, attack: Attack, party: str, client: int) -> None:
         """Begin an attack on recorded training; before training, check only whether there will be a record to use."""
-        local = self.grants.local(party, client)
-        if local is None:
+        if (local := self.grants.local(party, client)) is None:
             raise InvalidInput(
                 f"{type(attack).__name__} needs {Needs.UPDATES}; only an aggregation server gets those, in a "
                 "schedule that has one, such as 'splitfed_v1'"
@@ -235,14 +233,17 @@ class Evaluator:
         view = self.recorded(party, client)
         check_one_step(local)
         if view.messages:
-            knowledge = replace(stop_at_first_use(self.grants.knowledge(party, client, self.seed)), local=local)
-            attack(view, knowledge, generator(self.seed, "attack", name), stop_attack)
+            self._begin(name, attack, view, replace(self.grants.knowledge(party, client, self.seed), local=local))
 
     def _begin_uploads(self, name: str, attack: Attack, party: str, client: int) -> None:
         """Begin an attack on what a method's clients send; before training, check only what will be sent."""
         case = self.uploads.case(attack, party, client, self.seed)
         if case.view.messages:
-            attack(case.view, stop_at_first_use(case.knowledge), generator(self.seed, "attack", name), stop_attack)
+            self._begin(name, attack, case.view, case.knowledge)
+
+    def _begin(self, name: str, attack: Attack, view: View, knowledge: Knowledge) -> None:
+        """Begin an attack, which is stopped at the first thing that takes time."""
+        attack(view, stop_at_first_use(knowledge), generator(self.seed, "attack", name), stop_attack)
 
     def _attack_uploads(
         self, name: str, attack: Attack, party: str, client: int, seed: int, number: int | None, progress: Any
@@ -346,22 +347,19 @@ class Evaluator:
         if not isinstance(clone, SegmentRunner) or self.grants.classes is None or len(rows) == 0:
             return None
         head = engine.topologies[client].heads[0]
-        upstreams = {
-            "clone": clone.modules,
-            "trained": {},
-            "fresh": self.grants.architecture(party, client)(seed).modules,
-        }
-        outputs: dict[str, Tensor] = {}
-        for name, modules in upstreams.items():
-            whole = self.grants.trained_segments(client, None, replaced=modules)
+
+        def predict(upstream: Mapping[str, nn.Module]) -> Tensor:
+            whole = self.grants.trained_segments(client, None, replaced=upstream)
             with torch.no_grad():
-                outputs[name] = torch.cat([whole(x.to(engine.device))[head.value].cpu() for x in rows.x.split(256)])
+                return torch.cat([whole(x.to(engine.device))[head.value].cpu() for x in rows.x.split(256)])
+
+        fresh = self.grants.architecture(party, client)(seed).modules
+        outputs = {"clone": predict(clone.modules), "trained": predict({}), "fresh": predict(fresh)}
         return score_clone(outputs, rows.label(head.target), generator(seed, "bootstrap"))
 
 
 def curious(topology: Topology) -> str:
     """Return the party that attacks where none is named: the first without data; refuse where all have some."""
-    role = next((r for r in topology.roles if r not in topology.data_roles), None)
-    if role is None:
+    if (role := next((r for r in topology.roles if r not in topology.data_roles), None)) is None:
         raise InvalidInput(f"topology {topology.name!r} has no party without data: name the adversary")
     return role

@@ -120,10 +120,8 @@ def _redraw_only(topology: Topology, names: Collection[str], seed: int) -> Topol
 
     What is left out is replaced, so that not even its first weights can be reached.
     """
-    segments = tuple(
-        s if s.name in names else replace(s, module=nn.Identity(), original=None) for s in topology.segments
-    )
-    return fresh(replace(topology, segments=segments), seed)
+    segments = (s if s.name in names else replace(s, module=nn.Identity(), original=None) for s in topology.segments)
+    return fresh(replace(topology, segments=tuple(segments)), seed)
 
 
 class _HeadArchitecture:

@@ -96,11 +96,16 @@ class ImitatedSender:
         shapes = {self._value: facts.shapes[self._value]}
         raw = {name: facts.shapes[name] for name in self._inputs}
         guarded = [defense.edges(topology) for defense in defenses]
-        self._guards: list[tuple[int, Defense, Any]] = []
-        for i, d in enumerate(defenses):
-            if edge.name in guarded[i]:
-                site = DefenseSite(self._role, edge.name, shapes, raw, derive(seed, "defense", i), device)
-                self._guards.append((i, d, d.start(site) if isinstance(d, LearnedDefense) else None))
+        sites = {
+            i: DefenseSite(self._role, edge.name, shapes, raw, derive(seed, "defense", i), device)
+            for i, edges in enumerate(guarded)
+            if edge.name in edges
+        }
+        self._guards: list[tuple[int, Defense, Any]] = [
+            (i, d, d.start(sites[i]) if isinstance(d, LearnedDefense) else None)
+            for i, d in enumerate(defenses)
+            if i in sites
+        ]
         self._shares = [1.0 / max(len(edges), 1) for edges in guarded]
         upstream = {s.name for s in topology.upstream(topology.role_of(edge.target))}
         above = {e.name for e in topology.crossings if e.source in upstream and e.name != edge.name}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
@@ -31,21 +32,21 @@ from splitfed.threats.retraining import Rerun
 from splitfed.threats.segment_runner import SegmentRunner
 
 
+@dataclass(eq=False)
 class Grants:
     """Says what the parties of `engine` may know; `newest` says whose segments a client would use now.
 
     `training`, `rounds`, `schedule` and `method` are those of the run, once they are known.
     """
 
-    def __init__(self, engine: Engine, data: Federation, seed: int, newest: Callable[[int], Source]) -> None:
-        self.engine = engine
-        self.data = data
-        self.seed = seed
-        self.newest = newest
-        self.training: Training | None = None
-        self.rounds = 0
-        self.schedule: Schedule | None = None
-        self.method: Method | None = None
+    engine: Engine
+    data: Federation
+    seed: int
+    newest: Callable[[int], Source]
+    training: Training | None = None
+    rounds: int = 0
+    schedule: Schedule | None = None
+    method: Method | None = None
 
     def knowledge(self, party: str, client: int, stream: int) -> Knowledge:
         """Return all that a threat model may grant `party`; an attack sees only what it requires."""

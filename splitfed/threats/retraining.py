@@ -48,12 +48,11 @@ class Rerun:
 
         `restart_every`: after how many epochs optimizers forget their state, as the run's do after every round.
         """
-        heads = self._engine.topology.heads
         if min(len(x), batch_size) < self._least:
             raise InvalidInput(
                 f"{len(x)} rows in batches of {batch_size} are too few for a copy: it needs {self._least}"
             )
-        self._engine.own(0, "train", self._feed(x), {head.value: y for head in heads})
+        self._engine.own(0, "train", self._feed(x), {head.value: y for head in self._engine.topology.heads})
         for epoch in range(epochs):
             if restart_every is not None and epoch % restart_every == 0:
                 self._engine.restart_optimizers()
@@ -87,8 +86,7 @@ def fresh(topology: Topology, seed: int) -> Topology:
 
 
 def _redraw(segment: str, place: str, module: nn.Module) -> None:
-    reset = getattr(module, "reset_parameters", None)
-    if callable(reset):
+    if callable(reset := getattr(module, "reset_parameters", None)):
         reset()
         return
     for name, _ in module.named_parameters(place, recurse=False):

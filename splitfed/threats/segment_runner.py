@@ -126,11 +126,9 @@ class SegmentRunner:
             owned = {n: t for n, t in inputs.items() if self._owners[n] == role}
             for port in step.ports_to_others:
                 values = {name: made[name] for name in port.values}
-                sender = Context(
-                    role, port.edge, Stamp("sample", 0, sample or 0, 0), self._seed, 0, owned, module=module
-                )
-                defended = self._defend(port, values, sender, sample, penalties, arrived[role])
-                arrived[str(port.role)].update(defended)
+                stamp = Stamp("sample", 0, sample or 0, 0)
+                sender = Context(role, port.edge, stamp, self._seed, 0, owned, module=module)
+                arrived[str(port.role)] |= self._defend(port, values, sender, sample, penalties, arrived[role])
         if self._role is not None:
             return arrived[self._role]
         return {name: made[value] for name, value in self._values.items()}
@@ -152,8 +150,7 @@ class SegmentRunner:
                 step_context = training_context(context, sample or 0, penalties.epoch, arrived)
                 z = concatenate_values(list(floating_values(values).values()))
                 penalties.terms.append(guard.share * penalty_term(guard.penalty_defense.penalty(z, step_context), z))
-            if guard.release_defense is None:
-                continue
-            act = guard.release_defense.expected if sample is None else guard.release_defense.release
-            values = {**values, **{name: act(name, z, context) for name, z in floating_values(values).items()}}
+            if (defense := guard.release_defense) is not None:
+                act = defense.expected if sample is None else defense.release
+                values = {**values, **{name: act(name, z, context) for name, z in floating_values(values).items()}}
         return values

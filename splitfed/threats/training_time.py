@@ -36,22 +36,16 @@ def place_attacks(engine: Observable, prepared: Prepared, attacks: Mapping[str, 
             raise unknown("party for a training attack", name, engine.parties)
         check_rows(plan, prepared.data.victims.discrete, prepared.data.name)
         needs = plan.needs(_labels(prepared.topology, engine.parties[name].role) is not None)
-        _check_grants(type(plan).__name__, needs)
+        if never := [need for need in Needs if need in needs.difference(GRANTED_IN_TRAINING)]:
+            raise InvalidInput(
+                f"{type(plan).__name__} needs {', '.join(never)}; inside training an attack is granted "
+                f"{', '.join(GRANTED_IN_TRAINING)} only (what arrives needs no grant)"
+            )
         knowledge = _knowledge(engine, prepared, name, needs).only(needs)
         missing = knowledge.missing(needs, View(name, ()))
         if missing:
             raise InvalidInput(f"{type(plan).__name__} needs {', '.join(missing)}; this run does not grant that")
         engine.join(name, plan.enter(attack_site(engine, prepared, name, type(plan).__name__, knowledge)))
-
-
-def _check_grants(who: str, needs: frozenset[Needs]) -> None:
-    """Refuse needs that nobody is granted inside training."""
-    never = [need for need in Needs if need in needs.difference(GRANTED_IN_TRAINING)]
-    if never:
-        raise InvalidInput(
-            f"{who} needs {', '.join(never)}; inside training an attack is granted "
-            f"{', '.join(GRANTED_IN_TRAINING)} only (what arrives needs no grant)"
-        )
 
 
 def check_questions(engine: Observable, data: Federation, evaluated: Iterable[str]) -> None:
@@ -92,7 +86,8 @@ def attack_site(engine: Observable, prepared: Prepared, party: str, who: str, kn
             .state.modules
         )
 
-    site = AttackSite(
+    # What it knows is the experimenter's own: a training attack must not be able to change the run by writing into it.
+    return AttackSite(
         party,
         edge.name,
         value,
@@ -106,9 +101,7 @@ def attack_site(engine: Observable, prepared: Prepared, party: str, who: str, kn
         _sender(engine, prepared, edge, seed),
         modules,
         seed,
-    )
-    # What it knows is the experimenter's own: a training attack must not be able to change the run by writing into it.
-    return site.copy()
+    ).copy()
 
 
 def _labels(topology: Topology, role: str) -> str | None:
@@ -120,8 +113,9 @@ def _arrival(topology: Topology, role: str, who: str, party: str) -> Edge:
     arriving = [e for e in topology.crossings if topology.role_of(e.target) == role]
     values = [value for e in arriving for value in e.values]
     if len(values) != 1:
-        listed = ", ".join(repr(v) for v in values) or "none"
-        raise InvalidInput(f"{who} works where one value arrives; {party!r} receives {listed}")
+        raise InvalidInput(
+            f"{who} works where one value arrives; {party!r} receives {', '.join(map(repr, values)) or 'none'}"
+        )
     return arriving[0]
 
 

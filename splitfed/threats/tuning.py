@@ -56,8 +56,8 @@ def check_tunable(name: str, attack: Attack, space: Mapping[str, Choice]) -> Non
     """Refuse an attack without a space, and one whose threat model gives it no releases of rows that it knows."""
     if not space:
         raise InvalidInput(f"{name} has no space of parameters to tune")
+    known = [field.name for field in fields(attack)]
     for parameter, choice in space.items():
-        known = [field.name for field in fields(attack)]
         if parameter not in known:
             raise unknown(f"parameter of {name}", parameter, known)
         check_choice(f"space[{parameter!r}]", choice)
@@ -91,15 +91,13 @@ class Bench:
 
     def score(self, attack: Attack) -> float | None:
         """Return what `attack` achieves by its metric; always from the same random numbers."""
-        knowledge = self._knowledge(attack, "queries")
+        knowledge, target = self._knowledge(attack, "queries"), attack.target
         prediction = attack(self._view, knowledge, generator(self._seed, "tune", "attack")).prediction
         if not bool(torch.isfinite(prediction).all()):
             return None
-        drawn = generator(self._seed, "tune", "grade")
-        found = score_prediction(
-            attack.target, prediction, self.victims, self._known, drawn, label_set=attack.label_set
-        )[1]
-        return float(found["attack"][METRICS[attack.target]].mean)
+        drawn, rows = generator(self._seed, "tune", "grade"), (self.victims, self._known)
+        _, scores = score_prediction(target, prediction, *rows, drawn, label_set=attack.label_set)
+        return float(scores["attack"][METRICS[target]].mean)
 
     def _knowledge(self, attack: Attack, purpose: str) -> Knowledge:
         """Return what the attacker knows, less the pseudo-victims; queries start anew for every setting."""
@@ -155,12 +153,10 @@ def tune(
     import optuna
 
     metric = METRICS[attack.target]
-    default_score = bench.score(attack)
-    if default_score is None:
+    if (default_score := bench.score(attack)) is None:
         raise InvalidInput(
             f"{type(attack).__name__} as given predicts what is not finite; start from finite predictions"
         )
-    better = min if metric == "mse" else max
     tried: list[tuple[Attack, Trial]] = []
 
     def objective(trial: optuna.Trial) -> float:
@@ -176,6 +172,7 @@ def tune(
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler = optuna.samplers.TPESampler(seed=derive(seed, "tune", "search") % 2**32)
+    better = min if metric == "mse" else max
     direction: Literal["minimize", "maximize"] = "minimize" if better is min else "maximize"
     optuna.create_study(sampler=sampler, direction=direction).optimize(objective, n_trials=trials)
     scored = [(default_score, attack), *((t.score, setting) for setting, t in tried if t.score is not None)]

@@ -93,8 +93,9 @@ class Uploads:
         name = type(self.method).__name__
         sent = self.sent or {f.kind for f in self.engine.traffic.flows if f.receiver == FED and f.phase == "train"}
         if not sent.intersection(attack.reads):
-            sent_kinds = f"clients of {name} send {', '.join(sorted(sent)) or 'nothing'}"
-            raise InvalidInput(f"{who} reads {', '.join(attack.reads)}; {sent_kinds}")
+            raise InvalidInput(
+                f"{who} reads {', '.join(attack.reads)}; clients of {name} send {', '.join(sorted(sent)) or 'nothing'}"
+            )
         if Needs.EXTRACTOR in attack.requires and not self._class_means(client):
             raise InvalidInput(f"{who} reads class means; clients of {name} send none")
 

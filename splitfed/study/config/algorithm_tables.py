@@ -7,6 +7,7 @@ stands for it: `meme = {model = "mlp", hidden = [8]}`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -119,18 +120,16 @@ def expand_algorithm(
 
     `keys`, `grid` and `base` are those of `check_parameters`; `defaults` go before the algorithm's own.
     """
-    factory = reader.find(f"{where}.name", kind, name)
-    if factory is None:
+    if (factory := reader.find(f"{where}.name", kind, name)) is None:
         return {"name": name}, []
     values, mistakes = current_parameters(kind, values), reader.mistakes
     allowed = {
         key: replace(p, default=(defaults or {}).get(key, p.default))
         for key, p in parameters_of(factory, HIDDEN.get(kind, ())).items()
     }
-    foreign = [key for key, p in allowed.items() if holds_type(p.hint, Topology)]
+    foreign = [key for key, p in allowed.items() if key in values and holds_type(p.hint, Topology)]
     for key in foreign:
-        if key in values:
-            mistakes.add(f"{where}.{key}", f"cannot be written in a study; {name} takes it from Python alone")
+        mistakes.add(f"{where}.{key}", f"cannot be written in a study; {name} takes it from Python alone")
     tables = {key: of for key, p in allowed.items() if (of := table_kind(p, values.get(key))) is not None}
     plain = {key: plain_parameter(p) for key, p in allowed.items() if key not in tables}
     plain_values = {key: value for key, value in values.items() if key not in (*tables, *foreign)}
@@ -178,9 +177,8 @@ def _first_number(kind: Any, point: Mapping[str, Any]) -> str | None:
     """
     for field in fields(kind):
         value = point.get(field.name)
-        if isinstance(value, Mapping) and course_of(value) is not None:
-            return field.name
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if number or (isinstance(value, Mapping) and course_of(value) is not None):
             return field.name
     return None
 
@@ -193,15 +191,13 @@ def _refuse_parameters(reader: StudyReader, where: str, given: Collection[str]) 
 
 def _defense_setting(where: str, parts: Sequence[NamedAlgorithm], varied: Sequence[bool] = ()) -> DefenseSetting:
     """Strength is that of the first part in which it is `varied` over the grid, or else of the first that has one."""
-    strengths = [_strength(part) for part in parts]
-    order = sorted(range(len(parts)), key=lambda i: not (varied and varied[i]))
-    chosen = next((i for i in order if strengths[i] is not None), None)
-    strong = None if chosen is None else strengths[chosen]
-    if chosen is not None and strong is not None and len(parts) > 1:
+    first = itertools.compress(parts, varied)
+    known = ((part.name, strength) for part in (*first, *parts) if (strength := _strength(part)) is not None)
+    name, strong = next(known, ("", None))
+    if strong is not None and len(parts) > 1:
         # Two parts may have a parameter of the same name.
-        strong = strong._replace(name=f"{parts[chosen].name} {strong.name}")
-    built: list[Defense] = [part.construct() for part in parts]
-    guarantee = "; ".join(dict.fromkeys(defense.guarantee for defense in built)) or "no formal guarantee"
+        strong = strong._replace(name=f"{name} {strong.name}")
+    guarantee = "; ".join(dict.fromkeys(part.construct().guarantee for part in parts)) or "no formal guarantee"
     return DefenseSetting(where, tuple(parts), strong, guarantee)
 
 

@@ -42,8 +42,7 @@ class PiecePlaceholder(nn.Module):
 
     def __init__(self, path: str, table: Mapping[str, Any]) -> None:
         super().__init__()
-        self.path = path
-        self.table = table
+        self.path, self.table = path, table
 
 
 def assemble_topology(builder: NamedAlgorithm, data: Dataset, seed: int, code: Code) -> Topology:
@@ -95,9 +94,9 @@ def build_model(
         expected_error = isinstance(error, (RuntimeError, ValueError, TypeError, OverflowError, MemoryError))
         if not expected_error and ":" not in name:
             raise
-        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        reason = reason if expected_error else [f"{type(error).__name__}: {reason[0]}"]
-        raise InvalidInput(f"model {label} cannot be built: {reason[0]}") from error
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raised = "" if expected_error else f"{type(error).__name__}: "
+        raise InvalidInput(f"model {label} cannot be built: {raised}{reason}") from error
 
 
 def _insert_placeholders(key: str, kind: str | None, value: Any, data: Dataset) -> Any:
@@ -183,8 +182,9 @@ def _run_segment(segment: Segment, arriving: Sequence[Tensor]) -> tuple[Tensor, 
         raise InvalidInput(f"segment {segment.name!r} cannot take what arrives ({shapes}): {reason}") from error
     values = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if len(values) != len(segment.outputs):
-        names = ", ".join(segment.outputs)
-        raise InvalidInput(f"segment {segment.name!r} returned {len(values)} values; it names {names}")
+        raise InvalidInput(
+            f"segment {segment.name!r} returned {len(values)} values; it names {', '.join(segment.outputs)}"
+        )
     other = next((type(value).__name__ for value in values if not isinstance(value, Tensor)), None)
     if other is not None:
         raise InvalidInput(f"segment {segment.name!r} returned a {other}; expected tensors")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from inspect import signature
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -68,8 +69,7 @@ def defenses(cell: Cell) -> list[Defense]:
 
 def schedule(cell: Cell) -> Schedule:
     """Make the run's schedule."""
-    found: Schedule = cell.training.schedule.construct()
-    return found
+    return cast(Schedule, cell.training.schedule.construct())
 
 
 def method(cell: Cell, data: Dataset) -> Method | None:
@@ -77,19 +77,16 @@ def method(cell: Cell, data: Dataset) -> Method | None:
 
     Such a model reads whole rows, and is as wide as its table says or as the labels need.
     """
-    part = cell.method.part
-    if part is None:
+    if (part := cell.method.part) is None:
         return None
     models = {}
     for key, table in part.parameters.items():
         if isinstance(table, Mapping) and isinstance(table.get("model"), str):
             parameters = dict(table)
             name, width = parameters.pop("model"), parameters.pop("width", None)
-            outputs = (data.task.outputs or 1) if width is None else width
-            seed = derive(cell.seed, "method", key)
+            outputs, seed = (data.task.outputs or 1) if width is None else width, derive(cell.seed, "method", key)
             models[key] = build_model(name, name, data.shape, outputs, seed, parameters, cell.code)
-    found: Method = part.construct(**models)
-    return found
+    return cast(Method, part.construct(**models))
 
 
 def prepare_cell(cell: Cell, data: Dataset, other: Schedule | None = None, *, defended: bool = False) -> Prepared:
@@ -110,5 +107,4 @@ def prepare_cell(cell: Cell, data: Dataset, other: Schedule | None = None, *, de
 
 def attack(probe: Probe) -> Attack:
     """Make the attack of `probe`."""
-    found: Attack = probe.attack.construct()
-    return found
+    return cast(Attack, probe.attack.construct())

@@ -56,8 +56,8 @@ class NamedAlgorithm:
     @property
     def slug(self) -> str:
         """The same for file names: `noise-0.5`; switches are left out."""
-        values = [_format_for_file_name(v) for v in self.label_values.values() if not isinstance(v, bool)]
-        return slug("-".join([self.name, *values]))
+        values = (v for v in self.label_values.values() if not isinstance(v, bool))
+        return slug("-".join([self.name, *map(_format_for_file_name, values)]))
 
     def construct(self, **objects: Any) -> Any:
         """Construct it with its parameters, `objects` going before them; see `call`."""
@@ -192,8 +192,7 @@ class TrainingPlan:
 
     def training(self, seed: int) -> Training:
         """Return the same for the run with `seed`, as a schedule gets it."""
-        counts = (self.batch_size, self.local_epochs, seed, self.sampling)
-        return Training(*counts, self.restart_optimizers, self.starts)
+        return Training(self.batch_size, self.local_epochs, seed, self.sampling, self.restart_optimizers, self.starts)
 
 
 @dataclass(frozen=True)

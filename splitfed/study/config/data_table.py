@@ -37,8 +37,9 @@ def parse_parts(mistakes: Mistakes, table: DataTable) -> dict[str, Any]:
     targets = keys.get("targets")
     for name, target in targets.items() if isinstance(targets, Mapping) else ():
         if isinstance(target, Mapping) and list(target) != ["classes"]:
-            found = ", ".join(target) or "nothing"
-            mistakes.add(f"data.targets.{name}", f"holds {found}; expected classes = [...] alone")
+            mistakes.add(
+                f"data.targets.{name}", f"holds {', '.join(target) or 'nothing'}; expected classes = [...] alone"
+            )
     return keys
 
 
@@ -56,8 +57,7 @@ def apply_parts(data: Dataset, given: Mapping[str, Any]) -> Dataset:
 def _with_coarser_labels(data: Dataset, name: str, classes: list[int]) -> Dataset:
     """Return `data` with a label set that puts main class i into class `classes[i]`."""
     where = f"targets.{name}.classes"
-    classes_known = {"classification": data.task.outputs, "binary": 2}.get(data.task.name)
-    if classes_known is None:
+    if (classes_known := {"classification": data.task.outputs, "binary": 2}.get(data.task.name)) is None:
         raise InvalidInput(f"{where} needs main labels that are classes; {data.name} is for {data.task.name}")
     if len(classes) != classes_known:
         raise InvalidInput(

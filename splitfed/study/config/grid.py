@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,7 +59,7 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
     assert data is not None
     probes = [found for found in attacks if found is not None]
     seeds = config.study.seeds
-    named: dict[str, Sequence[Any]] = {
+    given: dict[str, Sequence[Any]] = {
         "study.seeds": seeds,
         "topology": [found.builder.label for found in topologies],
         "training.schedule": [found.schedule.label for found in plans],
@@ -66,7 +67,10 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         "defense": [found.label for found in defenses],
         "attack": [found.label for found in probes],
     }
-    _check_distinct(mistakes, named)
+    for where, values in given.items():
+        for value, times in Counter(values).items():
+            if times > 1:
+                mistakes.add(where, f"{value} is there {times} times; expected once")
     keyed = tuple(replace(p, key=key) for p, key in zip(probes, _number_repeats([p.key for p in probes]), strict=True))
     worlds = plan_trainings(mistakes, keyed, config.study.honest)
     runs = len(topologies) * len(plans) * len(methods) * len(defenses) * len(worlds) * len(seeds)
@@ -93,9 +97,15 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         seeds,
     )
     for (first, place), (way, plan), (tier, layer), (second, guard), world, seed in grid:
-        inside = [] if world.training_attack is None else [f"{world.training_attack.key}-inside"]
-        between = [*([way] if len(plans) > 1 else []), *([tier] if len(methods) > 1 else [])]
-        name = "--".join([first, *between, second, *inside, f"seed{seed}"])
+        parts = [
+            first,
+            *([way] if len(plans) > 1 else []),
+            *([tier] if len(methods) > 1 else []),
+            second,
+            *([] if world.training_attack is None else [f"{world.training_attack.key}-inside"]),
+            f"seed{seed}",
+        ]
+        name = "--".join(parts)
         cut = model if _cuts_model(reader.code, place.builder.name) else None
         own_tables = {
             "topology": [place.builder.table],
@@ -103,8 +113,8 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
             "defense": [guard.table],
             "training": {**training_table, "schedule": plan.schedule.table},
         }
-        config_alone = _config_alone(resolved, name, seed, world, own_tables, cut is not None)
-        more = (world.attacks, config_alone, world.training_attack, layer, config.study.target, reader.code)
+        alone = _config_alone(resolved, name, seed, world, own_tables, cut is not None)
+        more = (world.attacks, alone, world.training_attack, layer, config.study.target, reader.code)
         cells.append(Cell(name, seed, data, cut, place, guard, plan, *more))
     return Grid(config.study.name, resolved, tuple(cells))
 
@@ -126,8 +136,8 @@ def _with_names(settings: Sequence[S], names: Sequence[str]) -> list[tuple[str, 
 
 def _study_table(name: str, seeds: Sequence[int], honest: bool, target: float | None) -> dict[str, Any]:
     """Return the table `[study]` without what has its default."""
-    table: dict[str, Any] = {"name": name, "seeds": list(seeds)}
-    return table | ({} if honest else {"honest": False}) | ({} if target is None else {"target": target})
+    own = {} if target is None else {"target": target}
+    return {"name": name, "seeds": list(seeds), **({} if honest else {"honest": False}), **own}
 
 
 def _config_alone(
@@ -139,21 +149,22 @@ def _config_alone(
     cuts_model: bool,
 ) -> dict[str, Any]:
     """Return the study that consists of one run alone, as plain TOML tables."""
-    alone = {key: table for key, table in resolved.items() if key != "model" or cuts_model}
     own_name, honest = slug(name).replace("+", "-"), world.training_attack is None
-    alone["study"] = _study_table(own_name, [seed], honest, resolved["study"].get("target"))
-    alone |= {key: table for key, table in own_tables.items() if key in resolved}
-    return {**alone, "attack": [attack_table(p) for p in world.attacks]}
+    return {
+        **{key: table for key, table in resolved.items() if key != "model" or cuts_model},
+        "study": _study_table(own_name, [seed], honest, resolved["study"].get("target")),
+        **{key: table for key, table in own_tables.items() if key in resolved},
+        "attack": [attack_table(p) for p in world.attacks],
+    }
 
 
 def attack_table(probe: Probe) -> dict[str, Any]:
     """Return the `[[attack]]` table that means `probe`."""
-    every = {} if probe.every is None else {"every": probe.every}
     return {
         "name": probe.attack.name,
         **probe.attack.label_values,
         **probe.attack.parameters,
-        **every,
+        **({} if probe.every is None else {"every": probe.every}),
         "adversary": probe.adversary,
     }
 
@@ -165,20 +176,22 @@ def _parse_data(reader: StudyReader, table: DataTable, base: Path) -> tuple[dict
         reader, "data", "data", table.name, table.extra, keys=keys, base=base, grid=False
     )
     feature_parts = data_tables.parse_parts(reader.mistakes, table)
-    resolved = {**written, "clients": table.clients, **split, **feature_parts}
-    return resolved, Source(loaders[0], table.clients, split, feature_parts) if loaders else None
+    source = Source(loaders[0], table.clients, split, feature_parts) if loaders else None
+    return {**written, "clients": table.clients, **split, **feature_parts}, source
 
 
 def _parse_model(reader: StudyReader, config: StudyConfig, base: Path) -> tuple[dict[str, Any], NamedAlgorithm | None]:
     cuts = [_cuts_model(reader.code, table.name) for table in config.topology]
     if config.model is None:
         if True in cuts:
-            where = f"topology[{cuts.index(True)}]"
-            reader.mistakes.add("model", f"is missing; {where} cuts a model: add [model] with name = ...")
+            reader.mistakes.add(
+                "model", f"is missing; topology[{cuts.index(True)}] cuts a model: add [model] with name = ..."
+            )
         return {}, None
     if not any(cuts) and None not in cuts:
-        text = "is used by no topology, whose pieces have models in their own tables; leave it out"
-        reader.mistakes.add("model", text)
+        reader.mistakes.add(
+            "model", "is used by no topology, whose pieces have models in their own tables; leave it out"
+        )
     name, given = config.model.name, config.model.extra
     if ":" in name:
         return {"name": name, **given}, NamedAlgorithm("models", name, given, given)
@@ -194,19 +207,8 @@ def _cuts_model(code: Code, name: str) -> bool | None:
         return None
 
 
-def _check_distinct(mistakes: Mistakes, given: Mapping[str, Sequence[Any]]) -> None:
-    """Note what a place of the study names more than once."""
-    for where, values in given.items():
-        for value, times in Counter(values).items():
-            if times > 1:
-                mistakes.add(where, f"{value} is there {times} times; expected once")
-
-
 def _number_repeats(names: Sequence[str]) -> list[str]:
     """Return `names` with a number at those that came before."""
-    counts: dict[str, int] = {}
-    result = []
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
-        result.append(name if counts[name] == 1 else f"{name}-{counts[name]}")
-    return result
+    counts: defaultdict[str, Iterator[int]] = defaultdict(partial(itertools.count, 1))
+    numbered = ((name, next(counts[name])) for name in names)
+    return [name if number == 1 else f"{name}-{number}" for name, number in numbered]

@@ -25,8 +25,8 @@ class StudyReader:
     def find(self, where: str, kind: str, name: str) -> Callable[..., Any] | None:
         """Return what `name`, at `where` in the study, means among `kind`; None after a mistake."""
         if ":" not in name and current_entry(kind, name) not in TABLES[kind]:
-            others = ["none"] if kind in ("defenses", "methods") else []
-            self.mistakes.add(where, unknown(SINGULAR[kind], name, [*TABLES[kind], *others]))
+            known = [*TABLES[kind], *(["none"] if kind in ("defenses", "methods") else [])]
+            self.mistakes.add(where, unknown(SINGULAR[kind], name, known))
             return None
         with self.mistakes.at(where):
             found = self.code.load(kind, name)
@@ -50,8 +50,7 @@ class StudyReader:
     def take_name(self, where: str, table: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
         """Take the name out of a table; None where it is missing or no text."""
         rest = dict(table)
-        name = rest.pop("name", None)
-        if name is None:
+        if (name := rest.pop("name", None)) is None:
             self.mistakes.add(f"{where}.name", "is missing; add name = ...")
         elif not isinstance(name, str):
             self.mistakes.add(f"{where}.name", f"{short_repr(name)} is not allowed; expected text")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 
 from splitfed.core.errors import InvalidInput
@@ -88,12 +89,12 @@ class Mistakes:
             raise InvalidStudy(list(self._lines), len(self._more), counted=False)
 
 
+@dataclass(frozen=True)
 class Place:
-    """A block whose mistake is noted at a place of the study."""
+    """A block whose mistake is noted in `mistakes` at `where`, a place of the study."""
 
-    def __init__(self, mistakes: Mistakes, where: str) -> None:
-        self._mistakes = mistakes
-        self._where = where
+    mistakes: Mistakes
+    where: str
 
     def __enter__(self) -> None:
         """Nothing to prepare."""
@@ -104,7 +105,7 @@ class Place:
         """Note what the user got wrong; anything else goes on its way."""
         if not isinstance(error, InvalidInput):
             return False
-        self._mistakes.add(self._where, error)
+        self.mistakes.add(self.where, error)
         return True
 
 

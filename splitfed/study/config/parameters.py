@@ -119,14 +119,13 @@ def check_parameters(
             elif grid and isinstance(value, list) and value and all(map(parameter.takes, value)):
                 axes[name] = value
             else:
-                more = ", or a list of those" if grid else ""
-                text = f"{short_repr(value)} is not allowed; expected {describe_type(parameter.hint)}{more}"
-                own.add(f"{where}.{name}", text)
+                expected = f"{describe_type(parameter.hint)}{', or a list of those' if grid else ''}"
+                own.add(f"{where}.{name}", f"{short_repr(value)} is not allowed; expected {expected}")
     if own:
         return Choice(written)
     # What stands in a list varies slowest for the parameter written first.
-    product = combinations(mistakes, where, list(axes.values()))
-    points = [written | dict(zip(axes, point, strict=True)) for point in product]
+    values_of_points = combinations(mistakes, where, list(axes.values()))
+    points = (written | dict(zip(axes, point, strict=True)) for point in values_of_points)
     return Choice(written, tuple(GridPoint(point, label_parameters(allowed, point)) for point in points))
 
 
@@ -179,12 +178,12 @@ def describe_type(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " or ".join(repr(option) for option in get_args(hint))
     if get_origin(hint) in (tuple, list, Sequence):
-        inner = [a for a in get_args(hint) if a is not ...]
-        return f"a list ({', '.join(dict.fromkeys(describe_type(a) for a in inner))})"
+        inner = dict.fromkeys(describe_type(a) for a in get_args(hint) if a is not ...)
+        return f"a list ({', '.join(inner)})"
     if get_origin(hint) in (dict, Mapping):
         return f"a table ({describe_type(get_args(hint)[1])})"
-    options = [describe_type(a) for a in get_args(hint) if a is not NoneType and not _is_class(a)]
-    return " or ".join(dict.fromkeys(options)) or "a value of its type"
+    options = [a for a in get_args(hint) if a in _WORDS or (a is not NoneType and not inspect.isclass(a))]
+    return " or ".join(dict.fromkeys(map(describe_type, options))) or "a value of its type"
 
 
 def holds_type(hint: Any, kind: type) -> bool:
@@ -195,10 +194,6 @@ def holds_type(hint: Any, kind: type) -> bool:
 def lists_to_tuples(value: Any) -> Any:
     """Return lists, which is all that TOML knows, and lists inside them, as tuples, which frozen values hold."""
     return tuple(map(lists_to_tuples, value)) if isinstance(value, list) else value
-
-
-def _is_class(hint: Any) -> bool:
-    return inspect.isclass(hint) and hint not in _WORDS
 
 
 def _is_plain(value: Any) -> bool:
@@ -214,8 +209,7 @@ def _tuples_to_lists(value: Any) -> Any:
 def _absolute_path(value: Any, hint: Any, base: Path) -> Any:
     if not holds_type(hint, Path) or not isinstance(value, str):
         return value
-    path = Path(value)
-    return str(path if value.startswith("~") else base / path)
+    return str(Path(value) if value.startswith("~") else base / value)
 
 
 def _flatten_hint(hint: Any) -> Iterator[Any]:

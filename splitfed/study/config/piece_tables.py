@@ -117,8 +117,7 @@ def _expand_piece(
         # The parameters are the factory's, which is not imported before the study is put together.
         rest = {key: value for key, value in table.items() if key not in {**allowed, **width}}
     else:
-        factory = reader.find(f"{where}.model", "models", name)
-        if factory is None:
+        if (factory := reader.find(f"{where}.model", "models", name)) is None:
             return Choice(table)
         found = parameters_of(factory, HIDDEN["models"])
         # Files are read for [model] alone, whose paths start from the study and are looked at before they are trusted.

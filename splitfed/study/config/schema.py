@@ -240,10 +240,7 @@ def parse_study(raw: Mapping[str, Any], source: str) -> StudyConfig:
 
 def place(parts: tuple[str | int, ...]) -> str:
     """Return ("defense", 1, "alpha") as `defense[1].alpha`."""
-    text = ""
-    for part in parts:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return text.removeprefix(".")
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
 
 
 def _describe_mistake(detail: ErrorDetails) -> tuple[str, object]:

@@ -47,8 +47,9 @@ def plan_trainings(mistakes: Mistakes, probes: Sequence[Probe], honest: bool) ->
         mistakes.add("study.honest", "false leaves no run: no attack is an active training attack")
     for probe in probes:
         if probe.lives == "passive":
-            text = f"{probe.attack.name} lives in honest trainings, which study.honest = false leaves out"
-            mistakes.add(probe.where, text)
+            mistakes.add(
+                probe.where, f"{probe.attack.name} lives in honest trainings, which study.honest = false leaves out"
+            )
     outside = tuple(probe for probe in probes if probe.lives == "outside")
     return [TrainingVariant(one, (one, *outside)) for one in active]
 
@@ -65,9 +66,9 @@ def add_training_attack(engine: Observable, ready: Prepared, probe: Probe) -> No
     party = _party_of(probe, ready.topology)
     other = engine.training_attacks.get(party)
     if isinstance(other, TrainingAttackState):
-        names = f"{name_of('attacks', type(other.plan))} and {probe.attack.name}"
         raise InvalidInput(
-            f"{names} are both at {party!r}; expected one training attack a party: give each its own study"
+            f"{name_of('attacks', type(other.plan))} and {probe.attack.name} are both at {party!r}; expected one "
+            "training attack a party: give each its own study"
         )
     plan = build.attack(probe)
     assert isinstance(plan, TrainingAttack)

@@ -25,19 +25,17 @@ from splitfed.study.config.schema import TrainingTable
 def expand_training(reader: StudyReader, table: TrainingTable) -> tuple[dict[str, Any], list[TrainingPlan]]:
     """Return the table with defaults, and the plan with each of its schedules."""
     mistakes = reader.mistakes
-    optimizer = _parse_optimizers(mistakes, table.optimizer)
-    recorded = table.record
+    optimizer, recorded = _parse_optimizers(mistakes, table.optimizer), table.record
     record = Recording() if recorded is None else Recording(tuple(recorded.parties), recorded.every, recorded.budget)
     speeds_written, speeds = parse_speeds(mistakes, "training.speeds", table.speeds)
     schedules_written, schedules = _expand_schedules(reader, table.schedule)
-    resolved = table.model_dump()
-    resolved["schedule"] = schedules_written
-    resolved["optimizer"] = (
-        {role: _optimizer_table(optim) for role, optim in optimizer.items()}
+    resolved = table.model_dump() | {
+        "schedule": schedules_written,
+        "optimizer": {role: _optimizer_table(optim) for role, optim in optimizer.items()}
         if isinstance(optimizer, Mapping)
-        else _optimizer_table(optimizer)
-    )
-    resolved["speeds"] = speeds_written
+        else _optimizer_table(optimizer),
+        "speeds": speeds_written,
+    }
     names = ("rounds", "batch_size", "local_epochs", "evaluate_every", "device", "sampling", "delta", "across")
     plain = {name: getattr(table, name) for name in (*names, "restart_optimizers", "starts")}
     return resolved, [
@@ -56,8 +54,9 @@ def _expand_schedules(reader: StudyReader, given: Any) -> tuple[Any, list[tuple[
     for i, one in enumerate([given] if single else given):
         place = where if single else f"{where}[{i}]"
         if not isinstance(one, (str, Mapping)):
-            text = f"{short_repr(one)} is not allowed; expected a name, a table with a name, or a list of those"
-            reader.mistakes.add(place, text)
+            reader.mistakes.add(
+                place, f"{short_repr(one)} is not allowed; expected a name, a table with a name, or a list of those"
+            )
             continue
         table, points = expand_table(reader, place, "schedules", {"name": one} if isinstance(one, str) else one)
         written.append(table)
@@ -133,10 +132,9 @@ class PartyNames:
         """Return `speeds` without those of parties that this run does not have, but another of its study may."""
         if speeds is None:
             return None
-        present = self.parties | self.roles
         return replace(
             speeds,
-            named={name: machine for name, machine in speeds.named.items() if name in present},
+            named={name: machine for name, machine in speeds.named.items() if name in self.parties | self.roles},
             stragglers={name: factor for name, factor in speeds.stragglers.items() if name in self.parties},
         )
 

@@ -20,24 +20,18 @@ def costs_of(runs: Runs) -> Json | None:
 
     None where a run says nothing of it, as one that an older version did.
     """
-    predictions = [run.get("predicted") for run in runs]
-    known_predictions = [one for one in predictions if one]
-    if not known_predictions or len(known_predictions) < len(predictions):
+    predicted = [one for run in runs if (one := run.get("predicted"))]
+    if not predicted or len(predicted) < len(runs):
         return None
-    kinds = dict.fromkeys(kind for one in known_predictions for kind in one["bytes_by_kind"])
+    kinds = dict.fromkeys(kind for one in predicted for kind in one["bytes_by_kind"])
     return {
-        "bytes": fmean(one["bytes"] for one in known_predictions),
-        "bytes_by_kind": {
-            kind: fmean(one["bytes_by_kind"].get(kind, 0) for one in known_predictions) for kind in kinds
-        },
-        "messages": fmean(one["messages"] for one in known_predictions),
-        "flops": {
-            role: fmean(n for one in known_predictions for n in one["flops"][role])
-            for role in known_predictions[0]["flops"]
-        },
-        "memory": {role: m["total"] for role, m in known_predictions[0]["memory"].items()},
+        "bytes": fmean(one["bytes"] for one in predicted),
+        "bytes_by_kind": {kind: fmean(one["bytes_by_kind"].get(kind, 0) for one in predicted) for kind in kinds},
+        "messages": fmean(one["messages"] for one in predicted),
+        "flops": {role: fmean(n for one in predicted for n in one["flops"][role]) for role in predicted[0]["flops"]},
+        "memory": {role: m["total"] for role, m in predicted[0]["memory"].items()},
         "agrees": all(_matches_prediction(run) for run in runs),
-        "at_most": next((one["at_most"] for one in known_predictions if one.get("at_most")), None),
+        "at_most": next((one["at_most"] for one in predicted if one.get("at_most")), None),
     }
 
 
@@ -69,8 +63,7 @@ def utility_over_time(setting: Setting) -> tuple[Line, list[Line]] | None:
     A point is a round that was scored in every seed; its time is the mean over seeds as well.
     """
     each = [by_round(run["history"], _score_and_time) for run in setting.runs]
-    shared = shared_rounds(each)
-    if not shared:
+    if not (shared := shared_rounds(each)):
         return None
     mean = (
         [fmean(rounds[number][0] for rounds in each) for number in shared],
@@ -86,8 +79,7 @@ def crossovers(settings: Sequence[Setting]) -> dict[str, Crossover]:
         run = setting.runs[0]
         if setting.topology not in found and run.get("sizes") and run["clients"] > 1:
             sizes = Sizes(**run["sizes"])
-            far = 2 * max(over_clients(sizes, [1]).threshold, sizes.clients)
-            top = math.log10(far)
+            top = math.log10(2 * max(over_clients(sizes, [1]).threshold, sizes.clients))
             values = sorted({round(10 ** (top * i / 24)) for i in range(25)})
             found[setting.topology] = over_clients(sizes, values)
     return found
@@ -102,8 +94,7 @@ def _matches_prediction(run: Mapping[str, Any]) -> bool:
 
 def _participation_note(seed: int, entry: Mapping[str, Any]) -> str:
     gone = ", ".join(map(str, entry.get("dropped", [])))
-    said = [f"client {gone} dropped out"] if gone else []
-    said += [] if entry.get("fused", True) else ["no quorum"]
+    said = [*([f"client {gone} dropped out"] if gone else []), *([] if entry.get("fused", True) else ["no quorum"])]
     return f"seed {seed}, round {entry['round'] + 1}: {'; '.join(said)}" if said else ""
 
 

@@ -12,7 +12,6 @@ from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
 from splitfed.core import digests
-from splitfed.core.digests import Damaged
 from splitfed.core.errors import InvalidInput
 from splitfed.old_names import current_keys
 from splitfed.stats.intervals import mean_interval
@@ -22,6 +21,7 @@ from splitfed.study.report.contained import find_link_out
 from splitfed.training.folder import RunFolder
 
 T = TypeVar("T")
+K = TypeVar("K")
 Json = dict[str, Any]
 Summary = Mapping[str, Any]
 
@@ -88,6 +88,8 @@ class TargetDescription:
         return sorted(metrics, key=lambda m: m not in self.metrics)
 
 
+CLONES = ("clone", "trained", "fresh")
+"""Whose upstream segments a stolen model is scored with."""
 MEANS = {"mean_image": "mean", "random_pairing": "other"}
 # In the order in which a headline looks for an attack. A result that names no target is of an input's reconstruction.
 TARGETS = {
@@ -194,12 +196,13 @@ def read_study(folder: Path, *, trust: bool = False) -> Study:
             f"{str(folder)!r} holds a link that leads out of it, {link!r}, which a report does not follow; "
             "put what it leads to in its place, or remove it"
         )
-    runs = folder / "runs"
+    runs, path = folder / "runs", folder / "config.toml"
     if not runs.is_dir():
         raise InvalidInput(f"folder {str(folder)!r} holds no study: it has no runs/ in it")
+    config = read_toml(path, digests.STUDY_CONFIG) if path.is_file() else {}
     results, unfinished = [], []
     run_names = [p.name for p in runs.iterdir() if p.is_dir()]
-    for name in sorted({*run_names, *_planned_runs(folder)}):
+    for name in sorted({*run_names, *_planned_runs(config, folder)}):
         found = current_keys(_read_json(runs / name / "result.json", digests.REMEASURE))
         if "utility" in found:
             results.append(found | {"folder": str(runs / name)})
@@ -210,10 +213,9 @@ def read_study(folder: Path, *, trust: bool = False) -> Study:
             f"study {str(folder)!r} has no finished run to report on ({len(run_names)} begun): finish it first"
         )
     environment = _read_json(folder / "environment.json", "delete it to go on without it")
-    config = escape_invisible(_read_text(folder / "config.toml").rpartition(digests.COMMENT)[0])
-    return Study(
-        folder, escape_invisible(_study_name(folder)), config, environment, _group_settings(results), tuple(unfinished)
-    )
+    name = escape_invisible(str(config.get("study", {}).get("name") or folder.name))
+    text = escape_invisible(path.read_text("utf-8").rpartition(digests.COMMENT)[0]) if path.is_file() else ""
+    return Study(folder, name, text, environment, _group_settings(results), tuple(unfinished))
 
 
 def estimate(
@@ -239,14 +241,11 @@ def estimate(
         metric_bounds = {"low": low, "high": high} if all(low <= v <= high for v in numbers) else {}
         found = mean_interval(numbers, **metric_bounds)
         return Estimate(found.mean, found.low, found.high, n, "seeds")
-    mean = fmean(numbers)
-    own_bounds = [
-        (s["low"], s["high"]) for _, s in finite_values if s and s.get("low") is not None and s.get("high") is not None
-    ]
-    if len(own_bounds) < n:
-        return Estimate(mean, None, None, n, "nothing")
+    own = [s for _, s in finite_values if s and s.get("low") is not None and s.get("high") is not None]
+    if len(own) < n:
+        return Estimate(fmean(numbers), None, None, n, "nothing")
     # Seeds share rows, so their errors need not cancel: the mean of bounds is never too narrow for the mean.
-    return Estimate(mean, fmean(low for low, _ in own_bounds), fmean(high for _, high in own_bounds), n, over)
+    return Estimate(fmean(numbers), fmean(s["low"] for s in own), fmean(s["high"] for s in own), n, over)
 
 
 def utility_of(runs: Sequence[Mapping[str, Any]]) -> Estimate | None:
@@ -274,6 +273,14 @@ def score(runs: Sequence[Mapping[str, Any]], attack: str, metric: str, who: str 
         if a["label"] == attack and who in a["scores"].get(metric, {})
     ]
     return estimate([s["mean"] for s in found], found, METRICS[metric].bounds)
+
+
+def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return key -> the `items` that have it; keys, and the items of each, in the order in which they come."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def by_round(history: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], T | None]) -> dict[int, T]:
@@ -306,15 +313,15 @@ def error_bars(found: Sequence[Mapping[str, Any]]) -> list[list[float]]:
 
 def _group_settings(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]:
     """Group by all that a result says of its setting; without a method first, undefended first, then by strength."""
-    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for result in results:
-        key = (
+    groups = group_by(
+        results,
+        lambda result: (
             *(result["topology"]["label"], result["defense"]["label"]),
             *(str(result.get(name) or "") for name in ("schedule", "training_attack")),
             _method_of(result),
             *(str(result.get(name) or "") for name in ("model", "data", "clients")),
-        )
-        groups.setdefault(key, []).append(result)
+        ),
+    )
     several = len({result["schedule"] for result in results}) > 1
     methods = len({_method_of(result) for result in results}) > 1
     settings = []
@@ -356,14 +363,11 @@ def _method_of(result: Mapping[str, Any]) -> str:
     return NO_METHOD if found == "none" else found
 
 
-def _planned_runs(folder: Path) -> list[str]:
-    """Return the runs that the study asks for; none where its config is not there or is no study any more."""
-    path = folder / "config.toml"
-    if not path.is_file():
-        return []
-    raw = read_toml(path, digests.STUDY_CONFIG)
+def _planned_runs(config: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return the runs that the study in `folder` asks for; none where its config is not there or no study any more."""
+    source = "config.toml"
     try:
-        return [cell.id for cell in expand(parse_study(raw, path.name), path.name, folder).cells]
+        return [cell.id for cell in expand(parse_study(config, source), source, folder).cells]
     except InvalidInput:
         return []
 
@@ -376,7 +380,7 @@ def _unfinished_reason(place: Path, found: Mapping[str, Any]) -> str:
         return "not begun"
     try:
         rounds = len(RunFolder(place).metrics())
-    except Damaged as error:
+    except digests.Damaged as error:
         return f"not finished: {error}"
     return f"not finished: stopped after {rounds} round{'' if rounds == 1 else 's'}"
 
@@ -388,20 +392,6 @@ def _read_json(path: Path, advice: str) -> dict[str, Any]:
     """
     found: dict[str, Any] = make_visible(digests.read(path, advice)) if path.is_file() else {}
     return found
-
-
-def _read_text(path: Path) -> str:
-    """Return what stands in the file at `path`, nothing where there is none."""
-    return path.read_text("utf-8") if path.is_file() else ""
-
-
-def _study_name(folder: Path) -> str:
-    path = folder / "config.toml"
-    return (
-        str(read_toml(path, digests.STUDY_CONFIG).get("study", {}).get("name") or folder.name)
-        if path.is_file()
-        else folder.name
-    )
 
 
 _ALLOWED = frozenset("\n\r\t\u200c\u200d")  # joiners belong to the spelling of words and to emoji

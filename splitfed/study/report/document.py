@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,30 +37,26 @@ def write_report(folder: Path, *, trust: bool = False) -> Path:
         "interval": format_interval,
         "breakable": break_before_parameters,
         "span": format_seconds,
+        "shade": shade_percent,
+        "stacked": stack_bars,
     }
-    page.filters |= {"shade": shade_percent, "stacked": stack_bars}
     page.globals |= {
         "policy": security_policy,
-        "score": lambda metric, found: _format_score(metric, found),
-        "utility": lambda value: format_utility(summary, value),
-        "utility_interval": lambda found: _format_utility_interval(summary, found),
+        "score": _format_score,
+        "utility": partial(format_utility, summary),
+        "utility_interval": partial(_format_ends, write=partial(format_utility, summary)),
         "reversed": lambda attack, metric: bool(reversal_clause(attack, metric)),
-        "name_of": lambda setting: name_of(summary, setting),
+        "name_of": partial(name_of, summary),
         "commands": reproduction_commands(study),
     }
-    text = page.get_template("report.html").render(**page_content(study, summary))
     path = folder / "report.html"
-    write_atomic(path, text.encode())
+    write_atomic(path, page.get_template("report.html").render(**page_content(study, summary)).encode())
     return path
 
 
 def format_interval(found: Mapping[str, Any], digits: int = 3) -> str:
     """Write the bounds of an estimate and, unless they are over seeds, over what; nothing where it has none."""
-    return (
-        ""
-        if found["low"] is None
-        else f"{found['low']:.{digits}f} to {found['high']:.{digits}f}{_interval_source(found)}"
-    )
+    return _format_ends(found, lambda value: f"{value:.{digits}f}")
 
 
 def break_before_parameters(name: str) -> Markup:
@@ -69,13 +66,9 @@ def break_before_parameters(name: str) -> Markup:
 
 def security_policy(style: str, script: str) -> str:
     """Return the policy of a page that loads nothing, and applies this style and runs this script alone."""
-    named = {f"{kind}-src": f"'{_digest(text)}'" for kind, text in (("style", style), ("script", script))}
-    rules = {"default-src": "'none'", **named, "img-src": "data:", "base-uri": "'none'", "form-action": "'none'"}
-    return "; ".join(f"{key} {value}" for key, value in rules.items())
-
-
-def _digest(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}"
+    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") for text in (style, script))
+    named = [f"{kind}-src 'sha256-{digest}'" for kind, digest in zip(("style", "script"), hashes, strict=True)]
+    return "; ".join(["default-src 'none'", *named, "img-src data:", "base-uri 'none'", "form-action 'none'"])
 
 
 def shade_percent(value: float) -> int:
@@ -89,16 +82,9 @@ def stack_bars(sizes: Mapping[str, float], kinds: Sequence[str], most: float) ->
     return [(f"{sum(widths[:i]):.2f}", f"{width:.2f}") for i, width in enumerate(widths)]
 
 
-def _format_utility_interval(summary: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    if found["low"] is None:
-        return ""
-    return (
-        f"{format_utility(summary, found['low'])} to {format_utility(summary, found['high'])}{_interval_source(found)}"
-    )
-
-
-def _interval_source(found: Mapping[str, Any]) -> str:
-    return "" if found["over"] == "seeds" else f" ({found['over']})"
+def _format_ends(found: Mapping[str, Any], write: Callable[[float], str]) -> str:
+    source = "" if found["over"] == "seeds" else f" ({found['over']})"
+    return "" if found["low"] is None else f"{write(found['low'])} to {write(found['high'])}{source}"
 
 
 def _format_score(metric: str, found: Mapping[str, Any] | None) -> str:

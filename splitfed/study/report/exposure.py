@@ -70,16 +70,15 @@ def _received_in_steps(
         returns = edge.name not in topology.forward_only
         for value in edge.values:
             shape, size = list(facts.shapes[value]), value_bytes(facts, value)
-            there = _entry("activation", value, shape, size, source, edge.name)
-            found[target].append({**there, "returns": returns, "guard": guards.get(edge.name, "")})
+            guard = guards.get(edge.name, "")
+            found[target].append(_entry("activation", value, shape, size, source, edge.name, guard, returns))
             if returns:
-                here = _entry("gradient", value, shape, size, target, edge.name)
-                found[source].append({**here, "guard": back.get(edge.name, "")})
+                guard = back.get(edge.name, "")
+                found[source].append(_entry("gradient", value, shape, size, target, edge.name, guard))
     for head in topology.heads:
         y = labels[head.value]
         for sender, receiver in pairwise(head.path):
-            size = y.element_size() * y[0].numel()
-            found[receiver].append(_entry("label", f"labels of {head.value}", list(y.shape[1:]), size, sender))
+            found[receiver].append(_entry("label", f"labels of {head.value}", list(y.shape[1:]), y[0].nbytes, sender))
     return found
 
 
@@ -96,12 +95,21 @@ def _received_between_steps(
     for (kind, receiver, sender), sizes in found.items():
         owner, edge = sender if sender in topology.data_roles else receiver, f"{kind}->{receiver}"
         value = f"segments of {owner}" if kind in ("weights", "masked") else "for the federated method"
-        entry = _entry(kind, value, None, max(sizes), sender, edge)
-        received.setdefault(receiver, []).append({**entry, "guard": guards.get(edge, "")})
+        entry = _entry(kind, value, None, max(sizes), sender, edge, guards.get(edge, ""))
+        received.setdefault(receiver, []).append(entry)
     return received
 
 
-def _entry(kind: str, value: str, shape: list[int] | None, size: int, source: str, edge: str = "") -> Json:
+def _entry(
+    kind: str,
+    value: str,
+    shape: list[int] | None,
+    size: int,
+    source: str,
+    edge: str = "",
+    guard: str = "",
+    returns: bool = False,
+) -> Json:
     return {
         "kind": kind,
         "value": value,
@@ -109,8 +117,8 @@ def _entry(kind: str, value: str, shape: list[int] | None, size: int, source: st
         "bytes": size,
         "from": source,
         "edge": edge,
-        "returns": False,
-        "guard": "",
+        "returns": returns,
+        "guard": guard,
     }
 
 
@@ -165,7 +173,9 @@ def _party_rows(run: Mapping[str, Any], settings: Sequence[Setting], summary: Su
 
 
 def _list_holdings(party: Mapping[str, Any]) -> list[str]:
-    held = [f"{s['name']} ({s['parameters']:,} parameters)" for s in party["segments"]]
-    held += [f"raw data {value}" for value in party["data"]]
-    held += [f"labels of {head}" for head in party["labels"]]
-    return held + [f"the loss at {head}" for head in party["losses"]]
+    return [
+        *(f"{s['name']} ({s['parameters']:,} parameters)" for s in party["segments"]),
+        *(f"raw data {value}" for value in party["data"]),
+        *(f"labels of {head}" for head in party["labels"]),
+        *(f"the loss at {head}" for head in party["losses"]),
+    ]

@@ -56,11 +56,11 @@ def _parse_style(style: str) -> Iterator[tuple[str, str]]:
         shorthand = re.fullmatch(r"(.*?)([\d.]+px)\s+\S.*", value) if key == "font" else None
         if shorthand is None:
             yield key, value
-            continue
-        for word in shorthand[1].split():
-            yield ("font-style" if word in ("italic", "oblique") else "font-weight"), word
-        yield "font-size", shorthand[2]
-        yield "font-family", FONT
+        else:
+            for word in shorthand[1].split():
+                yield ("font-style" if word in ("italic", "oblique") else "font-weight"), word
+            yield "font-size", shorthand[2]
+            yield "font-family", FONT
 
 
 def _prefix_ids(element: ElementTree.Element, name: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from markupsafe import Markup
 
 from splitfed.study.report.costs import crossovers, utility_over_time
-from splitfed.study.report.data import LEAST_SEEDS, METRICS, NO_DEFENSE, TARGETS, Json, Setting, Study, Summary
+from splitfed.study.report.data import CLONES, LEAST_SEEDS, METRICS, NO_DEFENSE, TARGETS, Json, Setting, Study, Summary
 from splitfed.study.report.exposure import topology_sections
 from splitfed.study.report.figures.costs import plot_accuracy_over_time, plot_crossovers
 from splitfed.study.report.figures.depth import DepthLine, depth_lines, plot_leakage_by_depth
@@ -48,7 +48,7 @@ from splitfed.study.report.text import (
 def page_content(study: Study, summary: Summary) -> Json:
     """Return everything the template shows, by name."""
     looks = SeriesStyles(summary)
-    metric_targets = [(m, target) for target in TARGETS for m in _leading_metrics(summary, target)]
+    metric_targets = ((m, target) for target in TARGETS for m in _leading_metrics(summary, target))
     strengths = (
         plot_leakage_by_strength(summary, m, target, looks, f"strength{i}")
         for i, (m, target) in enumerate(metric_targets)
@@ -130,8 +130,7 @@ def _interval_note(summary: Summary) -> str:
 
 def _reconstruction_section(study: Study, summary: Summary, attack: str) -> Json:
     """Return originals and reconstructions of one seed: strips for images, R2 by feature for tables."""
-    seeds = Counter(seed for s in study.settings for seed in s.seeds)
-    seed = min(seeds, key=lambda s: (-seeds[s], s))
+    seed = _commonest_seed(study)
     found = read_pairs(study.settings, attack, seed)
     page: Json = {
         "attack": summary["names"][attack],
@@ -146,33 +145,36 @@ def _reconstruction_section(study: Study, summary: Summary, attack: str) -> Json
     if not found:
         return page
     # One row of originals can stand above all others only where the victims are the same.
-    shape = found[0].truth.shape
-    same = [p for p in found if p.prediction.shape == p.truth.shape == shape and torch.equal(p.truth, found[0].truth)]
+    truth = found[0].truth
+    same = [p for p in found if p.prediction.shape == p.truth.shape and torch.equal(p.truth, truth)]
     # Nobody misses an attack on a hijacked training in an honest one, nor the other way round.
     asked = [s for s in study.settings if s.training_attack in {p.setting.training_attack for p in found}]
     page["missing"] = [name_of(summary, s) for s in asked if s not in [p.setting for p in same]]
     page["names"] = [name_of(summary, p.setting) for p in same]
-    if is_image(found[0].truth):
-        low, high = brightness_range(found[0].truth)
-        page["original"] = image_strip(found[0].truth[:SHOWN], low, high)
+    if is_image(truth):
+        low, high = brightness_range(truth)
+        page["original"] = image_strip(truth[:SHOWN], low, high)
         page["rows"] = [_picture_row(summary, pair, attack, seed, low, high) for pair in same]
     else:
         page["features"], page["left_out"] = feature_scores(same)
     return page
 
 
+def _commonest_seed(study: Study) -> int:
+    """Return the seed that most settings have, of several the least."""
+    seeds = Counter(seed for s in study.settings for seed in s.seeds)
+    return min(seeds, key=lambda seed: (-seeds[seed], seed))
+
+
 def _depth_sections(study: Study, summary: Summary) -> list[Json]:
     """Return, for every attack on inputs where settings differ by cut, leakage by depth and pictures in that order."""
     pages: list[Json] = []
-    for attack in summary["attacks"]:
-        if summary["targets"][attack] != "inputs":
-            continue
+    for attack in [a for a in summary["attacks"] if summary["targets"][a] == "inputs"]:
         shown = TARGETS["inputs"].order(m for m in scored_metrics(summary, attack) if METRICS[m].up)[:2]
-        figure = plot_leakage_by_depth(summary, attack, shown, f"depth{len(pages)}")
-        if figure is not None:
+        if (figure := plot_leakage_by_depth(summary, attack, shown, f"depth{len(pages)}")) is not None:
             grids = [_depth_pictures(study, summary, attack, line) for line in depth_lines(summary, attack)]
-            name = summary["names"][attack]
-            pages.append({"attack": name, "figure": Markup(figure), "grids": [g for g in grids if g["rows"]]})
+            shown_grids = [grid for grid in grids if grid["rows"]]
+            pages.append({"attack": summary["names"][attack], "figure": Markup(figure), "grids": shown_grids})
     return pages
 
 
@@ -192,8 +194,8 @@ def _picture_row(summary: Summary, pair: Pair, attack: str, seed: int, low: floa
         if m in scores and scores[m]["attack"]["mean"] is not None
     ]
     said = [", ".join(scored), f"{run['utility']['metric']} {format_utility(summary, run['utility']['test'])}"]
-    name = name_of(summary, pair.setting)
-    return {"name": name, "strip": image_strip(pair.prediction[:SHOWN], low, high), "said": said}
+    strip = image_strip(pair.prediction[:SHOWN], low, high)
+    return {"name": name_of(summary, pair.setting), "strip": strip, "said": said}
 
 
 def _client_section(summary: Summary, settings: Sequence[Setting]) -> Json:
@@ -202,10 +204,8 @@ def _client_section(summary: Summary, settings: Sequence[Setting]) -> Json:
     # What hijacked clients reach is no result of a method.
     named = [(name_of(summary, s), s) for s in settings if not s.training_attack]
     several = [(label, s) for label, s in named if any(run["utility"].get("spread") for run in s.runs)]
-    metric, target = (
-        summary["utility"]["metric"],
-        next((s["target"]["value"] for s in shown_settings if s["target"]), None),
-    )
+    metric = summary["utility"]["metric"]
+    target = next((s["target"]["value"] for s in shown_settings if s["target"]), None)
     return {
         "clients": shown_settings,
         "client_scores": list(
@@ -265,15 +265,18 @@ def leak_sections(study: Study, summary: Summary, looks: SeriesStyles) -> list[J
 def stolen_model_rows(summary: Summary) -> list[Json]:
     """Return a row for every attack and setting in which upstream segments were stolen: name -> accuracy."""
     return [
-        {"name": name_of(summary, s), "attack": summary["names"][label], **{who: attack["stolen"][who] for who in WHO}}
+        {
+            "name": name_of(summary, s),
+            "attack": summary["names"][label],
+            **{who: attack["stolen"][who] for who in CLONES},
+        }
         for s in summary["settings"]
         for label, attack in s["attacks"].items()
-        if attack["stolen"] and all(attack["stolen"][who] for who in WHO)
+        if attack["stolen"] and all(attack["stolen"][who] for who in CLONES)
     ]
 
 
 PREDICTED = ("tokens", "labels", "members", "shares")
-WHO = ("clone", "trained", "fresh")
 
 
 def _leak_section(study: Study, summary: Summary, attack: str, looks: SeriesStyles, number_of_it: int) -> Json:
@@ -289,8 +292,7 @@ def _leak_section(study: Study, summary: Summary, attack: str, looks: SeriesStyl
         "seed": None,
     }
     if target == "members":
-        seeds = Counter(seed for s in study.settings for seed in s.seeds)
-        page["seed"] = min(seeds, key=lambda s: (-seeds[s], s))
+        page["seed"] = _commonest_seed(study)
         found = read_pairs(study.settings, attack, page["seed"])
         curves = [(name_of(summary, p.setting), p.setting.family, p.prediction, p.truth > 0.5) for p in found]
         page["roc"] = Markup(plot_roc_curves(curves, f"{name}roc")) if curves else Markup("")
@@ -300,14 +302,15 @@ def _leak_section(study: Study, summary: Summary, attack: str, looks: SeriesStyl
 def _sentence(summary: Summary, setting: Mapping[str, Any], attack: str, metrics: list[str]) -> str:
     """Tell what the attack gets in `setting`, by its first metric, and members also at a low false-positive rate."""
     found, target = setting["attacks"][attack], summary["targets"][attack]
-    there = [m for m in metrics if (found["scores"].get(m) or {}).get("attack")]
-    if not there:
+    if not (there := [m for m in metrics if (found["scores"].get(m) or {}).get("attack")]):
         return ""
     scores, metric = found["scores"], there[0]
     blind = scores[metric].get(next(iter(TARGETS[target].baselines)))
-    said = f"{name_of(summary, setting)}: {found['adversary']} predicts {VICTIMS[target].format(found['victims'])} at "
-    said += f"{METRICS[metric].title} {format_score(metric, scores[metric]['attack']['mean'])}"
-    said += f" ({baseline_name(summary, metric, target)} {format_score(metric, blind['mean'])})" if blind else ""
+    beside = f" ({baseline_name(summary, metric, target)} {format_score(metric, blind['mean'])})" if blind else ""
+    said = (
+        f"{name_of(summary, setting)}: {found['adversary']} predicts {VICTIMS[target].format(found['victims'])} at "
+        f"{METRICS[metric].title} {format_score(metric, scores[metric]['attack']['mean'])}{beside}"
+    )
     if blind and not beats_baseline(found, metric):
         said += ", not measurably better than that baseline"
     elif turned := reversal_clause(found, metric):
@@ -316,6 +319,8 @@ def _sentence(summary: Summary, setting: Mapping[str, Any], attack: str, metrics
     low = "tpr_at_fpr_1%"
     if low in there and scores[low].get("chance"):
         share, blindly_found = (100 * scores[low][who]["mean"] for who in ("attack", "chance"))
-        said += f"; where at most one outsider in a hundred is accused, it finds {share:.1f} % of the members "
-        said += f"(chance {blindly_found:.1f} %)"
+        said += (
+            f"; where at most one outsider in a hundred is accused, it finds {share:.1f} % of the members "
+            f"(chance {blindly_found:.1f} %)"
+        )
     return f"{said[:1].upper()}{said[1:]}."

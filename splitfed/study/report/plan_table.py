@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from splitfed.privacy.ledger import describe_ledger
 from splitfed.study.report.remarks import describe_start, start_warnings
@@ -76,12 +76,11 @@ def print_plan(plan: Json, console: Console) -> None:
 
 def _traffic_table(rows: Sequence[Json]) -> Table:
     kinds = sorted({kind for row in rows for kind in row["bytes_by_kind"]})
-    titles = ("bytes\nin all", "client\nmean", "client\nlargest", *kinds)
-    table = _table("schedule", titles)
+    table = _table("schedule", ("bytes\nin all", "client\nmean", "client\nlargest", *kinds))
     for row in rows:
         own = row["client_bytes"]
-        cells = [format_bytes(n) for n in (row["bytes"], fmean(own), max(own))]
-        table.add_row(_schedule_name(row), *cells, *(format_bytes(row["bytes_by_kind"].get(kind, 0)) for kind in kinds))
+        sizes = (row["bytes"], fmean(own), max(own), *(row["bytes_by_kind"].get(kind, 0) for kind in kinds))
+        table.add_row(_schedule_name(row), *map(format_bytes, sizes))
     return table
 
 
@@ -97,10 +96,13 @@ def _work_table(rows: Sequence[Json]) -> Table:
     ]
     table = _table("schedule", titles)
     for row in rows:
-        cells = [_format_entry(row["flops"], role, lambda each: f"{fmean(each) / 1e9:.3g}") for role in busy]
-        cells += [_format_entry(row["memory"], role, lambda m: format_bytes(m["total"])) for role in roles]
-        time = "-" if row["seconds"] is None else format_seconds(row["seconds"])
-        table.add_row(_schedule_name(row), *cells, f"{row['messages']:,}", time)
+        table.add_row(
+            _schedule_name(row),
+            *(_format_entry(row["flops"], role, lambda each: f"{fmean(each) / 1e9:.3g}") for role in busy),
+            *(_format_entry(row["memory"], role, lambda m: format_bytes(m["total"])) for role in roles),
+            f"{row['messages']:,}",
+            "-" if row["seconds"] is None else format_seconds(row["seconds"]),
+        )
     return table
 
 
@@ -137,11 +139,9 @@ def _crossover_sentence(known: Json) -> str:
 
 
 def _table(first: str, titles: Sequence[str]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column(first, overflow="fold", min_width=14)
-    for title in titles:
-        table.add_column(title, justify="right", overflow="fold")
-    return table
+    numbers = (Column(title, justify="right", overflow="fold") for title in titles)
+    first_column = Column(first, overflow="fold", min_width=14)
+    return Table(first_column, *numbers, box=None, header_style="bold", pad_edge=False)
 
 
 def _schedule_name(row: Json) -> str:

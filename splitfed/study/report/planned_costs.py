@@ -22,7 +22,7 @@ from splitfed.study.config.cell import Cell
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.training_table import PartyNames
 from splitfed.study.report.data import Json
-from splitfed.study.report.privacy import plan_ledgers
+from splitfed.study.report.privacy import place_of, plan_ledgers
 
 
 def predict_costs(cell: Cell, ready: Prepared) -> Json:
@@ -171,11 +171,8 @@ def plan_study(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:
 def _defended_bytes(grid: Grid, defense: str, data: Dataset) -> list[Json]:
     """Return what the runs with this defense send, where that is not what they would send without it."""
     found = []
-    for cell in grid.cells:
-        if cell.defense.label != defense or cell.seed != grid.cells[0].seed or cell.training_attack is not None:
-            continue
-        place = {"topology": cell.topology.builder.label, "schedule": cell.training.schedule.label}
-        place |= {} if cell.method.part is None else {"method": cell.method.label}
+    cells = [c for c in grid.cells if c.seed == grid.cells[0].seed and c.training_attack is None]
+    for cell in [c for c in cells if c.defense.label == defense]:
         try:
             bare, ready = (
                 cost(build.prepare_cell(cell, data, defended=d), cell.training.rounds).bytes for d in (False, True)
@@ -184,7 +181,7 @@ def _defended_bytes(grid: Grid, defense: str, data: Dataset) -> list[Json]:
             # Said where the topology's costs are, or with the privacy of the run.
             continue
         if bare != ready:
-            found.append({**place, "bytes": ready, "undefended": bare})
+            found.append({**place_of(cell), "bytes": ready, "undefended": bare})
     return found
 
 
@@ -196,36 +193,25 @@ def _study_cells(grid: Grid, topology: str, seed: int) -> list[Cell]:
 
 def _topology_costs(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequence[str]) -> Json:
     named = {c.training.schedule.name for c in own}
-    rows = [
-        {
-            "schedule": c.training.schedule.label,
-            "method": c.method.label,
-            "in_study": True,
-            **_costs_or_refusal(c, data),
-        }
-        for c in own
-    ]
-    rows += [
-        {
-            "schedule": name,
-            "method": "none",
-            "in_study": False,
-            **_costs_or_refusal(cell, data, load("schedules", name)()),
-        }
+    studied = [(c.training.schedule.label, c.method.label, True, _costs_or_refusal(c, data)) for c in own]
+    compared = [
+        (name, "none", False, _costs_or_refusal(cell, data, load("schedules", name)()))
         for name in others
         if name not in named
     ]
     # A schedule may add segments, such as heads to train clients on: the formulas are about the model alone.
     ready = build.prepare_cell(cell, data, build.schedule(cell))
-    plain = build.topology(cell, data)
+    plain, count = build.topology(cell, data), len(ready.topologies)
     facts = probe_with(plain, ready.data.clients[0].train)
-    count = len(ready.topologies)
     bare = replace(ready, topologies=(plain,) * count, facts=(facts,) * count)
     known = sizes(bare)
     # Where the columns of a row are with several parties, none of them could train the whole model.
     alone = len(set(plain.inputs.values())) == 1
     return {
-        "schedules": rows,
+        "schedules": [
+            {"schedule": schedule, "method": method, "in_study": in_study, **costs}
+            for schedule, method, in_study, costs in (*studied, *compared)
+        ],
         "cut_choice": plain.cut_choice,
         "replayed": any(isinstance(segment.module, ReplayedSegment) for segment in plain.segments),
         "formulas": None if known is None else formulas(known),

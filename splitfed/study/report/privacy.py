@@ -30,20 +30,19 @@ def plan_ledgers(cells: Sequence[Cell], data: Dataset) -> list[Json]:
     """Return the planned ledger of every run of `cells` that promises something, or why it refuses."""
     found: list[Json] = []
     for cell in cells:
-        who: Json = {
-            "topology": cell.topology.builder.label,
-            "schedule": cell.training.schedule.label,
-            "defense": cell.defense.label,
-            **({} if cell.method.part is None else {"method": cell.method.label}),
-        }
+        who = {**place_of(cell), "defense": cell.defense.label}
         try:
-            ledger = plan_ledger(cell, data)
+            if (ledger := plan_ledger(cell, data)) is not None:
+                found.append({**who, "refused": None, "ledger": ledger})
         except InvalidInput as error:
             found.append({**who, "refused": str(error), "ledger": None})
-            continue
-        if ledger is not None:
-            found.append({**who, "refused": None, "ledger": ledger})
     return found
+
+
+def place_of(cell: Cell) -> dict[str, str]:
+    """Return the labels of topology and schedule of `cell`, and of its method where it has one."""
+    place = {"topology": cell.topology.builder.label, "schedule": cell.training.schedule.label}
+    return place if cell.method.part is None else {**place, "method": cell.method.label}
 
 
 def privacy_of(runs: Sequence[Mapping[str, Any]]) -> Json | None:
@@ -51,8 +50,7 @@ def privacy_of(runs: Sequence[Mapping[str, Any]]) -> Json | None:
 
     `agrees`: whether every run has the ledger that was planned. None where nothing is promised.
     """
-    ledgers = [run["privacy"] for run in runs if run.get("privacy")]
-    if not ledgers:
+    if not (ledgers := [run["privacy"] for run in runs if run.get("privacy")]):
         return None
     worst = max(ledgers, key=lambda one: max(map(_epsilon, one["ledger"]["totals"]), default=0.0))
     agrees = all({**one["ledger"], "replaced": []} == {**one["planned"], "replaced": []} for one in ledgers)

@@ -15,10 +15,9 @@ def remarks(found: Json) -> list[str]:
     """Return what is to be said beside the scores of the result `found`, in clauses; nothing of a run that failed."""
     if "utility" not in found:
         return []
-    told = start_warnings(found.get("starts_asked"), found.get("starts"))
     return [
         *_constant_answer_remark(found),
-        *told,
+        *start_warnings(found.get("starts_asked"), found.get("starts")),
         *(said for attack in found["attacks"] for said in reversals(attack)),
     ]
 
@@ -27,10 +26,9 @@ def reversals(attack: Json) -> list[str]:
     """Return a clause for every metric in which `attack`, as a result holds it, is measurably the wrong way round."""
     clauses = []
     for metric, who in attack["scores"].items():
-        details = METRICS.get(metric)
-        if details is None or details.centre is None or "attack" not in who:
+        details, score = METRICS.get(metric), who.get("attack")
+        if details is None or details.centre is None or score is None:
             continue
-        score = who["attack"]
         bound = score["mean"] if score.get("high") is None else score["high"]
         if bound is not None and bound < details.centre:
             leak = details.leak(score["mean"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from splitfed.study.config.cell import format_value
 from splitfed.study.report.costs import costs_of, participation
 from splitfed.study.report.data import (
     AMOUNT,
+    CLONES,
     METRICS,
     NO_DEFENSE,
     SHARE,
@@ -24,6 +26,7 @@ from splitfed.study.report.data import (
     Study,
     bounds_of,
     estimate,
+    group_by,
     read_study,
     score,
     utility_of,
@@ -31,8 +34,6 @@ from splitfed.study.report.data import (
 from splitfed.study.report.privacy import privacy_of
 from splitfed.study.report.remarks import describe_start, start_warnings
 from splitfed.study.report.text import headline
-
-CLONES = ("clone", "trained", "fresh")
 
 
 def summarise(folder: Path) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def summary_of(study: Study) -> dict[str, Any]:
         "schedules": list(dict.fromkeys(s.schedule for s in study.settings)),
         "methods": list(dict.fromkeys(s.method for s in study.settings)),
         "places": list(dict.fromkeys(s.place for s in study.settings)),
-        "attacks": list(dict.fromkeys(a["label"] for run in study.runs for a in run["attacks"])),
+        "attacks": _attack_labels(study.runs),
         "targets": {a["label"]: a.get("target", "inputs") for run in study.runs for a in run["attacks"]},
         "finished": len(study.runs),
         "unfinished": [{"id": run, "reason": reason} for run, reason in study.unfinished],
@@ -77,16 +78,15 @@ def summary_of(study: Study) -> dict[str, Any]:
 
 def _place_names(settings: Sequence[Setting], attacks: Mapping[str, str]) -> dict[str, str]:
     """Return short names of topologies, of schedules, of methods, and of the places that the study has."""
-    topologies = short_names(list(dict.fromkeys(s.topology for s in settings)))
-    schedules = short_names(list(dict.fromkeys(s.schedule for s in settings)))
-    methods = short_names(list(dict.fromkeys(s.method for s in settings)))
+    topologies, schedules, methods = (
+        short_names([getattr(s, key) for s in settings]) for key in ("topology", "schedule", "method")
+    )
+    several = len(topologies) > 1 or len(schedules) == len(methods) == 1, len(schedules) > 1, len(methods) > 1
     pairs = {}
     for s in settings:
-        parts = [topologies[s.topology]] if len(topologies) > 1 or len(schedules) == len(methods) == 1 else []
-        parts += [schedules[s.schedule]] if len(schedules) > 1 else []
-        parts += [methods[s.method]] if len(methods) > 1 else []
-        parts += [f"{attacks.get(s.training_attack, s.training_attack)} inside"] if s.training_attack else []
-        pairs[s.place] = ", ".join(parts)
+        own = topologies[s.topology], schedules[s.schedule], methods[s.method]
+        inside = [f"{attacks.get(s.training_attack, s.training_attack)} inside"] if s.training_attack else []
+        pairs[s.place] = ", ".join([*itertools.compress(own, several), *inside])
     return {**topologies, **schedules, **methods, **pairs}
 
 
@@ -243,11 +243,8 @@ def short_names(labels: Sequence[str], *, alone: bool = False) -> dict[str, str]
     A parameter that has the same value in all labels of the same name is dropped, and "none" is "undefended". The only
     label of its name keeps its parameters if `alone`.
     """
-    groups: dict[str, list[str]] = {}
-    for label in dict.fromkeys(labels):
-        groups.setdefault(_LABEL.sub(r"\1", label), []).append(label)
     names: dict[str, str] = {}
-    for name, members in groups.items():
+    for name, members in group_by(dict.fromkeys(labels), lambda label: _LABEL.sub(r"\1", label)).items():
         parameters = [(found[2].split(", ") if (found := _LABEL.fullmatch(label)) else []) for label in members]
         shared = set() if alone and len(members) == 1 else set(parameters[0]).intersection(*parameters[1:])
         for label, own in zip(members, parameters, strict=True):
@@ -286,8 +283,7 @@ def clients_of(runs: Sequence[Mapping[str, Any]]) -> Json | None:
 
 def target_of(runs: Sequence[Mapping[str, Any]]) -> Json | None:
     """Return how many of `runs` reached the study's target, after how many rounds and bytes; None without a target."""
-    targets = [run["target"] for run in runs if run.get("target")]
-    if not targets:
+    if not (targets := [run["target"] for run in runs if run.get("target")]):
         return None
     reached = [one for one in targets if one["rounds"] is not None]
     return {

@@ -86,23 +86,22 @@ def beats_baseline(attack: Mapping[str, Any], metric: str) -> bool:
     """
     score, blind = attack["scores"][metric]["attack"], baseline(attack, metric)
     assert blind is not None
-    beaten = float(blind["mean"])
-    if METRICS[metric].centre is not None and interval_ends(score)[1] < beaten:
-        return True
-    return interval_ends(score)[0] > beaten if METRICS[metric].up else interval_ends(score)[1] < beaten
+    beaten, (low, high) = float(blind["mean"]), interval_ends(score)
+    if METRICS[metric].up:
+        return low > beaten or (METRICS[metric].centre is not None and high < beaten)
+    return high < beaten
 
 
 def _study_sentence(summary: Summary) -> str:
     what, seeds = summary["what"], sorted({seed for s in summary["settings"] for seed in s["seeds"]})
-    parts = [
+    left_out = f" {count_noun(len(summary['unfinished']), 'run')} did not finish and count nowhere below."
+    return (
         f"{what['model']} on {what['data']}, {count_noun(what['clients'], 'client')}, "
         f"{count_noun(what['rounds'], 'round')} of the {_schedule_names(summary)}{_method_names(summary)}, split as "
         f"{' and '.join(summary['topologies'])}: {count_noun(summary['finished'], 'run')} finished over "
         f"{count_noun(len(summary['settings']), 'setting')} and {count_noun(len(seeds), 'seed')}."
-    ]
-    if summary["unfinished"]:
-        parts.append(f"{count_noun(len(summary['unfinished']), 'run')} did not finish and count nowhere below.")
-    return " ".join(parts)
+        f"{left_out if summary['unfinished'] else ''}"
+    )
 
 
 def _schedule_names(summary: Summary) -> str:
@@ -112,8 +111,7 @@ def _schedule_names(summary: Summary) -> str:
 
 def _method_names(summary: Summary) -> str:
     """Name the federated methods on the schedules, where there is any."""
-    there = [summary["names"][m] for m in summary["methods"] if m != NO_METHOD]
-    if not there:
+    if not (there := [summary["names"][m] for m in summary["methods"] if m != NO_METHOD]):
         return ""
     told = there[0] if len(there) == 1 else f"{', '.join(there[:-1])} and {there[-1]}"
     return f" with {told}" + (", and without a method" if NO_METHOD in summary["methods"] else "")
@@ -122,22 +120,20 @@ def _method_names(summary: Summary) -> str:
 def _compare_methods(summary: Summary) -> list[str]:
     """Set the utility of the methods side by side, each beside that of the same setting without one."""
     sentences = []
-    for setting in summary["settings"]:
-        if setting["method"] == NO_METHOD or not setting["utility"]:
-            continue
-        keys = ("topology", "schedule", "defense", "training_attack")
+    keys = ("topology", "schedule", "defense", "training_attack")
+    for setting in [s for s in summary["settings"] if s["method"] != NO_METHOD and s["utility"]]:
         same = (s for s in summary["settings"] if all(s[k] == setting[k] for k in keys))
-        alone = next((s for s in same if s["method"] == NO_METHOD and s["utility"]), None)
-        if alone is None:
+        if (alone := next((s for s in same if s["method"] == NO_METHOD and s["utility"]), None)) is None:
             continue
         own, other = setting["utility"], alone["utility"]
-        said = f"{name_of(summary, setting)}: {summary['utility']['metric']} {format_utility(summary, own['mean'])} "
-        said += f"over all clients, {format_utility(summary, other['mean'])} without the method"
         if own["low"] is None or other["low"] is None:
-            said += " (no interval)"
-        elif _intervals_overlap(own, other):
-            said += " (the intervals overlap)"
-        sentences.append(f"{said}.")
+            doubt = " (no interval)"
+        else:
+            doubt = " (the intervals overlap)" if _intervals_overlap(own, other) else ""
+        sentences.append(
+            f"{name_of(summary, setting)}: {summary['utility']['metric']} {format_utility(summary, own['mean'])} "
+            f"over all clients, {format_utility(summary, other['mean'])} without the method{doubt}."
+        )
     return sentences
 
 
@@ -145,13 +141,11 @@ def _useless_models(summary: Summary) -> list[str]:
     """Name the settings whose model is no better than whoever gives the same answer to every row."""
     metric, up = summary["utility"]["metric"], summary["utility"]["higher_is_better"]
     sentences = []
-    for setting in summary["settings"]:
-        found = setting["constant"]
-        # What hijacked clients reach is said to be no result anyway.
-        if not found or not setting["utility"] or setting["training_attack"]:
-            continue
-        said = below_constant(metric, setting["utility"]["mean"], ConstantAnswer(**found), up)
-        if said:
+    # What hijacked clients reach is said to be no result anyway.
+    known = [s for s in summary["settings"] if s["constant"] and s["utility"] and not s["training_attack"]]
+    for setting in known:
+        constant = ConstantAnswer(**setting["constant"])
+        if said := below_constant(metric, setting["utility"]["mean"], constant, up):
             name = name_of(summary, setting)
             sentences.append((name, f"{name}: {said}, so this model is of no use."))
     rest = ", ".join(name for name, _ in sentences[SHOWN:])
@@ -160,24 +154,25 @@ def _useless_models(summary: Summary) -> list[str]:
 
 
 def _place_findings(summary: Summary, settings: list[Mapping[str, Any]]) -> list[str]:
-    base = next((s for s in settings if s["family"] == NO_DEFENSE), None)
-    if base is None:
+    if (base := next((s for s in settings if s["family"] == NO_DEFENSE), None)) is None:
         return ["no undefended run finished, so nothing can be said of what the defenses change."]
     scored_targets = [(target, m) for target in TARGETS if (m := _first_metric(summary, base, target))]
     if not scored_targets:
         return ["no attack was scored, so nothing can be said about leakage."]
     (target, metric), *further = scored_targets
     named_attacks = {strongest(base, m, t) for t, m in scored_targets if METRICS[m].centre is not None}
-    before = f"undefended ({summary['utility']['metric']} {format_utility(summary, base['utility']['mean'])}), "
-    first = before + _attack_finding(summary, base, metric, target)
-    more = [f"undefended, {_attack_finding(summary, base, m, t)}" for t, m in further]
-    more += [
-        f"undefended, {summary['names'][label]} {said}."
-        for label, a in base["attacks"].items()
-        if label not in named_attacks and (said := reversal_clause(a))
-    ]
+    utility = f"{summary['utility']['metric']} {format_utility(summary, base['utility']['mean'])}"
     others = [s for s in settings if s is not base and strongest(s, metric, target)]
-    return [first, *_defense_findings(summary, base, others, metric, target), *more]
+    return [
+        f"undefended ({utility}), {_attack_finding(summary, base, metric, target)}",
+        *_defense_findings(summary, base, others, metric, target),
+        *(f"undefended, {_attack_finding(summary, base, m, t)}" for t, m in further),
+        *(
+            f"undefended, {summary['names'][label]} {said}."
+            for label, a in base["attacks"].items()
+            if label not in named_attacks and (said := reversal_clause(a))
+        ),
+    ]
 
 
 def _first_metric(summary: Summary, base: Mapping[str, Any], target: str) -> str | None:
@@ -189,8 +184,8 @@ def _attack_finding(summary: Summary, base: Mapping[str, Any], metric: str, targ
     label = strongest(base, metric, target) or ""
     attack, named = base["attacks"][label], summary["names"][label]
     blind = baseline(attack, metric)
-    reached = f"{format_score(metric, attack['scores'][metric]['attack']['mean'])} {METRICS[metric].title}"
-    reached += f" ({baseline_name(summary, metric, target)} {format_score(metric, blind['mean'])})" if blind else ""
+    beside = f" ({baseline_name(summary, metric, target)} {format_score(metric, blind['mean'])})" if blind else ""
+    reached = f"{format_score(metric, attack['scores'][metric]['attack']['mean'])} {METRICS[metric].title}{beside}"
     if blind and not beats_baseline(attack, metric):
         return f"{_strongest_attack(target)}, {named}, gets {reached}: not measurably better than that baseline."
     if turned := reversal_clause(attack, metric):
@@ -232,9 +227,10 @@ def _defense_findings(
         label = strongest(setting, metric, target) or ""
         attack, names = setting["attacks"][label], summary["names"]
         score = attack["scores"][metric]["attack"]
-        said = f"with {names[setting['defense']]}, {_strongest_attack(target)} ({names[label]}) gets "
-        said += format_score(metric, score["mean"])
-        said += " (reversed)" if reversal_clause(attack, metric) else ""
+        said = (
+            f"with {names[setting['defense']]}, {_strongest_attack(target)} ({names[label]}) gets "
+            f"{format_score(metric, score['mean'])}{' (reversed)' if reversal_clause(attack, metric) else ''}"
+        )
         if baseline(attack, metric) and not beats_baseline(attack, metric):
             said += f" (not measurably better than the {baseline_name(summary, metric, target)})"
         elif _intervals_overlap(score, _strongest_score(base, metric, target)):
@@ -245,13 +241,14 @@ def _defense_findings(
     # A hijacked training has no utility worth a price.
     cheap = [s for s in helpful[1:] if cost(s) <= 0.01 < cost(helpful[0]) and not base["training_attack"]]
     useless = [summary["names"][s["defense"]] for s in others if leak(s) >= leak(base)]
-    sentences = [brings(s) for s in helpful[:1]]
     # What is called cheap is a choice, so the sentence says it.
     small = f"among the settings that lose at most {_format_difference(summary, 0.01)}, one lowers leakage most: "
-    sentences += [small + brings(s) for s in cheap[:1]]
-    if useless:
-        sentences.append(f"{_strongest_attack(target)} does no worse than undefended against {', '.join(useless)}.")
-    return sentences
+    in_vain = f"{_strongest_attack(target)} does no worse than undefended against {', '.join(useless)}."
+    return [
+        *(brings(s) for s in helpful[:1]),
+        *(small + brings(s) for s in cheap[:1]),
+        *([in_vain] if useless else []),
+    ]
 
 
 def baseline_name(summary: Summary, metric: str, target: str) -> str:
@@ -280,11 +277,7 @@ def _intervals_overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool
 def _format_price(summary: Summary, cost: float) -> str:
     if cost == 0:
         return f"with no change in {summary['utility']['metric']}"
-    return (
-        f"at a cost of {_format_difference(summary, cost)}"
-        if cost > 0
-        else f"with a gain of {_format_difference(summary, cost)}"
-    )
+    return f"{'at a cost' if cost > 0 else 'with a gain'} of {_format_difference(summary, cost)}"
 
 
 def _format_difference(summary: Summary, difference: float) -> str:
@@ -296,16 +289,14 @@ def _format_difference(summary: Summary, difference: float) -> str:
 
 
 def _limitations(summary: Summary) -> list[str]:
-    sentences = []
-    for label in dict.fromkeys(s["training_attack"] for s in summary["settings"] if s["training_attack"]):
-        named, metric = summary["names"].get(label, label), summary["utility"]["metric"]
-        sentences.append(
-            f"{named} is active: it replaces the gradients that clients get, so it has trainings of its own; their "
-            f"{metric} is that of hijacked clients, and cannot be compared with honest ones."
-        )
+    sentences = [
+        f"{summary['names'].get(label, label)} is active: it replaces the gradients that clients get, so it has "
+        f"trainings of its own; their {summary['utility']['metric']} is that of hijacked clients, and cannot be "
+        "compared with honest ones."
+        for label in dict.fromkeys(s["training_attack"] for s in summary["settings"] if s["training_attack"])
+    ]
     found = (a for s in summary["settings"] for a in s["attacks"].items())
-    quick = dict.fromkeys(summary["names"][label] for label, attack in found if attack["quick"])
-    if quick:
+    if quick := dict.fromkeys(summary["names"][label] for label, attack in found if attack["quick"]):
         sentences.append(f"A quick look (budget fast), where more work may find more: {', '.join(quick)}.")
     few = {len(s["seeds"]) for s in summary["settings"]}
     if max(few) < LEAST_SEEDS:

@@ -18,8 +18,7 @@ from typing import Any
 
 from splitfed.core.defense import privacy_event
 from splitfed.core.errors import InvalidInput, check_count, check_number
-from splitfed.study.run.audit_game import Game, Json
-from splitfed.study.run.audit_game import format_line as line_told
+from splitfed.study.run.audit_game import Game, Json, format_line
 from splitfed.study.run.audit_labels import label_games
 from splitfed.study.run.audit_releases import release_games
 from splitfed.study.run.audit_steps import step_games
@@ -41,7 +40,8 @@ def audit_run(run: Run, trials: int = 20_000, confidence: float = 0.95) -> Json:
     """
     check_count("trials", trials, low=40)
     check_number("confidence", confidence, low=0.0, high=1.0, open_low=True, open_high=True)
-    games = [game for client in range(run.engine.replicas) for game in _client_games(run, client)]
+    kinds = (release_games, step_games, label_games)
+    games = [game for client in range(run.engine.replicas) for play in kinds for game in play(run, client)]
     missed = _unaudited_defenses(run, games)
     if not games:
         why = f"there is no game for {missed[0]}" if missed else "nothing in it carries a claim"
@@ -59,7 +59,7 @@ def audit_run(run: Run, trials: int = 20_000, confidence: float = 0.95) -> Json:
 
 def format_audit(found: Mapping[str, Any]) -> str:
     """Return what `audit` found as text for people."""
-    lines = [line_told(line) for line in found["mechanisms"]]
+    lines = [format_line(line) for line in found["mechanisms"]]
     lines += [f"{name}: not audited, there is no game for it" for name in found["unaudited"]]
     verdict = "every claim that was audited holds" if found["held"] else "a claim is violated"
     return "\n".join([*lines, f"{verdict}, as far as {found['confidence']:.0%} confidence in all lines together shows"])
@@ -72,7 +72,3 @@ def _unaudited_defenses(run: Run, games: Sequence[Game]) -> list[str]:
         type(defense).__name__ for defense in run.engine.defenses if privacy_event(defense) is not None
     )
     return [name for name in claiming if name not in found]
-
-
-def _client_games(run: Run, client: int) -> list[Game]:
-    return [*release_games(run, client), *step_games(run, client), *label_games(run, client)]

@@ -87,25 +87,14 @@ class Game:
         claimed = self.claimed(delta)
         # A claim without a delta is held to what it says.
         at = 0.0 if claimed.method == SUM else delta
-        number = max(40, trials // self.share)
-        found: LowerBound | GaussianFound
-        if self.judge is not None:
-            found = self.judge(number, confidence, at)
-        else:
-            assert self.draw is not None
-            first, second = (self.draw(which, number) for which in (0, 1))
-            if self.gaussian:
-                found = gdp_audit(first, second, delta, confidence, self.rate)
-            else:
-                found = lower_bound(first, second, at, confidence)
+        found = self._bound(max(40, trials // self.share), delta, at, confidence)
         measured = None if self.measure is None else self.measure()
         return {
-            "party": self.party,
-            "place": self.place,
-            "mechanism": self.mechanism,
-            "audited": self.audited,
-            "canaries": self.canaries,
-            "found": _without_infinities(asdict(found)),
+            **{name: getattr(self, name) for name in ("party", "place", "mechanism", "audited", "canaries")},
+            "found": {
+                name: _finite_or_none(value) if isinstance(value, float) else value
+                for name, value in asdict(found).items()
+            },
             "most": _finite_or_none(found.most),
             "claimed": _finite_or_none(claimed.epsilon),
             "delta": at,
@@ -115,18 +104,27 @@ class Game:
             "held": found.epsilon <= claimed.epsilon and (measured is None or measured.held),
         }
 
+    def _bound(self, trials: int, delta: float, at: float, confidence: float) -> LowerBound | GaussianFound:
+        """Return the bound on epsilon; that of a Gaussian curve at `delta`, any other at `at`, that of its claim."""
+        if self.judge is not None:
+            return self.judge(trials, confidence, at)
+        assert self.draw is not None
+        first, second = (self.draw(which, trials) for which in (0, 1))
+        if self.gaussian:
+            return gdp_audit(first, second, delta, confidence, self.rate)
+        return lower_bound(first, second, at, confidence)
+
 
 def format_line(line: Mapping[str, Any]) -> str:
     """Return a line of what `Game.play` found as text for people."""
-    found = line["found"]
-    verdict = "violated" if line["refuted"] else "holds"
+    found, sensitivity = line["found"], line["sensitivity"]
     text = (
         f"{line['party']}, {line['place']}, {line['mechanism']}, {line['audited']}, {line['canaries']}: epsilon is at "
         f"least {_format_epsilon(found['epsilon'])} by {found['samples']} samples of each input; claimed "
-        f"{_format_epsilon(line['claimed'])} at delta {line['delta']:.1g}: {verdict}; a claim of up to "
+        f"{_format_epsilon(line['claimed'])} at delta {line['delta']:.1g}: "
+        f"{'violated' if line['refuted'] else 'holds'}; a claim of up to "
         f"{_format_epsilon(line['most'])} could have been refuted"
     )
-    sensitivity = line["sensitivity"]
     if sensitivity is None:
         return text
     return (
@@ -147,7 +145,3 @@ def _format_epsilon(epsilon: float | None) -> str:
 def _finite_or_none(value: float) -> float | None:
     # JSON knows no infinity.
     return value if math.isfinite(value) else None
-
-
-def _without_infinities(found: Json) -> Json:
-    return {name: _finite_or_none(value) if isinstance(value, float) else value for name, value in found.items()}

@@ -30,9 +30,8 @@ def label_games(run: Run, client: int) -> Iterator[Game]:
     engine, topology = run.engine, run.engine.topologies[client]
     for head in topology.heads:
         assert head.task is not None
-        for position, defense in enumerate(of_client(engine.defenses, client)):
-            if not (isinstance(defense, LabelDefense) and head.value in defense.heads(topology)):
-                continue
+        changing = [(i, d) for i, d in enumerate(of_client(engine.defenses, client)) if isinstance(d, LabelDefense)]
+        for position, defense in [(i, d) for i, d in changing if head.value in d.heads(topology)]:
             acts, event = counted_labels(defense, head.task), privacy_event(defense)
             if not acts or event is None:
                 continue
@@ -40,12 +39,12 @@ def label_games(run: Run, client: int) -> Iterator[Game]:
             guard = EdgeDefense(defense, position, 1.0)
             place, mechanism = labels_of_head(head.value), class_names([defense])
             if "once" in acts:
-                judge = partial(_bound_fixed_labels, run.seed, party, head, guard, classes(head.task))
-                claim = ((event, 1),)
-                yield Game(party, place, mechanism, "labels drawn once", "every pair of classes", claim, None, judge)
+                judge = partial(_bound_fixed_labels, run.seed, party, head, guard, head.task)
+                pairs, claim = "every pair of classes", ((event, 1),)
+                yield Game(party, place, mechanism, "labels drawn once", pairs, claim, None, judge)
             if "step" in acts:
                 for times, audited in ((1, "labels of one step"), (STEPS, "labels of ten steps in a row")):
-                    yield _step_game(run.seed, party, head, guard, event, times, audited)
+                    yield _step_game(run.seed, party, head, guard, head.task, event, times, audited)
 
 
 def classes(task: Task) -> int:
@@ -58,36 +57,37 @@ def _bound_fixed_labels(
     party: str,
     head: Head,
     guard: EdgeDefense[LabelDefense],
-    count: int,
+    task: Task,
     trials: int,
     confidence: float,
     delta: float,
 ) -> LowerBound:
     """Count what each class becomes in `trials` rows of it."""
-    assert head.task is not None
-    dtype = torch.float32 if head.task.name == "binary" else torch.int64
+    count, dtype = classes(task), torch.float32 if task.name == "binary" else torch.int64
     chosen, tested = (np.zeros((count, count), dtype=np.int64) for _ in range(2))
     for label in range(count):
-        true_labels = {head.value: torch.full((trials,), label, dtype=dtype)}
-        defended_heads = {head.value: (head, (guard,))}
-        noisy_labels = relabel_for_training(true_labels, defended_heads, derive(seed, "audit", label), party, "train")[
-            head.value
-        ].long()
+        true_labels, guarded = {head.value: torch.full((trials,), label, dtype=dtype)}, {head.value: (head, (guard,))}
+        noisy = relabel_for_training(true_labels, guarded, derive(seed, "audit", label), party, "train")
+        noisy_labels = noisy[head.value].long()
         for table, part in ((chosen, noisy_labels[: trials // 4]), (tested, noisy_labels[trials // 4 :])):
             table[label] = torch.bincount(part, minlength=count)[:count].numpy()
     return outcomes_bound(chosen, tested, delta, confidence)
 
 
 def _step_game(
-    seed: int, party: str, head: Head, guard: EdgeDefense[LabelDefense], event: Event, times: int, audited: str
+    seed: int,
+    party: str,
+    head: Head,
+    guard: EdgeDefense[LabelDefense],
+    task: Task,
+    event: Event,
+    times: int,
+    audited: str,
 ) -> Game:
     """The noisy targets of a row in `times` steps, of class 0 or of class 1."""
-    task = head.task
-    assert task is not None
 
     def draw(which: int, trials: int) -> Scores:
-        binary = task.name == "binary"
-        y = torch.full((trials,), which, dtype=torch.float32 if binary else torch.int64)
+        y = torch.full((trials,), which, dtype=torch.float32 if task.name == "binary" else torch.int64)
         total = np.zeros(trials)
         for step in range(times):
             stamp = ("train", 0, step // 2, step % 2, "train")
@@ -95,10 +95,8 @@ def _step_game(
             total += _distance_difference(guard.defense, y, task, random).numpy()
         return {"absolute": total}
 
-    claim = ((event, times),)
-    return Game(
-        party, labels_of_head(head.value), class_names([guard.defense]), audited, "classes 0 and 1", claim, draw
-    )
+    place, mechanism = labels_of_head(head.value), class_names([guard.defense])
+    return Game(party, place, mechanism, audited, "classes 0 and 1", ((event, times),), draw)
 
 
 def _distance_difference(defense: LabelDefense, y: Tensor, task: Task, random: torch.Generator) -> Tensor:

@@ -64,15 +64,11 @@ class Route:
     @property
     def claim(self) -> list[Event]:
         """What one release costs."""
-        events = [privacy_event(defense) for _, defense in self.guards]
+        counted = [d for _, d in self.guards if self.kind or "activation" in counted_kinds(d)]
+        events = [event for event in map(privacy_event, counted) if event is not None]
         if not self.kind:
-            kept = [e for e, (_, d) in zip(events, self.guards, strict=True) if "activation" in counted_kinds(d)]
-            return [event for event in kept if event is not None]
-        return [
-            replace(event, protects=Protects.MESSAGES, neighbours=Neighbours.SAME_CLASS)
-            for event in events
-            if event is not None
-        ]
+            return events
+        return [replace(event, protects=Protects.MESSAGES, neighbours=Neighbours.SAME_CLASS) for event in events]
 
     def context(self, position: int, turn: int, seed: int) -> Context:
         """Return a context of the run's own shape for release `turn`, whose random numbers come from `seed`."""
@@ -125,18 +121,15 @@ def _release_game(
     def draw(which: int, trials: int) -> Scores:
         return _sample_scores(route, pair, times, which, trials, scores)
 
-    mechanism, audited = class_names([d for _, d in route.guards]), ONE if times == 1 else TEN
-    claim = tuple((event, times) for event in route.claim)
+    mechanism, claim = class_names([d for _, d in route.guards]), tuple((event, times) for event in route.claim)
     # Ten releases show more, and cost ten times as much.
-    return Game(
-        route.party, route.place, mechanism, audited, canaries, claim, draw, None, measure, 1 if times == 1 else 4
-    )
+    audited, share = (ONE, 1) if times == 1 else (TEN, 4)
+    return Game(route.party, route.place, mechanism, audited, canaries, claim, draw, None, measure, share)
 
 
-def _edge_routes(run: Run, client: int) -> list[Route]:
+def _edge_routes(run: Run, client: int) -> Iterator[Route]:
     engine = run.engine
     topology, circuit = engine.topologies[client], engine.run_parties.replicas[client].circuit
-    routes = []
     for edge in topology.crossings:
         mine = enumerate(of_client(engine.defenses, client))
         guards = tuple(
@@ -144,20 +137,17 @@ def _edge_routes(run: Run, client: int) -> list[Route]:
         )
         if any("activation" in counted_kinds(defense) for _, defense in guards):
             party = engine.party(client, topology.role_of(edge.source)).name
-            routes += [Route(party, edge.name, value, guards, run.seed, circuit) for value in edge.values]
-    return routes
+            yield from (Route(party, edge.name, value, guards, run.seed, circuit) for value in edge.values)
 
 
-def _upload_routes(run: Run, client: int) -> list[Route]:
+def _upload_routes(run: Run, client: int) -> Iterator[Route]:
     engine, topology = run.engine, run.engine.topologies[client]
     kinds = dict.fromkeys(kind for d in engine.defenses if privacy_event(d) is not None for kind in d.uploads)
     party = engine.party(client, topology.data_roles[0]).name
-    routes = []
-    for kind in kinds:
+    for kind in kinds if FED in engine.parties or engine.run_parties.fed else ():
         guards = tuple(find_upload_defenses(engine.defenses, kind, client))
         if any(privacy_event(keeper.defense) is not None for keeper in guards):
-            routes.append(Route(party, f"{kind}{UPLOAD}", "canary", guards, run.seed, client, kind))
-    return routes if FED in engine.parties or engine.run_parties.fed else []
+            yield Route(party, f"{kind}{UPLOAD}", "canary", guards, run.seed, client, kind)
 
 
 def _mechanism_inputs(run: Run, route: Route, client: int) -> Tensor:
@@ -178,8 +168,8 @@ def _mechanism_inputs(run: Run, route: Route, client: int) -> Tensor:
 
 def _most_distant_rows(route: Route, z: Tensor) -> tuple[Tensor, Tensor]:
     """Return the two rows whose mean releases are furthest apart: (1, ...) each."""
-    distances = torch.cdist(route.expected(z).flatten(1).double(), route.expected(z).flatten(1).double())
-    i, j = divmod(int(distances.argmax()), len(z))
+    means = route.expected(z).flatten(1).double()
+    i, j = divmod(int(torch.cdist(means, means).argmax()), len(z))
     return z[i : i + 1], z[j : j + 1]
 
 
@@ -219,21 +209,18 @@ def _sample_scores(
 ) -> Scores:
     """Return the scores of `trials` sequences of `times` releases that begin with canary `which`: name -> (trials,)."""
     step = max(1, CHUNK // pair[0].numel())
-    score_parts: dict[str, list[Tensor]] = {name: [] for name in scores}
+    sequences: list[dict[str, Tensor]] = []
     for number, start in enumerate(range(0, trials, step)):
         size = min(step, trials - start)
         totals = {name: torch.zeros(size, dtype=torch.float64) for name in scores}
-        for turn in range(times):
-            sign = SIGNS[turn]
+        for turn, sign in enumerate(SIGNS[:times]):
             z = pair[which if sign > 0 else 1 - which]
             # The two inputs draw from streams of their own.
-            released = route.release(z.expand(size, *z.shape[1:]).clone(), turn, (which, number))
-            flat = released.flatten(1).double()
+            flat = route.release(z.expand(size, *z.shape[1:]).clone(), turn, (which, number)).flatten(1).double()
             for name, score in scores.items():
                 totals[name] += sign * score(flat)
-        for name, total in totals.items():
-            score_parts[name].append(total)
-    return {name: torch.cat(parts).numpy() for name, parts in score_parts.items()}
+        sequences.append(totals)
+    return {name: torch.cat([totals[name] for totals in sequences]).numpy() for name in scores}
 
 
 def _measure_sensitivity(route: Route, z: Tensor, seed: int) -> SensitivityCheck | None:
@@ -252,10 +239,8 @@ def _measure_sensitivity(route: Route, z: Tensor, seed: int) -> SensitivityCheck
     pairs = [(random_rows, -random_rows), (random_rows, random_rows.flip(0)), (z, z.flip(0))]
     # Only the mechanism itself: what later defenses do to its release is no part of its claim.
     context = route.context(0, 0, seed)
-    measured = 0.0
-    for pair in pairs:
-        first, second = (defense.expected(route.value, rows, context).flatten(1).double() for rows in pair)
-        measured = max(measured, float(torch.linalg.vector_norm(first - second, ord=order, dim=1).max()))
-    claimed = float(defense.sensitivity)  # type: ignore[attr-defined]
+    expected = [[defense.expected(route.value, rows, context).flatten(1).double() for rows in pair] for pair in pairs]
+    changes = [torch.linalg.vector_norm(first - second, ord=order, dim=1).max() for first, second in expected]
+    measured, claimed = max([0.0, *map(float, changes)]), float(defense.sensitivity)  # type: ignore[attr-defined]
     assert math.isfinite(claimed)
     return SensitivityCheck(f"sensitivity L{order}", measured, claimed, sum(len(a) for a, _ in pairs))

@@ -32,18 +32,15 @@ SIGNS = tuple((-1) ** (epoch + step) for epoch, step in TURNS)
 def step_games(run: Run, client: int) -> Iterator[Game]:
     """Yield what is to be audited of the training steps of `client`."""
     engine, topology = run.engine, run.engine.topologies[client]
-    for position, defense in enumerate(engine.defenses):
-        if not isinstance(defense, WeightDefense):
-            continue
+    guards = [(position, d) for position, d in enumerate(engine.defenses) if isinstance(d, WeightDefense)]
+    for position, defense in guards:
         uses = defense.weight_uses(client, 1, 1)
         if uses is None or not isinstance(uses[0].mechanism, Gaussian):
             continue
         event, _ = uses
-        norm_receivers = defense.norms(topology)
+        norms = defense.norms(topology)
         canary_parties = tuple(
-            CanaryParty(
-                engine.party(client, role).name, role, tuple(to for sender, to in norm_receivers if sender == role)
-            )
+            CanaryParty(engine.party(client, role).name, role, tuple(to for sender, to in norms if sender == role))
             for role in defense.guards(topology)
         )
         canaries = Canaries(defense, position, canary_parties, engine.run_parties.replicas[client].circuit, run.seed)
@@ -51,16 +48,14 @@ def step_games(run: Run, client: int) -> Iterator[Game]:
 
 
 def _party_games(run: Run, client: int, canaries: Canaries, event: Event) -> Iterator[Game]:
-    scales = canaries.deviations()
     parties, mechanism = ", ".join(seat.party for seat in canaries.seats), class_names([canaries.defense])
-    replaced = event.neighbours is Neighbours.REPLACE
-    always = replace(event, sampling_rate=1.0)
+    scales, always = canaries.deviations(), replace(event, sampling_rate=1.0)
 
     def line(audited: str, claim: Event, times: int, draw: Draw, measure: Measure | None = None) -> Game:
         kind = "gradients of one coordinate"
         return Game(parties, "weights", mechanism, audited, kind, ((claim, times),), draw, None, measure)
 
-    present = partial(_present_row_scores, canaries, scales, replaced)
+    present = partial(_present_row_scores, canaries, scales, event.neighbours is Neighbours.REPLACE)
     distance = partial(_measure_distance, canaries, event)
     yield line("one step that the row takes part in", always, 1, partial(present, 1), distance)
     yield line("ten steps in a row that the row takes part in", always, len(TURNS), partial(present, len(TURNS)))
@@ -91,8 +86,7 @@ def _sampled_row_scores(
     run: Run, client: int, canaries: Canaries, scales: dict[str, float], which: int, trials: int
 ) -> Scores:
     """Return the scores of canaries that are rows of the client (input 0), or are not, in steps drawn as the run's."""
-    training = run.evaluator.grants.training
-    if training is None:
+    if (training := run.evaluator.grants.training) is None:
         raise InvalidInput("the run does not say how its rows are drawn: train it again to audit its sampling")
     rows = run.engine.rows(client, "train")
     count, score_parts, total, epoch = min(CANARIES, rows), [], 0, 0

@@ -56,13 +56,12 @@ def explain_failure(error: BaseException) -> tuple[str, str] | None:
     """Return what the machine refused and how to mend it, where that is behind `error`; None for anything else."""
     cause: BaseException | None = error
     while cause is not None:
-        reason = _REASONS.get(_error_number(cause) or 0)
-        if reason is not None:
+        if reason := _REASONS.get(_error_number(cause) or 0):
             name = getattr(cause, "filename", None)
             return (f"{os.fspath(name)}: {reason[0]}" if isinstance(name, (str, os.PathLike)) else reason[0]), reason[1]
-        queue_reason = next((queue_reason for words, queue_reason in _QUEUE.items() if words in str(cause)), None)
-        if queue_reason is not None:
-            return queue_reason
+        for words, reason in _QUEUE.items():
+            if words in str(cause):
+                return reason
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return None
 

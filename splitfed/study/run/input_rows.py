@@ -63,8 +63,7 @@ def check_kind(path: Path) -> None:
 
 
 def _check_rows(path: Path, what: str, good: Tensor) -> None:
-    bad = (~good.flatten(1).all(1)).nonzero()
-    if len(bad):
+    if len(bad := (~good.flatten(1).all(1)).nonzero()):
         raise InvalidInput(f"{str(path)!r} {what} in row {int(bad[0])}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, unknown
-from splitfed.core.messages import Recorder, View
+from splitfed.core.messages import Recorder
 from splitfed.core.random import derive
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head
@@ -46,7 +47,7 @@ def predict(
     before anything is computed or written: raises `InvalidInput`.
     """
     check_kind(rows)
-    for path in (output, view_output):
+    for path in filter(None, (output, view_output)):
         _check_writable(path, rows)
     run = _rebuild_run(folder, trust)
     known = run.data.victims
@@ -113,13 +114,15 @@ def format_prediction(prediction: Json) -> str:
         lines.append(f"{rows} predicted by client {prediction['client']}: {prediction['output']}")
     kinds = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in prediction["bytes_by_kind"].items())
     messages, size = count_noun(prediction["messages"], "message"), format_bytes(prediction["bytes"])
-    lines.append(f"crossed: {messages}, {size} ({kinds or 'nothing'})")
-    for party, views in prediction["views"].items():
-        for view in views:
-            shape = "x".join(map(str, view["shape"]))
-            lines.append(
-                f"{party} saw {view['value']} ({view['kind']}, {shape}) from {view['from']}, over {view['edge']}"
-            )
+    lines += [
+        f"crossed: {messages}, {size} ({kinds or 'nothing'})",
+        *(
+            f"{party} saw {view['value']} ({view['kind']}, {'x'.join(map(str, view['shape']))}) from {view['from']}, "
+            f"over {view['edge']}"
+            for party, views in prediction["views"].items()
+            for view in views
+        ),
+    ]
     if not prediction["views"]:
         lines.append("nobody saw anything: no value crosses in this topology")
     if prediction["view_output"] is not None:
@@ -143,9 +146,7 @@ def _draw_number(run: Run, x: Tensor) -> int:
     return derive(run.seed, "predict", hashlib.sha256(x.numpy().tobytes()).hexdigest())
 
 
-def _check_writable(path: Path | None, rows: Path) -> None:
-    if path is None:
-        return
+def _check_writable(path: Path, rows: Path) -> None:
     if path.is_dir() or not path.resolve().parent.is_dir():
         raise InvalidInput(f"{str(path)!r} is no file that can be written; expected one in a folder that is there")
     if path.resolve() == rows.resolve():
@@ -154,24 +155,20 @@ def _check_writable(path: Path | None, rows: Path) -> None:
 
 def _predict_traffic(run: Run, before: Any) -> Json:
     """Return messages and bytes of phase "predict" since `before`."""
-    flows = []
-    for flow, (messages, nbytes) in run.engine.traffic.flows.items():
+    sent: Counter[str] = Counter()
+    nbytes: Counter[str] = Counter()
+    for flow, counted in run.engine.traffic.flows.items():
         if flow.phase == "predict":
-            sent, size_before = before.get(flow, (0, 0))
-            flows.append((flow.kind, messages - sent, nbytes - size_before))
-    kinds = sorted({kind for kind, _, _ in flows})
-    return {
-        "messages": sum(messages for _, messages, _ in flows),
-        "bytes": sum(nbytes for _, _, nbytes in flows),
-        "bytes_by_kind": {kind: sum(n for k, _, n in flows if k == kind) for kind in kinds},
-    }
+            messages_before, bytes_before = before.get(flow, (0, 0))
+            sent[flow.kind] += counted[0] - messages_before
+            nbytes[flow.kind] += counted[1] - bytes_before
+    return {"messages": sent.total(), "bytes": nbytes.total(), "bytes_by_kind": dict(sorted(nbytes.items()))}
 
 
 def _list_views(recorder: Recorder) -> list[Json]:
     """Return what one party received: each value with its whole shape, sender and edge."""
-    view: View = recorder.view()
     tensors_by_message: dict[tuple[str, str, str, str], list[Tensor]] = {}
-    for message in view.messages:
+    for message in recorder.view().messages:
         for value, tensor in message.tensors.items():
             tensors_by_message.setdefault((value, message.kind, message.sender, message.edge), []).append(tensor)
     return [
@@ -189,6 +186,8 @@ def _list_views(recorder: Recorder) -> list[Json]:
 
 def _format_csv(table: dict[str, list[Any]], digits: int = 17) -> str:
     lines = [",".join(["row", *table])]
-    for i, row in enumerate(zip(*table.values(), strict=True)):
-        lines.append(",".join([str(i), *(str(v) if isinstance(v, int) else f"{v:.{digits}g}" for v in row)]))
+    lines += [
+        ",".join([str(i), *(str(v) if isinstance(v, int) else f"{v:.{digits}g}" for v in row)])
+        for i, row in enumerate(zip(*table.values(), strict=True))
+    ]
     return "\n".join(lines) + "\n"

@@ -51,8 +51,7 @@ def check_grid(grid: Grid, source: str) -> tuple[Grid, Dataset]:
         label = (cell.topology.builder.label, cell.training.schedule.label, cell.method.label)
         if label not in assembled:
             assembled[label] = _assemble_cell(mistakes, cell, data, splits[cell.seed])
-        found = assembled[label]
-        if found is not None:
+        if (found := assembled[label]) is not None:
             cells.setdefault((*label, cell.training_attack.key if cell.training_attack else ""), cell)
             _check_cell(mistakes, cell, splits[cell.seed], found)
     _check_attacks(mistakes, list(cells.values()), data)
@@ -106,9 +105,13 @@ def _check_cell(mistakes: Mistakes, cell: Cell, split: Federation, found: Assemb
 
 def _place_of(cell: Cell, error: InvalidInput) -> str:
     """Return the place in the study of what `error` is about."""
-    own = {"schedule": cell.training.where, "method": cell.method.where, "defenses": cell.defense.where}
-    tables = {"topology": cell.topology.where, "": cell.topology.where, **own}
-    return tables.get(error.part) or f"training.{error.part}"
+    places = {
+        **dict.fromkeys(("topology", ""), cell.topology.where),
+        "schedule": cell.training.where,
+        "method": cell.method.where,
+        "defenses": cell.defense.where,
+    }
+    return places.get(error.part) or f"training.{error.part}"
 
 
 def check_attack(probe: Probe, run: Run) -> None:
@@ -134,8 +137,7 @@ def check_attack(probe: Probe, run: Run) -> None:
     if probe.tune:
         check_tunable(probe.attack.name, attack, attack.space)
         Bench(run.evaluator, attack, run.evaluator.adversary(probe.adversary), 0, run.seed, SHARE)
-    refusal = run.evaluator.refusal(probe.attack.name, attack, probe.adversary)
-    if refusal is not None:
+    if (refusal := run.evaluator.refusal(probe.attack.name, attack, probe.adversary)) is not None:
         raise _attack_error(probe, refusal)
 
 
@@ -166,9 +168,7 @@ def _build_run(cell: Cell, data: Dataset) -> tuple[Run, Prepared]:
 
 def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], data: Dataset) -> None:
     """Ask every attack in every place where a run can be put together."""
-    for cell in cells:
-        if not cell.attacks:
-            continue
+    for cell in [c for c in cells if c.attacks]:
         try:
             run, ready = _build_run(cell, data)
         except InvalidInput as error:
@@ -176,10 +176,8 @@ def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], data: Dataset) -> 
                 mistakes.add(cell.topology.where, error)
             continue
         # Training attacks first, for others may ask them; one that could not enter has been complained of already.
-        inside = [
-            probe for probe in cell.attacks if probe.lives != "outside" and _can_enter(mistakes, run, ready, probe)
-        ]
-        for probe in [*inside, *(probe for probe in cell.attacks if probe.lives == "outside")]:
+        inside = [p for p in cell.attacks if p.lives != "outside" and _can_enter(mistakes, run, ready, p)]
+        for probe in [*inside, *(p for p in cell.attacks if p.lives == "outside")]:
             with mistakes.at(probe.where):
                 check_attack(probe, run)
 

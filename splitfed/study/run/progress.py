@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
 from rich.console import Console
@@ -33,9 +32,7 @@ class Lines:
     """One line a run, for logs and pipes."""
 
     def __init__(self, total: int, finished: int = 0, file: TextIO | None = None) -> None:
-        self._total = total
-        self._done = finished
-        self._file = file
+        self._total, self._done, self._file = total, finished, file
 
     def start(self, run: str) -> None:
         """Say nothing."""
@@ -102,9 +99,7 @@ class Bars:
         self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Take the bars away."""
         self._bars.stop()
 

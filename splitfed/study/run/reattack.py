@@ -15,7 +15,6 @@ from splitfed.study.config.cell import Cell, slug
 from splitfed.study.config.grid import attack_table
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
-from splitfed.study.config.schema import AttackTable
 from splitfed.study.config.toml import dumps
 from splitfed.study.run import session
 from splitfed.study.run.preflight import check_attack
@@ -35,18 +34,17 @@ def attack_run(
         raise InvalidInput("no attack is named; expected --attack inverse_network,rmle")
     result, cell, data = load_finished_run(folder, trust=trust)
     mistakes = Mistakes("attack")
-    named = {probe.attack.name for probe in cell.attacks}
     for name in names:
-        if ":" in name and name not in named:
+        if ":" in name and name not in {probe.attack.name for probe in cell.attacks}:
             mistakes.add(name, "is an import path that the run's study does not name; expected a registered attack")
     mistakes.stop()
     reader = StudyReader(mistakes, cell.code)
-    probes = [parse_attack(reader, n, AttackTable(name=n, budget=budget, adversary=adversary)) for n in names]
+    probes = [parse_attack(reader, n, schema.AttackTable(name=n, budget=budget, adversary=adversary)) for n in names]
     trained_attacks = [(p.attack.name, p.attack.parameters) for p in cell.attacks]
     for found in filter(None, probes):
-        if found.lives != "outside" and (found.attack.name, found.attack.parameters) not in trained_attacks:
-            text = f"{found.attack.name} lives in training, and was not in this one with these parameters"
-            mistakes.add(found.where, text)
+        own = (found.attack.name, found.attack.parameters)
+        if found.lives != "outside" and own not in trained_attacks:
+            mistakes.add(found.where, f"{own[0]} lives in training, and was not in this one with these parameters")
     mistakes.stop()
     chosen = [replace(found, key=_attack_key(result, found.label, found.attack.name)) for found in filter(None, probes)]
     with open_watcher(1, 0) as watcher:
@@ -56,9 +54,8 @@ def attack_run(
                 check_attack(found, run)
         mistakes.stop()
         entries = [run_attack(run, found, folder, watcher) for found in chosen]
-    attack_keys = {entry["attack"] for entry in entries}
-    other_entries = [a for a in result["attacks"] if a["attack"] not in attack_keys]
-    labels = {found.label for found in chosen}
+    keys, labels = {entry["attack"] for entry in entries}, {found.label for found in chosen}
+    other_entries = [a for a in result["attacks"] if a["attack"] not in keys]
     tables = [attack_table(p) for p in [*(p for p in cell.attacks if p.label not in labels), *chosen]]
     sources = read_own_files(folder)
     write_atomic(folder / "config.toml", digests.toml_with_digest(dumps({**cell.config, "attack": tables})))

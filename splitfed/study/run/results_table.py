@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-from splitfed.study.report.data import METRICS
+from splitfed.study.report.data import METRICS, group_by
 from splitfed.study.report.remarks import remarks
 from splitfed.study.run.runner import Json
 
@@ -32,35 +32,43 @@ def setting_rows(results: Sequence[Json]) -> list[dict[str, Any]]:
     """
     several = len({found["schedule"] for found in results}) > 1
     layered = {found.get("method", "none") for found in results} != {"none"}
-    groups: dict[tuple[str, str, str, str, str], list[Json]] = {}
-    for found in results:
-        inside = found.get("training_attack") or ""
-        method = found.get("method", "none")
-        key = (found["topology"]["label"], found["schedule"], method, found["defense"]["label"], inside)
-        groups.setdefault(key, []).append(found)
+    groups = group_by(
+        results,
+        lambda found: (
+            *(found["topology"]["label"], found["schedule"], found.get("method", "none")),
+            *(found["defense"]["label"], found.get("training_attack") or ""),
+        ),
+    )
     rows = []
     for (topology, schedule, method, defense, inside), group in groups.items():
         ended = [found for found in group if "failed" not in found]
-        row: dict[str, Any] = {"topology": topology, **({"schedule": schedule} if several else {})}
-        row |= {**({"method": method} if layered else {}), "defense": defense}
-        row |= {"training_attack": inside} if inside else {}
-        row["seeds"] = len(ended)
-        row["failed"] = len(group) - len(ended)
-        if ended:
-            # The same remark on every seed differs in its numbers: those of the first seed that has any are told.
-            row["remarks"] = next(filter(None, map(remarks, ended)), [])
-            row["metric"] = ended[0]["utility"]["metric"]
-            row["utility"] = fmean(found["utility"]["test"] for found in ended)
-            if any(found.get("privacy") for found in ended):
-                row["epsilon"], row["promises"] = _largest_epsilon(ended), _largest_promises(ended)
-            # One seed may have been attacked again.
-            attacks: dict[str, list[Json]] = {}
-            for attack in (one for found in ended for one in found["attacks"]):
-                attacks.setdefault(attack["attack"], []).append(attack)
-            row["attacks"] = {key: _mean_scores([one["scores"] for one in found]) for key, found in attacks.items()}
-            row["quick"] = [key for key, found in attacks.items() if found[0].get("quick")]
-        rows.append(row)
+        row = {
+            "topology": topology,
+            **({"schedule": schedule} if several else {}),
+            **({"method": method} if layered else {}),
+            "defense": defense,
+            **({"training_attack": inside} if inside else {}),
+            "seeds": len(ended),
+            "failed": len(group) - len(ended),
+        }
+        rows.append(row | (_means_of(ended) if ended else {}))
     return rows
+
+
+def _means_of(ended: Sequence[Json]) -> dict[str, Any]:
+    """Return what a row tells of the seeds that `ended`."""
+    # One seed may have been attacked again.
+    attacks = group_by((one for found in ended for one in found["attacks"]), lambda one: str(one["attack"]))
+    private = any(found.get("privacy") for found in ended)
+    return {
+        # The same remark on every seed differs in its numbers: those of the first seed that has any are told.
+        "remarks": next(filter(None, map(remarks, ended)), []),
+        "metric": ended[0]["utility"]["metric"],
+        "utility": fmean(found["utility"]["test"] for found in ended),
+        **({"epsilon": _largest_epsilon(ended), "promises": _largest_promises(ended)} if private else {}),
+        "attacks": {key: _mean_scores([one["scores"] for one in found]) for key, found in attacks.items()},
+        "quick": [key for key, found in attacks.items() if found[0].get("quick")],
+    }
 
 
 def _largest_epsilon(runs: Sequence[Json]) -> float | None:
@@ -92,8 +100,8 @@ def _format_epsilon(row: dict[str, Any]) -> str:
 def _mean_scores(scores: Sequence[Json]) -> dict[str, dict[str, float]]:
     """Average what the seeds have: metric -> who -> mean; nothing where a metric came out as no number."""
     values_by_metric: dict[str, dict[str, list[float]]] = {}
-    for one in scores:
-        for metric, (who, score) in ((m, pair) for m, by in one.items() for pair in by.items()):
+    for metric, by in (pair for one in scores for pair in one.items()):
+        for who, score in by.items():
             if score["mean"] is not None:
                 values_by_metric.setdefault(metric, {}).setdefault(who, []).append(score["mean"])
     return {metric: {who: fmean(values) for who, values in by.items()} for metric, by in values_by_metric.items()}
@@ -110,27 +118,27 @@ def print_table(results: Sequence[Json], console: Console) -> None:
         *(["topology"] if several else []),
         *(n for n in ("schedule", "method", "training_attack") if any(n in row for row in rows)),
     ]
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in (*names, "defense"):
-        table.add_column(title, overflow="fold")
     private = any("epsilon" in row for row in rows)
-    for title in (
+    numbers = [
         metric,
         *(["epsilon"] if private else []),
         *(
             "\n".join([name, *(["quick look"] if name in quick else []), " / ".join(metrics)])
             for name, metrics in attacks.items()
         ),
-    ):
-        table.add_column(title, justify="right", overflow="fold")
+    ]
+    columns = [
+        *(Column(title, overflow="fold") for title in (*names, "defense")),
+        *(Column(title, justify="right", overflow="fold") for title in numbers),
+    ]
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for row in rows:
-        scores = [_format_scores(row, name, metrics, "attack") for name, metrics in attacks.items()]
         table.add_row(
             *(row.get(name, "") for name in names),
             row["defense"],
             _format_utility(row),
             *([_format_epsilon(row)] if private else []),
-            *scores,
+            *(_format_scores(row, name, metrics, "attack") for name, metrics in attacks.items()),
         )
     # Not every row has every attack: one that hijacks training has rows of its own.
     reference = {name: next(row for row in rows if name in row.get("attacks", {})) for name in attacks}
@@ -160,8 +168,7 @@ def _attack_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
 
 def _format_scores(row: dict[str, Any], attack: str, metrics: Sequence[str], who: str) -> str:
     scores = row.get("attacks", {}).get(attack, {})
-    found = [scores[metric][who] for metric in metrics if who in scores.get(metric, {})]
-    return " / ".join(f"{value:#.3g}" for value in found)
+    return " / ".join(f"{scores[metric][who]:#.3g}" for metric in metrics if who in scores.get(metric, {}))
 
 
 def _format_utility(row: dict[str, Any]) -> str:

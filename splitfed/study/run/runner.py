@@ -6,11 +6,11 @@ read back, and half a training goes on from its newest checkpoint.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from splitfed.core.defense import (
     ReceiverPenaltyDefense,
     ReleaseDefense,
 )
-from splitfed.core.digests import Damaged
 from splitfed.core.errors import NonFinite, SplitfedError
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
@@ -66,8 +65,7 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
 
     A training that diverges is a result too: `{"id", ..., "failed": one line}`.
     """
-    done = read_result(folder)
-    if done is not None:
+    if (done := read_result(folder)) is not None:
         return done
     if folder.is_dir() and not (folder / "run.json").is_file():
         # A crash came before the run had been described: nothing has been computed yet.
@@ -78,13 +76,18 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
         return write_result(folder, {**_identity(cell), "failed": str(error)})
     write_atomic(folder / "config.toml", digests.toml_with_digest(dumps(cell.config)))
     write_mark(folder, cell.code.sources())
-    measurements = {**_identity(cell), **_measure_run(run, cell), **_planned_costs(run, cell, data)}
-    measurements |= {"privacy": _privacy_ledgers(run, cell, data), "attacks": []}
-    measurements["files"] = save_prototypes(run, folder)
+    measurements = {
+        **_identity(cell),
+        **_measure_run(run, cell),
+        **_planned_costs(run, cell, data),
+        "privacy": _privacy_ledgers(run, cell, data),
+        "attacks": [],
+        "files": save_prototypes(run, folder),
+    }
     for probe in cell.attacks:
         try:
             measurements["attacks"].append(run_attack(run, probe, folder, watcher))
-        except Damaged:
+        except digests.Damaged:
             raise
         except SplitfedError as error:
             return write_result(folder, {**_identity(cell), "failed": f"attack {probe.key}: {error}"})
@@ -149,30 +152,31 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
             return done
     watcher.attack(probe.key, 0, 1)
     attack, tuned = _tune_attack(run, probe, watcher)
-    (outcome,) = run.attack(
-        attack,
-        adversary=probe.adversary,
-        progress=lambda done, total: watcher.attack(probe.key, done, total),
-    )
+    (outcome,) = run.attack(attack, adversary=probe.adversary, progress=partial(watcher.attack, probe.key))
     file = f"attacks/{probe.key}.safetensors"
     # As float32 token ids above 16777216 would become others.
     kind = torch.int64 if attack.target is Target.TOKENS else torch.float32
-    pair = {"prediction": outcome.prediction.to(kind).contiguous(), "truth": outcome.truth.to(kind).contiguous()}
-    tensors = save(pair)
+    tensors = save({key: getattr(outcome, key).to(kind).contiguous() for key in ("prediction", "truth")})
     write_atomic(folder / file, tensors)
-    entry = {"attack": probe.key, "label": probe.label, "adversary": outcome.adversary, "seconds": outcome.seconds}
-    entry |= {
+    entry = {
+        "attack": probe.key,
+        "label": probe.label,
+        "adversary": outcome.adversary,
+        "seconds": outcome.seconds,
         "target": attack.target.name.lower(),
         "victims": len(outcome.truth),
         "scores": _score_table(outcome.scores),
+        "file": file,
+        "sha256": digests.of(tensors),
+        "lives": probe.lives,
+        "quick": quick_look(type(attack), str(probe.attack.label_values.get("budget"))),
+        "depth": input_depth(run.engine.topology, run.engine.parties[outcome.adversary].role),
+        **({} if outcome.stolen is None else {"stolen": _score_table(outcome.stolen)}),
+        **tuned,
+        "parameters": dict(probe.attack.parameters),
+        "asked": probe.adversary,
+        "tune": probe.tune,
     }
-    entry |= {"file": file, "sha256": digests.of(tensors), "lives": probe.lives}
-    entry["quick"] = quick_look(type(attack), str(probe.attack.label_values.get("budget")))
-    entry["depth"] = input_depth(run.engine.topology, run.engine.parties[outcome.adversary].role)
-    if outcome.stolen is not None:
-        entry["stolen"] = _score_table(outcome.stolen)
-    entry |= tuned
-    entry |= {"parameters": dict(probe.attack.parameters), "asked": probe.adversary, "tune": probe.tune}
     write_atomic(scores, digests.json_with_digest(_without_infinities(entry)))
     return entry
 
@@ -182,16 +186,16 @@ def _tune_attack(run: Run, probe: Probe, watcher: Watcher) -> tuple[Attack, Json
     attack = build.attack(probe)
     if not probe.tune:
         return attack, {}
-    tuning = run.tune(
-        attack,
-        trials=probe.tune,
-        adversary=probe.adversary,
-        progress=lambda done, total: watcher.attack(f"{probe.key}, tuned", done, total),
-    )
-    chosen = {name: getattr(tuning.attack, name) for name in attack.space}
-    chosen_setting = {"parameters": chosen, "metric": tuning.metric, "score": tuning.score, "given": tuning.given}
-    trials = [{"parameters": dict(t.parameters), "score": t.score} for t in tuning.trials]
-    return tuning.attack, {"tuned": {**chosen_setting, "trials": trials}}
+    progress = partial(watcher.attack, f"{probe.key}, tuned")
+    tuning = run.tune(attack, trials=probe.tune, adversary=probe.adversary, progress=progress)
+    tuned = {
+        "parameters": {name: getattr(tuning.attack, name) for name in attack.space},
+        "metric": tuning.metric,
+        "score": tuning.score,
+        "given": tuning.given,
+        "trials": [{"parameters": dict(t.parameters), "score": t.score} for t in tuning.trials],
+    }
+    return tuning.attack, {"tuned": tuned}
 
 
 def _identity(cell: Cell) -> Json:
@@ -223,36 +227,32 @@ def _identity(cell: Cell) -> Json:
 
 def _describe_strength(guard: DefenseSetting) -> Json:
     """Tell the strength of a setting, and in which parameter, unit and direction it counts; None without one."""
-    found = guard.strength
-    if found is None:
+    if (found := guard.strength) is None:
         return {"strength": None, "strength_parameter": None, "strength_unit": None, "stronger": None}
-    stronger = "more" if found.rises else "less"
     return {
         "strength": float(found.value),
         "strength_parameter": found.name,
         "strength_unit": found.unit,
-        "stronger": stronger,
+        "stronger": "more" if found.rises else "less",
     }
 
 
 def _measure_run(run: Run, cell: Cell) -> Json:
-    last = run.history[-1]
-    task = run.data.task
-    topology = run.engine.topology
-    defended = _defense_labels(cell, topology)
+    last, task, topology = run.history[-1], run.data.task, run.engine.topology
+    tested, defended = last["test"], _defense_labels(cell, topology)
     return {
         "utility": {
             "metric": task.metric_name,
             "higher_is_better": task.higher_is_better,
             "validation": last["validation"]["union"],
-            "test": last["test"]["union"],
-            "interval": last["test"].get("interval"),
+            "test": tested["union"],
+            "interval": tested.get("interval"),
             "bounds": list(task.bounds),
             "constant": None if run.constant is None else run.constant._asdict(),
-            "clients": last["test"]["clients"],
-            "spread": last["test"].get("spread"),
-            "method": {name: summarize_clients(scores) for name, scores in last["test"].get("method", {}).items()},
-            "across": {name: summarize_clients(scores) for name, scores in last["test"].get("across", {}).items()},
+            "clients": tested["clients"],
+            "spread": tested.get("spread"),
+            "method": _summarize_scores(tested, "method"),
+            "across": _summarize_scores(tested, "across"),
         },
         "selected": _selected_round(run),
         "target": _rounds_to_target(run, cell),
@@ -272,23 +272,29 @@ def _measure_run(run: Run, cell: Cell) -> Json:
     }
 
 
+def _summarize_scores(tested: Mapping[str, Any], kind: str) -> Json:
+    """Return the further scores of a `kind` over the clients, by name."""
+    return {name: summarize_clients(scores) for name, scores in tested.get(kind, {}).items()}
+
+
 def _rounds_to_target(run: Run, cell: Cell) -> Json | None:
     """Return when training first reached the study's target on validation rows, and what had crossed by then."""
     if cell.target is None:
         return None
     entry = find_first_reaching(run.history, cell.target, run.data.task.higher_is_better) or {}
-    target: Json = {"value": cell.target, "rounds": int(entry["round"]) + 1 if entry else None}
-    return {**target, "bytes": entry.get("bytes"), "simulated_seconds": entry.get("simulated_seconds")}
+    return {
+        "value": cell.target,
+        "rounds": int(entry["round"]) + 1 if entry else None,
+        **{key: entry.get(key) for key in ("bytes", "simulated_seconds")},
+    }
 
 
 def _selected_round(run: Run) -> Json | None:
     """Return the round that validation rows would choose, and its scores; None without validation rows."""
-    best = find_best_round(run.history, run.data.task.higher_is_better)
-    if best is None:
+    if (best := find_best_round(run.history, run.data.task.higher_is_better)) is None:
         return None
     scores = {part: best[part]["union"] for part in ("validation", "test")}
-    across = {name: summarize_clients(found) for name, found in best["test"].get("across", {}).items()}
-    return {"round": int(best["round"]) + 1, **scores, "across": across}
+    return {"round": int(best["round"]) + 1, **scores, "across": _summarize_scores(best["test"], "across")}
 
 
 def _planned_costs(run: Run, cell: Cell, data: Dataset) -> Json:
@@ -306,7 +312,7 @@ def _planned_costs(run: Run, cell: Cell, data: Dataset) -> Json:
             _defense_labels(
                 cell,
                 topology,
-                lambda defense: not _acts_on_gradients(defense) or _acts_on_releases(defense),
+                lambda defense: not _acts_on_gradients(defense) or isinstance(defense, ReleaseDefense | PenaltyDefense),
                 uploads=True,
             ),
             _defense_labels(cell, topology, _acts_on_gradients),
@@ -318,14 +324,9 @@ def _planned_costs(run: Run, cell: Cell, data: Dataset) -> Json:
 
 def _privacy_ledgers(run: Run, cell: Cell, data: Dataset) -> Json | None:
     """Return the ledger that was planned and the one that was counted; None where nothing is promised."""
-    planned = privacy.plan_ledger(cell, data)
-    return None if planned is None else {"ledger": _json_ready(run.ledger.as_dict()), "planned": _json_ready(planned)}
-
-
-def _json_ready(value: Json) -> Json:
-    """Lists in place of tuples, as they are read back."""
-    found: Json = json.loads(_to_json(value))
-    return found
+    if (planned := privacy.plan_ledger(cell, data)) is None:
+        return None
+    return {"ledger": _without_infinities(run.ledger.as_dict()), "planned": _without_infinities(planned)}
 
 
 def _defense_labels(
@@ -345,10 +346,6 @@ def _acts_on_gradients(defense: Defense) -> bool:
     return isinstance(defense, GradientDefense | ReceiverPenaltyDefense)
 
 
-def _acts_on_releases(defense: Defense) -> bool:
-    return isinstance(defense, ReleaseDefense | PenaltyDefense)
-
-
 def _measure_dependence(run: Run) -> Json | None:
     """Return how strongly the victims' releases, as the curious party received them, depend on their input."""
     topology = run.engine.topology
@@ -360,12 +357,11 @@ def _measure_dependence(run: Run) -> Json | None:
         return None
     random = generator(run.seed, "dependence")
     test = permutation_test(as_points(run.data.victims.x), released, PERMUTATIONS, random)
-    edges = dict.fromkeys(message.edge for message in view.messages)
     return {
         "u_distance_correlation_sqr": test.statistic,
         "p_value": test.p_value,
         "permutations": PERMUTATIONS,
-        "edge": ", ".join(edges),
+        "edge": ", ".join(dict.fromkeys(message.edge for message in view.messages)),
     }
 
 
@@ -374,8 +370,7 @@ def _score_table(found: Scores) -> Json:
     scores: Json = {}
     for who, metrics in found.items():
         for metric, interval in metrics.items():
-            entry = {"mean": interval.mean, "low": interval.low, "high": interval.high}
-            scores.setdefault(metric, {})[who] = entry
+            scores.setdefault(metric, {})[who] = {key: getattr(interval, key) for key in ("mean", "low", "high")}
     return scores
 
 
@@ -385,12 +380,8 @@ def write_result(folder: Path, found: Json) -> Json:
     return found
 
 
-def _to_json(value: Mapping[str, Any]) -> bytes:
-    """JSON knows no infinity and no NaN: they become null."""
-    return json.dumps(_without_infinities(value), indent=1, allow_nan=False).encode()
-
-
 def _without_infinities(value: Any) -> Any:
+    """Return plain data as JSON gives it back, which knows no tuple, no infinity and no NaN: null stands there."""
     if isinstance(value, Mapping):
         return {key: _without_infinities(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -155,16 +156,19 @@ def _run_workers(folder: Path, code: Code, count: int, lock: int | None, watcher
     """Start `count` processes on the queue and pass on what they report, until all have ended."""
     # A folder's name may begin with a dash.
     command = [sys.executable, "-m", "splitfed.cli", "_worker", str(folder.absolute()), code.to_json()]
-    inherited = () if lock is None else (lock,)
+    start = partial(
+        subprocess.Popen,
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        pass_fds=() if lock is None else (lock,),
+    )
     watcher_lock = threading.Lock()
-    pipe = subprocess.PIPE
     workers: list[subprocess.Popen[str]] = []
-    listeners = []
     with ExitStack() as process_stack:
         try:
-            for _ in range(count):
-                worker = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, pass_fds=inherited)
-                workers.append(process_stack.enter_context(worker))
+            workers.extend(process_stack.enter_context(start()) for _ in range(count))
             listeners = [_WorkerListener(worker, watcher, watcher_lock) for worker in workers]
             for listener in listeners:
                 listener.start()
@@ -199,9 +203,7 @@ class _WorkerListener(threading.Thread):
 
     def __init__(self, worker: subprocess.Popen[str], watcher: Watcher, lock: threading.Lock) -> None:
         super().__init__(daemon=True)
-        self._worker = worker
-        self._told = watcher
-        self._together = lock
+        self._worker, self._told, self._together = worker, watcher, lock
         self.complaint = ""
 
     def run(self) -> None:

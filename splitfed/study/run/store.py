@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,8 +45,7 @@ class StudyFolder:
             raise InvalidInput(f"folder {str(self.path)!r} is not empty and holds no study; give a new or empty folder")
         wanted = tomllib.loads(dumps(grid.resolved))
         there = _with_new_names(schema.read_toml(config_path, digests.STUDY_CONFIG))
-        difference = next(_differences("", there, wanted), None)
-        if difference is not None:
+        if (difference := next(_differences("", there, wanted), None)) is not None:
             raise InvalidInput(f"folder {str(self.path)!r} holds another study: {difference}; give another folder")
         if not resume:
             raise InvalidInput(f"folder {str(self.path)!r} holds this study already; add --resume to go on with it")
@@ -55,11 +53,8 @@ class StudyFolder:
     def _begun(self) -> bool:
         """Return whether nothing is there but what `lock` and `claim` write first: a crash came between."""
         found = {entry.name.removeprefix(".").removesuffix(".tmp") for entry in self.path.iterdir()}
-        return (
-            "lock" in found
-            and found <= {"lock", "environment.json", "config.toml", "study.toml"}
-            and (not (self.path / "study.toml").is_file())
-        )
+        begun = "lock" in found and found <= {"lock", "environment.json", "config.toml", "study.toml"}
+        return begun and not (self.path / "study.toml").is_file()
 
     def claim(self, grid: Grid, text: str) -> None:
         """Write what the study is, `text` being the file as the user wrote it."""
@@ -101,9 +96,7 @@ class StudyFolder:
 
         table = pd.DataFrame([row for found in results for row in table_rows(found)])
         write_atomic(self.path / "results.csv", table.to_csv(index=False).encode())
-        columns = io.BytesIO()
-        table.to_parquet(columns, index=False)
-        write_atomic(self.path / "results.parquet", columns.getvalue())
+        write_atomic(self.path / "results.parquet", table.to_parquet(index=False))
 
 
 def table_rows(result: Json) -> Iterator[dict[str, Any]]:
@@ -125,28 +118,34 @@ def table_rows(result: Json) -> Iterator[dict[str, Any]]:
         yield run
         return
     utility, dependence = result["utility"], result["dependence"] or {}
-    run |= {"metric": utility["metric"], "utility": utility["test"], "utility_validation": utility["validation"]}
-    bounds = utility.get("interval") or {}
+    last, bounds = result["history"][-1], utility.get("interval") or {}
     run |= {
+        "metric": utility["metric"],
+        "utility": utility["test"],
+        "utility_validation": utility["validation"],
         "utility_low": bounds.get("low"),
         "utility_high": bounds.get("high"),
         "utility_interval": bounds.get("kind"),
+        "utility_of_constant_answer": (utility.get("constant") or {}).get("score"),
+        **_client_columns(result),
+        **{key: result.get(key) for key in ("restart_optimizers", "starts")},
+        **{key: result[key] for key in ("bytes", "messages", "seconds", "rounds")},
+        **{f"bytes_{kind.replace(' ', '_')}": n for kind, n in result["bytes_by_kind"].items()},
+        **{key: last[key] for key in ("simulated_seconds",) if key in last},
     }
-    run["utility_of_constant_answer"] = (utility.get("constant") or {}).get("score")
-    run |= _client_columns(result)
-    run |= {key: result.get(key) for key in ("restart_optimizers", "starts")}
-    run |= {key: result[key] for key in ("bytes", "messages", "seconds", "rounds")}
-    run |= {f"bytes_{kind.replace(' ', '_')}": n for kind, n in result["bytes_by_kind"].items()}
-    if "simulated_seconds" in result["history"][-1]:
-        run["simulated_seconds"] = result["history"][-1]["simulated_seconds"]
     if result.get("privacy"):
         ledger = result["privacy"]["ledger"]
         run |= {"epsilon": ledger["epsilon"], "delta": ledger["delta"], "promise": " | ".join(describe_ledger(ledger))}
     run |= {key: dependence.get(key) for key in ("u_distance_correlation_sqr", "p_value")}
     for attack in result["attacks"]:
-        scored = {"attack": attack["attack"], "attack_label": attack["label"], "adversary": attack["adversary"]}
-        scored |= {"target": attack.get("target", "inputs"), "victims": attack["victims"]}
-        scored["attack_seconds"] = attack["seconds"]
+        scored = {
+            "attack": attack["attack"],
+            "attack_label": attack["label"],
+            "adversary": attack["adversary"],
+            "target": attack.get("target", "inputs"),
+            "victims": attack["victims"],
+            "attack_seconds": attack["seconds"],
+        }
         for metric, who in attack["scores"].items():
             score = who["attack"]
             scored |= {metric: score["mean"], f"{metric}_low": score["low"], f"{metric}_high": score["high"]}
@@ -171,13 +170,12 @@ def _client_columns(result: Json) -> dict[str, Any]:
 
 def _with_new_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the resolved config of a folder that an earlier version may have written, by the names of now."""
-    training = dict(config.get("training", {}))
+    training = config.get("training", {})
     given = training.get("schedule")
     tables = [current_parameters("schedules", one) for one in (given if isinstance(given, list) else [given]) if one]
-    named: dict[str, Any] = {"training": {**training, "schedule": tables if isinstance(given, list) else tables[0]}}
-    if "attack" in config:
-        named["attack"] = [current_parameters("attacks", one) for one in config["attack"]]
-    return {**config, **named}
+    named = {"training": {**training, "schedule": tables if isinstance(given, list) else tables[0]}}
+    attacks = [current_parameters("attacks", one) for one in config.get("attack", [])]
+    return {**config, **named, **({"attack": attacks} if "attack" in config else {})}
 
 
 def _differences(where: str, there: Any, wanted: Any) -> Iterator[str]:

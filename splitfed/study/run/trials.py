@@ -11,8 +11,9 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
@@ -53,14 +54,15 @@ def detect_damage(path: Path) -> Iterator[None]:
 def open_queue(path: Path, *, best: Literal["minimize", "maximize"] = "maximize") -> optuna.Study:
     """Open the queue in the file `path`, made if it is not there; `best`: "maximize" or "minimize" the utility."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    file = path.absolute()
+    # A connection may be closed by another thread than the one that opened it.
+    connect = partial(sqlite3.connect, path.absolute(), timeout=60, check_same_thread=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         storage = RDBStorage(
             # The address names no file: printed into it, a path with ?, %, # or a brace would name another one.
             "sqlite://",
             # Without a pool every connection is closed when it was used, also by the thread that beats.
-            engine_kwargs={"creator": lambda: _connect(file), "poolclass": NullPool},
+            engine_kwargs={"creator": connect, "poolclass": NullPool},
             heartbeat_interval=HEARTBEAT,
             grace_period=GRACE,
             heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=RETRIES),
@@ -74,11 +76,6 @@ def open_queue(path: Path, *, best: Literal["minimize", "maximize"] = "maximize"
         )
 
 
-def _connect(file: Path) -> sqlite3.Connection:
-    """Open the database; a connection may be closed by another thread than the one that opened it."""
-    return sqlite3.connect(file, timeout=60, check_same_thread=False)
-
-
 def fill_queue(queue: optuna.Study, wanted: Sequence[str], names: Collection[str]) -> None:
     """Put every run in `wanted` that is not waiting into the queue; refuse a queue that holds others than `names`.
 
@@ -89,7 +86,7 @@ def fill_queue(queue: optuna.Study, wanted: Sequence[str], names: Collection[str
         if trial.state is TrialState.RUNNING:
             queue.tell(trial.number, state=TrialState.FAIL)
         elif trial.state is TrialState.WAITING:
-            run = _run_name(trial)
+            run = str(trial.user_attrs.get("run", ""))
             if run not in names or trial.system_attrs.get("fixed_params", {"run": run}) != {"run": run}:
                 raise LookupError(f"it asks for a run {run!r}, which the study does not have")
             waiting.add(run)
@@ -116,8 +113,7 @@ def work_queue(queue: optuna.Study, names: Sequence[str], do: Callable[[str], fl
 
             def objective(trial: optuna.Trial) -> float:
                 held.close()  # The trial is ours: the next process may take one.
-                value = do(str(trial.suggest_categorical("run", names)))
-                if value is None:
+                if (value := do(str(trial.suggest_categorical("run", names)))) is None:
                     raise optuna.TrialPruned
                 return value
 
@@ -128,7 +124,3 @@ def work_queue(queue: optuna.Study, names: Sequence[str], do: Callable[[str], fl
 
     while take():
         pass
-
-
-def _run_name(trial: Any) -> str:
-    return str(trial.user_attrs.get("run", ""))

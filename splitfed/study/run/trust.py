@@ -57,10 +57,9 @@ def _holds_results(folder: Path) -> bool:
     try:
         if any((folder / name).is_file() for name in ("study.db", *_OF_RUN)):
             return True
-        config = folder / "config.toml"
+        config, runs = folder / "config.toml", folder / "runs"
         if config.is_file() and digests.COMMENT.encode() in config.read_bytes():
             return True
-        runs = folder / "runs"
         # Other programs have a folder of this name too.
         return runs.is_dir() and any((run / name).is_file() for run in runs.iterdir() for name in (*_OF_RUN, MARK))
     except OSError:
@@ -83,8 +82,8 @@ def code_of(folder: Path, config: Mapping[str, Any], trust: bool) -> Code:
     if trust:
         return Code(sources if sources.is_dir() else folder)
     check_links(folder)
-    reached = [f"import {path!r}" for path in dict.fromkeys(import_paths(config))]
-    reached += [f"read {path!r}" for path in _files_outside(folder, config)]
+    imported, read = dict.fromkeys(import_paths(config)), _files_outside(folder, config)
+    reached = [*(f"import {path!r}" for path in imported), *(f"read {path!r}" for path in read)]
     if not reached:
         return Code(refusal=str(_refusal(folder, "its configuration was not read as it is used", "import a module")))
     files, reason = _check_mark(folder, config)
@@ -95,8 +94,7 @@ def code_of(folder: Path, config: Mapping[str, Any], trust: bool) -> Code:
 
 def check_links(folder: Path) -> None:
     """Refuse a folder with a link that leads out of it, where whoever made it could have files read or written."""
-    link = find_link_out(folder)
-    if link is not None:
+    if (link := find_link_out(folder)) is not None:
         raise _refusal(folder, "it holds a link that leads out of it", f"follow {link!r}")
 
 
@@ -116,9 +114,8 @@ def write_mark(folder: Path, sources: Mapping[str, bytes], written: Mapping[str,
         key = get_or_make_key()
     except NoKey:
         return
-    marks = {"mark": _signature(key, config, hashes)}
-    if written is not None:
-        marks["study"] = _signature(key, written, hashes)
+    named = {"mark": config, **({} if written is None else {"study": written})}
+    marks = {name: _signature(key, signed, hashes) for name, signed in named.items()}
     write_atomic(folder / MARK, json.dumps({"files": hashes, **marks}, indent=1).encode())
 
 
@@ -180,11 +177,9 @@ def _check_mark(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, str]
 
 def _signature(key: bytes, config: Mapping[str, Any], files: Mapping[str, str]) -> str:
     """Return the keyed hash of all that decides what is run; attacks may be added, but for those of import paths."""
-    held = {key: value for key, value in config.items() if key != "attack"}
     attacks = config.get("attack")
     followed = [one for one in attacks if any(import_paths({"attack": one}))] if isinstance(attacks, list) else []
-    if followed:
-        held["attack"] = followed
+    held = {key: value for key, value in config.items() if key != "attack"} | ({"attack": followed} if followed else {})
     text = json.dumps(["splitfed run 1", held, files], sort_keys=True, default=str)
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 

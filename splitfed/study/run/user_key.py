@@ -18,10 +18,7 @@ class NoKey(Exception):
 
 def key_file() -> Path:
     """Return where the key is kept: splitfed/key below the user's folder of local state."""
-    if sys.platform == "win32":
-        home = os.environ.get("LOCALAPPDATA", "")
-    else:
-        home = os.environ.get("XDG_STATE_HOME", "")
+    home = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_STATE_HOME", "")
     if not os.path.isabs(home):
         try:
             home = str(Path.home() / ".local" / "state")

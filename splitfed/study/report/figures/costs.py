@@ -9,7 +9,7 @@ from typing import Any
 
 from splitfed.core.errors import InvalidInput
 from splitfed.costs.crossover import Crossover
-from splitfed.study.report.figures.style import DASHES, INK, MARKERS, MUTED, PALETTE, add_legend, as_svg, canvas
+from splitfed.study.report.figures.style import DASHES, INK, MARKERS, MUTED, PALETTE, as_svg, canvas
 
 Line = tuple[Sequence[float], Sequence[float]]  # times, accuracies
 Curve = tuple[str, Sequence[float], Sequence[float]]  # label, times, accuracies
@@ -34,12 +34,8 @@ def plot_crossovers(found: Sequence[Crossover], name: str) -> str:
             ):
                 axis.plot(one.values, [v / scale for v in values], lw=2, label=label, **look)
             _mark_threshold(axis, one)
-            axis.set_xscale("log")
-            axis.set_yscale("log")
-            axis.set_xlabel(_TITLES[one.over])
-            axis.set_ylabel(f"{unit} an epoch, all clients")
-        add_legend(figure, axes[0])
-        return as_svg(figure, name)
+            axis.set(xscale="log", yscale="log", xlabel=_TITLES[one.over], ylabel=f"{unit} an epoch, all clients")
+        return as_svg(figure, name, axes[0])
 
 
 def plot_accuracy_over_time(
@@ -65,10 +61,8 @@ def plot_accuracy_over_time(
             look = {"color": colour, "marker": marker, "ls": dashes}
             axes[0].plot([t / scale for t in times], list(values), lw=1.8, ms=4, label=label, **look)
         axes[0].set_xlim(left=0)
-        axes[0].set_xlabel(f"simulated time in {unit}")
-        axes[0].set_ylabel(metric)
-        add_legend(figure, axes[0])
-        return as_svg(figure, name)
+        axes[0].set(xlabel=f"simulated time in {unit}", ylabel=metric)
+        return as_svg(figure, name, axes[0])
 
 
 def _mark_threshold(axis: Any, one: Crossover) -> None:

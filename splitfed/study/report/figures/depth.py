@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from splitfed.study.report.data import Summary, error_bars
-from splitfed.study.report.figures.plots import BASELINE_STYLES, metric_title
-from splitfed.study.report.figures.style import DASHES, MARKERS, MUTED, PALETTE, add_legend, as_svg, canvas, wrap_label
+from splitfed.study.report.data import Summary, error_bars, group_by
+from splitfed.study.report.figures.plots import draw_baselines, metric_title
+from splitfed.study.report.figures.style import as_svg, canvas, numbered_look, wrap_label
 
 _CUT = re.compile(r"\bcuts?=([^,)]+)")
 
@@ -25,21 +25,23 @@ def depth_lines(summary: Summary, attack: str) -> list[DepthLine]:
 
     A line has two depths or more. Results that say nothing of depth are left out.
     """
-    groups: dict[tuple[str, str, str, str, str], list[Mapping[str, Any]]] = {}
-    for setting in summary["settings"]:
-        if setting["attacks"].get(attack, {}).get("depth") is not None:
-            builder = setting["topology"].partition("(")[0]
-            key = (builder, setting["schedule"], setting["method"], setting["defense"], setting["training_attack"])
-            groups.setdefault(key, []).append(setting)
-    several, layered = len(summary["schedules"]) > 1, len(summary["methods"]) > 1
-    found = []
+    keys = ("schedule", "method", "defense", "training_attack")
+    groups = group_by(
+        (s for s in summary["settings"] if s["attacks"].get(attack, {}).get("depth") is not None),
+        lambda s: (s["topology"].partition("(")[0], *(s[key] for key in keys)),
+    )
+    names, found = summary["names"], []
     for (builder, schedule, method, defense, inside), members in groups.items():
         members.sort(key=lambda s: depth_of(s, attack))
         if depth_of(members[0], attack) < depth_of(members[-1], attack):
-            parts = [builder, *([summary["names"][schedule]] if several else [])]
-            parts += [*([summary["names"][method]] if layered else []), summary["names"][defense]]
-            # What only its own hijacked training is asked needs no second name.
-            parts += [f"{summary['names'].get(inside, inside)} inside"] if inside and inside != attack else []
+            parts = [
+                builder,
+                *([names[schedule]] if len(summary["schedules"]) > 1 else []),
+                *([names[method]] if len(summary["methods"]) > 1 else []),
+                names[defense],
+                # What only its own hijacked training is asked needs no second name.
+                *([f"{names.get(inside, inside)} inside"] if inside and inside != attack else []),
+            ]
             found.append(DepthLine(", ".join(parts), tuple(members)))
     return found
 
@@ -64,36 +66,22 @@ def plot_leakage_by_depth(summary: Summary, attack: str, metrics: Sequence[str],
     places = {depth: i for i, depth in enumerate(sorted(there))}
     with canvas(len(metrics), 5.3, 3.6) as (figure, axes):
         for axis, metric in zip(axes, metrics, strict=True):
-            blind: dict[str, list[float]] = {}
-            for i, line in enumerate(found):
-                points = []
-                for setting in line.settings:
-                    scores = setting["attacks"][attack]["scores"].get(metric) or {}
-                    if scores.get("attack"):
-                        points.append((places[depth_of(setting, attack)], scores["attack"]))
-                    for who in BASELINE_STYLES:
-                        if scores.get(who):
-                            blind.setdefault(who, []).append(scores[who]["mean"])
-                if points:
+            scored = [
+                [(places[depth_of(s, attack)], s["attacks"][attack]["scores"].get(metric) or {}) for s in line.settings]
+                for line in found
+            ]
+            for i, (line, known) in enumerate(zip(found, scored, strict=True)):
+                if points := [(place, scores["attack"]) for place, scores in known if scores.get("attack")]:
                     _draw(axis, points, i, line.name)
-            for who, values in blind.items():
-                label, dashes = BASELINE_STYLES[who]
-                axis.axhline(sum(values) / len(values), color=MUTED, ls=dashes, lw=1.2, label=f"baseline: {label}")
+            draw_baselines(axis.axhline, [scores for known in scored for _, scores in known])
             cuts = [wrap_label(there[d], 24, 2) for d in sorted(there)]
             crowded = sum(map(len, cuts)) > 40
             axis.set_xticks(range(len(places)), cuts, **({"rotation": 30, "ha": "right"} if crowded else {}))
-            axis.set_xlabel("cut, from shallow to deep")
-            axis.set_ylabel(metric_title(metric))
-        add_legend(figure, axes[0])
-        return as_svg(figure, name)
+            axis.set(xlabel="cut, from shallow to deep", ylabel=metric_title(metric))
+        return as_svg(figure, name, axes[0])
 
 
 def _draw(axis: Any, points: Sequence[tuple[int, Mapping[str, Any]]], number: int, label: str) -> None:
-    values = [p["mean"] for _, p in points]
-    bars = error_bars([p for _, p in points])
-    look = {
-        "color": PALETTE[number % len(PALETTE)],
-        "marker": MARKERS[number % len(MARKERS)],
-        "ls": DASHES[number // len(PALETTE) % len(DASHES)],
-    }
-    axis.errorbar([place for place, _ in points], values, bars, label=label, capsize=3, lw=1.6, **look)
+    places, found = zip(*points, strict=True)
+    values = [p["mean"] for p in found]
+    axis.errorbar(places, values, error_bars(found), label=label, capsize=3, lw=1.6, **numbered_look(number))

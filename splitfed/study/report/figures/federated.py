@@ -21,7 +21,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive, generator
 from splitfed.study.report.contained import path_inside
 from splitfed.study.report.data import Setting
-from splitfed.study.report.figures.style import GRID, INK, MARKERS, PALETTE, add_legend, as_svg, canvas, wrap_label
+from splitfed.study.report.figures.style import GRID, INK, MARKERS, PALETTE, as_svg, canvas, wrap_label
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.run import Run
 
@@ -65,10 +65,9 @@ def lay_out(found: PrototypeEmbeddings, seed: int = 0, rows: int = SHOWN) -> Pro
     every = torch.cat([found.z[order], *(found.prototypes[name].view(1, -1) for name in names)]).double()
     if len(every) < 4:
         raise InvalidInput(f"{len(every)} points are too few to be laid out; expected 4 or more")
-    near = min(30.0, (len(every) - 1) / 3)
-    state = derive(seed, "t-sne") % 2**32
-    flat = TSNE(2, perplexity=near, init="pca", random_state=state, n_jobs=1).fit_transform(every.numpy())
-    places = torch.from_numpy(flat)
+    near, state = min(30.0, (len(every) - 1) / 3), derive(seed, "t-sne") % 2**32
+    layout = TSNE(2, perplexity=near, init="pca", random_state=state, n_jobs=1)
+    places = torch.from_numpy(layout.fit_transform(every.numpy()))
     return PrototypeEmbeddings(
         places[: len(order)], found.y[order], dict(zip(names, places[len(order) :], strict=True))
     )
@@ -93,8 +92,7 @@ def plot_prototypes(found: PrototypeEmbeddings, name: str, seed: int = 0, rows: 
                 axis.text(x, y, str(label), ha="center", va="center", fontsize=8, color="white", zorder=4)
         axis.set(xticks=[], yticks=[], xlabel="dots: test rows, large marks: global prototypes (t-SNE)")
         axis.grid(visible=False)
-        add_legend(figure, axis)
-        return as_svg(figure, name)
+        return as_svg(figure, name, axis)
 
 
 def plot_client_scores(named: Sequence[tuple[str, Setting]], metric: str, name: str) -> str:
@@ -103,8 +101,7 @@ def plot_client_scores(named: Sequence[tuple[str, Setting]], metric: str, name: 
     row_height = max(0.42, 0.12 + 0.17 * max(name.count("\n") + 1 for name in names))
     with canvas(1, 7.4, 1.1 + row_height * len(named)) as (figure, (axis,)):
         for i, (_, setting) in enumerate(named):
-            scores = [s for run in setting.runs for s in run["utility"]["clients"] if s is not None]
-            if not scores:
+            if not (scores := [s for run in setting.runs for s in run["utility"]["clients"] if s is not None]):
                 continue
             place, colour = len(named) - 1 - i, PALETTE[i % len(PALETTE)]
             axis.plot([min(scores), max(scores)], [place, place], color=GRID, lw=5, zorder=1)
@@ -112,8 +109,7 @@ def plot_client_scores(named: Sequence[tuple[str, Setting]], metric: str, name: 
             mean = sum(scores) / len(scores)
             axis.plot([mean, mean], [place - 0.28, place + 0.28], color=INK, lw=2, zorder=3)
         axis.set_yticks(range(len(named)), list(reversed(names)))
-        axis.set_ylim(-0.6, len(named) - 0.4)
-        axis.set_xlabel(f"test {metric} of a client on its own rows (bar: the mean)")
+        axis.set(ylim=(-0.6, len(named) - 0.4), xlabel=f"test {metric} of a client on its own rows (bar: the mean)")
         return as_svg(figure, name)
 
 
@@ -147,8 +143,7 @@ def prototype_pictures(named: Sequence[tuple[str, Setting]]) -> list[tuple[str, 
     for i, (name, setting) in enumerate(there):
         seed = min(setting.seeds, key=lambda s: (-seeds[s], s))
         run = next(run for run in setting.runs if int(run["seed"]) == seed)
-        path = _file(run)
-        if path is None:
+        if (path := _file(run)) is None:
             continue
         digests.check_file(path, run.get("files", {}).get(FILE), f"delete it and result.json, {digests.AGAIN}")
         known = load_file(path)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -39,13 +39,12 @@ class Strip(NamedTuple):
 def read_pairs(settings: Sequence[Setting], attack: str, seed: int) -> list[Pair]:
     """Return what the attack labelled `attack` left behind at `seed`, for every setting that has it."""
     found = []
-    for setting in settings:
-        for run in setting.runs:
-            entry: Mapping[str, Any] | None = next((a for a in run["attacks"] if a["label"] == attack), None)
+    runs = ((setting, run) for setting in settings for run in setting.runs if int(run["seed"]) == seed)
+    for setting, run in runs:
+        for entry in [a for a in run["attacks"] if a["label"] == attack][:1]:
             # Elsewhere on this machine lie files that are no business of a folder from somebody else.
-            path = path_inside(Path(run["folder"]), entry["file"]) if entry else None
-            if int(run["seed"]) == seed and path is not None and path.is_file():
-                assert entry is not None
+            path = path_inside(Path(run["folder"]), entry["file"])
+            if path is not None and path.is_file():
                 advice = f"delete it, {path.stem}.json beside it and result.json, {digests.AGAIN}"
                 digests.check_file(path, entry.get("sha256"), advice)
                 tensors = current_keys(load_file(path))
@@ -89,8 +88,7 @@ def feature_scores(found: Sequence[Pair]) -> tuple[list[list[float | None]], int
     columns = []
     for pair in found:
         truth, prediction = pair.truth.flatten(1).double(), pair.prediction.flatten(1).double()
-        total = (truth - truth.mean(0)).square().sum(0)
-        error = (truth - prediction).square().sum(0)
+        total, error = ((truth - other).square().sum(0) for other in (truth.mean(0), prediction))
         columns.append([1 - float(e / t) if t > 0 else None for e, t in zip(error, total, strict=True)])
     rows = [list(row) for row in zip(*columns, strict=True)]
     return rows[:FEATURES], max(0, len(rows) - FEATURES)

@@ -11,16 +11,7 @@ from torch import Tensor
 from splitfed.attacks.scoring.member_metrics import roc
 from splitfed.study.report.data import METRICS, NO_DEFENSE, Summary, interval_ends
 from splitfed.study.report.figures.plots import BASELINE_STYLES, metric_title
-from splitfed.study.report.figures.style import (
-    INK,
-    MUTED,
-    PALETTE,
-    SeriesStyles,
-    add_legend,
-    as_svg,
-    canvas,
-    wrap_label,
-)
+from splitfed.study.report.figures.style import INK, MUTED, PALETTE, SeriesStyles, as_svg, canvas, wrap_label
 from splitfed.study.report.text import name_of
 
 
@@ -45,27 +36,24 @@ def plot_scores(
                     if scores.get(who):
                         # One entry in the legend is enough for all rows.
                         text = None if who in named else f"baseline: {label}"
-                        there = [scores[who]["mean"]] * 2
-                        axis.plot(there, [row - 0.36, row + 0.36], color=MUTED, ls=dashes, lw=1.4, label=text)
+                        axis.plot(
+                            [scores[who]["mean"]] * 2,
+                            [row - 0.36, row + 0.36],
+                            color=MUTED,
+                            ls=dashes,
+                            lw=1.4,
+                            label=text,
+                        )
                         named.add(who)
-                score = scores.get("attack")
-                if score:
-                    colour, mean = looks.colours[setting["family"]], score["mean"]
+                if score := scores.get("attack"):
+                    colour, marker = looks.colours[setting["family"]], looks.markers[setting["place"]]
                     axis.plot(interval_ends(score), [row, row], color=colour, lw=2, alpha=0.6)
-                    marker = looks.markers[setting["place"]]
-                    axis.plot([mean], [row], color=colour, marker=marker, ms=8, mec="white", ls="")
+                    axis.plot([score["mean"]], [row], color=colour, marker=marker, ms=8, mec="white", ls="")
             axis.set_yticks(rows, names if axis is axes[0] else [""] * len(rows))
-            axis.set_ylim(-0.6, len(settings) - 0.4)
-            axis.set_xlim(-0.02, 1.02)
-            told = (
-                metric_title(metric)
-                if METRICS[metric].centre is None
-                else f"{metric_title(metric)} (below 0.5: reversed)"
-            )
-            axis.set_xlabel(told)
+            reversible = "" if METRICS[metric].centre is None else " (below 0.5: reversed)"
+            axis.set(ylim=(-0.6, len(settings) - 0.4), xlim=(-0.02, 1.02), xlabel=f"{metric_title(metric)}{reversible}")
             axis.grid(visible=False, axis="y")
-        add_legend(figure, axes[-1])
-        return as_svg(figure, name)
+        return as_svg(figure, name, axes[-1])
 
 
 def roc_corners(scores: Tensor, member: Tensor) -> tuple[list[float], list[float]]:
@@ -88,7 +76,5 @@ def plot_roc_curves(curves: Sequence[tuple[str, str, Tensor, Tensor]], name: str
         least = min(1 / int((~member).sum()) for *_, member in curves)
         axis.plot([least, 1], [least, 1], color=MUTED, ls=(0, (5, 3)), lw=1.2, label="chance")
         axis.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.05))
-        axis.set_xlabel("false-positive rate: outsiders taken for members")
-        axis.set_ylabel("true-positive rate: members found")
-        add_legend(figure, axis)
-        return as_svg(figure, name)
+        axis.set(xlabel="false-positive rate: outsiders taken for members", ylabel="true-positive rate: members found")
+        return as_svg(figure, name, axis)

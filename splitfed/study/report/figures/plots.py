@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from splitfed.study.report.data import METRICS, TARGETS, Summary, interval_ends
-from splitfed.study.report.figures.style import MUTED, SeriesStyles, add_legend, as_svg, canvas, wrap_label
+from splitfed.study.report.data import METRICS, TARGETS, Summary, group_by, interval_ends
+from splitfed.study.report.figures.style import MUTED, SeriesStyles, as_svg, canvas, wrap_label
 
 BASELINE_STYLES = {
     "mean_image": ("the mean", (0, (5, 3))),
@@ -44,17 +44,19 @@ def plot_tradeoff(summary: Summary, attack: str, looks: SeriesStyles, name: str)
     with canvas(len(metrics)) as (figure, axes):
         for axis, metric in zip(axes, metrics, strict=True):
             points = points_of(summary["settings"], attack, metric)
-            draw_baselines(axis.axvline, points)
+            draw_baselines(axis.axvline, [p.scores for p in points])
             _draw_front(axis, [p for p in points if metric in p.setting["attacks"][attack]["front"]], metric)
             _draw_families(axis, points, looks)
             leaks = f"{'more' if METRICS[metric].up else 'less'} is more leakage"
-            axis.set_xlabel(wrap_label(f"{metric_title(metric, any(p.reversed for p in points))}{what}: {leaks}", 60))
+            title = metric_title(metric, any(p.reversed for p in points))
             hijacked = ", hijacked training" if all(p.setting["training_attack"] for p in points) else ""
-            axis.set_ylabel(wrap_label(f"test {summary['utility']['metric']}{hijacked}", 42))
+            axis.set(
+                xlabel=wrap_label(f"{title}{what}: {leaks}", 60),
+                ylabel=wrap_label(f"test {summary['utility']['metric']}{hijacked}", 42),
+            )
             if target not in ("inputs", "representatives"):
                 axis.locator_params(axis="x", nbins=5)  # shares differ in late digits, whose labels are long
-        add_legend(figure, axes[0])
-        return as_svg(figure, name)
+        return as_svg(figure, name, axes[0])
 
 
 def scored_metrics(summary: Summary, attack: str) -> list[str]:
@@ -88,12 +90,17 @@ def turn_over(metric: str, found: Mapping[str, Any]) -> tuple[Mapping[str, Any],
     return {**found, "mean": METRICS[metric].leak(mean), **known}, mean < centre
 
 
-def draw_baselines(draw: Any, points: Sequence[Point]) -> None:
-    """Draw the baseline that sees nothing: its mean over the settings."""
-    for who, (label, dashes) in BASELINE_STYLES.items():
-        known = [p.scores[who]["mean"] for p in points if p.scores.get(who)]
-        if known:
-            draw(sum(known) / len(known), color=MUTED, ls=dashes, lw=1.2, label=f"baseline: {label}")
+def draw_baselines(draw: Any, scores: Sequence[Mapping[str, Any]]) -> None:
+    """Draw the baselines that see nothing: the mean of each over the `scores` of several settings, by who has them."""
+    for who in BASELINE_STYLES:
+        draw_baseline(draw, who, [one[who]["mean"] for one in scores if one.get(who)])
+
+
+def draw_baseline(draw: Any, who: str, values: Sequence[float]) -> None:
+    """Draw the mean of `values`, which the baseline `who` reached; nothing where there are none."""
+    if values:
+        label, dashes = BASELINE_STYLES[who]
+        draw(sum(values) / len(values), color=MUTED, ls=dashes, lw=1.2, label=f"baseline: {label}")
 
 
 def _draw_front(axis: Any, points: Sequence[Point], metric: str) -> None:
@@ -105,18 +112,18 @@ def _draw_front(axis: Any, points: Sequence[Point], metric: str) -> None:
 
 def _draw_families(axis: Any, points: Sequence[Point], looks: SeriesStyles) -> None:
     """Draw a family's settings in its colour, joined in the order of strength, each with its strength beside it."""
-    groups: dict[tuple[str, str, str], list[Point]] = {}
-    for point in points:  # settings come in the order of their strength
+
+    def name_series(point: Point) -> tuple[str, str, str]:
         setting = point.setting
         what = "" if setting["strength"] is None else f": {setting['measure']['title']}"
-        groups.setdefault((setting["family"], setting["place"], what), []).append(point)
-    for (family, place, what), members in groups.items():
-        colour = looks.colours[family]
-        xs, ys = [p.x["mean"] for p in members], [p.y["mean"] for p in members]
+        return setting["family"], setting["place"], what
+
+    # Settings come in the order of their strength.
+    for (family, place, what), members in group_by(points, name_series).items():
         axis.plot(
-            xs,
-            ys,
-            color=colour,
+            [p.x["mean"] for p in members],
+            [p.y["mean"] for p in members],
+            color=looks.colours[family],
             marker=looks.markers[place],
             ms=7,
             mec="white",
@@ -130,12 +137,11 @@ def _draw_families(axis: Any, points: Sequence[Point], looks: SeriesStyles) -> N
         colour, x, y = looks.colours[point.setting["family"]], point.x, point.y
         axis.plot(interval_ends(x), [y["mean"]] * 2, color=colour, lw=1.1, alpha=0.7)
         axis.plot([x["mean"]] * 2, interval_ends(y), color=colour, lw=1.1, alpha=0.7)
-        said = [*([] if point.setting["strength"] is None else [f"{point.setting['strength']:g}"])]
-        said += ["reversed"] if point.reversed else []
+        strength = point.setting["strength"]
+        said = [*([] if strength is None else [f"{strength:g}"]), *(["reversed"] if point.reversed else [])]
         if said:
-            where = (x["mean"], y["mean"])
             aside = NUMBER_OFFSETS[list(looks.colours).index(point.setting["family"]) % len(NUMBER_OFFSETS)]
-            axis.annotate(" ".join(said), where, aside, textcoords="offset points", color=colour)
+            axis.annotate(" ".join(said), (x["mean"], y["mean"]), aside, textcoords="offset points", color=colour)
     # An interval can be far wider than all that is to be seen: it runs out of the frame.
     for (low, high), narrow in zip(limits, (axis.set_xlim, axis.set_ylim), strict=True):
         narrow(low - 0.15 * (high - low), high + 0.15 * (high - low))

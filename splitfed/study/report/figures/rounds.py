@@ -8,24 +8,22 @@ from typing import Any
 from splitfed.study.report.data import (
     Estimate,
     Setting,
-    StrengthMeasure,
     Summary,
     bounds_of,
     by_round,
     estimate,
+    group_by,
     scored_utility,
     shared_rounds,
 )
+from splitfed.study.report.figures.plots import draw_baseline
 from splitfed.study.report.figures.style import (
-    DASHES,
     INK,
     MARKERS,
-    MUTED,
-    PALETTE,
     SeriesStyles,
-    add_legend,
     as_svg,
     canvas,
+    numbered_look,
 )
 from splitfed.study.report.privacy import epsilon_per_round
 
@@ -47,8 +45,7 @@ def plot_training_curves(summary: Summary, settings: Sequence[Setting], looks: S
                 _draw_mean(axis, each, looks.label(setting.defense, setting.place), style)
             axis.set_title(title)
             _set_round_axis(axis)
-        add_legend(figure, axes[0])
-        return as_svg(figure, name)
+        return as_svg(figure, name, axes[0])
 
 
 def plot_utility_by_round(named: LabeledSettings, metric: str, name: str, target: float | None = None) -> str:
@@ -59,10 +56,9 @@ def plot_utility_by_round(named: LabeledSettings, metric: str, name: str, target
     shaded: list[tuple[Any, ...]] = []
     with canvas(1, 7.4, 4.2) as (figure, (axis,)):
         for i, (label, setting) in enumerate(named):
-            found = utility_by_round(setting)
-            if not found:
+            if not (found := utility_by_round(setting)):
                 continue
-            look = _line_style(i)
+            look = numbered_look(i)
             axis.plot(list(found), [e.mean for e in found.values()], lw=1.8, ms=4, label=label, **look)
             bounds = {r: (e.low, e.high) for r, e in found.items() if e.low is not None and e.high is not None}
             if bounds:
@@ -75,8 +71,7 @@ def plot_utility_by_round(named: LabeledSettings, metric: str, name: str, target
         if target is not None:
             axis.axhline(target, color=INK, ls=(0, (1, 2)), lw=1.2, label=f"target {target:g}")
         _set_round_axis(axis, f"validation {metric}, all clients' rows")
-        add_legend(figure, axis)
-        return as_svg(figure, name)
+        return as_svg(figure, name, axis)
 
 
 def utility_by_round(setting: Setting) -> dict[int, Estimate]:
@@ -104,22 +99,18 @@ def plot_error_by_round(
     A thick line is the mean over seeds, thin ones are single seeds, the dashed one is the baseline that answers with
     the mean. None where no run was attacked while training went on.
     """
-    curves = [(s, [error_by_round(run, attack) for run in s.runs], s.runs[0]) for s in settings]
-    curves = [(setting, seed_curves, run) for setting, seed_curves, run in curves if all(seed_curves)]
-    if not curves:
+    every = [(setting, [error_by_round(run, attack) for run in setting.runs]) for setting in settings]
+    if not (curves := [(setting, seed_curves) for setting, seed_curves in every if all(seed_curves)]):
         return None
     with canvas(1, 6.4, 3.9) as (figure, (axis,)):
-        for setting, seed_curves, _ in curves:
-            style: dict[str, Any] = {"color": looks.colours[setting.family], "ls": looks.dashes[setting.place]}
+        for setting, seed_curves in curves:
+            style = {"color": looks.colours[setting.family], "ls": looks.dashes[setting.place]}
             _draw_mean(axis, seed_curves, looks.label(setting.defense, setting.place), style)
-        blind = [value for *_, run in curves for value in error_by_round(run, attack, "mean_image").values()]
-        if blind:
-            label = "baseline: the mean"
-            axis.axhline(sum(blind) / len(blind), color=MUTED, ls=(0, (5, 3)), lw=1.2, label=label)
+        blind = [error_by_round(setting.runs[0], attack, "mean_image").values() for setting, _ in curves]
+        draw_baseline(axis.axhline, "mean_image", [error for errors in blind for error in errors])
         axis.set_yscale("log")
         _set_round_axis(axis, "MSE over the victims: less is more leakage")
-        add_legend(figure, axis)
-        return as_svg(figure, name)
+        return as_svg(figure, name, axis)
 
 
 def plot_epsilon_by_round(settings: Sequence[Setting], looks: SeriesStyles, name: str) -> str | None:
@@ -135,8 +126,7 @@ def plot_epsilon_by_round(settings: Sequence[Setting], looks: SeriesStyles, name
                 axis.plot(rounds, epsilons, lw=1.8, marker=MARKERS[number % len(MARKERS)], ms=5, label=label, **style)
         axis.set_yscale("log")
         _set_round_axis(axis, "epsilon so far")
-        add_legend(figure, axis)
-        return as_svg(figure, name)
+        return as_svg(figure, name, axis)
 
 
 def _draw_mean(axis: Any, each: Sequence[Mapping[int, float]], label: str, style: Mapping[str, Any]) -> None:
@@ -155,17 +145,8 @@ def _set_round_axis(axis: Any, title: str = "") -> None:
 
 def _opacities(settings: Sequence[Setting]) -> list[float]:
     """Return an opacity for each setting: within a family, the stronger the fuller."""
-    order: dict[str, dict[tuple[StrengthMeasure, float | None], None]] = {}
-    for setting in settings:
-        order.setdefault(setting.family, {})[setting.measure, setting.strength] = None
-    ranks = {family: list(found) for family, found in order.items()}
-    return [0.4 + 0.6 * (ranks[s.family].index((s.measure, s.strength)) + 1) / len(ranks[s.family]) for s in settings]
-
-
-def _line_style(number: int) -> dict[str, Any]:
-    turn = number // len(PALETTE)
-    return {
-        "color": PALETTE[number % len(PALETTE)],
-        "ls": DASHES[turn % len(DASHES)],
-        "marker": MARKERS[number % len(MARKERS)],
+    ranks = {
+        family: list(dict.fromkeys((s.measure, s.strength) for s in members))
+        for family, members in group_by(settings, lambda s: s.family).items()
     }
+    return [0.4 + 0.6 * (ranks[s.family].index((s.measure, s.strength)) + 1) / len(ranks[s.family]) for s in settings]

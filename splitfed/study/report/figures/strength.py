@@ -7,13 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from splitfed.study.report.data import NO_DEFENSE, Summary, error_bars
-from splitfed.study.report.figures.plots import (
-    draw_baselines,
-    metric_title,
-    points_of,
-    scored_metrics,
-)
-from splitfed.study.report.figures.style import PALETTE, SeriesStyles, add_legend, as_svg, canvas, wrap_label
+from splitfed.study.report.figures.plots import draw_baselines, metric_title, points_of, scored_metrics
+from splitfed.study.report.figures.style import PALETTE, SeriesStyles, as_svg, canvas, wrap_label
 
 Panel = tuple[str, str, bool]
 """Family, title of the parameter, and whether more of it is stronger."""
@@ -42,13 +37,12 @@ def plot_leakage_by_strength(summary: Summary, metric: str, target: str, looks: 
     ]
     if not found or not attacks:
         return None
-    colours = dict(zip(summary["attacks"], itertools.cycle(PALETTE), strict=False))
-    colours = {attack: colours[attack] for attack in attacks}
+    palette = zip(summary["attacks"], itertools.cycle(PALETTE), strict=False)
+    colours = {attack: colour for attack, colour in palette if attack in attacks}
     with canvas(len(found), 4.0, 3.4, 3) as (figure, axes):
         for axis, panel in zip(axes, found, strict=True):
             _draw_panel(axis, summary, panel, colours, metric, looks)
-        add_legend(figure, axes[0])
-        return as_svg(figure, name)
+        return as_svg(figure, name, axes[0])
 
 
 def _draw_panel(
@@ -60,27 +54,29 @@ def _draw_panel(
     left = 0.0 if rises else undefended_position(values)
     any_reversed = False
     for attack, place in itertools.product(colours, summary["places"]):
-        points = points_of([s for s in panel_settings if s["place"] == place], attack, metric)
-        if not points:
+        if not (points := points_of([s for s in panel_settings if s["place"] == place], attack, metric)):
             continue
         positions = {id(p): left if p.setting["family"] == NO_DEFENSE else float(p.setting["strength"]) for p in points}
         points.sort(key=lambda p: positions[id(p)] if rises else -positions[id(p)])
         any_reversed = any_reversed or any(p.reversed for p in points)
-        look = {"color": colours[attack], "marker": looks.markers[place], "ls": looks.dashes[place]}
         axis.errorbar(
             [positions[id(p)] for p in points],
             [p.x["mean"] for p in points],
             error_bars([p.x for p in points]),
             label=looks.label(attack, place),
             capsize=3,
-            **look,
+            color=colours[attack],
+            marker=looks.markers[place],
+            ls=looks.dashes[place],
         )
-    draw_baselines(axis.axhline, points_of(panel_settings, next(iter(colours)), metric))
+    draw_baselines(axis.axhline, [p.scores for p in points_of(panel_settings, next(iter(colours)), metric)])
     if not rises:
         _reverse_axis(axis, values, left)
-    axis.set_title(wrap_label(family, 30))
-    axis.set_xlabel(wrap_label(f"{title}{'; 0: undefended' if rises else ': less is stronger'}", 46))
-    axis.set_ylabel(metric_title(metric, any_reversed))
+    axis.set(
+        title=wrap_label(family, 30),
+        xlabel=wrap_label(f"{title}{'; 0: undefended' if rises else ': less is stronger'}", 46),
+        ylabel=metric_title(metric, any_reversed),
+    )
 
 
 def undefended_position(values: Sequence[float]) -> float:

@@ -110,8 +110,19 @@ def wrap_label(text: str, width: int, lines: int = 3) -> str:
     )
 
 
-def as_svg(figure: Any, name: str) -> str:
-    """Return the figure as an SVG element to stand in a page; `name` begins its ids, so that two never meet."""
+def numbered_look(number: int) -> dict[str, Any]:
+    """Return colour, dashes and marker of the line with this number, where no family or place gives it any."""
+    dashes = DASHES[number // len(PALETTE) % len(DASHES)]
+    return {"color": PALETTE[number % len(PALETTE)], "ls": dashes, "marker": MARKERS[number % len(MARKERS)]}
+
+
+def as_svg(figure: Any, name: str, legend: Any = None) -> str:
+    """Return the figure as an SVG element to stand in a page; `name` begins its ids, so that two never meet.
+
+    `legend`: the axis whose legend goes below all panels.
+    """
+    if legend is not None:
+        add_legend(figure, legend)
     _disable_math_text(figure)
     keep_room(figure)
     buffer = io.StringIO()
