@@ -117,8 +117,7 @@ class ClientGradient:
         for segment in local.segments:
             _copy_training_mode(self._modules[segment.name], segment.module)
         for name, module in self._modules.items():
-            state = {n: step.before.get(f"{name}/{n}", t) for n, t in module.state_dict().items()}
-            module.load_state_dict(state)
+            module.load_state_dict({n: step.before.get(f"{name}/{n}", t) for n, t in module.state_dict().items()})
         known = {f"{s}/{n}": p for s, m in self._modules.items() for n, p in m.named_parameters() if p.requires_grad}
         known = {name: weight for name, weight in known.items() if name in step.gradient}
         if not known:

@@ -89,8 +89,7 @@ class InvertingGradients(Attack):
         misfit = math.inf
         for iteration in range(self.iterations):
             misfit_now = 1 - cosine(client.gradient(x, labels, back), client.target)
-            grown = torch.autograd.grad(misfit_now + self.tv * variation(x), free)
-            for tensor, g in zip(free, grown, strict=True):
+            for tensor, g in zip(free, torch.autograd.grad(misfit_now + self.tv * variation(x), free), strict=True):
                 tensor.grad = g.sign()
             optimizer.step()
             rates.step()

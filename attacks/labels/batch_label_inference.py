@@ -106,8 +106,7 @@ def _equations(module: nn.Module, step: OwnStep, batch_size: int) -> list[_Equat
     logits = module(step.inputs.clone())
     equations = []
     for rows in torch.arange(len(logits)).split(batch_size):
-        single = logits[rows].flatten()
-        jacobian = torch.stack([_derivative(one, weights) for one in single])
+        jacobian = torch.stack([_derivative(one, weights) for one in logits[rows].flatten()])
         gradient = _derivative((logits[rows] * step.gradient[rows]).sum(), weights)
         size = jacobian.square().sum(1).mean().clamp_min(torch.finfo(jacobian.dtype).tiny)
         equations.append(

@@ -80,8 +80,7 @@ class UnsplitLabels(Attack):
             # Early on every class has a say; in the end the nearest one alone.
             heat = max(0.5 * (1 - 1.25 * iteration / self.iterations), 0.01)
             nearest = -heat * torch.logsumexp(-errors / heat, 1)
-            loss = nearest.mean() + _TOLD * errors[rows, labels].mean()
-            take_step(optimizer, loss)
+            take_step(optimizer, nearest.mean() + _TOLD * errors[rows, labels].mean())
             if iteration % 50 == 49:
                 progress(iteration + 1, self.iterations)
         return -_errors(clone(sent), received)

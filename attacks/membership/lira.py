@@ -88,8 +88,7 @@ class Lira(Attack):
 
 def halves(copies: int, rows: int, generator: torch.Generator) -> Tensor:
     """Return (copies, rows) bool, at random, with every row in exactly half of the copies."""
-    ranks = torch.rand(copies, rows, generator=generator).argsort(0).argsort(0)
-    return ranks < copies // 2
+    return torch.rand(copies, rows, generator=generator).argsort(0).argsort(0) < copies // 2
 
 
 def moments(values: Tensor, chosen: Tensor, pooled: bool) -> tuple[Tensor, Tensor]:

@@ -49,11 +49,9 @@ class MembershipReleases(Attack):
         check_classes("membership_releases", knowledge.classes)
         x, query = unwrap(knowledge.auxiliary), unwrap(knowledge.query)
         released = view.select(kind="activation").tensors(knowledge.device)
-        passes = [query(x) for _ in range(self.queries)]
-        by_release = self._odds(passes, released, knowledge, generator)
+        by_release = self._odds([query(x) for _ in range(self.queries)], released, knowledge, generator)
         progress(1, 2)
-        by_row = self._odds([{"x": x}], {"x": unwrap(knowledge.candidates)}, knowledge, generator)
-        return by_release - by_row
+        return by_release - self._odds([{"x": x}], {"x": unwrap(knowledge.candidates)}, knowledge, generator)
 
     def _odds(
         self, passes: list[Releases], asked: Releases, knowledge: Knowledge, generator: torch.Generator

@@ -87,8 +87,7 @@ class Grn(Attack):
                 prediction = generated(chosen)
                 made = upstream(rows.whole(chosen, prediction))
                 misfit = torch.stack([(made[name] - z[chosen]).square().sum() for name, z in seen.items()]).sum()
-                loss = misfit + self.variance * prediction.var(0).sum()
-                take_step(optimizer, loss)
+                take_step(optimizer, misfit + self.variance * prediction.var(0).sum())
             progress(epoch + 1, self.epochs)
         with torch.no_grad():
             everybody = torch.arange(len(rows.base))

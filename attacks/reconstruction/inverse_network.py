@@ -66,8 +66,7 @@ class InverseNetwork(Attack):
         for epoch in range(self.epochs):
             z = passes[epoch % len(passes)]
             for rows in draw_batches(len(x), self.batch_size, generator):
-                loss = functional.mse_loss(decoder({n: t[rows] for n, t in z.items()}), x[rows]) / unit
-                take_step(optimizer, loss)
+                take_step(optimizer, functional.mse_loss(decoder({n: t[rows] for n, t in z.items()}), x[rows]) / unit)
             schedule.step()
             progress(epoch + 1, self.epochs)
         with torch.no_grad():

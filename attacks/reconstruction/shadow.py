@@ -77,8 +77,7 @@ class Shadow(Attack):
         for epoch in range(self.epochs):
             for rows in draw_batches(len(x), self.batch_size, generator, shadow.least_rows):
                 releases, penalty, weight = shadow.in_training(x[rows])
-                loss = weight * loss_of(x[rows], releases, y[rows]) + penalty
-                take_step(optimizer, loss)
+                take_step(optimizer, weight * loss_of(x[rows], releases, y[rows]) + penalty)
                 shadow.defenses.learn()
             schedule.step()
             progress(epoch + 1, self.epochs + 1)

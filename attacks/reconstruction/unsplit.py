@@ -109,8 +109,7 @@ class Unsplit(Attack):
         for done in range(self.rounds):
             search.advance(x, inputs, self.input_steps)
             for _ in range(self.model_steps):
-                loss = misfit(clone(x.detach()), seen) / len(x)
-                take_step(model, loss)
+                take_step(model, misfit(clone(x.detach()), seen) / len(x))
             yield done + 1
 
 

@@ -64,8 +64,7 @@ def tpr_at(scores: Tensor, member: Tensor, fpr: float) -> float:
 def chance_at(fpr: float, non_members: int) -> float:
     """Return the expected `tpr_at` of scores without ties that know nothing: (k + 1) / (n + 1), k = floor(fpr n)."""
     check_count("non_members", non_members, low=1)
-    admitted = _count_admitted(fpr, non_members)
-    return min(1.0, (admitted + 1) / (non_members + 1))
+    return min(1.0, (_count_admitted(fpr, non_members) + 1) / (non_members + 1))
 
 
 def tpr_interval(scores: Tensor, member: Tensor, fpr: float, generator: torch.Generator) -> Interval:

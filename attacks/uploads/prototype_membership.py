@@ -44,5 +44,4 @@ class PrototypeMembership(Attack):
         own = unwrap(knowledge.candidate_labels).view(-1, 1).to(z.device) == torch.tensor(labels, device=z.device)
         distances = torch.cdist(z, means.to(z)).square()
         # A class that no mean was sent for: further than anything.
-        far = distances.max() + 1
-        return -torch.where(own, distances, far).amin(1)
+        return -torch.where(own, distances, distances.max() + 1).amin(1)

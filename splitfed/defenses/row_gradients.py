@@ -101,8 +101,7 @@ def _run_segment(segment: Segment, values: Mapping[str, Tensor], watched: Mappin
 def _check_layers(segment: Segment, watched: Mapping[str, nn.Module], one: _Ran, other: _Ran) -> None:
     names = {id(one.module.get_submodule(name)): name for name in watched}
     for first, second in zip(one.calls, other.calls, strict=True):
-        whole = len(first.x) == ROWS and other_rows_equal(first.x, second.x)
-        if not whole:
+        if not (len(first.x) == ROWS and other_rows_equal(first.x, second.x)):
             raise _layer_error(
                 segment, names[id(first.layer)], first.layer, "its input has no row for each row of the batch"
             )

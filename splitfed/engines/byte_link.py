@@ -155,8 +155,7 @@ def _parse_header(data: bytes) -> tuple[dict[str, Any], int]:
     packed, stamp = header.get("packed"), header["stamp"]
     if packed is not None and not _is_count(packed):
         raise InvalidInput(f"message: packed={packed!r} is not allowed; expected a number of bytes, or nothing")
-    kinds = [str, int, int, int, str]
-    if [type(item) for item in stamp] != kinds:
+    if [type(item) for item in stamp] != [str, int, int, int, str]:
         raise InvalidInput(f"message: stamp={stamp!r} is not allowed; expected phase, replica, epoch, step and part")
     return {**header, "packed": packed}, _FIXED.size + length
 

@@ -135,8 +135,7 @@ class Averaging(Method):
 
 def take_step(method: Averaging, learner: Learner, after: Mapping[str, Tensor], state: State) -> dict[str, Tensor]:
     """Return what the aggregation server holds after the aggregate `after`: that, or a step from what it held."""
-    segments = method.shared(learner.topology)
-    return take_server_step(method.settings, learner, segments, state["weights"], after, state)
+    return take_server_step(method.settings, learner, method.shared(learner.topology), state["weights"], after, state)
 
 
 def check_whole(who: str, topology: Topology) -> None:

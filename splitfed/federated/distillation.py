@@ -24,8 +24,7 @@ def divergence(student: Tensor, teacher: Tensor) -> Tensor:
 
 def accuracy(learner: Learner, value: str, part: str) -> float:
     """Return how often the largest of the class scores `value`, (rows, classes), is the label, in `part`."""
-    labels = learner.labels(value, part).view(-1)
-    return float((learner.compute(value, part).argmax(1) == labels).double().mean())
+    return float((learner.compute(value, part).argmax(1) == learner.labels(value, part).view(-1)).double().mean())
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,7 @@ class FedDistill(Method):
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
         """Return the distillation loss of a client's predictions towards the others' mean scores."""
         head = placement.topology.heads[0]
-        segment = making_segment(placement.topology, head.value)
-        return Follow(self.weight, segment.name, head.value, count_classes(head))
+        return Follow(self.weight, making_segment(placement.topology, head.value).name, head.value, count_classes(head))
 
     def start(self, clients: int) -> State:
         """Nobody has sent scores yet: client -> class -> mean scores."""

@@ -133,8 +133,7 @@ class FedGen(Averaging):
         state["weights"] = take_step(self, learners[0], gathering.value(), state)
         made = self._generator(learners[0], state)
         if heads:
-            random = generator(learners[0].seed, "fedgen", number)
-            self._train(made, heads, torch.stack(counts), state, random)
+            self._train(made, heads, torch.stack(counts), state, generator(learners[0].seed, "fedgen", number))
         state["generator"] = {name: tensor.clone() for name, tensor in made.state_dict().items()}
         known = torch.stack(counts).sum(0) > 0
         state["labels"] = known | state["labels"] if len(state["labels"]) else known

@@ -72,8 +72,7 @@ class FedSgd(Averaging):
         rate = first.rate if self.rate is None else self.rate
         names = trainable_names(first.topology, self.shared(first.topology))
         stepped = {n: state["weights"][n] - rate * found[WEIGHT_GRADIENT][one] for n, one in names.items()}
-        after = {**state["weights"], **found.get("weights", {}), **stepped}
-        state["weights"] = take_step(self, first, after, state)
+        state["weights"] = take_step(self, first, {**state["weights"], **found.get("weights", {}), **stepped}, state)
 
     def _upload(self, learner: Learner) -> Upload:
         """Return the client's gradient, and beside it the buffers where they are shared."""

@@ -107,10 +107,9 @@ class FML(Method):
         head, role = topology.heads[0], only_client("fml", topology)
         own, other = (self.alpha, self.beta) if clients_hold_all(topology) else (self.beta, self.alpha)
         second = self._second(topology, role, derive(seed, "fml"))
-        value = second.names[head.value]
         heads = (
             replace(head, weight=head.weight * own),
-            replace(head, value=value, role=role, weight=head.weight * other, via=()),
+            replace(head, value=second.names[head.value], role=role, weight=head.weight * other, via=()),
         )
         with_meme = replace(topology, segments=(*topology.segments, *second.segments), heads=heads)
         seen = [_delivering_segment(with_meme, a, b) for a, b, weight in self._pairs(with_meme) if weight < 1]

@@ -104,8 +104,7 @@ def unprotected(topology: Topology, defenses: Sequence[Defense], fused: Sequence
                 f"releases on {edge.name} ({source} to {target})"
                 + _exception_text(covered_clients.get(("activation", edge.name)))
             )
-        returns = edge.name not in topology.forward_only
-        if target in owners and returns and edge.name not in covered["gradient"]:
+        if target in owners and edge.name not in topology.forward_only and edge.name not in covered["gradient"]:
             exposed.append(
                 f"gradients on {edge.name} ({target} to {source})"
                 + _exception_text(covered_clients.get(("gradient", edge.name)))
