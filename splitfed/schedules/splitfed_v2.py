@@ -15,7 +15,7 @@ import torch
 
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
-from splitfed.engines.base import FED, Placement, Source, Trainer
+from splitfed.engines.base import Placement, Trainer
 from splitfed.schedules.base import Round, State, Training, client_roles
 from splitfed.schedules.sampling import Averaged, dropped_clients, examples, list_clients
 
@@ -25,6 +25,7 @@ class SplitFedV2(Averaged):
     """One server segment for all; clients one after another, in an order drawn anew each round."""
 
     buffers: bool = True
+    averages_clients = True
 
     def placement(self, topology: Topology) -> Placement:
         """An aggregation server for the clients' segments."""
@@ -41,11 +42,3 @@ class SplitFedV2(Averaged):
         if fused := self.enough(turns):
             engine.upload(examples(engine, turns), number)
         return Round(losses, list_clients(turns), dropped_clients(turns), fused)
-
-    def newest(self, client: int, state: State) -> Source:
-        """Everybody uses what the aggregation server averaged."""
-        return FED
-
-    def binds(self, clients: int) -> str | None:
-        """Averaged segments must be of one make."""
-        return "averages client segments" if clients > 1 else None
