@@ -11,9 +11,8 @@ the party's own embeddings; ours are the gradients at the cut, or what was relea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,7 +33,6 @@ class Spectral(Attack):
     target: ClassVar[Target] = Target.LABELS
     phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {}, "paper": {}}
 
     rows: str = field(default="gradients", metadata=require_name("spectral rows", ROWS))
 

@@ -23,15 +23,14 @@ MNIST, behind the trained last layer of another network, `fast` misses some (the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target, unwrap
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, Target, unwrap
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.own_steps import own_steps
 from splitfed.attacks.networks.gradient_descent import take_step
@@ -48,7 +47,7 @@ class UnsplitLabels(Attack):
     target: ClassVar[Target] = Target.LABELS
     phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS, Needs.HEAD})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 300, "lr": 0.02, "hints": 1},
         "paper": {"iterations": 5000, "lr": 0.001, "hints": 1},
     }

@@ -27,15 +27,14 @@ narrower than its input resists: whatever they map to zero can be added to a pre
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, unwrap
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, unwrap
 from splitfed.attacks.networks.gradient_descent import draw_batches, take_step
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
@@ -50,7 +49,7 @@ class Grn(Attack):
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM, Needs.OWN_INPUTS})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"epochs": 200, "batch_size": 32, "lr": 5e-3},
         "paper": {"epochs": 60, "batch_size": 64, "lr": 5e-3},
     }

@@ -11,20 +11,19 @@ theirs halves every ten epochs, under the amsgrad variant of Adam.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import LRScheduler
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases, unwrap
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
 from splitfed.attacks.networks.gradient_descent import draw_batches, take_step
 from splitfed.attacks.networks.image_parts import boxes
 from splitfed.attacks.reconstruction.decoder import Decoder
-from splitfed.attacks.search_space import Choice, Span
+from splitfed.attacks.search_space import Space, Span
 from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 
@@ -37,13 +36,13 @@ class InverseNetwork(Attack):
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"epochs": 5, "batch_size": 32, "lr": 3e-3, "width": 16},
         "default": {"epochs": 20, "batch_size": 32, "lr": 3e-3, "width": 16},
         "paper": {"epochs": 50, "batch_size": 32, "lr": 1e-3, "width": 32},
     }
 
-    space: ClassVar[Mapping[str, Choice]] = {"lr": Span(3e-4, 1e-2, log=True), "width": (16, 32, 64)}
+    space: ClassVar[Space] = {"lr": Span(3e-4, 1e-2, log=True), "width": (16, 32, 64)}
 
     epochs: int = field(default=20, metadata=require_count("inverse_network epochs", low=1))
     batch_size: int = field(default=32, metadata=require_count("inverse_network batch_size", low=1))

@@ -15,14 +15,13 @@ not reported: with rate .02 another model recognised 9 of ten classes at a prior
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, log_probabilities
 from splitfed.attacks.networks.gradient_descent import take_step
 from splitfed.attacks.reconstruction.priors import roughness
@@ -41,7 +40,7 @@ class ModelInversion(Attack):
 
     target: ClassVar[Target] = Target.REPRESENTATIVES
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.MODEL})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 300},
         "paper": {
             "iterations": 5000, "optimizer": "sgd", "lr": 0.1, "tv": 0.0, "enough": 0.99, "patience": 100,
