@@ -14,7 +14,6 @@ classes that the client holds: which these are is another attack's news (`class_
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,10 +28,10 @@ from splitfed.core.messages import View
 class PrototypeMembership(Attack):
     """Has no parameters."""
 
-    target: ClassVar[Target] = Target.MEMBERS
-    phase: ClassVar[Phase] = Phase.TRAINING
-    reads: ClassVar[tuple[str, ...]] = ("prototype", "soft labels")
-    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPLOADS, Needs.EXTRACTOR, Needs.CANDIDATES})
+    target = Target.MEMBERS
+    phase = Phase.TRAINING
+    reads = ("prototype", "soft labels")
+    requires = frozenset({Needs.UPLOADS, Needs.EXTRACTOR, Needs.CANDIDATES})
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return minus the squared distance of every candidate from its class's mean: (candidates,)."""

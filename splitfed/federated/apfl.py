@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from splitfed.core.errors import require_name, require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
@@ -87,7 +86,7 @@ class Apfl(Averaging):
         """Return the segments of the second model."""
         return second_model(topology)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> Learn | None:
         """Return the gradient step on a client's mixing weight alpha."""
         own = self.traits(placement.topology).private_segments
         return None if placement.replica is None else Learn(self.learns, own)

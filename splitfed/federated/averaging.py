@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from splitfed.aggregation.base import AggregationRule
-from splitfed.aggregation.update_aggregation import UpdateAggregation, update_aggregation_of
+from splitfed.aggregation.update_aggregation import GivenAggregation, UpdateAggregation, update_aggregation_of
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
 from splitfed.federated.base import Learner, Method, MethodContext, State
@@ -48,7 +47,7 @@ class Averaging(Method):
 
     buffers: bool = True
     weighted: bool = True
-    aggregation: str | Mapping[str, Any] | AggregationRule | UpdateAggregation | None = None
+    aggregation: GivenAggregation = None
 
     def __post_init__(self) -> None:
         """Refuse settings of the aggregation that there are not, or that break the method's formula."""

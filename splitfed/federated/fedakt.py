@@ -22,15 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.aggregation.base import AggregationRule
-from splitfed.aggregation.update_aggregation import UpdateAggregation, update_aggregation_of
+from splitfed.aggregation.update_aggregation import GivenAggregation, update_aggregation_of
 from splitfed.core.errors import InvalidInput, require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
@@ -73,7 +70,7 @@ class FedAKT(Method):
     embedding: str | None = None
     adapter: nn.Module | None = None
     extractor: nn.Module | None = None
-    aggregation: str | Mapping[str, Any] | AggregationRule | UpdateAggregation | None = None
+    aggregation: GivenAggregation = None
 
     def __post_init__(self) -> None:
         """Refuse a negative weight, and an adapter that nothing would train."""
@@ -144,7 +141,7 @@ class FedAKT(Method):
         first = [topology.segment(name) for name in front]
         return replace(topology, segments=(*first, *second.segments, *moved), lessons=frozenset(front))
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> FeatureMatching | None:
         """Return the loss between the two features at a client; None where there is nothing to match."""
         if not self.use_adapter or self.weight == 0 or placement.replica is None:
             return None

@@ -25,7 +25,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from splitfed.core.errors import require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import check_whole
@@ -55,7 +54,7 @@ class FedDistill(Method):
         check_whole("feddistill", topology)
         only_head("feddistill", topology)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> Follow:
         """Return the distillation loss of a client's predictions towards the others' mean scores."""
         head = placement.topology.heads[0]
         return Follow(self.weight, making_segment(placement.topology, head.value).name, head.value, count_classes(head))

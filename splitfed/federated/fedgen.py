@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.core.errors import InvalidInput, require_count, require_name, require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.random import derive, generator, stream
 from splitfed.core.topology import Segment, Topology
 from splitfed.federated.averaging import Averaging, check_whole, take_step
@@ -89,7 +88,7 @@ class FedGen(Averaging):
         """Return the segments that are averaged."""
         return super().shared(topology) if self.share == "model" else tuple(s.name for s in self._head(topology)[0])
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> GeneratorObjective | None:
         """Return the loss of a client's head on generated rows; None with weight 0."""
         if self.weight == 0:
             return None

@@ -28,7 +28,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +35,6 @@ from torch.nn import functional
 
 from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import InvalidInput, require_count, require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts, probe
 from splitfed.core.random import derive, stream
@@ -126,7 +124,7 @@ class FedKD(Method):
         lessons = frozenset({PROJECTION, *(s.name for s in second.segments)})
         return replace(twinned, segments=(*twinned.segments, bridge), lessons=lessons)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> MentorObjective:
         """Return the mutual distillation losses of mentor and mentee."""
         topology = placement.topology
         hidden = embedding("fedkd", _mentor(topology), self.embedding)
@@ -211,7 +209,7 @@ class MentorObjective(NoObjective):
     `places`: the mentor's output, the mentee's, the mentor's hidden value and the projected one -> their segments.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("base",)
+    kept = ("base",)
 
     def __init__(self, places: Mapping[str, str]) -> None:
         self.places = dict(places)

@@ -31,7 +31,6 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import require_count, require_name
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
@@ -74,7 +73,7 @@ class FedMD(Method):
         public_rows.check_batch("fedmd", self.batch if self.rows is None else min(self.batch, self.rows), context.facts)
         public_rows.check_public("fedmd", context.public)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> Follower:
         """Return the distillation loss of a party's class scores towards the mean of all clients'."""
         value = placement.topology.heads[0].value
         return Follower(value, making_segment(placement.topology, value).name, self.distance)

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.aggregation.running_mean import RunningMean
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, take_step
@@ -52,7 +51,7 @@ class FedNova(Averaging):
         for optim in context.optimizers.values():
             check_sgd("fednova", optim)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> Count | None:
         """Return a counter of a client's steps; None at a party that serves no client."""
         return None if placement.replica is None else Count()
 

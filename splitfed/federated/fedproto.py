@@ -28,13 +28,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, require_count, require_name, require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
@@ -105,7 +103,7 @@ class FedProto(Method):
             objective.losses += losses
         return losses
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> Pull | None:
         """Return the loss between a client's embeddings and the prototypes that it was sent."""
         value, head = _embedding_and_head(self, placement.topology)
         segment = making_segment(placement.topology, value)
@@ -176,7 +174,7 @@ class Pull(NoObjective):
     `passes`: how often it trains an epoch in this round, `losses`: those of its steps in it; `seed`: of the orders.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("prototypes",)
+    kept = ("prototypes",)
 
     method: FedProto
     segment: str

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import WEIGHT_GRADIENT, Stamp
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, take_step
@@ -39,8 +37,8 @@ from splitfed.federated.uploads import Upload, close_round
 class FedSgd(Averaging):
     """`rate` > 0 of the server's step; None: the learning rate that the clients' optimizers stand at."""
 
-    who: ClassVar[str] = "fedsgd"
-    whole: ClassVar[bool] = True
+    who = "fedsgd"
+    whole = True
 
     rate: float | None = field(default=None, metadata=require_number("fedsgd rate", low=0.0, open_low=True))
 
@@ -54,7 +52,7 @@ class FedSgd(Averaging):
             weighted_by_batch_size=True,
         )
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> Collect | None:
         """Return the accumulator of a client's gradients, which leaves its optimizer none."""
         return None if placement.replica is None else Collect(self.shared(placement.topology))
 

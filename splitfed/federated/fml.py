@@ -24,14 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from torch import nn
 
-from splitfed.aggregation.base import AggregationRule
-from splitfed.aggregation.update_aggregation import UpdateAggregation, update_aggregation_of
+from splitfed.aggregation.update_aggregation import GivenAggregation, update_aggregation_of
 from splitfed.core.errors import InvalidInput, require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
@@ -63,7 +60,7 @@ class FML(Method):
     beta: float = field(default=0.5, metadata=require_number("fml beta", low=0.0, high=1.0, open_low=True))
     meme: nn.Module | None = None
     private: nn.Module | None = None
-    aggregation: str | Mapping[str, Any] | AggregationRule | UpdateAggregation | None = None
+    aggregation: GivenAggregation = None
 
     def __post_init__(self) -> None:
         """Refuse weights and settings that cannot be."""
@@ -121,7 +118,7 @@ class FML(Method):
             forward_only=frozenset(f"{making_segment(with_meme, s.inputs[0]).name}->{s.name}" for s in lessons),
         )
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> MutualDistillation | None:
         """Return the mutual distillation losses of the models at a party, on each other's class scores."""
         found = []
         for student, teacher, weight in self._pairs(placement.topology):

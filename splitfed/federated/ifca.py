@@ -23,7 +23,6 @@ from torch import Tensor
 from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import require_count
 from splitfed.core.initial_weights import redraw_weights
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
@@ -58,7 +57,7 @@ class Ifca(Averaging):
         super().check(topology, clients)
         self._draw_weights(topology, min(1, self.clusters - 1), 0)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> ClusterChoice | None:
         """Return the record of a client's cluster; None at a party that serves no client."""
         return None if placement.replica is None else ClusterChoice()
 

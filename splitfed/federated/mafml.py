@@ -41,7 +41,6 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from splitfed.core.errors import require_count
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
@@ -79,7 +78,7 @@ class MAFML(Method):
         public_rows.check_batch("mafml", self.batch, context.facts)
         public_rows.check_public("mafml", context.public)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> MafmlObjective:
         """Return the mutual divergence loss of a party, with the projection of its gradient."""
         value = placement.topology.heads[0].value
         return MafmlObjective(value, making_segment(placement.topology, value).name, self.projected)

@@ -18,12 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput, require_count, require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, score_average, take_step
 from splitfed.federated.base import Learner, MethodContext, ObjectivePlacement, State
@@ -41,8 +39,8 @@ class PFedMe(Averaging):
     with it where they take steps of SGD, must be below one.
     """
 
-    who: ClassVar[str] = "pfedme"
-    whole: ClassVar[bool] = True
+    who = "pfedme"
+    whole = True
 
     weight: float = field(default=15.0, metadata=require_number("pfedme weight", low=0.0, open_low=True))
     steps: int = field(default=5, metadata=require_count("pfedme steps", low=1))
@@ -77,7 +75,7 @@ class PFedMe(Averaging):
         off = "pfedme with beta=0 never moves what is shared" if self.beta == 0 else None
         return replace(super().traits(topology), turned_off=off, post_processing=False)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> Envelope | None:
         """Return the Moreau envelope of a client's model: the proximal term towards w, and the steps of w."""
         return None if placement.replica is None else Envelope(self.weight, self.steps, self.shared(placement.topology))
 

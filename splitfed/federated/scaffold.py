@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import require_name, require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.federated.averaging import Averaging, take_step
 from splitfed.federated.base import Learner, MethodContext, ObjectivePlacement, State
@@ -59,7 +58,7 @@ class Scaffold(Averaging):
         for optim in context.optimizers.values() if self.variates == "change" else ():
             check_sgd("scaffold with variates='change'", optim, "; take variates='gradient'")
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> Steer | None:
         """Return the control variates that correct a client's gradients."""
         return (
             None if placement.replica is None else Steer(self.shared(placement.topology), self.variates == "gradient")
