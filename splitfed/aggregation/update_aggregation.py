@@ -98,10 +98,6 @@ class UpdateAggregation:
         return moved
 
 
-# What `update_aggregation_of` takes.
-GivenAggregation = str | Mapping[str, Any] | AggregationRule | UpdateAggregation | None
-
-
 def update_aggregation_of(given: object) -> UpdateAggregation:
     """Return the settings that `given` stands for; None: a plain mean.
 

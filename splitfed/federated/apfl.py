@@ -25,7 +25,7 @@ from splitfed.core.errors import require_name, require_number
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
-from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.dual_model import (
     PREFIX,
     add_second_model,
@@ -34,7 +34,6 @@ from splitfed.federated.dual_model import (
     second_model,
 )
 from splitfed.federated.objectives import NoObjective, objective_of
-from splitfed.federated.traits import MethodTraits
 
 LEARNS = ("round", "step", "never")
 

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from splitfed.aggregation.update_aggregation import GivenAggregation, UpdateAggregation, update_aggregation_of
+from splitfed.aggregation.base import AggregationRule
+from splitfed.aggregation.update_aggregation import UpdateAggregation, update_aggregation_of
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
-from splitfed.federated.base import Learner, Method, MethodContext, State
+from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, State
 from splitfed.federated.objectives import trainable_names, weight_names
 from splitfed.federated.shared_weights import check_alike, check_unbound, take_server_step
 from splitfed.federated.topology_values import clients_hold_all, only_client
-from splitfed.federated.traits import MethodTraits
 from splitfed.federated.uploads import close_round, open_round, refuse_settings
 
 
@@ -47,7 +47,7 @@ class Averaging(Method):
 
     buffers: bool = True
     weighted: bool = True
-    aggregation: GivenAggregation = None
+    aggregation: str | Mapping[str, Any] | AggregationRule | UpdateAggregation | None = None
 
     def __post_init__(self) -> None:
         """Refuse settings of the aggregation that there are not, or that break the method's formula."""

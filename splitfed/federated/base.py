@@ -24,7 +24,7 @@ from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
-from splitfed.federated.traits import MethodTraits
+from splitfed.federated.traits import MethodTraits as MethodTraits
 
 State = dict[str, Any]
 

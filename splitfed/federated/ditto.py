@@ -19,7 +19,7 @@ from splitfed.core.errors import require_number
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
-from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.dual_model import (
     PREFIX,
     add_second_model,
@@ -28,7 +28,6 @@ from splitfed.federated.dual_model import (
     second_model,
 )
 from splitfed.federated.objectives import Proximal, objective_of
-from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)

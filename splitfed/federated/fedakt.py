@@ -22,17 +22,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.aggregation.update_aggregation import GivenAggregation, update_aggregation_of
+from splitfed.aggregation.base import AggregationRule
+from splitfed.aggregation.update_aggregation import UpdateAggregation, update_aggregation_of
 from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
-from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
+from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.distillation import accuracy
 from splitfed.federated.model_copy import Mirror, copy_segments, copy_with_modules, replace_segments
 from splitfed.federated.objectives import NoObjective
@@ -52,7 +54,6 @@ from splitfed.federated.topology_values import (
     only_client,
     only_head,
 )
-from splitfed.federated.traits import MethodTraits
 from splitfed.federated.uploads import open_round
 
 
@@ -70,7 +71,7 @@ class FedAKT(Method):
     embedding: str | None = None
     adapter: nn.Module | None = None
     extractor: nn.Module | None = None
-    aggregation: GivenAggregation = None
+    aggregation: str | Mapping[str, Any] | AggregationRule | UpdateAggregation | None = None
 
     def __post_init__(self) -> None:
         """Refuse a negative weight, and an adapter that nothing would train."""

@@ -28,10 +28,9 @@ from splitfed.core.errors import require_number
 from splitfed.core.messages import Stamp
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import check_whole
-from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
+from splitfed.federated.base import Learner, Method, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.topology_values import count_classes, making_segment, only_head
-from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)

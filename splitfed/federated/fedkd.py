@@ -40,14 +40,13 @@ from splitfed.core.probe import Facts, probe
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Segment, Topology
 from splitfed.federated.averaging import check_whole
-from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
+from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.distillation import accuracy, divergence
 from splitfed.federated.low_rank import add_update, compress_update, decompress_update
 from splitfed.federated.model_copy import Mirror, copy_segments, copy_with_modules
 from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.shared_weights import check_alike, check_unbound, initial_weights
 from splitfed.federated.topology_values import embedding, makers, making_segment, only_client, only_head
-from splitfed.federated.traits import MethodTraits
 
 PROJECTION = "projection"
 

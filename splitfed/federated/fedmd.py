@@ -35,10 +35,9 @@ from splitfed.core.messages import Stamp
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated import public_rows
-from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
+from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.distillation import divergence
 from splitfed.federated.topology_values import making_segment
-from splitfed.federated.traits import MethodTraits
 
 PART = "shown by all"
 DISTANCES = ("l1", "kl")

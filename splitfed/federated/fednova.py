@@ -25,10 +25,9 @@ from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, take_step
-from splitfed.federated.base import Learner, MethodContext, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names
 from splitfed.federated.sgd_reach import check_sgd, sum_step_weights
-from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)

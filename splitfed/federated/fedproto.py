@@ -36,10 +36,9 @@ from splitfed.core.errors import InvalidInput, require_count, require_name, requ
 from splitfed.core.messages import Stamp
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
-from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
+from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.topology_values import embedding, labelled_head, making_segment
-from splitfed.federated.traits import MethodTraits
 
 DISTANCES = ("mse", "l2")
 

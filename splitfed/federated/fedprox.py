@@ -19,9 +19,8 @@ from torch import Tensor
 from splitfed.core.errors import require_number
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
-from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.objectives import Proximal, objective_of
-from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from splitfed.core.errors import require_number
 from splitfed.core.messages import WEIGHT_GRADIENT, Stamp
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, take_step
-from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.objectives import (
     NoObjective,
     objective_of,
@@ -29,7 +29,6 @@ from splitfed.federated.objectives import (
     weight_names,
     weights_with_gradients,
 )
-from splitfed.federated.traits import MethodTraits
 from splitfed.federated.uploads import Upload, close_round
 
 

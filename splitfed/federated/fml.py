@@ -24,15 +24,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import nn
 
-from splitfed.aggregation.update_aggregation import GivenAggregation, update_aggregation_of
+from splitfed.aggregation.base import AggregationRule
+from splitfed.aggregation.update_aggregation import UpdateAggregation, update_aggregation_of
 from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
-from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
+from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.distillation import Lesson, MutualDistillation, accuracy
 from splitfed.federated.model_copy import Mirror, copy_segments, replace_segments
 from splitfed.federated.shared_weights import (
@@ -43,7 +45,6 @@ from splitfed.federated.shared_weights import (
     check_unbound,
 )
 from splitfed.federated.topology_values import clients_hold_all, makers, making_segment, only_client, only_head
-from splitfed.federated.traits import MethodTraits
 from splitfed.federated.uploads import open_round
 
 
@@ -60,7 +61,7 @@ class FML(Method):
     beta: float = field(default=0.5, metadata=require_number("fml beta", low=0.0, high=1.0, open_low=True))
     meme: nn.Module | None = None
     private: nn.Module | None = None
-    aggregation: GivenAggregation = None
+    aggregation: str | Mapping[str, Any] | AggregationRule | UpdateAggregation | None = None
 
     def __post_init__(self) -> None:
         """Refuse weights and settings that cannot be."""

@@ -26,9 +26,8 @@ from splitfed.core.initial_weights import redraw_weights
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
-from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names
-from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)

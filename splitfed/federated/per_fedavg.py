@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from splitfed.core.errors import require_number
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, score_average
-from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
-from splitfed.federated.traits import MethodTraits
 
 ROWS = 256
 
