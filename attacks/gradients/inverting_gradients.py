@@ -56,11 +56,8 @@ class InvertingGradients(Attack):
         local = unwrap(knowledge.local)
         client = ClientGradient(view.segments, local, newest_step(view, local), knowledge.device)
         labels = {head.value: self._labels(client, head, knowledge) for head in local.heads}
-        found = []
-        for start in range(self.restarts):
-            x, fit = self._search(client, knowledge, labels, generator, start, progress)
-            found.append((fit, x))
-        return min(found, key=lambda one: one[0])[1].float()
+        found = [self._search(client, knowledge, labels, generator, start, progress) for start in range(self.restarts)]
+        return min(found, key=lambda one: one[1])[0].float()
 
     def _labels(self, client: ClientGradient, head: Head, knowledge: Knowledge) -> Tensor:
         outputs = classes_of(head)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, Target
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.own_steps import OwnStep, own_steps
-from splitfed.attacks.networks.gradient_descent import take_step
+from splitfed.attacks.networks.gradient_descent import count_turns, take_step
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
@@ -78,14 +78,12 @@ class BatchLabelInference(Attack):
         draw = torch.randn(2, *logits.shape, generator=generator, device=generator.device).to(like)
         others, labels = (one.clone().requires_grad_() for one in draw)
         optimizer = torch.optim.Adam([others, labels], lr=self.lr)
-        for iteration in range(self.iterations):
+        for _ in count_turns(self.iterations, progress, 100):
             difference = (logits + others).softmax(-1) - labels.softmax(-1)
             d = difference.flatten(1)
             # |J'd - v|^2 without its constant, for the gram J J' and J v.
             loss = ((gram @ d[..., None])[..., 0] * d - 2 * wanted * d).sum()
             take_step(optimizer, loss)
-            if iteration % 100 == 99:
-                progress(iteration + 1, self.iterations)
         scores: Tensor = labels.softmax(-1) - (logits + others).softmax(-1)
         return scores
 

@@ -33,7 +33,7 @@ from torch.nn import functional
 from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, Target, unwrap
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.own_steps import own_steps
-from splitfed.attacks.networks.gradient_descent import take_step
+from splitfed.attacks.networks.gradient_descent import count_turns, take_step
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
@@ -74,14 +74,12 @@ class UnsplitLabels(Attack):
         optimizer = torch.optim.Adam(clone.parameters(), lr=self.lr)
         hints = [(c, row) for c, rows in knowledge.hints.items() for row in rows.tolist()]
         labels, rows = torch.tensor(hints, device=sent.device).T
-        for iteration in range(self.iterations):
+        for iteration in count_turns(self.iterations, progress, 50):
             errors = _errors(clone(sent), received)
             # Early on every class has a say; in the end the nearest one alone.
             heat = max(0.5 * (1 - 1.25 * iteration / self.iterations), 0.01)
             nearest = -heat * torch.logsumexp(-errors / heat, 1)
             take_step(optimizer, nearest.mean() + _TOLD * errors[rows, labels].mean())
-            if iteration % 50 == 49:
-                progress(iteration + 1, self.iterations)
         return -_errors(clone(sent), received)
 
 

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, unwrap
-from splitfed.attacks.networks.gradient_descent import draw_batches, take_step
+from splitfed.attacks.networks.gradient_descent import count_turns, draw_batches, take_step
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
@@ -81,13 +81,12 @@ class Grn(Attack):
             made: Tensor = net(torch.cat([inputs[chosen], noise_rows], 1))
             return made
 
-        for epoch in range(self.epochs):
+        for _ in count_turns(self.epochs, progress):
             for chosen in draw_batches(len(rows.base), self.batch_size, generator):
                 prediction = generated(chosen)
                 made = upstream(rows.whole(chosen, prediction))
                 misfit = torch.stack([(made[name] - z[chosen]).square().sum() for name, z in seen.items()]).sum()
                 take_step(optimizer, misfit + self.variance * prediction.var(0).sum())
-            progress(epoch + 1, self.epochs)
         with torch.no_grad():
             everybody = torch.arange(len(rows.base))
             return rows.whole(everybody, generated(everybody))

@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import LRScheduler
 
 from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
-from splitfed.attacks.networks.gradient_descent import draw_batches, take_step
+from splitfed.attacks.networks.gradient_descent import count_turns, draw_batches, take_step
 from splitfed.attacks.networks.image_parts import boxes
 from splitfed.attacks.reconstruction.decoder import Decoder
 from splitfed.attacks.search_space import Space, Span
@@ -62,12 +62,11 @@ class InverseNetwork(Attack):
             # Adam has a smallest gradient that it takes in earnest, and what is left may be tiny.
             unit = float(decoder.unit) ** 2
         optimizer, schedule = self.descent(decoder)
-        for epoch in range(self.epochs):
+        for epoch in count_turns(self.epochs, progress):
             z = passes[epoch % len(passes)]
             for rows in draw_batches(len(x), self.batch_size, generator):
                 take_step(optimizer, functional.mse_loss(decoder({n: t[rows] for n, t in z.items()}), x[rows]) / unit)
             schedule.step()
-            progress(epoch + 1, self.epochs)
         with torch.no_grad():
             prediction: Tensor = decoder.eval()(released)
         return prediction

@@ -132,9 +132,17 @@ class Averaging(Method):
         return [(learner, shares[learner.replica] if self.weighted else even) for learner in learners]
 
 
-def take_step(method: Averaging, learner: Learner, after: Mapping[str, Tensor], state: State) -> dict[str, Tensor]:
-    """Return what the aggregation server holds after the aggregate `after`: that, or a step from what it held."""
-    return take_server_step(method.settings, learner, method.shared(learner.topology), state["weights"], after, state)
+def take_step(
+    method: Averaging, learner: Learner, after: Mapping[str, Tensor], state: State, rate: float = 1.0
+) -> dict[str, Tensor]:
+    """Return what the aggregation server holds after the aggregate `after`: that, or a step from what it held.
+
+    `rate`: how far towards `after` the weights go; 1: all the way.
+    """
+    shared, before, moved = method.shared(learner.topology), state["weights"], dict(after)
+    for name in trainable_names(learner.topology, shared) if rate != 1.0 else ():
+        moved[name] = before[name] + rate * (after[name] - before[name])
+    return take_server_step(method.settings, learner, shared, before, moved, state)
 
 
 def check_whole(who: str, topology: Topology) -> None:

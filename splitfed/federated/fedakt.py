@@ -35,7 +35,7 @@ from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
-from splitfed.federated.distillation import accuracy
+from splitfed.federated.distillation import score_second
 from splitfed.federated.model_copy import Mirror, copy_segments, copy_with_modules, replace_segments
 from splitfed.federated.objectives import NoObjective
 from splitfed.federated.shared_weights import (
@@ -169,10 +169,9 @@ class FedAKT(Method):
         """Return the accuracy of the averaged adapter under the client's head, where a client has both."""
         topology = learner.topology
         task = topology.heads[0].task
-        if not state["adapter"] or len(topology.heads) < 2 or task is None or task.name != "classification":
+        if len(topology.heads) < 2 or task is None or task.name != "classification":
             return {}
-        with learner.lend(state["adapter"]):
-            return {"adapter": accuracy(learner, topology.heads[1].value, part)}
+        return score_second(learner, "adapter", 1, part, state)
 
     def _second(self, topology: Topology, front: Sequence[str], value: str, seed: int) -> Mirror:
         prefix, role = _prefix(topology), only_client("fedakt", topology)

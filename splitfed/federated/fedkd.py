@@ -41,7 +41,7 @@ from splitfed.core.random import derive, stream
 from splitfed.core.topology import Segment, Topology
 from splitfed.federated.averaging import check_whole
 from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
-from splitfed.federated.distillation import accuracy, divergence
+from splitfed.federated.distillation import divergence, score_second
 from splitfed.federated.low_rank import add_update, compress_update, decompress_update
 from splitfed.federated.model_copy import Mirror, copy_segments, copy_with_modules
 from splitfed.federated.objectives import NoObjective, objective_of
@@ -173,10 +173,7 @@ class FedKD(Method):
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return the accuracy of the server's mentee."""
-        if not state["mentee"]:
-            return {}
-        with learner.lend(state["mentee"]):
-            return {"mentee": accuracy(learner, learner.topology.heads[1].value, part)}
+        return score_second(learner, "mentee", 1, part, state)
 
     def _second(self, topology: Topology, role: str, own: str, seed: int) -> tuple[Mirror, str, str]:
         """Return the mentee, its hidden value and its output."""

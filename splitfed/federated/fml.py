@@ -35,7 +35,7 @@ from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
 from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
-from splitfed.federated.distillation import Lesson, MutualDistillation, accuracy
+from splitfed.federated.distillation import Lesson, MutualDistillation, accuracy, score_second
 from splitfed.federated.model_copy import Mirror, copy_segments, replace_segments
 from splitfed.federated.shared_weights import (
     average_weights,
@@ -154,10 +154,7 @@ class FML(Method):
         topology = learner.topology
         if not clients_hold_all(topology):
             return {"private": accuracy(learner, _private(topology), part)}
-        if not state["meme"]:
-            return {}
-        with learner.lend(state["meme"]):
-            return {"meme": accuracy(learner, _meme(topology), part)}
+        return score_second(learner, "meme", 1, part, state)
 
     def _second(self, topology: Topology, role: str, seed: int) -> Mirror:
         name = "meme" if clients_hold_all(topology) else "private"

@@ -93,12 +93,8 @@ class PFedMe(Averaging):
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the clients' w, and move towards the mean."""
         uploads = ((one, part, {"weights": self._upload(one)}) for one, part in self.parts(learners, shares))
-        before, after = state["weights"], close_round(self.settings, uploads, number, state, self.weighted)["weights"]
-        for name in (
-            trainable_names(learners[0].topology, self.shared(learners[0].topology)) if self.beta != 1.0 else ()
-        ):
-            after[name] = before[name] + self.beta * (after[name] - before[name])
-        state["weights"] = take_step(self, learners[0], after, state)
+        found = close_round(self.settings, uploads, number, state, self.weighted)
+        state["weights"] = take_step(self, learners[0], found["weights"], state, self.beta)
 
     def _upload(self, learner: Learner) -> dict[str, Tensor]:
         """Return the client's w, with the buffers of its model."""

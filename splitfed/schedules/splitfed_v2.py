@@ -35,10 +35,9 @@ class SplitFedV2(Averaged):
         """Query, local training in random order, fusion."""
         turns = self.turns(engine, training, number)
         engine.download(list_clients(turns), number)
-        losses = []
-        for place in torch.randperm(len(turns), generator=generator(training.seed, "turns", number)).tolist():
-            for epoch, steps in turns[place].epochs:
-                losses += engine.train(turns[place].client, epoch, steps)
+        order = torch.randperm(len(turns), generator=generator(training.seed, "turns", number)).tolist()
+        drawn = [(turns[place].client, epoch, steps) for place in order for epoch, steps in turns[place].epochs]
+        losses = [loss for turn in drawn for loss in engine.train(*turn)]
         if fused := self.enough(turns):
             engine.upload(examples(engine, turns), number)
         return Round(losses, list_clients(turns), dropped_clients(turns), fused)
