@@ -106,8 +106,7 @@ class _Clone(nn.Module):
             logits = torch.cat([torch.zeros_like(logits), logits], 1)
         elif width != (self.classes,):
             raise InvalidInput(f"unsplit_labels needs a head with logits of {self.classes} classes; it has {width}")
-        gradients = []
-        for number in range(self.classes):
-            loss = functional.cross_entropy(logits, logits.new_full((len(logits),), number).long(), reduction="sum")
-            gradients.append(torch.autograd.grad(loss, leaf, create_graph=True)[0].flatten(1))
+        labels = [logits.new_full((len(logits),), number).long() for number in range(self.classes)]
+        losses = [functional.cross_entropy(logits, y, reduction="sum") for y in labels]
+        gradients = [torch.autograd.grad(loss, leaf, create_graph=True)[0].flatten(1) for loss in losses]
         return torch.stack(gradients, 1) * self.factor.exp()

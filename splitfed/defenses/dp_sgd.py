@@ -264,11 +264,12 @@ def _replace_layers(segment: Segment) -> tuple[nn.Module, list[str]]:
     """Return a copy of the segment's module with what Opacus has a substitute for replaced, and what that was."""
     from opacus.validators import ModuleValidator
 
-    module = copy.deepcopy(segment.module)
+    module, training = copy.deepcopy(segment.module), in_training(segment.module)
     names = []
     for name, layer in list(module.named_modules()):
         fixer = ModuleValidator.FIXERS.get(type(layer))
-        if fixer is None or (isinstance(layer, nn.modules.batchnorm._BatchNorm) and not _trains(segment, name)):
+        frozen = isinstance(layer, nn.modules.batchnorm._BatchNorm) and not training.get_submodule(name).training
+        if fixer is None or frozen:
             continue
         # With as many groups as values, what Opacus makes of flat features would be constant.
         flat = isinstance(layer, nn.BatchNorm1d)
@@ -280,10 +281,6 @@ def _replace_layers(segment: Segment) -> tuple[nn.Module, list[str]]:
         parent, _, own = name.rpartition(".")
         setattr(module.get_submodule(parent), own, substitute)
     return module, names
-
-
-def _trains(segment: Segment, name: str) -> bool:
-    return in_training(segment.module).get_submodule(name).training
 
 
 def _check_beside(other: Defense, terms: Terms) -> None:

@@ -53,9 +53,8 @@ def check_rowwise(topology: Topology, facts: Facts, guarded: Sequence[str]) -> N
         _check_batch_norm(segment)
     for finding in findings(topology, facts, [segment.name for segment in topology.segments]):
         raise InvalidInput(f"{NAME} cannot train {_TOLD[finding.kind].format(**finding._asdict())}")
-    one, other = _inputs(topology, facts), _inputs(topology, facts)
-    for name, value in other.items():
-        other[name] = torch.cat([_random_like(value[:1], "other", name), value[1:]])
+    one = _inputs(topology, facts)
+    other = {name: torch.cat([_random_like(value[:1], "other", name), value[1:]]) for name, value in one.items()}
     for segment in topology.segments:
         watched = layers_with_weights(segment.module) if segment.role in guarded else {}
         first, second = (_run_segment(segment, values, watched) for values in (one, other))
