@@ -86,8 +86,7 @@ class AttackSite:
 
     def released(self, view: View) -> Tensor:
         """Return what arrived on the site's edge in `view`: (victims, *shape)."""
-        found: Tensor = view.select(kind="activation", edge=self.edge).tensors(self.device)[self.value]
-        return found
+        return view.select(kind="activation", edge=self.edge).tensors(self.device)[self.value]
 
     def draw_rows(self, count: int, random: torch.Generator) -> Tensor:
         """Draw `count` auxiliary row numbers, without repetition where there are enough: (count,)."""

@@ -26,8 +26,7 @@ def clip_rows(z: Tensor, norm: float, order: int) -> Tensor:
     z = without_infinite_rows(z)
     lengths: Tensor = torch.linalg.vector_norm(z.flatten(1).double(), ord=order, dim=1)
     factors = (norm / lengths.clamp(min=norm)).to(z.dtype)
-    clipped: Tensor = z * factors.view(-1, *[1] * (z.dim() - 1))
-    return clipped
+    return z * factors.view(-1, *[1] * (z.dim() - 1))
 
 
 def noisy_release(

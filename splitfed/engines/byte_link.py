@@ -211,8 +211,7 @@ def _restore_strides(flat: Tensor, shape: list[int], strides: list[int]) -> Tens
 def _raw(tensor: Tensor) -> bytes:
     """Return the numbers of a tensor that fills its storage, in the order they lie there."""
     flat = tensor.resolve_conj().resolve_neg().as_strided((tensor.numel(),), (1,)).cpu()
-    data: bytes = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-    return data
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def _is_count(value: object) -> TypeGuard[int]:
