@@ -22,7 +22,7 @@ from torch import Tensor
 
 from splitfed.attacks.knowledge import Knowledge, unwrap
 from splitfed.attacks.local_models import Clone, DefenseStates, Imitate, Imitation, Releases, TrainedAttack
-from splitfed.attacks.search_space import Choice
+from splitfed.attacks.search_space import Space
 from splitfed.attacks.threat_model import STEPS, Needs, Phase, Target
 from splitfed.core.deprecation import OldAttribute, adopt, forwarded
 from splitfed.core.errors import InvalidInput, check_fields, unknown
@@ -32,6 +32,7 @@ from splitfed.core.random import stream
 __all__ = [
     "STEPS",
     "Attack",
+    "Budgets",
     "Clone",
     "DefenseStates",
     "Imitate",
@@ -49,6 +50,8 @@ __all__ = [
     "unwrap",
 ]
 
+# Name of a budget -> the parameters that it sets.
+Budgets = Mapping[str, Mapping[str, Any]]
 Progress = Callable[[int, int], None]
 __getattr__ = forwarded(__name__, __name__, {"GuessAndClone": "PredictionAndClone"})
 
@@ -84,8 +87,8 @@ class Attack:
     reads: ClassVar[tuple[str, ...]] = ()
     phase: ClassVar[Phase] = Phase.INFERENCE
     requires: ClassVar[frozenset[Needs]] = frozenset()
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {}, "paper": {}}
-    space: ClassVar[Mapping[str, Choice]] = {}
+    budgets: ClassVar[Budgets] = {"fast": {}, "paper": {}}
+    space: ClassVar[Space] = {}
 
     preset = OldAttribute("with_budget")
     presets = OldAttribute("budgets")

@@ -19,7 +19,6 @@ class Imitation(Protocol):
 
     def predict(self, x: Tensor) -> Tensor:
         """Return the copy's output for `x` (rows, *shape): (rows, outputs)."""
-        ...
 
 
 Imitate = Callable[[Tensor, Tensor, int | None, int | None, int], Imitation]
@@ -31,15 +30,12 @@ class DefenseStates(Protocol):
 
     def learn(self) -> None:
         """Let each take its own step, as after a training step of the party that has it."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of what they have learnt."""
-        ...
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
         """Go back to `states`."""
-        ...
 
 
 class Clone(Protocol):
@@ -47,11 +43,9 @@ class Clone(Protocol):
 
     def __call__(self, x: Tensor) -> Releases:
         """Return what would arrive at the adversary for `x` (rows, *shape), with every defense at its mean."""
-        ...
 
     def sample(self, x: Tensor, number: int | None = None) -> Releases:
         """Return the same with defenses that draw afresh; draw `number` is always the same one."""
-        ...
 
     def in_training(
         self, x: Tensor, number: int | None = None, epoch: int | None = None
@@ -61,26 +55,21 @@ class Clone(Protocol):
         The term is a scalar whose gradient is right; its value is not where a defense gives its penalty by the gradient
         alone. `epoch`: of the run, for defenses that change over it; the run's last one where it is not given.
         """
-        ...
 
     @property
     def defenses(self) -> DefenseStates:
         """Return what the imitated defenses keep and learn."""
-        ...
 
     @property
     def least_rows(self) -> int:
         """Return the smallest batch that `in_training` can take."""
-        ...
 
     @property
     def modules(self) -> Mapping[str, nn.Module]:
         """Return its segments by name."""
-        ...
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return its weights."""
-        ...
 
 
 class TrainedAttack(Protocol):
@@ -89,12 +78,9 @@ class TrainedAttack(Protocol):
     @property
     def plan(self) -> object:
         """The attack whose state this is: a frozen value with its parameters."""
-        ...
 
     def predict(self, view: View, target: Target) -> Tensor:
         """Return a prediction of `target`, a row a victim."""
-        ...
 
     def copy(self) -> TrainedAttack:
         """Return the same state in memory of its own, for an attack that may change what it is given."""
-        ...

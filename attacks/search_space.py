@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,8 @@ class Span:
 
 Choice = Span | tuple[Any, ...]
 """An interval, or the values themselves."""
+
+Space = Mapping[str, Choice]
 
 
 def check_choice(name: str, choice: Any) -> None:

@@ -11,14 +11,13 @@ searched in place of the labels (see `gradient_matching`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, unwrap
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, unwrap
 from splitfed.attacks.gradients.gradient_matching import ClientGradient, newest_step
 from splitfed.attacks.gradients.lbfgs_search import best_fit
 from splitfed.core.errors import require_count
@@ -31,7 +30,7 @@ class Dlg(Attack):
 
     phase: ClassVar[Phase] = Phase.TRAINING
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 200, "restarts": 3},
         "paper": {"iterations": 1200, "restarts": 1},
     }

@@ -114,11 +114,12 @@ class ClientGradient:
         self._modules = {s.name: copy.deepcopy(segments.get(s.name, s.module)) for s in local.segments}
         for module in self._modules.values():
             module.to(device).double()
+        # All in training mode, but for what was frozen in evaluation mode inside a segment.
         for segment in local.segments:
-            _copy_training_mode(self._modules[segment.name], segment.module)
+            for own, given in zip(self._modules[segment.name].modules(), segment.module.modules(), strict=True):
+                own.training = given.training or not segment.module.training
         for name, module in self._modules.items():
-            state = {n: step.before.get(f"{name}/{n}", t) for n, t in module.state_dict().items()}
-            module.load_state_dict(state)
+            module.load_state_dict({n: step.before.get(f"{name}/{n}", t) for n, t in module.state_dict().items()})
         known = {f"{s}/{n}": p for s, m in self._modules.items() for n, p in m.named_parameters() if p.requires_grad}
         known = {name: weight for name, weight in known.items() if name in step.gradient}
         if not known:
@@ -173,12 +174,6 @@ class ClientGradient:
 
     def _forward(self, x: Tensor) -> dict[str, Tensor]:
         return run_segments(self.local.segments, self._modules, {self.local.value: x})
-
-
-def _copy_training_mode(module: nn.Module, given: nn.Module) -> None:
-    """Put `module` into training mode, but for what was frozen in evaluation mode inside the module `given`."""
-    for own, original in zip(module.modules(), given.modules(), strict=True):
-        own.training = original.training or not given.training
 
 
 def soft_labels(head: Head, free: Tensor) -> Tensor:

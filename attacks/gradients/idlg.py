@@ -9,14 +9,13 @@ must be the client's own loss's: of a split model's bottom there is none, and `d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, unwrap
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, unwrap
 from splitfed.attacks.gradients.gradient_matching import (
     ClientGradient,
     class_logits,
@@ -35,7 +34,7 @@ class Idlg(Attack):
 
     phase: ClassVar[Phase] = Phase.TRAINING
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 200, "restarts": 3},
         "paper": {"iterations": 300, "restarts": 1},
     }

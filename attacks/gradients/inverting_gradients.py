@@ -16,12 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, unwrap
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, unwrap
 from splitfed.attacks.gradients.gradient_matching import (
     ClientGradient,
     class_counts,
@@ -41,7 +41,7 @@ class InvertingGradients(Attack):
 
     phase: ClassVar[Phase] = Phase.TRAINING
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 600, "restarts": 1, "lr": 0.05, "tv": 1e-4},
         "paper": {"iterations": 24_000, "restarts": 1, "lr": 0.1, "tv": 0.2},
     }
@@ -56,11 +56,8 @@ class InvertingGradients(Attack):
         local = unwrap(knowledge.local)
         client = ClientGradient(view.segments, local, newest_step(view, local), knowledge.device)
         labels = {head.value: self._labels(client, head, knowledge) for head in local.heads}
-        found = []
-        for start in range(self.restarts):
-            x, fit = self._search(client, knowledge, labels, generator, start, progress)
-            found.append((fit, x))
-        return min(found, key=lambda one: one[0])[1].float()
+        found = [self._search(client, knowledge, labels, generator, start, progress) for start in range(self.restarts)]
+        return min(found, key=lambda one: one[1])[0].float()
 
     def _labels(self, client: ClientGradient, head: Head, knowledge: Knowledge) -> Tensor:
         outputs = classes_of(head)
@@ -89,8 +86,7 @@ class InvertingGradients(Attack):
         misfit = math.inf
         for iteration in range(self.iterations):
             misfit_now = 1 - cosine(client.gradient(x, labels, back), client.target)
-            grown = torch.autograd.grad(misfit_now + self.tv * variation(x), free)
-            for tensor, g in zip(free, grown, strict=True):
+            for tensor, g in zip(free, torch.autograd.grad(misfit_now + self.tv * variation(x), free), strict=True):
                 tensor.grad = g.sign()
             optimizer.step()
             rates.step()

@@ -60,8 +60,8 @@ def local_training(
         if available.issuperset(segment.inputs):
             segments.append(segment)
             available.update(segment.outputs)
-    heads = tuple(head for head in topology.heads if head.value in available and head.role == role)
-    heads = tuple(head for head in heads if not set(topology.makers((head.value,))).issubset(private))
+    own = (head for head in topology.heads if head.value in available and head.role == role)
+    heads = tuple(head for head in own if not set(topology.makers((head.value,))).issubset(private))
     back = [e for e in topology.crossings if e.name not in topology.forward_only]
     released = tuple(dict.fromkeys(v for e in back for v in e.values if v in available))
     seen = topology.makers((*(head.value for head in heads), *released)) if private else {s.name for s in segments}

@@ -19,17 +19,16 @@ as the width shows it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, Target
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.own_steps import OwnStep, own_steps
-from splitfed.attacks.networks.gradient_descent import take_step
+from splitfed.attacks.networks.gradient_descent import count_turns, take_step
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
@@ -41,7 +40,7 @@ class BatchLabelInference(Attack):
     target: ClassVar[Target] = Target.LABELS
     phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 1000, "lr": 0.05, "batch_size": 16},
         "paper": {"iterations": 10_000, "lr": 0.05, "batch_size": 16},
     }
@@ -79,14 +78,12 @@ class BatchLabelInference(Attack):
         draw = torch.randn(2, *logits.shape, generator=generator, device=generator.device).to(like)
         others, labels = (one.clone().requires_grad_() for one in draw)
         optimizer = torch.optim.Adam([others, labels], lr=self.lr)
-        for iteration in range(self.iterations):
+        for _ in count_turns(self.iterations, progress, 100):
             difference = (logits + others).softmax(-1) - labels.softmax(-1)
             d = difference.flatten(1)
             # |J'd - v|^2 without its constant, for the gram J J' and J v.
             loss = ((gram @ d[..., None])[..., 0] * d - 2 * wanted * d).sum()
             take_step(optimizer, loss)
-            if iteration % 100 == 99:
-                progress(iteration + 1, self.iterations)
         scores: Tensor = labels.softmax(-1) - (logits + others).softmax(-1)
         return scores
 
@@ -106,8 +103,7 @@ def _equations(module: nn.Module, step: OwnStep, batch_size: int) -> list[_Equat
     logits = module(step.inputs.clone())
     equations = []
     for rows in torch.arange(len(logits)).split(batch_size):
-        single = logits[rows].flatten()
-        jacobian = torch.stack([_derivative(one, weights) for one in single])
+        jacobian = torch.stack([_derivative(one, weights) for one in logits[rows].flatten()])
         gradient = _derivative((logits[rows] * step.gradient[rows]).sum(), weights)
         size = jacobian.square().sum(1).mean().clamp_min(torch.finfo(jacobian.dtype).tiny)
         equations.append(

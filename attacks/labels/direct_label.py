@@ -12,7 +12,6 @@ gradient is negative for positives.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,9 +26,9 @@ from splitfed.core.messages import View
 class DirectLabel(Attack):
     """Needs a released value as wide as the classes (or one logit for two); has no parameters."""
 
-    target: ClassVar[Target] = Target.LABELS
-    phase: ClassVar[Phase] = Phase.STEP
-    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
+    target = Target.LABELS
+    phase = Phase.STEP
+    requires = frozenset({Needs.GRADIENTS})
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the negated gradient: (victims, classes), or (victims,) for one logit."""

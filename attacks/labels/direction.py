@@ -10,15 +10,14 @@ everything. Hints are not scored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, Target
 from splitfed.attacks.labels.cut_gradients import check_two_classes, gradient_rows
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
@@ -31,7 +30,7 @@ class Direction(Attack):
     target: ClassVar[Target] = Target.LABELS
     phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"hints": 1}, "paper": {"hints": 1}}
+    budgets: ClassVar[Budgets] = {"fast": {"hints": 1}, "paper": {"hints": 1}}
 
     hints: int = field(default=1, metadata=require_count("direction hints", low=1))
 

@@ -78,13 +78,11 @@ class MixMatch:
             x = torch.cat([labelled[rows], unlabelled[others]])
             with torch.no_grad():
                 predicted = model(unlabelled[others]).softmax(1)
-            classes = predicted.shape[1]
-            one_hot = functional.one_hot(labels[rows].long(), classes).to(predicted)
+            one_hot = functional.one_hot(labels[rows].long(), predicted.shape[1]).to(predicted)
             targets = torch.cat([one_hot, sharpen(predicted, self.temperature)])
             order = torch.randperm(len(x), generator=generator)
             logits = model(mix(x, order, strength)) if x.is_floating_point() else model(x, order, strength)
-            ramp = self.weight * iteration / self.iterations
-            loss = mixed_loss(logits, mix(targets, order, strength), size, ramp)
+            loss = mixed_loss(logits, mix(targets, order, strength), size, self.weight * iteration / self.iterations)
             take_step(optimizer, loss)
             _update_average(average, model, self.decay)
             with torch.no_grad():

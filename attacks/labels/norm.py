@@ -11,7 +11,6 @@ for a prediction of labels the scores are shifted so that the boundary between t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,9 +25,9 @@ from splitfed.core.messages import View
 class Norm(Attack):
     """Needs the gradients of single examples at the cut and labels of two classes; has no parameters."""
 
-    target: ClassVar[Target] = Target.LABELS
-    phase: ClassVar[Phase] = Phase.STEP
-    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
+    target = Target.LABELS
+    phase = Phase.STEP
+    requires = frozenset({Needs.GRADIENTS})
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the length of each victim's gradient, less the boundary: (victims,), unit of the gradient."""

@@ -38,8 +38,7 @@ def own_steps(attack: str, view: View, knowledge: Knowledge) -> tuple[nn.Module,
         if isinstance(part, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout):
             part.eval()
     backs = [_single_value(attack, "a gradient for", view, m.tensors) for m in view.select(kind="gradient").messages]
-    sizes = [len(g) for g in backs]
-    inputs = _inputs(attack, view, knowledge, sizes)
+    inputs = _inputs(attack, view, knowledge, [len(g) for g in backs])
     steps = [
         OwnStep(x.to(knowledge.device), g.to(knowledge.device) * len(g)) for x, g in zip(inputs, backs, strict=True)
     ]

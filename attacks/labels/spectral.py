@@ -11,9 +11,7 @@ the party's own embeddings; ours are the gradients at the cut, or what was relea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,10 +29,9 @@ ROWS = ("gradients", "releases")
 class Spectral(Attack):
     """`rows`: what is analyzed, "gradients" or the "releases" that arrived in the same step."""
 
-    target: ClassVar[Target] = Target.LABELS
-    phase: ClassVar[Phase] = Phase.STEP
-    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {}, "paper": {}}
+    target = Target.LABELS
+    phase = Phase.STEP
+    requires = frozenset({Needs.GRADIENTS})
 
     rows: str = field(default="gradients", metadata=require_name("spectral rows", ROWS))
 

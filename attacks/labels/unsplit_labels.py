@@ -23,18 +23,17 @@ MNIST, behind the trained last layer of another network, `fast` misses some (the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target, unwrap
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, Target, unwrap
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.own_steps import own_steps
-from splitfed.attacks.networks.gradient_descent import take_step
+from splitfed.attacks.networks.gradient_descent import count_turns, take_step
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
@@ -48,7 +47,7 @@ class UnsplitLabels(Attack):
     target: ClassVar[Target] = Target.LABELS
     phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS, Needs.HEAD})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 300, "lr": 0.02, "hints": 1},
         "paper": {"iterations": 5000, "lr": 0.001, "hints": 1},
     }
@@ -75,15 +74,12 @@ class UnsplitLabels(Attack):
         optimizer = torch.optim.Adam(clone.parameters(), lr=self.lr)
         hints = [(c, row) for c, rows in knowledge.hints.items() for row in rows.tolist()]
         labels, rows = torch.tensor(hints, device=sent.device).T
-        for iteration in range(self.iterations):
+        for iteration in count_turns(self.iterations, progress, 50):
             errors = _errors(clone(sent), received)
             # Early on every class has a say; in the end the nearest one alone.
             heat = max(0.5 * (1 - 1.25 * iteration / self.iterations), 0.01)
             nearest = -heat * torch.logsumexp(-errors / heat, 1)
-            loss = nearest.mean() + _TOLD * errors[rows, labels].mean()
-            take_step(optimizer, loss)
-            if iteration % 50 == 49:
-                progress(iteration + 1, self.iterations)
+            take_step(optimizer, nearest.mean() + _TOLD * errors[rows, labels].mean())
         return -_errors(clone(sent), received)
 
 
@@ -110,8 +106,7 @@ class _Clone(nn.Module):
             logits = torch.cat([torch.zeros_like(logits), logits], 1)
         elif width != (self.classes,):
             raise InvalidInput(f"unsplit_labels needs a head with logits of {self.classes} classes; it has {width}")
-        gradients = []
-        for number in range(self.classes):
-            loss = functional.cross_entropy(logits, logits.new_full((len(logits),), number).long(), reduction="sum")
-            gradients.append(torch.autograd.grad(loss, leaf, create_graph=True)[0].flatten(1))
+        labels = [logits.new_full((len(logits),), number).long() for number in range(self.classes)]
+        losses = [functional.cross_entropy(logits, y, reduction="sum") for y in labels]
+        gradients = [torch.autograd.grad(loss, leaf, create_graph=True)[0].flatten(1) for loss in losses]
         return torch.stack(gradients, 1) * self.factor.exp()

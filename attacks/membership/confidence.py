@@ -21,8 +21,7 @@ def log_probabilities(outputs: Tensor) -> Tensor:
 
 def losses(outputs: Tensor, labels: Tensor) -> Tensor:
     """Return the cross-entropy of each row, (n,), at least 0; labels (n,) int64."""
-    known = log_probabilities(outputs)
-    return -known.gather(1, labels.reshape(-1, 1).long()).squeeze(1)
+    return -log_probabilities(outputs).gather(1, labels.reshape(-1, 1).long()).squeeze(1)
 
 
 def margins(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -12,14 +12,13 @@ test does and does not round to 1. The authors also ask for augmented versions o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, margins
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
@@ -39,7 +38,7 @@ class Lira(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset(
         {Needs.CANDIDATES, Needs.PREDICTIONS, Needs.IMITATION, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
     )
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"copies": 8, "pooled": True},
         "paper": {"copies": 256, "pooled": False},
     }
@@ -88,8 +87,7 @@ class Lira(Attack):
 
 def halves(copies: int, rows: int, generator: torch.Generator) -> Tensor:
     """Return (copies, rows) bool, at random, with every row in exactly half of the copies."""
-    ranks = torch.rand(copies, rows, generator=generator).argsort(0).argsort(0)
-    return ranks < copies // 2
+    return torch.rand(copies, rows, generator=generator).argsort(0).argsort(0) < copies // 2
 
 
 def moments(values: Tensor, chosen: Tensor, pooled: bool) -> tuple[Tensor, Tensor]:

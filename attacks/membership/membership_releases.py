@@ -11,14 +11,13 @@ hard the row is and nothing of the model. No output of the model is needed, so a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases, Target, unwrap
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Releases, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, margins
 from splitfed.attacks.scoring.classifier import train_classifier
 from splitfed.core.errors import require_count, require_number
@@ -36,7 +35,7 @@ class MembershipReleases(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset(
         {Needs.CANDIDATES, Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
     )
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"epochs": 20}, "paper": {"epochs": 100}}
+    budgets: ClassVar[Budgets] = {"fast": {"epochs": 20}, "paper": {"epochs": 100}}
 
     epochs: int = field(default=20, metadata=require_count("membership_releases epochs", low=1))
     batch_size: int = field(default=32, metadata=require_count("membership_releases batch_size", low=1))
@@ -49,11 +48,9 @@ class MembershipReleases(Attack):
         check_classes("membership_releases", knowledge.classes)
         x, query = unwrap(knowledge.auxiliary), unwrap(knowledge.query)
         released = view.select(kind="activation").tensors(knowledge.device)
-        passes = [query(x) for _ in range(self.queries)]
-        by_release = self._odds(passes, released, knowledge, generator)
+        by_release = self._odds([query(x) for _ in range(self.queries)], released, knowledge, generator)
         progress(1, 2)
-        by_row = self._odds([{"x": x}], {"x": unwrap(knowledge.candidates)}, knowledge, generator)
-        return by_release - by_row
+        return by_release - self._odds([{"x": x}], {"x": unwrap(knowledge.candidates)}, knowledge, generator)
 
     def _odds(
         self, passes: list[Releases], asked: Releases, knowledge: Knowledge, generator: torch.Generator

@@ -11,15 +11,14 @@ of classes says nothing about membership.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, log_probabilities, margins
 from splitfed.attacks.scoring.classifier import Classifier, fit
 from splitfed.core.errors import InvalidInput, require_count
@@ -39,7 +38,7 @@ class MembershipShadow(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset(
         {Needs.CANDIDATES, Needs.PREDICTIONS, Needs.IMITATION, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
     )
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"copies": 4}, "paper": {"copies": 100}}
+    budgets: ClassVar[Budgets] = {"fast": {"copies": 4}, "paper": {"copies": 100}}
 
     copies: int = field(default=4, metadata=require_count("membership_shadow copies", low=1))
     epochs: int | None = field(default=None, metadata=require_count("membership_shadow epochs", low=1))

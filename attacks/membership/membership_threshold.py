@@ -11,7 +11,6 @@ minus the loss and leave the threshold to the ROC.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,8 +25,8 @@ from splitfed.core.messages import View
 class MembershipThreshold(Attack):
     """`queries`: how often the model is asked; the losses are averaged, which helps where defenses are random."""
 
-    target: ClassVar[Target] = Target.MEMBERS
-    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.CANDIDATES, Needs.PREDICTIONS})
+    target = Target.MEMBERS
+    requires = frozenset({Needs.CANDIDATES, Needs.PREDICTIONS})
 
     queries: int = field(default=1, metadata=require_count("membership_threshold queries", low=1))
 

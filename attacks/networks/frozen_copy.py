@@ -18,8 +18,7 @@ def run_segments(
     for segment in segments:
         # A segment may begin with an operation in place, which must not change what the caller holds.
         result = modules[segment.name](*(made[name].clone() for name in segment.inputs))
-        outputs = result if isinstance(result, (tuple, list)) else (result,)
-        made.update(zip(segment.outputs, outputs, strict=True))
+        made.update(zip(segment.outputs, result if isinstance(result, (tuple, list)) else (result,), strict=True))
     return made
 
 

@@ -1,4 +1,4 @@
-"""How attacks train: batches in a new order every epoch, and one step of an optimizer down a loss."""
+"""How attacks train: counted turns, batches in a new order every epoch, and a step of an optimizer down a loss."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+
+from splitfed.attacks.base import Progress
+
+
+def count_turns(turns: int, progress: Progress | None, every: int = 1) -> Iterator[int]:
+    """Yield the numbers 0 to `turns` - 1; after `every` so many of them, tell `progress` how many are done."""
+    for number in range(turns):
+        yield number
+        if progress is not None and number % every == every - 1:
+            progress(number + 1, turns)
 
 
 def draw_batches(count: int, size: int, generator: torch.Generator, least: int = 2) -> Iterator[Tensor]:

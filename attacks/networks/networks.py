@@ -111,7 +111,8 @@ def _images(source: Shape, target: Shape, width: int, blocks: int) -> nn.Sequent
     """From image to image, from image to vector or back; one of them is an image."""
     layers: list[nn.Module] = []
     if len(source) == 3:
-        side, goal = list(source[1:]), _goal(list(source[1:]), target)
+        side = list(source[1:])
+        goal = list(target[1:]) if len(target) == 3 else [_small(size) for size in side]
         channels = source[0]
         while side[0] >= 2 * goal[0] and side[1] >= 2 * goal[1]:
             layers += [nn.Conv2d(channels, width, 4, stride=2, padding=1), nn.ReLU()]
@@ -137,10 +138,6 @@ def _images(source: Shape, target: Shape, width: int, blocks: int) -> nn.Sequent
     else:
         layers += [nn.Flatten(), nn.Linear(width * prod(goal), prod(target)), nn.Unflatten(1, target)]
     return nn.Sequential(*layers)
-
-
-def _goal(side: list[int], target: Shape) -> list[int]:
-    return list(target[1:]) if len(target) == 3 else [_small(size) for size in side]
 
 
 def _small(size: int) -> int:

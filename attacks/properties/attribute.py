@@ -11,16 +11,15 @@ afresh at every query; the passes are used in turn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.scoring.classifier import train_classifier
-from splitfed.attacks.search_space import Choice, Span
+from splitfed.attacks.search_space import Space, Span
 from splitfed.core.errors import InvalidInput, require_count, require_number, unknown
 from splitfed.core.messages import View
 
@@ -35,12 +34,12 @@ class Attribute(Attack):
 
     target: ClassVar[Target] = Target.LABELS
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY, Needs.ATTRIBUTES})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"epochs": 20, "width": 32},
         "paper": {"epochs": 100, "width": 64},
     }
 
-    space: ClassVar[Mapping[str, Choice]] = {"lr": Span(3e-4, 1e-2, log=True), "width": (16, 32, 64)}
+    space: ClassVar[Space] = {"lr": Span(3e-4, 1e-2, log=True), "width": (16, 32, 64)}
 
     attribute: str = ""
     epochs: int = field(default=20, metadata=require_count("attribute epochs", low=1))

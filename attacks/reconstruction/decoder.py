@@ -103,8 +103,7 @@ class Decoder(nn.Module):
             x = self.base + self.unit * self.net([scaled[name] for name, _ in self._shown])
             for number, (name, box) in enumerate(self._shown):
                 if str(number) in self.linear:
-                    part = self.linear[str(number)](scaled[name])
-                    x = x + functional.pad(part, box.margins(*self._target[1:]))
+                    x = x + functional.pad(self.linear[str(number)](scaled[name]), box.margins(*self._target[1:]))
         return x if self._range is None else x + (x.clamp(*self._range) - x).detach()
 
     def _scale(self, releases: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -27,16 +27,15 @@ narrower than its input resists: whatever they map to zero can be added to a pre
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, unwrap
-from splitfed.attacks.networks.gradient_descent import draw_batches, take_step
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, unwrap
+from splitfed.attacks.networks.gradient_descent import count_turns, draw_batches, take_step
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
 
@@ -50,7 +49,7 @@ class Grn(Attack):
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM, Needs.OWN_INPUTS})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"epochs": 200, "batch_size": 32, "lr": 5e-3},
         "paper": {"epochs": 60, "batch_size": 64, "lr": 5e-3},
     }
@@ -82,14 +81,12 @@ class Grn(Attack):
             made: Tensor = net(torch.cat([inputs[chosen], noise_rows], 1))
             return made
 
-        for epoch in range(self.epochs):
+        for _ in count_turns(self.epochs, progress):
             for chosen in draw_batches(len(rows.base), self.batch_size, generator):
                 prediction = generated(chosen)
                 made = upstream(rows.whole(chosen, prediction))
                 misfit = torch.stack([(made[name] - z[chosen]).square().sum() for name, z in seen.items()]).sum()
-                loss = misfit + self.variance * prediction.var(0).sum()
-                take_step(optimizer, loss)
-            progress(epoch + 1, self.epochs)
+                take_step(optimizer, misfit + self.variance * prediction.var(0).sum())
         with torch.no_grad():
             everybody = torch.arange(len(rows.base))
             return rows.whole(everybody, generated(everybody))

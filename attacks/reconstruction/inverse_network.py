@@ -11,20 +11,19 @@ theirs halves every ten epochs, under the amsgrad variant of Adam.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import LRScheduler
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases, unwrap
-from splitfed.attacks.networks.gradient_descent import draw_batches, take_step
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
+from splitfed.attacks.networks.gradient_descent import count_turns, draw_batches, take_step
 from splitfed.attacks.networks.image_parts import boxes
 from splitfed.attacks.reconstruction.decoder import Decoder
-from splitfed.attacks.search_space import Choice, Span
+from splitfed.attacks.search_space import Space, Span
 from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 
@@ -37,13 +36,13 @@ class InverseNetwork(Attack):
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"epochs": 5, "batch_size": 32, "lr": 3e-3, "width": 16},
         "default": {"epochs": 20, "batch_size": 32, "lr": 3e-3, "width": 16},
         "paper": {"epochs": 50, "batch_size": 32, "lr": 1e-3, "width": 32},
     }
 
-    space: ClassVar[Mapping[str, Choice]] = {"lr": Span(3e-4, 1e-2, log=True), "width": (16, 32, 64)}
+    space: ClassVar[Space] = {"lr": Span(3e-4, 1e-2, log=True), "width": (16, 32, 64)}
 
     epochs: int = field(default=20, metadata=require_count("inverse_network epochs", low=1))
     batch_size: int = field(default=32, metadata=require_count("inverse_network batch_size", low=1))
@@ -63,13 +62,11 @@ class InverseNetwork(Attack):
             # Adam has a smallest gradient that it takes in earnest, and what is left may be tiny.
             unit = float(decoder.unit) ** 2
         optimizer, schedule = self.descent(decoder)
-        for epoch in range(self.epochs):
+        for epoch in count_turns(self.epochs, progress):
             z = passes[epoch % len(passes)]
             for rows in draw_batches(len(x), self.batch_size, generator):
-                loss = functional.mse_loss(decoder({n: t[rows] for n, t in z.items()}), x[rows]) / unit
-                take_step(optimizer, loss)
+                take_step(optimizer, functional.mse_loss(decoder({n: t[rows] for n, t in z.items()}), x[rows]) / unit)
             schedule.step()
-            progress(epoch + 1, self.epochs)
         with torch.no_grad():
             prediction: Tensor = decoder.eval()(released)
         return prediction

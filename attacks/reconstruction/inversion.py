@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import Knowledge, Progress, Releases
+from splitfed.attacks.networks.gradient_descent import count_turns
 from splitfed.attacks.reconstruction.priors import total_variation
 from splitfed.core.messages import View
 
@@ -43,15 +44,13 @@ class Search:
     ) -> None:
         """Take `steps` of `optimizer`, which holds x (n, *shape); losses of rows are added, so each goes alone."""
         tv = self.tv
-        for step in range(steps):
+        for step in count_turns(steps, progress, 50):
             if step % REMEASURE == 0:
                 tv = self.tv + 2 * self._variance(x) * x[0].numel() / (width(self.seen) * self.smoothness)
             loss = misfit(self.mean(x), self.seen)
             loss = loss + tv * total_variation(x) + self.l2 * x.square().flatten(1).mean(1).sum()
             (x.grad,) = torch.autograd.grad(loss, x)
             optimizer.step()
-            if progress is not None and step % 50 == 49:
-                progress(step + 1, steps)
 
     @torch.no_grad()
     def _variance(self, x: Tensor) -> float:

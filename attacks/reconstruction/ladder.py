@@ -10,15 +10,15 @@ were kept, which are the adversary's own, makes the prediction: the truth has no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases, unwrap
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
 from splitfed.core.errors import InvalidInput, check_count, require_count, require_number
 from splitfed.core.messages import View
 from splitfed.core.random import derive
@@ -33,7 +33,7 @@ class Ladder(Attack):
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"widths": (8, 32), "epochs": (5, 15), "lr": 3e-3},
         "paper": {"widths": (16, 64, 128), "epochs": (50, 200), "lr": 1e-3},
     }

@@ -15,16 +15,15 @@ not reported: with rate .02 another model recognised 9 of ten classes at a prior
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, log_probabilities
-from splitfed.attacks.networks.gradient_descent import take_step
+from splitfed.attacks.networks.gradient_descent import count_turns, take_step
 from splitfed.attacks.reconstruction.priors import roughness
 from splitfed.core.errors import require_count, require_name, require_number
 from splitfed.core.messages import View
@@ -41,7 +40,7 @@ class ModelInversion(Attack):
 
     target: ClassVar[Target] = Target.REPRESENTATIVES
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.MODEL})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 300},
         "paper": {
             "iterations": 5000, "optimizer": "sgd", "lr": 0.1, "tv": 0.0, "enough": 0.99, "patience": 100,
@@ -68,7 +67,7 @@ class ModelInversion(Attack):
         best, least = x.detach().clone(), torch.full((len(classes),), torch.inf, device=x.device, dtype=torch.float64)
         waited = torch.zeros_like(classes)
         going = torch.ones_like(classes, dtype=torch.bool)
-        for iteration in range(self.iterations):
+        for _ in count_turns(self.iterations, progress):
             confidence = log_probabilities(model(x)).exp()[classes, classes]
             cost = 1 - confidence + self.tv * roughness(x)
             better = going & (cost.detach() < least)
@@ -80,5 +79,4 @@ class ModelInversion(Attack):
             take_step(optimizer, cost[going].sum())
             with torch.no_grad():
                 x.clamp_(low, high)
-            progress(iteration + 1, self.iterations)
         return best

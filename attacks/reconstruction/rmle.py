@@ -13,16 +13,15 @@ Where a defense is random the attack adapts: the noise that it measures adds to 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, unwrap
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, unwrap
 from splitfed.attacks.reconstruction.inversion import invert
-from splitfed.attacks.search_space import Choice, Span
+from splitfed.attacks.search_space import Space, Span
 from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 
@@ -35,13 +34,13 @@ class Rmle(Attack):
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 300, "lr": 0.05, "tv": 0.01, "l2": 0.0},
         "default": {"iterations": 2400, "lr": 0.3, "tv": 0.01, "l2": 0.0},
         "paper": {"iterations": 5000, "lr": 0.01, "tv": 1.0, "l2": 0.0},
     }
 
-    space: ClassVar[Mapping[str, Choice]] = {"lr": Span(5e-3, 0.2, log=True), "tv": Span(1e-4, 1.0, log=True)}
+    space: ClassVar[Space] = {"lr": Span(5e-3, 0.2, log=True), "tv": Span(1e-4, 1.0, log=True)}
 
     iterations: int = field(default=2400, metadata=require_count("rmle iterations", low=1))
     lr: float = field(default=0.3, metadata=require_number("rmle lr", low=0.0, open_low=True))

@@ -13,13 +13,12 @@ theirs. A U-shaped server holds no loss: refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, PredictionAndClone, Progress, unwrap
+from splitfed.attacks.base import Attack, Budgets, Clone, Knowledge, Needs, PredictionAndClone, Progress, unwrap
 from splitfed.attacks.networks.gradient_descent import draw_batches, take_step
 from splitfed.attacks.reconstruction.inversion import invert
 from splitfed.core.errors import InvalidInput, require_count, require_number
@@ -38,7 +37,7 @@ class Shadow(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset(
         {Needs.RELEASES, Needs.ARCHITECTURE, Needs.DOWNSTREAM, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
     )
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"epochs": 15, "shadow_lr": 3e-3, "iterations": 300, "lr": 0.05, "tv": 0.1},
         "paper": {"epochs": 50, "shadow_lr": 1e-3, "iterations": 500, "lr": 0.1, "tv": 2.0},
     }
@@ -77,8 +76,7 @@ class Shadow(Attack):
         for epoch in range(self.epochs):
             for rows in draw_batches(len(x), self.batch_size, generator, shadow.least_rows):
                 releases, penalty, weight = shadow.in_training(x[rows])
-                loss = weight * loss_of(x[rows], releases, y[rows]) + penalty
-                take_step(optimizer, loss)
+                take_step(optimizer, weight * loss_of(x[rows], releases, y[rows]) + penalty)
                 shadow.defenses.learn()
             schedule.step()
             progress(epoch + 1, self.epochs + 1)

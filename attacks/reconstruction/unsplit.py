@@ -21,14 +21,24 @@ their negatives. Data that are bright for the most part it gets wrong, and half-
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, PredictionAndClone, Progress, Releases, unwrap
+from splitfed.attacks.base import (
+    Attack,
+    Budgets,
+    Clone,
+    Knowledge,
+    Needs,
+    PredictionAndClone,
+    Progress,
+    Releases,
+    unwrap,
+)
 from splitfed.attacks.networks.gradient_descent import take_step
 from splitfed.attacks.reconstruction.inversion import Search, misfit, start
 from splitfed.attacks.reconstruction.priors import total_variation
@@ -45,7 +55,7 @@ class Unsplit(Attack):
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.ARCHITECTURE})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"rounds": 30, "input_steps": 20, "model_steps": 20, "lr": 0.03, "model_lr": 0.02},
         "paper": {
             "rounds": 1000, "input_steps": 100, "model_steps": 100, "lr": 1e-3, "model_lr": 1e-3,
@@ -109,8 +119,7 @@ class Unsplit(Attack):
         for done in range(self.rounds):
             search.advance(x, inputs, self.input_steps)
             for _ in range(self.model_steps):
-                loss = misfit(clone(x.detach()), seen) / len(x)
-                take_step(model, loss)
+                take_step(model, misfit(clone(x.detach()), seen) / len(x))
             yield done + 1
 
 

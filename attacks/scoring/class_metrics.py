@@ -25,17 +25,14 @@ class LabelledRows(Protocol):
     @property
     def x(self) -> Tensor:
         """The rows."""
-        ...
 
     @property
     def y(self) -> Tensor:
         """Their labels."""
-        ...
 
     @property
     def value_range(self) -> tuple[float, float] | None:
         """The least and the greatest value of x."""
-        ...
 
 
 def accuracies(

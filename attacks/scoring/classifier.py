@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.attacks.base import Progress
-from splitfed.attacks.networks.gradient_descent import draw_batches, take_step
+from splitfed.attacks.networks.gradient_descent import count_turns, draw_batches, take_step
 from splitfed.attacks.networks.tokens import TokenReader
 from splitfed.core.random import derive, generator, stream
 
@@ -86,14 +86,12 @@ def fit(
     optimizer = torch.optim.Adam(network.parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     network.train()
-    for epoch in range(epochs):
+    for epoch in count_turns(epochs, progress):
         values = draw(epoch)
         for rows in draw_batches(len(labels), batch_size, generator):
             loss = functional.cross_entropy(network({n: v[rows] for n, v in values.items()}), labels[rows])
             take_step(optimizer, loss)
         schedule.step()
-        if progress is not None:
-            progress(epoch + 1, epochs)
     network.eval()
 
 

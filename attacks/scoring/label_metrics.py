@@ -83,7 +83,7 @@ def auc_interval(scores: Tensor, positive: Tensor, generator: torch.Generator, r
         return Interval(value, float("nan"), float("nan"), len(scores))
     marks = torch.arange(len(scores)) < len(positives)
     resampled_aucs = [
-        auc(torch.cat([_resample(positives, generator), _resample(negatives, generator)]), marks)
+        auc(torch.cat([resample(positives, generator), resample(negatives, generator)]), marks)
         for _ in range(resamples)
     ]
     tails = torch.tensor([0.025, 0.975], dtype=torch.float64)
@@ -106,6 +106,7 @@ def _check(truth: Tensor, prediction: Tensor) -> None:
         raise InvalidInput("prediction holds a score that is not finite")
 
 
-def _resample(values: Tensor, generator: torch.Generator) -> Tensor:
-    drawn = torch.randint(len(values), (len(values),), generator=generator, device=generator.device)
+def resample(values: Tensor, generator: torch.Generator, *times: int) -> Tensor:
+    """Draw as many of `values` (n,) as there are, with replacement, as many `times` as given: (*times, n)."""
+    drawn = torch.randint(len(values), (*times, len(values)), generator=generator, device=generator.device)
     return values[drawn.to(values.device)]

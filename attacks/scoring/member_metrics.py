@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from splitfed.attacks.scoring.label_metrics import auc_interval
+from splitfed.attacks.scoring.label_metrics import auc_interval, resample
 from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.stats.intervals import Interval
@@ -64,13 +64,12 @@ def tpr_at(scores: Tensor, member: Tensor, fpr: float) -> float:
 def chance_at(fpr: float, non_members: int) -> float:
     """Return the expected `tpr_at` of scores without ties that know nothing: (k + 1) / (n + 1), k = floor(fpr n)."""
     check_count("non_members", non_members, low=1)
-    admitted = _count_admitted(fpr, non_members)
-    return min(1.0, (admitted + 1) / (non_members + 1))
+    return min(1.0, (_count_admitted(fpr, non_members) + 1) / (non_members + 1))
 
 
 def tpr_interval(scores: Tensor, member: Tensor, fpr: float, generator: torch.Generator) -> Interval:
     """Return `tpr_at` with its 95 % percentile bootstrap interval, members and non-members resampled apart."""
-    drawn = [_resample(scores[side], generator) for side in (member, ~member)]
+    drawn = [resample(scores[side], generator, _RESAMPLES) for side in (member, ~member)]
     tails = torch.tensor([0.025, 0.975], dtype=torch.float64)
     low, high = _tpr(drawn[0], drawn[1], fpr).quantile(tails).tolist()
     return Interval(tpr_at(scores, member, fpr), low, high, len(scores))
@@ -103,11 +102,6 @@ def _tpr(members: Tensor, others: Tensor, fpr: float) -> Tensor:
 def _count_admitted(fpr: float, non_members: int) -> int:
     # .29 * 100 is 28.999999999999996; the tolerance is far below one non-member.
     return math.floor(fpr * non_members + 1e-9)
-
-
-def _resample(values: Tensor, generator: torch.Generator) -> Tensor:
-    size = (_RESAMPLES, len(values))
-    return values[torch.randint(len(values), size, generator=generator, device=generator.device).to(values.device)]
 
 
 def _pair(member: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:

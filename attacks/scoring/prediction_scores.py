@@ -39,7 +39,6 @@ class Rows(LabelledRows, Protocol):
 
     def label(self, name: str | None = None) -> Tensor:
         """The labels of a label set; None is the main one."""
-        ...
 
 
 def score_prediction(

@@ -45,11 +45,11 @@ class AttackNetworks(dict[str, nn.Module]):
 
     def descend(self, losses: Mapping[str, Tensor]) -> None:
         """Take one step of every network named, down its own loss; all gradients are taken before any network moves."""
-        gradients = {}
-        for name, loss in losses.items():
-            weights = list(self[name].parameters())
-            # A layout that is not the attacker's own may have weights that nothing flows through.
-            gradients[name] = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
+        # A layout that is not the attacker's own may have weights that nothing flows through.
+        gradients = {
+            name: torch.autograd.grad(loss, list(self[name].parameters()), retain_graph=True, allow_unused=True)
+            for name, loss in losses.items()
+        }
         for name, found in gradients.items():
             for weight, gradient in zip(self[name].parameters(), found, strict=True):
                 weight.grad = gradient

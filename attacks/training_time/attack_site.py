@@ -26,15 +26,12 @@ class Sender(Protocol):
     @property
     def omitted(self) -> tuple[str, ...]:
         """Which penalties are left out of `in_training`."""
-        ...
 
     def release(self, z: Tensor, number: int) -> Tensor:
         """Return z (n, ...) after the imitated defenses, with the random draws of `number`: same shape."""
-        ...
 
     def expected(self, z: Tensor) -> Tensor:
         """Return the same with every defense at its mean, differentiable in z."""
-        ...
 
     def in_training(self, x: Tensor, z: Tensor, number: int, epoch: int) -> tuple[Tensor, Tensor, float]:
         """Return the release of z, the penalty that defenses add to the loss of raw rows x, and the task loss's weight.
@@ -42,16 +39,13 @@ class Sender(Protocol):
         The penalty is a scalar whose gradient is right; its value is not where a defense gives its penalty by the
         gradient alone. `epoch`: of the run.
         """
-        ...
 
     @property
     def defenses(self) -> DefenseStates:
         """What the imitated defenses keep and learn."""
-        ...
 
     def copy(self) -> Sender:
         """Return the same with states of its own."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -92,8 +86,7 @@ class AttackSite:
 
     def released(self, view: View) -> Tensor:
         """Return what arrived on the site's edge in `view`: (victims, *shape)."""
-        found: Tensor = view.select(kind="activation", edge=self.edge).tensors(self.device)[self.value]
-        return found
+        return view.select(kind="activation", edge=self.edge).tensors(self.device)[self.value]
 
     def draw_rows(self, count: int, random: torch.Generator) -> Tensor:
         """Draw `count` auxiliary row numbers, without repetition where there are enough: (count,)."""

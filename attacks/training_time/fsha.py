@@ -25,13 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Target, unwrap
+from splitfed.attacks.base import Budgets, Target, unwrap
 from splitfed.attacks.networks.networks import Critic, Translator
 from splitfed.attacks.networks.scaling import Scale
 from splitfed.attacks.training_time.attack_site import AttackSite
@@ -53,7 +53,7 @@ class Fsha(TrainingAttack):
     """
 
     active: ClassVar[bool] = True
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"lr": 1e-3, "critic_lr": 3e-3, "width": 24, "blocks": 1, "penalty": 10.0, "momentum": 0.5},
         "paper": {
             "lr": 1e-5,

@@ -111,5 +111,4 @@ def glorot(net: nn.Sequential) -> nn.Sequential:
 
 
 def _resize(side: Sequence[int], goal: tuple[int, int]) -> list[nn.Module]:
-    same = tuple(side) == goal
-    return [] if same else [nn.Upsample(goal, mode="bilinear", align_corners=False)]
+    return [] if tuple(side) == goal else [nn.Upsample(goal, mode="bilinear", align_corners=False)]

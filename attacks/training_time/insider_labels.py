@@ -10,7 +10,6 @@ off what arrives. Where labels do reach the server its own model says as much.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,8 +23,8 @@ from splitfed.core.messages import View
 class InsiderLabels(Attack):
     """Asks whichever training attack was at the adversary's party."""
 
-    target: ClassVar[Target] = Target.LABELS
-    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.TRAINING_ATTACK, Needs.AUXILIARY_LABELS})
+    target = Target.LABELS
+    requires = frozenset({Needs.RELEASES, Needs.TRAINING_ATTACK, Needs.AUXILIARY_LABELS})
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return scores of labels, (victims, classes); refuse an attack that has learnt none."""

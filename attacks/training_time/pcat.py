@@ -29,13 +29,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Needs, Target, unwrap
+from splitfed.attacks.base import Budgets, Needs, Target, unwrap
 from splitfed.attacks.networks.frozen_copy import FrozenCopy
 from splitfed.attacks.networks.gradient_descent import take_step
 from splitfed.attacks.networks.networks import Translator
@@ -62,7 +62,7 @@ class Pcat(TrainingAttack):
     """
 
     learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.AUXILIARY_LABELS})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"lr": 3e-3, "start": 50, "inverse_lr": 3e-3, "inverse_steps": 300, "refine": 50, "width": 24},
         "paper": {
             "lr": 1e-3,

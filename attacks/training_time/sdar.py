@@ -29,13 +29,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Needs, Target, unwrap
+from splitfed.attacks.base import Budgets, Needs, Target, unwrap
 from splitfed.attacks.networks.frozen_copy import FrozenCopy
 from splitfed.attacks.networks.networks import Critic, Translator
 from splitfed.attacks.networks.scaling import Scale
@@ -60,7 +60,7 @@ class Sdar(TrainingAttack):
     """
 
     learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.AUXILIARY_LABELS})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    budgets: ClassVar[Budgets] = {
         "fast": {"lr": 3e-3, "decoder_lr": 3e-3, "l1": 0.02, "l2": 1e-3, "width": 24, "blocks": 1},
         "paper": {
             "lr": 1e-3, "decoder_lr": 5e-4, "l1": 0.02, "l2": 1e-5, "flip": 0.2,

@@ -192,8 +192,7 @@ class TrainingAttackState:
                 f"{type(self).__name__}.learn returned None, but it is active; expected the gradient to send, "
                 "(rows, *shape)"
             )
-        sent = self.choose(gradient.to(honest), honest)
-        return message._replace(tensors={**message.tensors, self.site.value: sent})
+        return message._replace(tensors={**message.tensors, self.site.value: self.choose(gradient.to(honest), honest)})
 
     def step_ended(self) -> None:
         """Learn, after the party's honest step, from what arrived in it."""

@@ -12,7 +12,6 @@ towards the classes that the client was trained on. Nothing is learnt, and there
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,10 +27,10 @@ from splitfed.core.messages import Message, View
 class ClassShares(Attack):
     """Has no parameters."""
 
-    target: ClassVar[Target] = Target.SHARES
-    phase: ClassVar[Phase] = Phase.TRAINING
-    reads: ClassVar[tuple[str, ...]] = ("prototype", "label counts", "soft labels")
-    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPLOADS})
+    target = Target.SHARES
+    phase = Phase.TRAINING
+    reads = ("prototype", "label counts", "soft labels")
+    requires = frozenset({Needs.UPLOADS})
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return shares that add up to one: (classes,)."""

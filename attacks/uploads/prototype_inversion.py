@@ -14,14 +14,13 @@ digits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target, unwrap
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes
 from splitfed.attacks.networks.gradient_descent import take_step
 from splitfed.attacks.uploads.upload_attack import goals
@@ -37,7 +36,7 @@ class PrototypeInversion(Attack):
     phase: ClassVar[Phase] = Phase.TRAINING
     reads: ClassVar[tuple[str, ...]] = ("prototype", "soft labels")
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPLOADS, Needs.EXTRACTOR, Needs.AUXILIARY})
-    budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"iterations": 100}, "paper": {"iterations": 1000}}
+    budgets: ClassVar[Budgets] = {"fast": {"iterations": 100}, "paper": {"iterations": 1000}}
 
     iterations: int = field(default=100, metadata=require_count("prototype_inversion iterations", low=1))
     lr: float = field(default=0.02, metadata=require_number("prototype_inversion lr", low=0.0, open_low=True))

@@ -14,7 +14,6 @@ classes that the client holds: which these are is another attack's news (`class_
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,10 +28,10 @@ from splitfed.core.messages import View
 class PrototypeMembership(Attack):
     """Has no parameters."""
 
-    target: ClassVar[Target] = Target.MEMBERS
-    phase: ClassVar[Phase] = Phase.TRAINING
-    reads: ClassVar[tuple[str, ...]] = ("prototype", "soft labels")
-    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPLOADS, Needs.EXTRACTOR, Needs.CANDIDATES})
+    target = Target.MEMBERS
+    phase = Phase.TRAINING
+    reads = ("prototype", "soft labels")
+    requires = frozenset({Needs.UPLOADS, Needs.EXTRACTOR, Needs.CANDIDATES})
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return minus the squared distance of every candidate from its class's mean: (candidates,)."""
@@ -44,5 +43,4 @@ class PrototypeMembership(Attack):
         own = unwrap(knowledge.candidate_labels).view(-1, 1).to(z.device) == torch.tensor(labels, device=z.device)
         distances = torch.cdist(z, means.to(z)).square()
         # A class that no mean was sent for: further than anything.
-        far = distances.max() + 1
-        return -torch.where(own, distances, far).amin(1)
+        return -torch.where(own, distances, distances.max() + 1).amin(1)

@@ -17,11 +17,9 @@ class Accumulator(Protocol):
 
     def add(self, tensors: Mapping[str, Tensor], share: float) -> None:
         """Take one party's tensors; the shares of all parties add up to one."""
-        ...
 
     def value(self) -> dict[str, Tensor]:
         """Return the fused tensors, each in its own type."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -24,12 +26,22 @@ def clip_rows(z: Tensor, norm: float, order: int) -> Tensor:
     z = without_infinite_rows(z)
     lengths: Tensor = torch.linalg.vector_norm(z.flatten(1).double(), ord=order, dim=1)
     factors = (norm / lengths.clamp(min=norm)).to(z.dtype)
-    clipped: Tensor = z * factors.view(-1, *[1] * (z.dim() - 1))
-    return clipped
+    return z * factors.view(-1, *[1] * (z.dim() - 1))
 
 
-def noisy_release(z: Tensor, clipped: Tensor, noisy: Tensor) -> Tensor:
-    """Return the float64 numbers `noisy` as those of `z`'s type, with the gradient of `clipped`, which has no noise."""
+def noisy_release(
+    z: Tensor,
+    clipped: Tensor,
+    add_noise: Callable[[Tensor, float, float, int, torch.Generator], Tensor],
+    sensitivity: float,
+    multiplier: float,
+    random: torch.Generator,
+) -> Tensor:
+    """Return the float64 rows `clipped` with noise, as numbers of `z`'s type, with the gradient of those without.
+
+    `add_noise`: of `splitfed.defenses.private_noise`, which says what `sensitivity` and `multiplier` are.
+    """
+    noisy = add_noise(clipped.detach(), sensitivity, multiplier, math.prod(z.shape[1:]), random)
     # The difference is zero: it carries the gradient alone.
     return noisy.detach().to(z.dtype) + (clipped - clipped.detach()).to(z.dtype)
 

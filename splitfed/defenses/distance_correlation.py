@@ -43,8 +43,7 @@ class DistanceCorrelation(PenaltyDefense, TaskWeightDefense):
     def __post_init__(self) -> None:
         """Refuse an alpha that leaves [0, 1] and an unknown statistic."""
         super().__post_init__()
-        alpha = number_or_course("distance_correlation alpha", self.alpha, low=0.0, high=1.0)
-        object.__setattr__(self, "alpha", alpha)
+        object.__setattr__(self, "alpha", number_or_course("distance_correlation alpha", self.alpha, low=0.0, high=1.0))
 
     @property
     def weighs_task(self) -> bool:

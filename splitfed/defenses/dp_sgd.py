@@ -187,8 +187,7 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
             if doubt is not None:
                 raise InvalidInput(f"dp_sgd epsilon={self.epsilon:g} cannot be promised: {doubt}")
             settled = _with_terms(self, terms)
-            multiplier = settled._calibrated(terms)
-            settled = changed(self, noise_multiplier=multiplier, epsilon=None)
+            settled = changed(self, noise_multiplier=settled._calibrated(terms), epsilon=None)
         return _with_terms(settled, terms)
 
     def weight_uses(self, client: int, steps: int, epochs: int) -> tuple[Event, int] | None:
@@ -225,11 +224,9 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
         parties = 1 if self.clip == "joint" else len(self.guards(terms.topologies[client]))
         joint = multiplier / math.sqrt(parties)
         if not terms.poisson:
-            event = Event(Gaussian(joint / 2), Protects.WEIGHTS, neighbours=Neighbours.REPLACE)
-            return event, epochs
+            return Event(Gaussian(joint / 2), Protects.WEIGHTS, neighbours=Neighbours.REPLACE), epochs
         rate = min(1.0, terms.batch_size / terms.rows[client])
-        neighbours = Neighbours.ADD_REMOVE
-        return Event(Gaussian(joint), Protects.WEIGHTS, neighbours=neighbours, sampling_rate=rate), steps
+        return Event(Gaussian(joint), Protects.WEIGHTS, neighbours=Neighbours.ADD_REMOVE, sampling_rate=rate), steps
 
     def _calibrated(self, terms: Terms) -> float:
         """Return the multiplier that the client which needs most of it needs."""
@@ -267,11 +264,12 @@ def _replace_layers(segment: Segment) -> tuple[nn.Module, list[str]]:
     """Return a copy of the segment's module with what Opacus has a substitute for replaced, and what that was."""
     from opacus.validators import ModuleValidator
 
-    module = copy.deepcopy(segment.module)
+    module, training = copy.deepcopy(segment.module), in_training(segment.module)
     names = []
     for name, layer in list(module.named_modules()):
         fixer = ModuleValidator.FIXERS.get(type(layer))
-        if fixer is None or (isinstance(layer, nn.modules.batchnorm._BatchNorm) and not _trains(segment, name)):
+        frozen = isinstance(layer, nn.modules.batchnorm._BatchNorm) and not training.get_submodule(name).training
+        if fixer is None or frozen:
             continue
         # With as many groups as values, what Opacus makes of flat features would be constant.
         flat = isinstance(layer, nn.BatchNorm1d)
@@ -283,10 +281,6 @@ def _replace_layers(segment: Segment) -> tuple[nn.Module, list[str]]:
         parent, _, own = name.rpartition(".")
         setattr(module.get_submodule(parent), own, substitute)
     return module, names
-
-
-def _trains(segment: Segment, name: str) -> bool:
-    return in_training(segment.module).get_submodule(name).training
 
 
 def _check_beside(other: Defense, terms: Terms) -> None:

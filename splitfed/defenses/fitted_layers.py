@@ -114,10 +114,8 @@ def prepend_layers(segment: Segment, values: Collection[str], seed: int, make: C
 
 def layer_of(module: nn.Module | None, kind: type[L], value: str) -> L | None:
     """Return the layer of this `kind` behind `value` in a segment's `module`, None where there is none."""
-    for inner in () if module is None else module.modules():
-        if isinstance(inner, kind) and inner.value == value:
-            return inner
-    return None
+    layers = () if module is None else module.modules()
+    return next((m for m in layers if isinstance(m, kind) and m.value == value), None)
 
 
 def layers_on(module: nn.Module | None, kind: type[L], edge: str) -> list[L]:

@@ -16,7 +16,6 @@ with a number that is not finite is released as zeros, and the ledger says how m
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -101,10 +100,7 @@ class GaussianRelease(ReleaseDefense, LayerDefense, Accounted):
         """Return clipped rows plus noise drawn afresh: same shape as `z`."""
         check_precision("gaussian_release", repr(name), z.dtype)
         clipped = self.expected(name, z.double(), context)
-        size = math.prod(z.shape[1:])
-        random = context.noise(name, z)
-        noisy = add_gaussian(clipped.detach(), self.sensitivity, self.multiplier, size, random)
-        return noisy_release(z, clipped, noisy)
+        return noisy_release(z, clipped, add_gaussian, self.sensitivity, self.multiplier, context.noise(name, z))
 
     def expected(self, name: str, z: Tensor, context: Context) -> Tensor:
         """The noise has mean zero."""

@@ -114,8 +114,7 @@ class LabelDp(LabelDefense, Accounted):
         sensitivity = 1.0 if single else 2.0
         # Zeros and ones lie on every grid, so that rounding costs nothing; what `size` charges is a rest of 1e-8.
         size = 1 if single else exact.shape[1]
-        noisy = add_laplace(exact, sensitivity, 1 / self.epsilon, size, generator)
-        return noisy.to(torch.get_default_dtype())
+        return add_laplace(exact, sensitivity, 1 / self.epsilon, size, generator).to(torch.get_default_dtype())
 
 
 def keep_probability(epsilon: float, classes: int) -> float:

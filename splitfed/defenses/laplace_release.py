@@ -10,7 +10,6 @@ are not finite: as for gaussian_release.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -71,10 +70,7 @@ class LaplaceRelease(ReleaseDefense, LayerDefense, Accounted):
         """Return clipped rows plus noise drawn afresh: same shape as `z`."""
         check_precision("laplace_release", repr(name), z.dtype)
         clipped = self.expected(name, z.double(), context)
-        size = math.prod(z.shape[1:])
-        random = context.noise(name, z)
-        noisy = add_laplace(clipped.detach(), self.sensitivity, 1 / self.epsilon, size, random)
-        return noisy_release(z, clipped, noisy)
+        return noisy_release(z, clipped, add_laplace, self.sensitivity, 1 / self.epsilon, context.noise(name, z))
 
     def expected(self, name: str, z: Tensor, context: Context) -> Tensor:
         """The noise has mean zero."""

@@ -114,8 +114,7 @@ class Latent(ReleaseDefense, LayerDefense, Codec, Accounted, Calibrated):
         values = set(values_of(topology, edges))
         check_readers("latent turns {value!r} into bits", topology, edges)
         made = freeze_segments(topology, edges) if self.freeze else topology
-        segments = [self._with_bits(s, values, facts, seed) for s in made.segments]
-        return changed(made, segments=tuple(segments))
+        return changed(made, segments=tuple(self._with_bits(s, values, facts, seed) for s in made.segments))
 
     def settle(self, terms: Terms) -> Latent:
         """Return this defense with the number of bits, of those that a row's values have, that costs most."""

@@ -121,8 +121,7 @@ def positives(y: Tensor) -> Tensor:
 
 
 def _variance_per_row(variances: tuple[float, float], positive: Tensor) -> Tensor:
-    values = torch.tensor(variances, dtype=torch.float64, device=positive.device)
-    return values[positive.long()].unsqueeze(1)
+    return torch.tensor(variances, dtype=torch.float64, device=positive.device)[positive.long()].unsqueeze(1)
 
 
 def _check_binary(task: Task | None) -> None:

@@ -72,5 +72,4 @@ class Mid(ReleaseDefense, PenaltyDefense, LayerDefense):
     def penalty(self, z: Tensor, context: Context) -> Tensor:
         """Return `weight` times the divergence of all values on the edge."""
         layers = layers_on(context.module, Variational, context.edge)
-        total = torch.stack([divergence(*layer.kept) for layer in layers]).sum()
-        return number_at(self.weight, context.epoch) * total
+        return number_at(self.weight, context.epoch) * torch.stack([divergence(*layer.kept) for layer in layers]).sum()

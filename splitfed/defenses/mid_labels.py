@@ -70,8 +70,7 @@ class MidLabels(ReceiverPenaltyDefense, LayerDefense):
     def penalty_at_receiver(self, context: Context) -> Tensor:
         """Return `weight` times the divergence of all values that came on the edge."""
         layers = layers_on(context.module, SampledBottleneck, context.edge)
-        total = torch.stack([divergence(*layer.kept) for layer in layers]).sum()
-        return number_at(self.weight, context.epoch) * total
+        return number_at(self.weight, context.epoch) * torch.stack([divergence(*layer.kept) for layer in layers]).sum()
 
 
 class SampledBottleneck(Variational):

@@ -40,9 +40,7 @@ class Noise(ReleaseDefense):
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
         """Return `z` plus noise drawn afresh for this step: same shape."""
-        scale: float | Tensor = self.scale
-        if self.relative:
-            scale = self.scale * z.detach().std(correction=0)
+        scale: float | Tensor = self.scale * z.detach().std(correction=0) if self.relative else self.scale
         return z + scale * _draw(self.kind, z, context.generator(name, z.device))
 
     def expected(self, name: str, z: Tensor, context: Context) -> Tensor:

@@ -143,8 +143,7 @@ def _weighted_sum(factors: Tensor, found: Tensor) -> Tensor:
 
 def _zero_other_rows(found: Tensor, fine: Tensor) -> Tensor:
     """Return `found` (rows, ...) with zeros in the rows that are not `fine`."""
-    mask = fine.to(found.device).view(-1, *[1] * (found.dim() - 1))
-    return torch.where(mask, found, torch.zeros_like(found))
+    return torch.where(fine.to(found.device).view(-1, *[1] * (found.dim() - 1)), found, torch.zeros_like(found))
 
 
 def _dense(one: LayerUse, all_used: Sequence[LayerUse]) -> bool:

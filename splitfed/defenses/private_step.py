@@ -117,8 +117,7 @@ class PrivateStep:
         random = wide_generator(holder.seed, "dp_sgd", *words, device=holder.device)
         size = sum(weight.numel() for weight in self._weights)
         for weight in self._weights:
-            total = sums[weight] if weight in sums else torch.zeros(weight.shape, dtype=torch.float64)
-            total = total.to(weight.device)
+            total = sums.get(weight, torch.zeros(weight.shape, dtype=torch.float64)).to(weight.device)
             if self._noise_multiplier > 0:
                 total = add_gaussian(total, self._max_norm, self._noise_multiplier, size, random)
             weight.grad = (total / step.divisor).to(weight.dtype)

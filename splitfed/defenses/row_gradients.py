@@ -53,9 +53,8 @@ def check_rowwise(topology: Topology, facts: Facts, guarded: Sequence[str]) -> N
         _check_batch_norm(segment)
     for finding in findings(topology, facts, [segment.name for segment in topology.segments]):
         raise InvalidInput(f"{NAME} cannot train {_TOLD[finding.kind].format(**finding._asdict())}")
-    one, other = _inputs(topology, facts), _inputs(topology, facts)
-    for name, value in other.items():
-        other[name] = torch.cat([_random_like(value[:1], "other", name), value[1:]])
+    one = _inputs(topology, facts)
+    other = {name: torch.cat([_random_like(value[:1], "other", name), value[1:]]) for name, value in one.items()}
     for segment in topology.segments:
         watched = layers_with_weights(segment.module) if segment.role in guarded else {}
         first, second = (_run_segment(segment, values, watched) for values in (one, other))
@@ -101,8 +100,7 @@ def _run_segment(segment: Segment, values: Mapping[str, Tensor], watched: Mappin
 def _check_layers(segment: Segment, watched: Mapping[str, nn.Module], one: _Ran, other: _Ran) -> None:
     names = {id(one.module.get_submodule(name)): name for name in watched}
     for first, second in zip(one.calls, other.calls, strict=True):
-        whole = len(first.x) == ROWS and other_rows_equal(first.x, second.x)
-        if not whole:
+        if not (len(first.x) == ROWS and other_rows_equal(first.x, second.x)):
             raise _layer_error(
                 segment, names[id(first.layer)], first.layer, "its input has no row for each row of the batch"
             )

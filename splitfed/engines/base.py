@@ -76,7 +76,6 @@ class Trainer(Protocol):
 
     def rows(self, replica: int, part: str) -> int:
         """Return how many rows `replica` has in `part`."""
-        ...
 
     def train(self, replica: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
         """Train the client replica `replica` one step a batch; return the loss of each step whose batch is not empty.
@@ -84,7 +83,6 @@ class Trainer(Protocol):
         `batches`: row numbers of the client's part "train", (rows,) int64 each. `first`: the number that the first
         batch has in its epoch. A loss is the sum over heads, each times its weight.
         """
-        ...
 
     def train_at_once(self, turns: Turns) -> dict[int, list[float]]:
         """Train several replicas, each on its turns, at the same time as a clock sees it; return the losses by replica.
@@ -104,27 +102,21 @@ class Trainer(Protocol):
         `combine` replaces the gradients of all replicas on an edge (see `executor.exchange_together`); without it the
         replicas go one after another, and no more than one replica's activations are held.
         """
-        ...
 
     def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
         """Send the weights of `role` from one replica's party to another's, directly or through the party `via`."""
-        ...
 
     def download(self, replicas: Sequence[int], epoch: int) -> None:
         """Send the aggregation server's weights to the parties of `replicas` in every role that is averaged."""
-        ...
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
         """Send the fused roles' weights of these replicas to the aggregation server, which keeps their aggregate."""
-        ...
 
     def branch(self, replicas: Sequence[int]) -> None:
         """Let the copies of every copied role start from the newest merged one; nothing crosses."""
-        ...
 
     def merge(self, weights: Mapping[int, float]) -> None:
         """Replace every copied role's segments by what its copies are fused to; nothing crosses."""
-        ...
 
 
 class RunSetup(Protocol):
@@ -143,11 +135,9 @@ class Stateful(Protocol):
 
     def state(self) -> dict[str, Any]:
         """Return the state."""
-        ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`."""
-        ...
 
 
 Scales = Mapping[int, float]

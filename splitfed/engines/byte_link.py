@@ -155,8 +155,7 @@ def _parse_header(data: bytes) -> tuple[dict[str, Any], int]:
     packed, stamp = header.get("packed"), header["stamp"]
     if packed is not None and not _is_count(packed):
         raise InvalidInput(f"message: packed={packed!r} is not allowed; expected a number of bytes, or nothing")
-    kinds = [str, int, int, int, str]
-    if [type(item) for item in stamp] != kinds:
+    if [type(item) for item in stamp] != [str, int, int, int, str]:
         raise InvalidInput(f"message: stamp={stamp!r} is not allowed; expected phase, replica, epoch, step and part")
     return {**header, "packed": packed}, _FIXED.size + length
 
@@ -212,8 +211,7 @@ def _restore_strides(flat: Tensor, shape: list[int], strides: list[int]) -> Tens
 def _raw(tensor: Tensor) -> bytes:
     """Return the numbers of a tensor that fills its storage, in the order they lie there."""
     flat = tensor.resolve_conj().resolve_neg().as_strided((tensor.numel(),), (1,)).cpu()
-    data: bytes = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-    return data
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def _is_count(value: object) -> TypeGuard[int]:

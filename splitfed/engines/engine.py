@@ -29,4 +29,3 @@ class Engine(PartyData, Inference, Observable, Trainer, RunSetup, Stateful, Prot
 
         `task` multiplies the losses of the heads; at 0 no label crosses.
         """
-        ...

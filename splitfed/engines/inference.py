@@ -58,11 +58,8 @@ class Inference(Protocol):
                         outputs[name].append(value.cpu())
                     if name in also:
                         further.setdefault(name, []).append(value)
-        labels = {}
-        for h in heads:
-            part_labels = place.parties[h.labels].state.labels(part)
-            if h.value in part_labels:
-                labels[h.value] = part_labels[h.value].cpu()
+        held = {h.value: place.parties[h.labels].state.labels(part) for h in heads}
+        labels = {value: known[value].cpu() for value, known in held.items() if value in known}
         joined_outputs, joined_values = (
             {name: torch.cat(parts) for name, parts in tensors_by_name.items()}
             for tensors_by_name in (outputs, further)
@@ -123,28 +120,26 @@ class Inference(Protocol):
         if source is None or source == replica:
             yield
             return
-        members, own_roles = (
-            self.run_parties.replicas[replica].parties,
-            self.run_parties.replicas[replica].topology.data_roles,
-        )
+        borrowers = {party.role: party for party in self.run_parties.owners(replica)}
         if isinstance(source, Mapping):
-            with _fill_segments([members[role] for role in own_roles], source):
-                yield
-            return
-        place = self.run_parties.placement
-        lenders = self.run_parties.fed if isinstance(source, str) else self.run_parties.replicas[source].parties
-        borrowers = {role: members[role] for role in own_roles if role in lenders}
-        own_modules = {role: party.state.modules for role, party in borrowers.items()}
+            lent = {role: with_tensors(party.state.modules, source) for role, party in borrowers.items()}
+        else:
+            lenders = self.run_parties.fed if isinstance(source, str) else self.run_parties.replicas[source].parties
+            lent = {r: self._lend(p.state.modules, lenders[r]) for r, p in borrowers.items() if r in lenders}
+        own_modules = {role: borrowers[role].state.modules for role in lent}
         try:
-            for role, party in borrowers.items():
-                lent = {
-                    n: party.state.modules[n] if n in place.kept else m for n, m in lenders[role].state.modules.items()
-                }
-                party.state.modules = lent if place.buffers else with_weights(party.state.modules, lent)
+            for role, modules in lent.items():
+                borrowers[role].state.modules = modules
             yield
         finally:
-            for role, party in borrowers.items():
-                party.state.modules = own_modules[role]
+            for role, modules in own_modules.items():
+                borrowers[role].state.modules = modules
+
+    def _lend(self, own: dict[str, nn.Module], lender: Party) -> dict[str, nn.Module]:
+        """Return what a party with the modules `own` uses of the `lender`'s: all but those that never leave it."""
+        place = self.run_parties.placement
+        lent = {n: own[n] if n in place.kept else m for n, m in lender.state.modules.items()}
+        return lent if place.buffers else with_weights(own, lent)
 
     def modules_of_party(self, party: str, replica: int) -> dict[str, nn.Module]:
         """Return the segments that `party` holds for `replica`: the party's own modules, not copies."""
@@ -159,16 +154,3 @@ class Inference(Protocol):
                 for party in self.run_parties.serving(replica).parties.values()
                 for n, m in party.state.modules.items()
             }
-
-
-@contextmanager
-def _fill_segments(borrowers: Sequence[Party], tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let the parties use copies of their segments with `tensors` in them."""
-    own_modules = [party.state.modules for party in borrowers]
-    try:
-        for party in borrowers:
-            party.state.modules = with_tensors(party.state.modules, tensors)
-        yield
-    finally:
-        for party, modules in zip(borrowers, own_modules, strict=True):
-            party.state.modules = modules

@@ -104,9 +104,7 @@ class LocalEngine(Engine):
                 for party in place.parties.values():
                     party.skip(self._expected[replica], stamp)
                 continue
-            batch = Batch(part, rows, expected, counts_as, task)
-            if self.detectors:
-                batch = self._replace_batch(place, batch, stamp)
+            batch = self._replace_batch(place, Batch(part, rows, expected, counts_as, task), stamp)
             losses.append(_total(place, exchange(place, self.link, batch, stamp)))
             self._update([place])
         return losses

@@ -25,7 +25,6 @@ class Observer(Stateful, Protocol):
 
     def metrics(self) -> dict[str, Any]:
         """Return what is to be known of the round that ends."""
-        ...
 
 
 class AttackObserver(Observer, Protocol):
@@ -33,15 +32,12 @@ class AttackObserver(Observer, Protocol):
 
     def receive(self, message: Message) -> None:
         """Look at a message that has arrived."""
-        ...
 
     def send(self, message: Message) -> Message:
         """Return what leaves in place of `message`."""
-        ...
 
     def step_ended(self) -> None:
         """Act after every party has taken its optimizer step."""
-        ...
 
 
 class DetectorObserver(Observer, Protocol):
@@ -49,11 +45,9 @@ class DetectorObserver(Observer, Protocol):
 
     def batch(self, party: Party, batch: Batch, stamp: Stamp) -> Batch:
         """Return the rows to use in place of `batch`."""
-        ...
 
     def keeps(self, party: Party) -> bool:
         """Examine the gradients of the step; return whether the client takes its optimizer step."""
-        ...
 
 
 class Observable(Protocol):

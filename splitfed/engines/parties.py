@@ -158,5 +158,4 @@ def _circuits(topology: Topology, replicas: int, seed: int) -> list[int]:
     heard |= {role for head in topology.heads for role in head.path[1:2]}
     if all(role in heard for role in topology.roles if role not in topology.data_roles):
         return list(range(replicas))
-    order: list[int] = torch.randperm(replicas, generator=generator(seed, "circuits")).tolist()
-    return order
+    return torch.randperm(replicas, generator=generator(seed, "circuits")).tolist()

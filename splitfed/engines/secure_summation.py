@@ -40,10 +40,10 @@ class SecureSummation:
         for replica, member in self._members.items():
             arrived = self._from_server("keys", replica, _stack_texts(self._rows[replica]))
             member.accept(_split_rows(arrived, member.others))
-        sent: Rows = {}
-        for replica, member in self._members.items():
-            arrived = self._to_server("shares", replica, _stack_texts(member.shares()))
-            sent[replica] = _split_rows(arrived, member.others)
+        sent = {
+            replica: _split_rows(self._to_server("shares", replica, _stack_texts(member.shares())), member.others)
+            for replica, member in self._members.items()
+        }
         for replica, member in self._members.items():
             arrived = self._from_server(
                 "shares", replica, _stack_texts({other: sent[other][replica] for other in member.others})

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated import public_rows
@@ -39,7 +38,7 @@ class Aggregation(Method):
         """Refuse a client that shows nothing."""
         public_rows.check_public("aggregation", context.public)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> public_rows.PublicRowsObjective | None:
         """Return the store of others' public rows at a client; None at a party that serves no client."""
         return None if placement.replica is None else public_rows.PublicRowsObjective()
 

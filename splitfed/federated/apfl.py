@@ -22,11 +22,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from splitfed.core.errors import require_name, require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
-from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.dual_model import (
     PREFIX,
     add_second_model,
@@ -35,7 +34,6 @@ from splitfed.federated.dual_model import (
     second_model,
 )
 from splitfed.federated.objectives import NoObjective, objective_of
-from splitfed.federated.traits import MethodTraits
 
 LEARNS = ("round", "step", "never")
 
@@ -87,7 +85,7 @@ class Apfl(Averaging):
         """Return the segments of the second model."""
         return second_model(topology)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> Learn | None:
         """Return the gradient step on a client's mixing weight alpha."""
         own = self.traits(placement.topology).private_segments
         return None if placement.replica is None else Learn(self.learns, own)

@@ -20,11 +20,10 @@ from splitfed.aggregation.base import AggregationRule
 from splitfed.aggregation.update_aggregation import UpdateAggregation, update_aggregation_of
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
-from splitfed.federated.base import Learner, Method, MethodContext, State
+from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, State
 from splitfed.federated.objectives import trainable_names, weight_names
 from splitfed.federated.shared_weights import check_alike, check_unbound, take_server_step
 from splitfed.federated.topology_values import clients_hold_all, only_client
-from splitfed.federated.traits import MethodTraits
 from splitfed.federated.uploads import close_round, open_round, refuse_settings
 
 
@@ -133,10 +132,17 @@ class Averaging(Method):
         return [(learner, shares[learner.replica] if self.weighted else even) for learner in learners]
 
 
-def take_step(method: Averaging, learner: Learner, after: Mapping[str, Tensor], state: State) -> dict[str, Tensor]:
-    """Return what the aggregation server holds after the aggregate `after`: that, or a step from what it held."""
-    segments = method.shared(learner.topology)
-    return take_server_step(method.settings, learner, segments, state["weights"], after, state)
+def take_step(
+    method: Averaging, learner: Learner, after: Mapping[str, Tensor], state: State, rate: float = 1.0
+) -> dict[str, Tensor]:
+    """Return what the aggregation server holds after the aggregate `after`: that, or a step from what it held.
+
+    `rate`: how far towards `after` the weights go; 1: all the way.
+    """
+    shared, before, moved = method.shared(learner.topology), state["weights"], dict(after)
+    for name in trainable_names(learner.topology, shared) if rate != 1.0 else ():
+        moved[name] = before[name] + rate * (after[name] - before[name])
+    return take_server_step(method.settings, learner, shared, before, moved, state)
 
 
 def check_whole(who: str, topology: Topology) -> None:

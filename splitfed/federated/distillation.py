@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from splitfed.core.messages import Stamp
-from splitfed.federated.base import Learner
+from splitfed.federated.base import Learner, State
 from splitfed.federated.objectives import NoObjective
 
 
@@ -24,8 +24,18 @@ def divergence(student: Tensor, teacher: Tensor) -> Tensor:
 
 def accuracy(learner: Learner, value: str, part: str) -> float:
     """Return how often the largest of the class scores `value`, (rows, classes), is the label, in `part`."""
-    labels = learner.labels(value, part).view(-1)
-    return float((learner.compute(value, part).argmax(1) == labels).double().mean())
+    return float((learner.compute(value, part).argmax(1) == learner.labels(value, part).view(-1)).double().mean())
+
+
+def score_second(learner: Learner, name: str, head: int, part: str, state: State) -> dict[str, float]:
+    """Return the accuracy, by its `name`, of head number `head` with the weights that the server keeps under that name.
+
+    Empty before the server has any.
+    """
+    if not state[name]:
+        return {}
+    with learner.lend(state[name]):
+        return {name: accuracy(learner, learner.topology.heads[head].value, part)}
 
 
 @dataclass(frozen=True)

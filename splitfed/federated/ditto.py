@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from torch import Tensor
 
 from splitfed.core.errors import require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
-from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.dual_model import (
     PREFIX,
     add_second_model,
@@ -30,14 +28,13 @@ from splitfed.federated.dual_model import (
     second_model,
 )
 from splitfed.federated.objectives import Proximal, objective_of
-from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(Averaging):
     """`weight` >= 0 (the paper's lambda): how strongly a client's own model is held."""
 
-    who: ClassVar[str] = "ditto"
+    who = "ditto"
 
     weight: float = field(default=0.1, metadata=require_number("ditto weight", low=0.0))
 
@@ -58,7 +55,7 @@ class Ditto(Averaging):
         """Return the segments of the second model."""
         return second_model(topology)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> Proximal | None:
         """Return the proximal term of a client's personal model; None at a party that serves no client."""
         own = self.traits(placement.topology).private_segments
         return None if placement.replica is None else Proximal(self.weight, own)

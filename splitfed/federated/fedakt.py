@@ -30,13 +30,12 @@ from torch.nn import functional
 from splitfed.aggregation.base import AggregationRule
 from splitfed.aggregation.update_aggregation import UpdateAggregation, update_aggregation_of
 from splitfed.core.errors import InvalidInput, require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
-from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
-from splitfed.federated.distillation import accuracy
+from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.distillation import score_second
 from splitfed.federated.model_copy import Mirror, copy_segments, copy_with_modules, replace_segments
 from splitfed.federated.objectives import NoObjective
 from splitfed.federated.shared_weights import (
@@ -55,7 +54,6 @@ from splitfed.federated.topology_values import (
     only_client,
     only_head,
 )
-from splitfed.federated.traits import MethodTraits
 from splitfed.federated.uploads import open_round
 
 
@@ -144,7 +142,7 @@ class FedAKT(Method):
         first = [topology.segment(name) for name in front]
         return replace(topology, segments=(*first, *second.segments, *moved), lessons=frozenset(front))
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> FeatureMatching | None:
         """Return the loss between the two features at a client; None where there is nothing to match."""
         if not self.use_adapter or self.weight == 0 or placement.replica is None:
             return None
@@ -171,10 +169,9 @@ class FedAKT(Method):
         """Return the accuracy of the averaged adapter under the client's head, where a client has both."""
         topology = learner.topology
         task = topology.heads[0].task
-        if not state["adapter"] or len(topology.heads) < 2 or task is None or task.name != "classification":
+        if len(topology.heads) < 2 or task is None or task.name != "classification":
             return {}
-        with learner.lend(state["adapter"]):
-            return {"adapter": accuracy(learner, topology.heads[1].value, part)}
+        return score_second(learner, "adapter", 1, part, state)
 
     def _second(self, topology: Topology, front: Sequence[str], value: str, seed: int) -> Mirror:
         prefix, role = _prefix(topology), only_client("fedakt", topology)

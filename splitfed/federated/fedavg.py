@@ -12,7 +12,6 @@ sends.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from splitfed.federated.averaging import Averaging
 
@@ -21,4 +20,4 @@ from splitfed.federated.averaging import Averaging
 class FedAvg(Averaging):
     """The mean of the clients' weights, every round."""
 
-    who: ClassVar[str] = "fedavg"
+    who = "fedavg"

@@ -25,14 +25,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from splitfed.core.errors import require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import check_whole
-from splitfed.federated.base import Learner, Method, ObjectivePlacement, State
+from splitfed.federated.base import Learner, Method, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.topology_values import count_classes, making_segment, only_head
-from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +53,10 @@ class FedDistill(Method):
         check_whole("feddistill", topology)
         only_head("feddistill", topology)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> Follow:
         """Return the distillation loss of a client's predictions towards the others' mean scores."""
         head = placement.topology.heads[0]
-        segment = making_segment(placement.topology, head.value)
-        return Follow(self.weight, segment.name, head.value, count_classes(head))
+        return Follow(self.weight, making_segment(placement.topology, head.value).name, head.value, count_classes(head))
 
     def start(self, clients: int) -> State:
         """Nobody has sent scores yet: client -> class -> mean scores."""

@@ -28,15 +28,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.core.errors import InvalidInput, require_count, require_name, require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.random import derive, generator, stream
 from splitfed.core.topology import Segment, Topology
 from splitfed.federated.averaging import Averaging, check_whole, take_step
-from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.generator import ClientHead, Generator, diversity, ensemble_loss
 from splitfed.federated.objectives import NoObjective, objective_of, weights_with_gradients
 from splitfed.federated.topology_values import count_classes, embedding, makers, only_head
-from splitfed.federated.traits import MethodTraits
 
 SHARES = ("model", "head")
 
@@ -89,7 +87,7 @@ class FedGen(Averaging):
         """Return the segments that are averaged."""
         return super().shared(topology) if self.share == "model" else tuple(s.name for s in self._head(topology)[0])
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> GeneratorObjective | None:
         """Return the loss of a client's head on generated rows; None with weight 0."""
         if self.weight == 0:
             return None
@@ -133,8 +131,7 @@ class FedGen(Averaging):
         state["weights"] = take_step(self, learners[0], gathering.value(), state)
         made = self._generator(learners[0], state)
         if heads:
-            random = generator(learners[0].seed, "fedgen", number)
-            self._train(made, heads, torch.stack(counts), state, random)
+            self._train(made, heads, torch.stack(counts), state, generator(learners[0].seed, "fedgen", number))
         state["generator"] = {name: tensor.clone() for name, tensor in made.state_dict().items()}
         known = torch.stack(counts).sum(0) > 0
         state["labels"] = known | state["labels"] if len(state["labels"]) else known

@@ -28,7 +28,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,20 +35,18 @@ from torch.nn import functional
 
 from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import InvalidInput, require_count, require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts, probe
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Segment, Topology
 from splitfed.federated.averaging import check_whole
-from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
-from splitfed.federated.distillation import accuracy, divergence
+from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.distillation import divergence, score_second
 from splitfed.federated.low_rank import add_update, compress_update, decompress_update
 from splitfed.federated.model_copy import Mirror, copy_segments, copy_with_modules
 from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.shared_weights import check_alike, check_unbound, initial_weights
 from splitfed.federated.topology_values import embedding, makers, making_segment, only_client, only_head
-from splitfed.federated.traits import MethodTraits
 
 PROJECTION = "projection"
 
@@ -126,7 +123,7 @@ class FedKD(Method):
         lessons = frozenset({PROJECTION, *(s.name for s in second.segments)})
         return replace(twinned, segments=(*twinned.segments, bridge), lessons=lessons)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> MentorObjective:
         """Return the mutual distillation losses of mentor and mentee."""
         topology = placement.topology
         hidden = embedding("fedkd", _mentor(topology), self.embedding)
@@ -176,10 +173,7 @@ class FedKD(Method):
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return the accuracy of the server's mentee."""
-        if not state["mentee"]:
-            return {}
-        with learner.lend(state["mentee"]):
-            return {"mentee": accuracy(learner, learner.topology.heads[1].value, part)}
+        return score_second(learner, "mentee", 1, part, state)
 
     def _second(self, topology: Topology, role: str, own: str, seed: int) -> tuple[Mirror, str, str]:
         """Return the mentee, its hidden value and its output."""
@@ -211,7 +205,7 @@ class MentorObjective(NoObjective):
     `places`: the mentor's output, the mentee's, the mentor's hidden value and the projected one -> their segments.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("base",)
+    kept = ("base",)
 
     def __init__(self, places: Mapping[str, str]) -> None:
         self.places = dict(places)

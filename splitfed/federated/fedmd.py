@@ -31,15 +31,13 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import require_count, require_name
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated import public_rows
-from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
+from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.distillation import divergence
 from splitfed.federated.topology_values import making_segment
-from splitfed.federated.traits import MethodTraits
 
 PART = "shown by all"
 DISTANCES = ("l1", "kl")
@@ -74,7 +72,7 @@ class FedMD(Method):
         public_rows.check_batch("fedmd", self.batch if self.rows is None else min(self.batch, self.rows), context.facts)
         public_rows.check_public("fedmd", context.public)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> Follower:
         """Return the distillation loss of a party's class scores towards the mean of all clients'."""
         value = placement.topology.heads[0].value
         return Follower(value, making_segment(placement.topology, value).name, self.distance)

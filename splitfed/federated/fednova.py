@@ -22,14 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.aggregation.running_mean import RunningMean
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, take_step
-from splitfed.federated.base import Learner, MethodContext, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names
 from splitfed.federated.sgd_reach import check_sgd, sum_step_weights
-from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +50,7 @@ class FedNova(Averaging):
         for optim in context.optimizers.values():
             check_sgd("fednova", optim)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> Count | None:
         """Return a counter of a client's steps; None at a party that serves no client."""
         return None if placement.replica is None else Count()
 

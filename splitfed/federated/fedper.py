@@ -11,7 +11,6 @@ predicts with the newest base and the client's own head.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
@@ -25,8 +24,8 @@ class FedPer(Averaging):
     `head`: the first segment of the head among those that the client holds (default: the last of them).
     """
 
-    who: ClassVar[str] = "fedper"
-    what: ClassVar[str] = "base"
+    who = "fedper"
+    what = "base"
 
     head: str | None = None
 

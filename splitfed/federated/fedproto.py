@@ -28,20 +28,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, require_count, require_name, require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
-from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
+from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.topology_values import embedding, labelled_head, making_segment
-from splitfed.federated.traits import MethodTraits
 
 DISTANCES = ("mse", "l2")
 
@@ -105,7 +102,7 @@ class FedProto(Method):
             objective.losses += losses
         return losses
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> Pull | None:
         """Return the loss between a client's embeddings and the prototypes that it was sent."""
         value, head = _embedding_and_head(self, placement.topology)
         segment = making_segment(placement.topology, value)
@@ -164,7 +161,7 @@ class FedProto(Method):
         own = {str(label) for label in learner.labels(head).long().unique().tolist()}
         predictions = {
             "nearest_prototype": nearest(z, known),
-            "nearest_own_prototype": nearest(z, _select_classes(known, own)),
+            "nearest_own_prototype": nearest(z, {name: row for name, row in known.items() if name in own} or known),
         }
         return {name: float((prediction == y).double().mean()) for name, prediction in predictions.items()}
 
@@ -176,7 +173,7 @@ class Pull(NoObjective):
     `passes`: how often it trains an epoch in this round, `losses`: those of its steps in it; `seed`: of the orders.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("prototypes",)
+    kept = ("prototypes",)
 
     method: FedProto
     segment: str
@@ -195,7 +192,10 @@ class Pull(NoObjective):
         # A row of a class that nobody has sent a prototype of stands where it is: distance 0.
         goals = [self.prototypes[str(label)].to(z) if str(label) in self.prototypes else None for label in y]
         goal = torch.stack([row.detach() if known is None else known for row, known in zip(z, goals, strict=True)])
-        return {self.segment: self.method.weight * _distance(self.method.distance, z, goal)}
+        squares = (z - goal).square()
+        # The norm has no slope at 0, where a row without a prototype stands.
+        rows = squares if self.method.distance == "mse" else squares.sum(1).clamp_min(1e-12).sqrt()
+        return {self.segment: self.method.weight * rows.mean()}
 
 
 def prototypes(z: Tensor, y: Tensor) -> tuple[dict[str, Tensor], dict[str, int]]:
@@ -210,17 +210,6 @@ def nearest(z: Tensor, known: Mapping[str, Tensor]) -> Tensor:
     goals = torch.stack([row.to(z) for row in known.values()])
     found = torch.cdist(z.flatten(1), goals).argmin(1)
     return torch.tensor([int(name) for name in known], device=z.device)[found]
-
-
-def _distance(kind: str, z: Tensor, goal: Tensor) -> Tensor:
-    if kind == "mse":
-        return (z - goal).square().mean()
-    # The norm has no slope at 0, where a row without a prototype stands.
-    return (z - goal).square().sum(1).clamp_min(1e-12).sqrt().mean()
-
-
-def _select_classes(known: Mapping[str, Tensor], names: set[str]) -> dict[str, Tensor]:
-    return {name: row for name, row in known.items() if name in names} or dict(known)
 
 
 def _embedding_and_head(method: FedProto, topology: Topology) -> tuple[str, str]:

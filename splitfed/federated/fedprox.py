@@ -13,24 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from torch import Tensor
 
 from splitfed.core.errors import require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
-from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.objectives import Proximal, objective_of
-from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(Averaging):
     """`mu` >= 0: how strongly a client is held."""
 
-    who: ClassVar[str] = "fedprox"
+    who = "fedprox"
 
     mu: float = field(default=0.01, metadata=require_number("fedprox mu", low=0.0))
 
@@ -39,7 +36,7 @@ class FedProx(Averaging):
         off = "fedprox with mu=0 is fedavg" if self.mu == 0 else None
         return replace(super().traits(topology), turned_off=off, plain_update=True)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> Proximal | None:
         """Return the proximal term towards the weights that a client was sent."""
         return None if placement.replica is None else Proximal(self.mu, self.shared(placement.topology))
 

@@ -13,17 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import WEIGHT_GRADIENT, Stamp
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, take_step
-from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.objectives import (
     NoObjective,
     objective_of,
@@ -31,7 +29,6 @@ from splitfed.federated.objectives import (
     weight_names,
     weights_with_gradients,
 )
-from splitfed.federated.traits import MethodTraits
 from splitfed.federated.uploads import Upload, close_round
 
 
@@ -39,8 +36,8 @@ from splitfed.federated.uploads import Upload, close_round
 class FedSgd(Averaging):
     """`rate` > 0 of the server's step; None: the learning rate that the clients' optimizers stand at."""
 
-    who: ClassVar[str] = "fedsgd"
-    whole: ClassVar[bool] = True
+    who = "fedsgd"
+    whole = True
 
     rate: float | None = field(default=None, metadata=require_number("fedsgd rate", low=0.0, open_low=True))
 
@@ -54,7 +51,7 @@ class FedSgd(Averaging):
             weighted_by_batch_size=True,
         )
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> Collect | None:
         """Return the accumulator of a client's gradients, which leaves its optimizer none."""
         return None if placement.replica is None else Collect(self.shared(placement.topology))
 
@@ -72,8 +69,7 @@ class FedSgd(Averaging):
         rate = first.rate if self.rate is None else self.rate
         names = trainable_names(first.topology, self.shared(first.topology))
         stepped = {n: state["weights"][n] - rate * found[WEIGHT_GRADIENT][one] for n, one in names.items()}
-        after = {**state["weights"], **found.get("weights", {}), **stepped}
-        state["weights"] = take_step(self, first, after, state)
+        state["weights"] = take_step(self, first, {**state["weights"], **found.get("weights", {}), **stepped}, state)
 
     def _upload(self, learner: Learner) -> Upload:
         """Return the client's gradient, and beside it the buffers where they are shared."""

@@ -31,12 +31,11 @@ from torch import nn
 from splitfed.aggregation.base import AggregationRule
 from splitfed.aggregation.update_aggregation import UpdateAggregation, update_aggregation_of
 from splitfed.core.errors import InvalidInput, require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
-from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
-from splitfed.federated.distillation import Lesson, MutualDistillation, accuracy
+from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.distillation import Lesson, MutualDistillation, accuracy, score_second
 from splitfed.federated.model_copy import Mirror, copy_segments, replace_segments
 from splitfed.federated.shared_weights import (
     average_weights,
@@ -46,7 +45,6 @@ from splitfed.federated.shared_weights import (
     check_unbound,
 )
 from splitfed.federated.topology_values import clients_hold_all, makers, making_segment, only_client, only_head
-from splitfed.federated.traits import MethodTraits
 from splitfed.federated.uploads import open_round
 
 
@@ -107,10 +105,9 @@ class FML(Method):
         head, role = topology.heads[0], only_client("fml", topology)
         own, other = (self.alpha, self.beta) if clients_hold_all(topology) else (self.beta, self.alpha)
         second = self._second(topology, role, derive(seed, "fml"))
-        value = second.names[head.value]
         heads = (
             replace(head, weight=head.weight * own),
-            replace(head, value=value, role=role, weight=head.weight * other, via=()),
+            replace(head, value=second.names[head.value], role=role, weight=head.weight * other, via=()),
         )
         with_meme = replace(topology, segments=(*topology.segments, *second.segments), heads=heads)
         seen = [_delivering_segment(with_meme, a, b) for a, b, weight in self._pairs(with_meme) if weight < 1]
@@ -122,7 +119,7 @@ class FML(Method):
             forward_only=frozenset(f"{making_segment(with_meme, s.inputs[0]).name}->{s.name}" for s in lessons),
         )
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> MutualDistillation | None:
         """Return the mutual distillation losses of the models at a party, on each other's class scores."""
         found = []
         for student, teacher, weight in self._pairs(placement.topology):
@@ -157,10 +154,7 @@ class FML(Method):
         topology = learner.topology
         if not clients_hold_all(topology):
             return {"private": accuracy(learner, _private(topology), part)}
-        if not state["meme"]:
-            return {}
-        with learner.lend(state["meme"]):
-            return {"meme": accuracy(learner, _meme(topology), part)}
+        return score_second(learner, "meme", 1, part, state)
 
     def _second(self, topology: Topology, role: str, seed: int) -> Mirror:
         name = "meme" if clients_hold_all(topology) else "private"

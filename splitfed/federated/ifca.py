@@ -23,13 +23,11 @@ from torch import Tensor
 from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import require_count
 from splitfed.core.initial_weights import redraw_weights
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
-from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names
-from splitfed.federated.traits import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +56,7 @@ class Ifca(Averaging):
         super().check(topology, clients)
         self._draw_weights(topology, min(1, self.clusters - 1), 0)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> ClusterChoice | None:
         """Return the record of a client's cluster; None at a party that serves no client."""
         return None if placement.replica is None else ClusterChoice()
 

@@ -13,7 +13,6 @@ newest head; the paper's ensemble for a client that nobody knows is not here eit
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
@@ -27,8 +26,8 @@ class LgFedAvg(Averaging):
     `head`: the first segment of the head among those that the client holds (default: the last of them).
     """
 
-    who: ClassVar[str] = "lg_fedavg"
-    what: ClassVar[str] = "head"
+    who = "lg_fedavg"
+    what = "head"
 
     head: str | None = None
 

@@ -41,15 +41,13 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from splitfed.core.errors import require_count
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated import public_rows
-from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
+from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.objectives import weights_with_gradients
 from splitfed.federated.topology_values import making_segment
-from splitfed.federated.traits import MethodTraits
 
 PART = "shown by others"
 
@@ -79,7 +77,7 @@ class MAFML(Method):
         public_rows.check_batch("mafml", self.batch, context.facts)
         public_rows.check_public("mafml", context.public)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> MafmlObjective:
         """Return the mutual divergence loss of a party, with the projection of its gradient."""
         value = placement.topology.heads[0].value
         return MafmlObjective(value, making_segment(placement.topology, value).name, self.projected)

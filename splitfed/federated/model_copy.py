@@ -27,8 +27,7 @@ def copy_segments(who: str, topology: Topology, part: Collection[str], prefix: s
     they read as the first ones do.
     """
     own = [s for s in topology.segments if s.name in part]
-    modules = redraw_weights(who, {s.name: s.module for s in own}, seed)
-    return copy_with_modules(topology, part, prefix, role, modules)
+    return copy_with_modules(topology, part, prefix, role, redraw_weights(who, {s.name: s.module for s in own}, seed))
 
 
 def copy_with_modules(

@@ -15,18 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, score_average
-from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
-from splitfed.federated.traits import MethodTraits
 
 ROWS = 256
 
@@ -38,8 +35,8 @@ class PerFedAvg(Averaging):
     None takes the clients' learning rate for both.
     """
 
-    who: ClassVar[str] = "per_fedavg"
-    whole: ClassVar[bool] = True
+    who = "per_fedavg"
+    whole = True
 
     rate: float | None = field(default=None, metadata=require_number("per_fedavg rate", low=0.0))
 
@@ -48,7 +45,7 @@ class PerFedAvg(Averaging):
         off = "per_fedavg with rate=0 is fedavg on every second batch" if self.rate == 0 else None
         return replace(super().traits(topology), turned_off=off, post_processing=False)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> Ahead | None:
         """Return the inner step of a client's weights and its reversal; None at a party that serves no client."""
         return None if placement.replica is None else Ahead(self.shared(placement.topology))
 

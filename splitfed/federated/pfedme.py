@@ -18,18 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput, require_count, require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, score_average, take_step
-from splitfed.federated.base import Learner, MethodContext, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
 from splitfed.federated.sgd_reach import first_rate
-from splitfed.federated.traits import MethodTraits
 from splitfed.federated.uploads import close_round, refuse_settings
 
 
@@ -41,8 +38,8 @@ class PFedMe(Averaging):
     with it where they take steps of SGD, must be below one.
     """
 
-    who: ClassVar[str] = "pfedme"
-    whole: ClassVar[bool] = True
+    who = "pfedme"
+    whole = True
 
     weight: float = field(default=15.0, metadata=require_number("pfedme weight", low=0.0, open_low=True))
     steps: int = field(default=5, metadata=require_count("pfedme steps", low=1))
@@ -77,7 +74,7 @@ class PFedMe(Averaging):
         off = "pfedme with beta=0 never moves what is shared" if self.beta == 0 else None
         return replace(super().traits(topology), turned_off=off, post_processing=False)
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> Envelope | None:
         """Return the Moreau envelope of a client's model: the proximal term towards w, and the steps of w."""
         return None if placement.replica is None else Envelope(self.weight, self.steps, self.shared(placement.topology))
 
@@ -96,12 +93,8 @@ class PFedMe(Averaging):
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average the clients' w, and move towards the mean."""
         uploads = ((one, part, {"weights": self._upload(one)}) for one, part in self.parts(learners, shares))
-        before, after = state["weights"], close_round(self.settings, uploads, number, state, self.weighted)["weights"]
-        for name in (
-            trainable_names(learners[0].topology, self.shared(learners[0].topology)) if self.beta != 1.0 else ()
-        ):
-            after[name] = before[name] + self.beta * (after[name] - before[name])
-        state["weights"] = take_step(self, learners[0], after, state)
+        found = close_round(self.settings, uploads, number, state, self.weighted)
+        state["weights"] = take_step(self, learners[0], found["weights"], state, self.beta)
 
     def _upload(self, learner: Learner) -> dict[str, Tensor]:
         """Return the client's w, with the buffers of its model."""

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import require_name, require_number
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.federated.averaging import Averaging, take_step
 from splitfed.federated.base import Learner, MethodContext, ObjectivePlacement, State
@@ -59,7 +58,7 @@ class Scaffold(Averaging):
         for optim in context.optimizers.values() if self.variates == "change" else ():
             check_sgd("scaffold with variates='change'", optim, "; take variates='gradient'")
 
-    def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
+    def objective(self, placement: ObjectivePlacement) -> Steer | None:
         """Return the control variates that correct a client's gradients."""
         return (
             None if placement.replica is None else Steer(self.shared(placement.topology), self.variates == "gradient")
@@ -84,21 +83,15 @@ class Scaffold(Averaging):
         uploads = ((one, part, self._upload(one)) for one, part in self.parts(learners, shares))
         found = close_round(self.settings, uploads, number, state, self.weighted)
         share = len(learners) / state["clients"]
-        before, after = state["weights"], found["weights"]
         state["variate"] = {n: state["variate"][n] + share * moved for n, moved in found["variate"].items()}
-        for name in self._trainable_names(learners[0]) if self.server_rate != 1.0 else ():
-            after[name] = before[name] + self.server_rate * (after[name] - before[name])
-        state["weights"] = take_step(self, learners[0], after, state)
+        state["weights"] = take_step(self, learners[0], found["weights"], state, self.server_rate)
 
     def _upload(self, learner: Learner) -> Upload:
-        own = self.shared_tensors(learner)
-        return {"weights": own, "variate": self._variate_change(learner, own)}
-
-    def _variate_change(self, learner: Learner, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return how the client's variate changes; only the shapes in a plan."""
-        if objective := objective_of(learner, Steer):
-            return objective.end_round(own, learner.optim, learner.rate)
-        return {name: own[name] for name in self._trainable_names(learner).values()}
+        """Return the client's weights, and how its variate changes; only the shapes in a plan."""
+        own, objective = self.shared_tensors(learner), objective_of(learner, Steer)
+        if objective is None:
+            return {"weights": own, "variate": {name: own[name] for name in self._trainable_names(learner).values()}}
+        return {"weights": own, "variate": objective.end_round(own, learner.optim, learner.rate)}
 
     def _trainable_names(self, learner: Learner) -> dict[str, str]:
         return trainable_names(learner.topology, self.shared(learner.topology))

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import check_whole
-from splitfed.federated.base import Method, MethodContext
-from splitfed.federated.traits import MethodTraits
+from splitfed.federated.base import Method, MethodContext, MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)

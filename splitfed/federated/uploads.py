@@ -56,8 +56,7 @@ def close_round(
         return _split(_sum(settings.sum, found, number, state[ASKED], weighted))
     gathering = settings.start()
     for learner, share, upload in uploads:
-        arrived = {kind: learner.send(kind, tensors, number) for kind, tensors in upload.items()}
-        gathering.add(_join(arrived), share)
+        gathering.add(_join({kind: learner.send(kind, tensors, number) for kind, tensors in upload.items()}), share)
     return _split(gathering.value())
 
 

@@ -196,8 +196,7 @@ class Matcher:
         scores = {}
         for judge, expert in self._experts.items():
             values = expert.errors(drawn) if self._on_errors else expert.codes(drawn)
-            parts = [self._scores(judge, part, self.evidence) for part in values.split(size)]
-            scores[judge] = torch.cat(parts)
+            scores[judge] = torch.cat([self._scores(judge, part, self.evidence) for part in values.split(size)])
         return scores
 
     def _encoder(self, expert: Expert, receiver: str, stamp: Stamp) -> Message:

@@ -69,29 +69,20 @@ def _mmd(codes: Tensor, reference: Reference) -> float:
     return -float(similarity.mmd_sqr(codes, reference.codes, bandwidths=[reference.bandwidth]))
 
 
-def _alignment(codes: Tensor, reference: Reference) -> float:
-    return float(similarity.kernel_alignment(_dimensions(codes), _dimensions(reference.codes)))
+def _paired(statistic: Callable[[Tensor, Tensor], Tensor]) -> Measure:
+    """Return the measure that pairs code dimensions: codes (n, d) enter as (d, n), one row a dimension."""
 
+    def score(codes: Tensor, reference: Reference) -> float:
+        return float(statistic(codes.transpose(0, 1), reference.codes.transpose(0, 1)))
 
-def _hsic(codes: Tensor, reference: Reference) -> float:
-    x, z = _dimensions(codes), _dimensions(reference.codes)
-    return float(similarity.hsic(x, z))
-
-
-def _distance_correlation(codes: Tensor, reference: Reference) -> float:
-    return float(distance_correlation(_dimensions(codes), _dimensions(reference.codes)))
-
-
-def _dimensions(codes: Tensor) -> Tensor:
-    """(n, d) -> (d, n): one row a code dimension."""
-    return codes.transpose(0, 1)
+    return Measure(score, 2, paired=True)
 
 
 MEASURES = {
     "reconstruction": Measure(_reconstruction, 1, paired=False, on_errors=True),
     "cosine": Measure(_cosine, 1, paired=False),
     "mmd": Measure(_mmd, 2, paired=False),
-    "alignment": Measure(_alignment, 2, paired=True),
-    "hsic": Measure(_hsic, 2, paired=True),
-    "distance_correlation": Measure(_distance_correlation, 2, paired=True),
+    "alignment": _paired(similarity.kernel_alignment),
+    "hsic": _paired(similarity.hsic),
+    "distance_correlation": _paired(distance_correlation),
 }

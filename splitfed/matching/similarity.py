@@ -33,9 +33,7 @@ def cosine(x: Tensor, y: Tensor) -> Tensor:
 
     A row of zeros has no direction: its cosine with anything is 0.
     """
-    check_rows("x", x)
-    check_rows("y", y)
-    _check_widths(x, y)
+    _check_sets(x, y, 1)
     return functional.normalize(x, dim=-1) @ functional.normalize(y, dim=-1).mT
 
 
@@ -76,10 +74,7 @@ def mmd_sqr(
     biased value lies in [0, 2] and is 0 for a set and itself. The unbiased one (n, m >= 2) leaves out each row's
     kernel with itself; it has mean 0 for two samples of one distribution, and may be negative.
     """
-    least = 2 if unbiased else 1
-    check_rows("x", x, least)
-    check_rows("y", y, least)
-    _check_widths(x, y)
+    _check_sets(x, y, least=2 if unbiased else 1)
     if bandwidths is None:
         widths: list[Tensor | float] = [median_bandwidth(torch.cat([x, y], -2))]
     else:
@@ -106,7 +101,9 @@ def _mean_within(k: Tensor, unbiased: bool) -> Tensor:
     return (k.sum((-2, -1)) - k.diagonal(dim1=-2, dim2=-1).sum(-1)) / (n * (n - 1))
 
 
-def _check_widths(x: Tensor, y: Tensor) -> None:
+def _check_sets(x: Tensor, y: Tensor, least: int) -> None:
+    check_rows("x", x, least)
+    check_rows("y", y, least)
     if x.shape[-1] != y.shape[-1]:
         raise InvalidInput(f"x has rows of {x.shape[-1]} values and y of {y.shape[-1]}; expected equal widths")
 

@@ -21,16 +21,13 @@ class EvaluatedRun(Protocol):
     @property
     def data(self) -> Federation:
         """The rows of all clients."""
-        ...
 
     @property
     def accuracy(self) -> float:
         """The task's metric (accuracy in a classification) on test rows without triggers."""
-        ...
 
     def predict(self, x: Tensor, client: int = 0) -> Tensor:
         """Return the model's output for x."""
-        ...
 
 
 class Trigger(Protocol):
@@ -39,11 +36,9 @@ class Trigger(Protocol):
     @property
     def target(self) -> int:
         """The class that the trigger is to bring about."""
-        ...
 
     def trigger(self, x: Tensor, data: Federation) -> Tensor:
         """Return the rows x with the trigger."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from splitfed.core.messages import Message
 from splitfed.core.random import derive, generator
 from splitfed.data.federation import Federation
 from splitfed.engines.observers import Observable
-from splitfed.poisoning.base import Poisoning, Tensors
+from splitfed.poisoning.base import HonestObserver, Poisoning, Tensors
 
 
 def check_poisonings(given: Poisoning | Sequence[Poisoning]) -> tuple[Poisoning, ...]:
@@ -56,7 +56,7 @@ def enter(
             engine.join(party, Bender(client_poisonings, derive(seed, "bend", client, role)))
 
 
-class Bender:
+class Bender(HonestObserver):
     """Stands at one client: remembers the weights that it was sent in a round, and bends those it sends back."""
 
     def __init__(self, poisonings: Sequence[tuple[int, Poisoning]], seed: int) -> None:
@@ -79,9 +79,6 @@ class Bender:
         self._bent += 1
         self._before = None
         return message._replace(tensors=tensors)
-
-    def step_ended(self) -> None:
-        """Do nothing: clients misbehave between rounds only."""
 
     def metrics(self) -> dict[str, Any]:
         """Return {"bent": how many uploads were changed since the last call}."""

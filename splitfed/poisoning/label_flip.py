@@ -45,8 +45,7 @@ class LabelFlip(Poisoning):
         assert classes is not None
 
         def flip(client: int, rows: Dataset) -> Dataset:
-            drawn = generator(seed, "label_flip", client)
-            return replace_rows(rows, rows.x, self._flipped(rows.y, classes, drawn))
+            return replace_rows(rows, rows.x, self._flipped(rows.y, classes, generator(seed, "label_flip", client)))
 
         return replace_training_rows(data, self.clients, flip)
 

@@ -75,8 +75,7 @@ class _Scaler(HonestObserver):
         party.state.optimizer.register_step_pre_hook(self._step)
 
     def _step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        weights = [p for group in optimizer.param_groups for p in group["params"]]
-        for number, weight in enumerate(weights):
+        for number, weight in enumerate([p for group in optimizer.param_groups for p in group["params"]]):
             if weight.grad is None:
                 continue
             before = self._before.get(str(number))

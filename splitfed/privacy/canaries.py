@@ -82,8 +82,7 @@ class Canaries:
     def deviations(self, width: int = 4096) -> dict[str, float]:
         """Return the noise's standard deviation at each role, from steps that no row takes part in."""
         empty = [torch.zeros(0, width)] * _EMPTY_STEPS
-        turns = [(0, step) for step in range(_EMPTY_STEPS)]
-        found = self.sums(empty, turns, ("deviations",), 1.0)
+        found = self.sums(empty, [(0, step) for step in range(_EMPTY_STEPS)], ("deviations",), 1.0)
         return {
             role: max(float(torch.cat([one[role] for one in found]).square().mean().sqrt()), 1e-300)
             for role in found[0]

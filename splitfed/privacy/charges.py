@@ -68,11 +68,14 @@ def charges(
             label, some = type(defense).__name__, bool(defense.clients)
             charge_list.append(Charge(client, party, place, label, named, parts, 0, True, mingles, False, some))
             continue
-        learns, guarded = _find_learning(topology, place, defenses, counted_kinds(defense))
+        makers = _find_makers(topology, place, defense)
+        learns, guarded = _find_learning(topology, makers, defenses)
         shared = roles[party] not in topology.data_roles
         key = id(topology), place, position
         if key not in mixing:
-            mixing[key] = not learns and _mixes_rows(topology, facts[client], place, defenses, position)
+            mixing[key] = (
+                not learns and bool(makers) and _mixes_rows(topology, facts[client], place, makers, defenses, position)
+            )
         # The rows of a batch are of one client, so that what mixes them carries nothing to another one.
         label, moves, wide = type(defense).__name__, learns and (travels or shared), learns or mixing[key]
         charge_list.append(
@@ -104,8 +107,7 @@ def unprotected(topology: Topology, defenses: Sequence[Defense], fused: Sequence
                 f"releases on {edge.name} ({source} to {target})"
                 + _exception_text(covered_clients.get(("activation", edge.name)))
             )
-        returns = edge.name not in topology.forward_only
-        if target in owners and returns and edge.name not in covered["gradient"]:
+        if target in owners and edge.name not in topology.forward_only and edge.name not in covered["gradient"]:
             exposed.append(
                 f"gradients on {edge.name} ({target} to {source})"
                 + _exception_text(covered_clients.get(("gradient", edge.name)))
@@ -131,26 +133,27 @@ def _exception_text(clients: set[int] | None) -> str:
 
 def learns_from_rows(module: nn.Module) -> bool:
     """Return whether `module` changes with the rows it sees, or lets rows of a batch change each other's outputs."""
-    if any(p.requires_grad for p in module.parameters()):
-        return True
-    for inner in module.modules():
-        # What the user froze inside a module in training mode stays frozen; a whole one in evaluation mode does not.
-        active = inner.training or not module.training
-        mixes = isinstance(inner, nn.modules.batchnorm._BatchNorm) or bool(getattr(inner, "track_running_stats", False))
-        if active and mixes:
-            return True
-    return False
+    # What the user froze inside a module in training mode stays frozen; a whole one in evaluation mode does not.
+    return any(p.requires_grad for p in module.parameters()) or any(
+        isinstance(inner, nn.modules.batchnorm._BatchNorm) or getattr(inner, "track_running_stats", False)
+        for inner in module.modules()
+        if inner.training or not module.training
+    )
 
 
-def _find_learning(
-    topology: Topology, place: str, defenses: Sequence[Defense], kinds: frozenset[str]
-) -> tuple[bool, bool]:
-    """Tell of a place whether something that makes what leaves there learns without a guard, and with one."""
+def _find_makers(topology: Topology, place: str, defense: Defense) -> set[str]:
+    """Return the segments that make what `defense` guards at a place; none where the place is no edge."""
     edge = next((e for e in topology.crossings if e.name == place), None)
     if edge is None:
-        return False, False
+        return set()
     # A gradient is made by everything: the way there and the way back.
-    makers = {s.name for s in topology.segments} if "gradient" in kinds else _segments_before(topology, edge)
+    if "gradient" in counted_kinds(defense):
+        return {s.name for s in topology.segments}
+    return _segments_before(topology, edge)
+
+
+def _find_learning(topology: Topology, makers: set[str], defenses: Sequence[Defense]) -> tuple[bool, bool]:
+    """Tell of the `makers` of what leaves at a place whether one learns without a guard, and whether one with it."""
     private = _find_private_roles(topology, defenses)
     segments = [s for s in topology.segments if s.name in makers and learns_from_rows(s.module)]
     return any(s.role not in private for s in segments), any(s.role in private for s in segments)
@@ -162,13 +165,10 @@ def _find_private_roles(topology: Topology, defenses: Sequence[Defense]) -> set[
     return {role for defense in guarding for role in defense.guards(topology)}
 
 
-def _mixes_rows(topology: Topology, facts: Facts, place: str, defenses: Sequence[Defense], position: int) -> bool:
+def _mixes_rows(
+    topology: Topology, facts: Facts, place: str, makers: set[str], defenses: Sequence[Defense], position: int
+) -> bool:
     """Return whether anything on the way to the mechanism at `position` of `place` mixes the rows of a batch."""
-    edge = next((e for e in topology.crossings if e.name == place), None)
-    if edge is None:
-        return False
-    kinds = counted_kinds(defenses[position])
-    makers = {s.name for s in topology.segments} if "gradient" in kinds else _segments_before(topology, edge)
     inner = [e for e in topology.crossings if e.name == place or e.target in makers]
     return segments_mix(topology, facts, makers) or any(
         release_mixes(defense, topology, facts, near.name)

@@ -52,8 +52,7 @@ class GaussianFound:
     def most(self) -> float:
         """The largest bound that so few samples could have given."""
         mean = np.array([round((1 - self.rate) * self.samples)])
-        none = np.zeros(1, dtype=np.int64)
-        mu = float(_mu_bound(mean, none, self.samples, 1 - self.confidence, self.rate)[0])
+        mu = float(_mu_bound(mean, np.zeros(1, dtype=np.int64), self.samples, 1 - self.confidence, self.rate)[0])
         return mu_epsilon(mu, self.delta, self.rate)
 
 
@@ -108,8 +107,7 @@ def gdp_bounds(first: Array, second: Array, confidence: float = 0.95, rate: floa
 
 def least_mu(misses: int, alarms: int, samples: int, confidence: float = 0.95, rate: float = 1.0) -> float:
     """Return the mu that so many errors in `samples` of each input prove, at a threshold fixed beforehand."""
-    found = _mu_bound(np.array([misses]), np.array([alarms]), samples, 1 - confidence, rate)
-    return max(0.0, float(found[0]))
+    return max(0.0, float(_mu_bound(np.array([misses]), np.array([alarms]), samples, 1 - confidence, rate)[0]))
 
 
 def _choose_and_test(first: Array, second: Array, alpha: float, rate: float) -> tuple[Array, Counts, Counts, Counts]:

@@ -271,25 +271,21 @@ def _total(charges: Sequence[Charge], groups: Mapping[Group, Sequence[Charge]], 
     weight_charges: Sequence[Charge] = ()
     if any(charge.guarded for charge in charges):
         weight_charges = [
-            replace(c, event=replace(c.event, protects=protects)) for c in _weights(groups, unit, neighbours)
+            replace(c, event=replace(c.event, protects=protects))
+            for c in groups.get((Protects.WEIGHTS, unit, neighbours), ())
         ]
         note = note or (
             "the cost of the guarded weights is in this figure"
             if weight_charges
             else "this figure is for given weights; what the weights cost is another line, on top of it"
         )
-    client_costs = []
-    for client in dict.fromkeys(charge.client for charge in charges):
-        client_charges = [charge for charge in (*charges, *weight_charges) if charge.client == client]
-        client_costs.append((client, *_cost(client_charges, [*charges, *weight_charges], delta)))
+    everybody = [*charges, *weight_charges]
+    clients = dict.fromkeys(charge.client for charge in charges)
+    client_costs = [(c, *_cost([one for one in everybody if one.client == c], everybody, delta)) for c in clients]
     client, bound, counted = max(client_costs, key=lambda one: one[1].epsilon)
     names = (str(protects), str(unit), str(neighbours))
     only = tuple(sorted({c.client for c in charges})) if any(c.some for c in charges) else ()
     return Total(*names, client, bound.epsilon, bound.delta, counted, bound.method, note, only)
-
-
-def _weights(groups: Mapping[Group, Sequence[Charge]], unit: Any, neighbours: Neighbours) -> Sequence[Charge]:
-    return groups.get((Protects.WEIGHTS, unit, neighbours), ())
 
 
 def _cost(client_charges: Sequence[Charge], everybody: Sequence[Charge], delta: float) -> tuple[Bound, str]:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from splitfed.core.deprecation import OldAttribute, adopt
-from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.core.errors import InvalidInput, check_fields, require_count, require_name, unknown
 from splitfed.core.initial_weights import GIVEN, STARTS
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
@@ -30,10 +30,10 @@ class Training:
     from weights of its "own"; None: as the topologies have it.
     """
 
-    batch_size: int = 64
-    local_epochs: int = 1
+    batch_size: int = field(default=64, metadata=require_count("batch_size", low=1))
+    local_epochs: int = field(default=1, metadata=require_count("local_epochs", low=1))
     seed: int = 0
-    sampling: str = "shuffle"
+    sampling: str = field(default="shuffle", metadata=require_name("sampling", SAMPLINGS))
     restart_optimizers: bool = False
     starts: str | None = None
 
@@ -44,10 +44,7 @@ class Training:
         # "given" is what `prepare` says of topologies that clients were given one each.
         if self.starts not in (None, GIVEN, *STARTS):
             raise unknown("starts", str(self.starts), STARTS)
-        check_count("batch_size", self.batch_size, low=1)
-        check_count("local_epochs", self.local_epochs, low=1)
-        if self.sampling not in SAMPLINGS:
-            raise unknown("sampling", self.sampling, SAMPLINGS)
+        check_fields(self)
 
     def batches(self, rows: int, epoch: int, client: int) -> list[Tensor]:
         """Return the rows, of a `client` that has `rows`, of every step of `epoch`."""
@@ -110,6 +107,10 @@ class Schedule:
         """Let a class of a user's go on saying under its old name whether clients are independent."""
         super().__init_subclass__(**options)
         adopt(cls, {"apart": "independent"})
+
+    def __post_init__(self) -> None:
+        """Refuse a parameter that is not what its metadata require."""
+        check_fields(self)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse, before training, a topology or a number of clients this schedule cannot serve."""

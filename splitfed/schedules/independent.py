@@ -11,11 +11,11 @@ those of the round before ended, and a round counts as an epoch for all that is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.topology import Topology
 from splitfed.engines.base import Trainer
 from splitfed.schedules.base import Round, State, Training, shared_roles
@@ -26,13 +26,7 @@ from splitfed.schedules.sampling import Sampled, Turn, dropped_clients, list_cli
 class Independent(Sampled):
     """Clients in parallel, each alone; `steps`: how many mini-batches a round has (None: whole epochs)."""
 
-    steps: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that cannot be."""
-        super().__post_init__()
-        if self.steps is not None:
-            check_count("steps", self.steps, low=1)
+    steps: int | None = field(default=None, metadata=require_count("steps", low=1))
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse a topology with a party that all clients share: there, nobody trains alone."""

@@ -31,7 +31,6 @@ class Joint(Schedule):
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
         """Train every batch of the round."""
-        losses = []
-        for epoch in training.epochs(number):
-            losses += engine.train(0, epoch, training.batches(engine.rows(0, "train"), epoch, 0))
-        return Round(losses, (0,))
+        rows = engine.rows(0, "train")
+        epochs = training.epochs(number)
+        return Round([loss for e in epochs for loss in engine.train(0, e, training.batches(rows, e, 0))], (0,))

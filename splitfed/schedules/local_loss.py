@@ -12,20 +12,19 @@ by the clients in turn. The auxiliary heads take no part in predictions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, require_name
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Edge, Head, Segment, Topology
-from splitfed.engines.base import FED, Placement, Source, Trainer
+from splitfed.engines.base import Placement, Trainer
 from splitfed.schedules.base import Round, State, Training, client_roles, shared_roles
-from splitfed.schedules.sampling import Averaged, Turn, dropped_clients, examples, list_clients
+from splitfed.schedules.sampling import Averaged, train_in_parallel
 
 
 class AuxiliaryHead(nn.Module):
@@ -45,15 +44,10 @@ class AuxiliaryHead(nn.Module):
 class LocalLoss(Averaged):
     """Parallel clients without a way back; `server`: "copies", averaged every round, or one "shared" segment."""
 
-    server: str = "copies"
+    server: str = field(default="copies", metadata=require_name("server", ("copies", "shared")))
     by_examples: bool = False
     buffers: bool = True
-
-    def __post_init__(self) -> None:
-        """Refuse a server that is neither of the two."""
-        super().__post_init__()
-        if self.server not in ("copies", "shared"):
-            raise unknown("server", self.server, ("copies", "shared"))
+    averages_clients = True
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse a topology in which a client that sends activations has no labels for a loss of its own."""
@@ -86,27 +80,7 @@ class LocalLoss(Averaged):
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
         """Send the averaged segments to the round's clients, train each side on its own loss, and average again."""
-        turns = self.turns(engine, training, number)
-        clients = list_clients(turns)
-        engine.download(clients, number)
-        engine.branch(clients)
-        losses = engine.train_at_once({turn.client: turn.epochs for turn in turns})
-        if fused := self.enough(turns):
-            engine.upload(self._weights(engine, turns), number)
-            engine.merge(self._weights(engine, turns))
-        return Round([loss for found in losses.values() for loss in found], clients, dropped_clients(turns), fused)
-
-    def newest(self, client: int, state: State) -> Source:
-        """Everybody uses what the aggregation server averaged."""
-        return FED
-
-    def binds(self, clients: int) -> str | None:
-        """Averaged segments must be of one make."""
-        return "averages client segments" if clients > 1 else None
-
-    def _weights(self, engine: Trainer, turns: list[Turn]) -> Mapping[int, float]:
-        found = examples(engine, turns)
-        return found if self.by_examples else dict.fromkeys(found, 1.0)
+        return train_in_parallel(self, engine, training, number, self.by_examples)
 
 
 def _first_edges(topology: Topology) -> list[Edge]:

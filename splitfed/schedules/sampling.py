@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,11 +14,11 @@ from splitfed.aggregation.base import AggregationRule
 from splitfed.aggregation.lookup import aggregation_of, secure_of
 from splitfed.aggregation.participants import check_part, is_count, part_of
 from splitfed.core.deprecation import warn
-from splitfed.core.errors import InvalidInput, check_number
+from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
-from splitfed.engines.base import Placement, Trainer
-from splitfed.schedules.base import Schedule, Training
+from splitfed.engines.base import FED, Placement, Source, Trainer
+from splitfed.schedules.base import Round, Schedule, State, Training
 from splitfed.secure_sum.plan import SecureSum
 
 Epochs = list[tuple[int, list[Tensor]]]
@@ -51,12 +51,12 @@ class Sampled(Schedule):
     """
 
     clients_per_round: int | float | None = None
-    drop_out: float = 0.0
+    drop_out: float = field(default=0.0, metadata=require_number("drop_out", low=0.0, high=1.0))
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
+        super().__post_init__()
         check_part("clients_per_round", self.clients_per_round)
-        check_number("drop_out", self.drop_out, low=0.0, high=1.0)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse to ask for more clients than there are."""
@@ -98,6 +98,8 @@ class Averaged(Sampled):
     quorum: int | float = 1
     aggregation: str | Mapping[str, Any] | AggregationRule = "mean"
     secure: bool | Mapping[str, Any] | SecureSum = False
+    # Whether the aggregation server averages the clients' segments.
+    averages_clients = False
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be, and an unknown aggregation rule; names and tables become values."""
@@ -132,6 +134,14 @@ class Averaged(Sampled):
             raise InvalidInput("secure has nothing to act on: no client uploads weights here")
         summed.check(asked)
 
+    def newest(self, client: int, state: State) -> Source:
+        """Everybody uses what the aggregation server averaged, where it averages client segments."""
+        return FED if self.averages_clients else client
+
+    def binds(self, clients: int) -> str | None:
+        """Averaged segments must be of one make."""
+        return "averages client segments" if self.averages_clients and clients > 1 else None
+
     def fusing(self, placement: Placement) -> Placement:
         """Return `placement` with how it aggregates."""
         return replace(placement, aggregation=aggregation_of(self.aggregation), secure=secure_of(self.secure) or None)
@@ -143,9 +153,25 @@ class Averaged(Sampled):
         return sum(turn.finished for turn in turns) >= max(part_of(self.quorum, len(turns)), needed)
 
 
-def examples(engine: Trainer, turns: Sequence[Turn]) -> Mapping[int, float]:
-    """Return the number of training rows of every client that finished."""
-    return {turn.client: float(engine.rows(turn.client, "train")) for turn in turns if turn.finished}
+def train_in_parallel(schedule: Averaged, engine: Trainer, training: Training, number: int, by_examples: bool) -> Round:
+    """Return round `number` of clients that train at once, with a copy each of what is shared; all is averaged then."""
+    turns = schedule.turns(engine, training, number)
+    clients = list_clients(turns)
+    engine.download(clients, number)
+    engine.branch(clients)
+    losses = engine.train_at_once({turn.client: turn.epochs for turn in turns})
+    if fused := schedule.enough(turns):
+        weights = examples(engine, turns, by_examples)
+        engine.upload(weights, number)
+        engine.merge(weights)
+    return Round([loss for found in losses.values() for loss in found], clients, dropped_clients(turns), fused)
+
+
+def examples(engine: Trainer, turns: Sequence[Turn], counted: bool = True) -> Mapping[int, float]:
+    """Return the number of training rows of every client that finished; 1 for each where they are not `counted`."""
+    return {
+        turn.client: float(engine.rows(turn.client, "train")) if counted else 1.0 for turn in turns if turn.finished
+    }
 
 
 def dropped_clients(turns: Sequence[Turn]) -> tuple[int, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, require_name
 from splitfed.core.topology import Topology
 from splitfed.engines.base import Trainer
 from splitfed.schedules.base import State, client_roles, shared_roles
@@ -21,13 +21,7 @@ class SegmentHandover(Sampled):
     next client starts from the last one that finished its turn.
     """
 
-    hand_over: str = "peer"
-
-    def __post_init__(self) -> None:
-        """Refuse a hand-over that is none of the three."""
-        super().__post_init__()
-        if self.hand_over not in HAND_OVERS:
-            raise unknown("hand_over", self.hand_over, HAND_OVERS)
+    hand_over: str = field(default="peer", metadata=require_name("hand_over", HAND_OVERS))
 
     def check(self, topology: Topology, clients: int) -> None:
         """Raise `InvalidInput` for hand_over="server" in a topology where every party holds data."""

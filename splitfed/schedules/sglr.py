@@ -14,12 +14,12 @@ that receives it; the paper counts it as one broadcast.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import check_number, unknown
+from splitfed.core.errors import require_name, require_number
 from splitfed.core.executor import Combine
 from splitfed.core.messages import Message
 from splitfed.core.random import generator
@@ -34,17 +34,9 @@ from splitfed.schedules.sampling import dropped_clients, list_clients
 class Sglr(JointStep):
     """`phi` in [0, 1]: the share of clients with the common gradient; `alpha`: the exponent of the server's rate."""
 
-    phi: float = 0.5
-    alpha: float = 0.5
-    combine: str = "sum"
-
-    def __post_init__(self) -> None:
-        """Refuse a share outside [0, 1], an exponent outside [0, 2] and an unknown combination."""
-        super().__post_init__()
-        check_number("phi", self.phi, low=0.0, high=1.0)
-        check_number("alpha", self.alpha, low=0.0, high=2.0)
-        if self.combine not in ("sum", "mean"):
-            raise unknown("combine", self.combine, ("sum", "mean"))
+    phi: float = field(default=0.5, metadata=require_number("phi", low=0.0, high=1.0))
+    alpha: float = field(default=0.5, metadata=require_number("alpha", low=0.0, high=2.0))
+    combine: str = field(default="sum", metadata=require_name("combine", ("sum", "mean")))
 
     def rates(self, topology: Topology, clients: int) -> dict[str, float]:
         """The shared roles learn faster, by the number of clients in a step."""

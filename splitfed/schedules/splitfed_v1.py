@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from splitfed.core.topology import Topology
-from splitfed.engines.base import FED, Placement, Source, Trainer
+from splitfed.engines.base import Placement, Trainer
 from splitfed.schedules.base import Round, State, Training, client_roles, shared_roles
-from splitfed.schedules.sampling import Averaged, dropped_clients, examples, list_clients
+from splitfed.schedules.sampling import Averaged, train_in_parallel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,7 @@ class SplitFedV1(Averaged):
     """Federated averaging of a model that is split: everybody trains at the same time."""
 
     buffers: bool = True
+    averages_clients = True
 
     def placement(self, topology: Topology) -> Placement:
         """Copies of the shared roles, and an aggregation server for the clients' segments."""
@@ -31,20 +32,4 @@ class SplitFedV1(Averaged):
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
         """Query, local training, fusion."""
-        turns = self.turns(engine, training, number)
-        clients = list_clients(turns)
-        engine.download(clients, number)
-        engine.branch(clients)
-        losses = engine.train_at_once({turn.client: turn.epochs for turn in turns})
-        if fused := self.enough(turns):
-            engine.upload(examples(engine, turns), number)
-            engine.merge(examples(engine, turns))
-        return Round([loss for found in losses.values() for loss in found], clients, dropped_clients(turns), fused)
-
-    def newest(self, client: int, state: State) -> Source:
-        """Everybody uses what the aggregation server averaged."""
-        return FED
-
-    def binds(self, clients: int) -> str | None:
-        """Averaged segments must be of one make."""
-        return "averages client segments" if clients > 1 else None
+        return train_in_parallel(self, engine, training, number, by_examples=True)

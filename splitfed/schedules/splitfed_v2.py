@@ -15,7 +15,7 @@ import torch
 
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
-from splitfed.engines.base import FED, Placement, Source, Trainer
+from splitfed.engines.base import Placement, Trainer
 from splitfed.schedules.base import Round, State, Training, client_roles
 from splitfed.schedules.sampling import Averaged, dropped_clients, examples, list_clients
 
@@ -25,6 +25,7 @@ class SplitFedV2(Averaged):
     """One server segment for all; clients one after another, in an order drawn anew each round."""
 
     buffers: bool = True
+    averages_clients = True
 
     def placement(self, topology: Topology) -> Placement:
         """An aggregation server for the clients' segments."""
@@ -34,18 +35,9 @@ class SplitFedV2(Averaged):
         """Query, local training in random order, fusion."""
         turns = self.turns(engine, training, number)
         engine.download(list_clients(turns), number)
-        losses = []
-        for place in torch.randperm(len(turns), generator=generator(training.seed, "turns", number)).tolist():
-            for epoch, steps in turns[place].epochs:
-                losses += engine.train(turns[place].client, epoch, steps)
+        order = torch.randperm(len(turns), generator=generator(training.seed, "turns", number)).tolist()
+        drawn = [(turns[place].client, epoch, steps) for place in order for epoch, steps in turns[place].epochs]
+        losses = [loss for turn in drawn for loss in engine.train(*turn)]
         if fused := self.enough(turns):
             engine.upload(examples(engine, turns), number)
         return Round(losses, list_clients(turns), dropped_clients(turns), fused)
-
-    def newest(self, client: int, state: State) -> Source:
-        """Everybody uses what the aggregation server averaged."""
-        return FED
-
-    def binds(self, clients: int) -> str | None:
-        """Averaged segments must be of one make."""
-        return "averages client segments" if clients > 1 else None

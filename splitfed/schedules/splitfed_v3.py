@@ -9,14 +9,13 @@ Evaluation uses a client's own segments with the averaged server's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
 from splitfed.engines.base import Placement, Trainer
 from splitfed.schedules.base import Round, State, Training, shared_roles
-from splitfed.schedules.sampling import Averaged, Turn, dropped_clients, examples, list_clients
+from splitfed.schedules.sampling import Averaged, dropped_clients, examples, list_clients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,21 +42,13 @@ class SplitFedV3(Averaged):
         losses: list[float] = []
         fused = True
         for local in range(training.local_epochs):
-            now = [_within(turn, local) for turn in turns]
+            # A client that drops out has finished every epoch before the one it leaves in.
+            now = [replace(turn, epochs=[turn.epochs[local]], finished=turn.completes(local)) for turn in turns]
             engine.branch(list_clients(now))
             client_losses = engine.train_at_once({turn.client: turn.epochs for turn in now})
             losses += [loss for steps in client_losses.values() for loss in steps]
             if self.enough(now):
-                engine.merge(self._weights(engine, now))
+                engine.merge(examples(engine, now, self.by_examples))
             else:
                 fused = False
         return Round(losses, list_clients(turns), dropped_clients(turns), fused)
-
-    def _weights(self, engine: Trainer, turns: list[Turn]) -> Mapping[int, float]:
-        found = examples(engine, turns)
-        return found if self.by_examples else dict.fromkeys(found, 1.0)
-
-
-def _within(turn: Turn, local: int) -> Turn:
-    """Return one epoch of `turn`; a client that drops out has finished every epoch before the one it leaves in."""
-    return replace(turn, epochs=[turn.epochs[local]], finished=turn.completes(local))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.messages import Stamp
@@ -145,11 +145,9 @@ def _local_trainer(prepared: Prepared, replica: int, party: Party) -> LocalTrain
 
 def _first_gradient(party: Party) -> Tensor | None:
     """Return the gradient of the first weight that has one, in the order of the party's segments: (weights,)."""
-    for module in party.state.modules.values():
-        for weight in module.parameters():
-            if weight.grad is not None:
-                return weight.grad.detach().flatten().to("cpu", torch.float64)
-    return None
+    weights = (weight for module in party.state.modules.values() for weight in module.parameters())
+    gradient = next((weight.grad for weight in weights if weight.grad is not None), None)
+    return None if gradient is None else gradient.detach().flatten().to("cpu", torch.float64)
 
 
 def _redraw_servers(topology: Topology, seed: int) -> Topology:
@@ -159,12 +157,7 @@ def _redraw_servers(topology: Topology, seed: int) -> Topology:
         for segment in topology.segments:
             module = copy.deepcopy(segment.module)
             for part in module.modules() if segment.role not in topology.data_roles else ():
-                _reset(part)
+                if callable(reset := getattr(part, "reset_parameters", None)):
+                    reset()
             segments.append(replace(segment, module=module, original=None))
     return replace(topology, segments=tuple(segments))
-
-
-def _reset(module: nn.Module) -> None:
-    reset = getattr(module, "reset_parameters", None)
-    if callable(reset):
-        reset()

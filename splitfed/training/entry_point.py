@@ -200,8 +200,7 @@ def train_round(
     if training.restart_optimizers:
         engine.restart_optimizers()
     run.query(training, number)
-    done = run.schedule.round(run.trainer, training, number, run.schedule_state)
-    done = run.aggregate(done, number)
+    done = run.aggregate(run.schedule.round(run.trainer, training, number, run.schedule_state), number)
     engine.end_round()
     metrics = _round_metrics(run, done, number, time.perf_counter() - started)
     if evaluation.due(number, rounds):

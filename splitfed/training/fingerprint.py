@@ -12,9 +12,10 @@ import hashlib
 import re
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import fields, is_dataclass
 from functools import lru_cache, partial
+from operator import attrgetter
 from pathlib import Path
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
@@ -32,6 +33,13 @@ _DEPTH = 100
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 # What every module has for its own ends.
 _MACHINERY = {*vars(nn.Module()), "_is_full_backward_hook"}
+# Of values that are told by their parts: the type, and what returns the parts.
+_PARTS: tuple[tuple[Any, Callable[[Any], Iterable[object]]], ...] = (
+    (re.Pattern, attrgetter("pattern", "flags")),
+    ((list, tuple, deque), iter),
+    (partial, attrgetter("func", "args", "keywords")),
+    (MethodType, attrgetter("__self__", "__func__")),
+)
 
 
 def fingerprint(things: Mapping[str, object], weightless: Iterable[str] = ()) -> dict[str, str]:
@@ -111,14 +119,8 @@ class _Walk:
             self._hash_each(part for pair in value.items() for part in pair)
         elif isinstance(value, Set):
             self._hash_words(*sorted(map(self._digest_element, value)))
-        elif isinstance(value, re.Pattern):
-            self._hash_each((value.pattern, value.flags))
-        elif isinstance(value, (list, tuple, deque)):
-            self._hash_each(value)
-        elif isinstance(value, partial):
-            self._hash_each((value.func, value.args, value.keywords))
-        elif isinstance(value, MethodType):
-            self._hash_each((value.__self__, value.__func__))
+        elif parts := next((read for kind, read in _PARTS if isinstance(value, kind)), None):
+            self._hash_each(parts(value))
         elif isinstance(value, FunctionType):
             self._function(value)
         elif isinstance(value, ModuleType):

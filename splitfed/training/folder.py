@@ -29,11 +29,9 @@ class Resumable(Protocol):
 
     def state(self) -> dict[str, Any]:
         """Return all that the run needs to go on from here."""
-        ...
 
     def load_state(self, states: dict[str, Any]) -> None:
         """Go back to `states`."""
-        ...
 
 
 class RunFolder:

@@ -134,8 +134,7 @@ class LocalLearner:
         """Put `tensors` in place of the client's."""
         named = {name.partition("/")[0] for name in tensors}
         for role, party in self._parties().items():
-            others = [s.name for s in self.topology.segments_of(role) if s.name not in named]
-            party.state.adopt(tensors, others)
+            party.state.adopt(tensors, [s.name for s in self.topology.segments_of(role) if s.name not in named])
 
     def lend(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[None]:
         """Let the client's segments hold `tensors` inside the block."""

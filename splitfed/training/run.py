@@ -466,8 +466,7 @@ class Run:
     def _newest(self, client: int) -> Source:
         if self.method is not None:
             if self._served is None or self._served[0] != client:
-                learner = LocalLearner(self.engine, client)
-                self._served = client, self.method.newest(learner, self.method_state)
+                self._served = client, self.method.newest(LocalLearner(self.engine, client), self.method_state)
             if self._served[1] is not None:
                 return self._served[1]
         return self.schedule.newest(client, self.schedule_state)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from splitfed.attacks.training_time.training_attack import TrainingAttack
-from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
+from splitfed.core.errors import InvalidInput, check_count, check_fields, require_count, require_name, require_number
 from splitfed.core.messages import LocalLink, Recording
 from splitfed.costs.speeds import Speeds
 from splitfed.detectors.base import Detector
@@ -103,18 +103,18 @@ class Evaluation:
     with them a simulated clock runs beside training. Raises `InvalidInput` for numbers out of range.
     """
 
-    every: int = 1
+    every: int = field(default=1, metadata=require_count("evaluation every", low=1))
     across_clients: bool = False
-    delta: float | None = None
+    delta: float | None = field(
+        default=None, metadata=require_number("delta", low=0.0, high=1.0, open_low=True, open_high=True)
+    )
     speeds: Speeds | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers out of their range, and a switch that is none."""
-        check_count("evaluation every", self.every, low=1)
+        check_fields(self)
         if not isinstance(self.across_clients, bool):
             raise InvalidInput(f"across_clients={self.across_clients!r} is not allowed; expected True or False")
-        if self.delta is not None:
-            check_number("delta", self.delta, low=0.0, high=1.0, open_low=True, open_high=True)
 
     def due(self, number: int, rounds: int) -> bool:
         """Return whether round `number` (from 0) of `rounds` is scored."""
@@ -135,13 +135,12 @@ class Logging:
     folder: str | Path | None = None
     resume: bool = False
     record: Recording | None = None
-    link: str = "memory"
+    link: str = field(default="memory", metadata=require_name("link", LINKS))
     progress: RoundProgress | None = None
 
     def __post_init__(self) -> None:
         """Refuse an unknown link, and to resume what has no folder."""
-        if self.link not in LINKS:
-            raise unknown("link", self.link, LINKS)
+        check_fields(self)
         if self.resume and self.folder is None:
             raise InvalidInput("resume=True needs the folder of the run to resume")
 
