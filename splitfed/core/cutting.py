@@ -8,6 +8,7 @@ are compared with the uncut model, in `splitfed.core.equivalence`: by `cut` wher
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -79,17 +80,35 @@ def cut(
     else:
         check_example(traced, _by_name(traced, example))
         try:
-            return _pieces(_compared(traced, example))
+            pieces = _pieces(_compared(traced, example))
         except FailsByItself:
             raise
         except InvalidInput as error:
             refused = error
+        else:
+            if not _count_shared(pieces):
+                return pieces
+            # What a trace reads on two sides may be a shape, a type or a constant, which replay reads on none.
+            try:
+                replayed = _cut_by_replay(model, cuts, example, output, chain, sent_inputs)
+                again = _pieces(_compared(replayed, example))
+            except InvalidInput:
+                return pieces
+            return again if _count_shared(again) < _count_shared(pieces) else pieces
     try:
         replayed = _cut_by_replay(model, cuts, example, output, chain, sent_inputs)
         check_example(replayed, _by_name(replayed, example))
         return _pieces(_compared(replayed, example))
     except InvalidInput as error:
         raise error from refused
+
+
+def _count_shared(pieces: Sequence[Piece]) -> int:
+    """Return how many inputs, weights and buffers are read by more than one piece."""
+    made = {value for piece in pieces for value in piece.outputs}
+    readers = Counter(value for piece in pieces for value in piece.inputs if value not in made)
+    held = Counter(n for p in pieces for n in {id(t) for t in (*p.module.parameters(), *p.module.buffers())})
+    return sum(count > 1 for count in (*readers.values(), *held.values()))
 
 
 def _pieces(original: Original) -> tuple[Piece, ...]:

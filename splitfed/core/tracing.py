@@ -118,7 +118,7 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
             graphs.append(_Tracer().trace(model.train(mode)))
             constants = {n: v for n, v in vars(model).items() if n not in own_names and isinstance(v, Tensor)}
             _check_replaced(model)
-    except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
+    except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError, KeyError, NameError) as error:
         raise NotTraceable(
             f"{type(model).__name__} cannot be traced{_where(error)}: {str(error).splitlines()[0]}; "
             "rewrite that line, or pass segments by hand (splitfed.Segment)"

@@ -264,7 +264,12 @@ def test_an_unknown_link_is_refused() -> None:
         sf.train(TOPOLOGIES["vanilla"](), digits(2), logging=sf.Logging(link="wire"))
 
 
-@pytest.mark.parametrize("name", REPLAYED)
+FAST = ("vanilla", "u_shaped", "relayed", "local")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.exhaustive) for name in REPLAYED]
+)
 def test_replayed_segments_train_to_the_same_bits_as_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = "independent" if name == "local" else "sequential"
     run = both(monkeypatch, lambda: replayed_topology(name), schedule=schedule)
