@@ -13,19 +13,10 @@ from splitfed.core.random import stream
 from splitfed.core.topology import Segment
 from splitfed.models.transformers import OneOutputModel
 from splitfed.topologies import multi_hop, u_shaped, vanilla
-from tests.models.tiny_transformers import TINY
+from tests.models.tiny_transformers import GPT2, TINY, Tiny
 
 # Shares one import of the package, which takes seconds.
 pytestmark = [pytest.mark.xdist_group("transformers")]
-
-# The bias of T5's positions is (1, heads, length, length): it has no batch, and only values with one cross a cut.
-WITHOUT_BATCH = pytest.mark.xfail(reason="a value whose first dimension is not the batch does not cross yet")
-SKIPPING = {
-    name: pytest.param(name, marks=[WITHOUT_BATCH] if name.startswith("t5") else [])
-    for name in TINY
-    if name.startswith("t5") or name.endswith("_masked")
-}
-NAMES = [pytest.param(name, marks=[WITHOUT_BATCH] if name.startswith("t5") else []) for name in TINY]
 
 
 def by_name(model: OneOutputModel, rows: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
@@ -75,7 +66,7 @@ def test_a_cut_in_the_middle_is_exact(name: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TINY)
 def test_a_cut_after_every_block_is_exact(name: str) -> None:
     model, rows = TINY[name].build(), TINY[name].rows()
     assert len(model.cuts) >= 2
@@ -84,7 +75,7 @@ def test_a_cut_after_every_block_is_exact(name: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TINY)
 def test_a_u_shape_with_a_cut_after_every_block_is_exact(name: str) -> None:
     model = TINY[name].build()
     cuts = model.cuts[len(model.cuts) % 2 :]
@@ -94,17 +85,21 @@ def test_a_u_shape_with_a_cut_after_every_block_is_exact(name: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", [name for name in TINY if name not in SKIPPING])
+@pytest.mark.parametrize("name", TINY)
 def test_a_chain_of_parties_with_a_block_each_is_exact(name: str) -> None:
+    """Masks that every block reads, and T5's bias of positions, are handed on from party to party."""
     model = TINY[name].build()
     topology = multi_hop(model, model.cuts, example=TINY[name].rows())
     assert len(topology.roles) == len(model.cuts) + 1
+    neighbours = set(zip(topology.roles, topology.roles[1:], strict=False))
+    assert {(topology.role_of(e.source), topology.role_of(e.target)) for e in topology.crossings} == neighbours
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", SKIPPING.values())
-def test_a_mask_does_not_jump_over_a_party(name: str) -> None:
-    """Every block reads it, or T5's bias of positions: in a chain it would go from the client to every hop."""
-    model = TINY[name].build()
-    with pytest.raises(InvalidInput, match="past the parties between them"):
-        multi_hop(model, model.cuts, example=TINY[name].rows())
+def test_gpt2_with_its_tied_table_is_cut_where_one_party_holds_both_ends() -> None:
+    tied = Tiny("GPT2LMHeadModel", GPT2)
+    model = tied.build()
+    topology = u_shaped(model, ("transformer.drop", model.cuts[-1]), example=tied.rows())
+    first, last = topology.segments[0].module, topology.segments[2].module
+    assert first.get_submodule("transformer.wte").weight is last.get_submodule("lm_head").weight
+    with pytest.raises(InvalidInput, match="would be shared by roles 'client' and 'server'"):
+        vanilla(model, "transformer.drop", example=tied.rows())
