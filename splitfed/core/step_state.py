@@ -61,7 +61,7 @@ class StepState:
         # Masks and whole numbers have none.
         gradient = gradient and value.is_floating_point()
         leaf = value.detach().requires_grad_(gradient)
-        if gradient and leaf.dim() > 2:
+        if gradient and leaf.dim() > 1:
             # torch keeps the gradient in the strides of the leaf, but the order of sums behind it follows its own.
             key, strides = id(leaf), self.strides
             leaf.register_hook(lambda found: strides.__setitem__(key, found.stride()))

@@ -25,6 +25,7 @@ from splitfed.registry import TABLES, load
 from splitfed.topologies import custom, vertical
 from splitfed.training.run import Run
 from tests.defenses.test_every_defense import DEFENSES, TOPOLOGIES
+from tests.models.tiny_transformers import WIDTH
 
 NONE = "none"
 ROWS, BATCH = 12, 8
@@ -181,7 +182,8 @@ def tensors_of(kind: str, name: str) -> list[Any]:
     if kind == "data":
         found = load("data", name)()
         return [found.x, found.y]
-    model: nn.Module = load("models", name)((1, 28, 28) if name != "resnet8" else (3, 32, 32), 10, seed=0)
+    given = {"architecture": "ViTForImageClassification", "config": WIDTH} if name == "transformers" else {}
+    model: nn.Module = load("models", name)((1, 28, 28) if name != "resnet8" else (3, 32, 32), 10, seed=0, **given)
     return list(model.state_dict().values())
 
 
