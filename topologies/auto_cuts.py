@@ -5,8 +5,9 @@ half of the multiply-adds of a row. The cut with the fewest bytes a row, there a
 that leaves the client the most multiply-adds, then the latest, as what is released deeper in a model shows less of the
 input. With several cuts the bytes of each by itself are added up, and of equals the client's first cut is the latest,
 all others the earliest. Submodules to depth 2 are looked at, and deeper ones where a container there is never called
-itself (a list of blocks), or where no place was found. Where no place at all leaves the client half of the work or
-less, the one that leaves it the least is taken. How much a party can tell from what crosses the rule does not measure.
+itself (a list of blocks), where more than half of the work lies within one of them, or where no place was found. Where
+no place at all leaves the client half of the work or less, the one that leaves it the least is taken. How much a party
+can tell from what crosses the rule does not measure.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 
 from torch import nn
 
@@ -63,7 +64,9 @@ def with_auto_cuts(
             found: Sequence[CutPlace] = cut_places(model, example, depth, None, output, sent_inputs or ())
         else:
             found = places_at(depth)
-        if depth < last and any(_is_list(model, place) for place in found if place.depth == depth):
+        if depth < last and (
+            any(_is_list(model, place) for place in found if place.depth == depth) or _is_coarse(found)
+        ):
             continue
         # Whether no place is light enough is known when all have been seen.
         for limited in (True, False)[: 1 + (depth == last)]:
@@ -121,6 +124,13 @@ def rank_cuts(
 def _is_list(model: nn.Module, place: CutPlace) -> bool:
     """Return whether a submodule only holds others, which `forward` calls one by one."""
     return not place.called and any(True for _ in model.get_submodule(place.name).children())
+
+
+def _is_coarse(places: Sequence[CutPlace]) -> bool:
+    """Return whether more of the work than the client may have lies between two places that follow each other."""
+    before = sorted({0, *(place.multiply_adds[0] for place in places if place.possible)})
+    total = max((sum(place.multiply_adds) for place in places), default=0)
+    return any(after - first > CLIENT_SHARE * total for first, after in pairwise((*before, total)))
 
 
 def _client_work(chosen: Sequence[CutPlace], client_ends: bool) -> int:

@@ -86,6 +86,24 @@ def test_of_equals_the_latest_is_taken_and_lists_of_blocks_are_opened() -> None:
     assert cuts_of(vanilla(inside, "auto", example=torch.rand(8, 3))) == ("0.blocks.0",)
 
 
+class Wrapped(nn.Module):
+    """The blocks lie two submodules deep, within one that is called as a whole and does nearly all of the work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 8), nn.Sequential(nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x).relu())
+        return out
+
+
+def test_a_submodule_that_does_most_of_the_work_is_opened() -> None:
+    """24 products, 64 in each of four, 16: one block is 88 of 296, two are more than half."""
+    assert cuts_of(vanilla(seeded(Wrapped), "auto", example=torch.rand(8, 3))) == ("body.1.0.0",)
+
+
 def test_where_no_place_is_light_the_lightest_is_taken() -> None:
     """64 x 12 products of 888 are in the first layer."""
     topology = vanilla(mlp((1, 8, 8), 10, hidden=(12,)), "auto", example=ROWS)
