@@ -21,10 +21,10 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Message, Stamp, is_own
 from splitfed.core.party_state import PartyState
-from splitfed.core.payload import infinite_rows
-from splitfed.core.random import derive, stream, wide_generator
+from splitfed.core.payload import extent, infinite_rows
+from splitfed.core.random import stream, wide_generator
 from splitfed.core.step_plan import EdgeDefense, Port, SegmentPlan
-from splitfed.core.step_state import Batch, StepState
+from splitfed.core.step_state import Batch, StepState, forward_seed
 from splitfed.core.topology import Head
 from splitfed.core.usage_counts import labels_of_head
 
@@ -50,10 +50,7 @@ class Party:
         return dict(self._step_states[replica].inputs)
 
     def begin(self, batch: Batch, stamp: Stamp, scale: float = 1.0) -> None:
-        """Start a step of the replica in `stamp`: forget the last one, read this one's rows, switch the mode.
-
-        `scale` multiplies every loss and penalty of the step, as when several replicas share one step.
-        """
+        """Start a step of the replica in `stamp`; `scale` multiplies all of its losses, as when replicas share a step."""
         self._training = stamp.phase in TRAINING
         for name, module in self.state.modules.items():
             if module.training != self._training:
@@ -100,7 +97,7 @@ class Party:
                 value = value.to(self.device)
                 if message.layouts is not None and name in message.layouts:
                     value = message.layouts[name].lay_out(value)
-                step_state.held[name] = step_state.make_leaf(value, self._training and returns)
+                step_state.held[name] = self._leaf(value, step_state, returns)
         outputs = self._run(segment_plan, self._arguments(segment_plan, step_state), stamp)
         step_state.values.update(zip(segment_plan.outputs, outputs, strict=True))
         if self._training and segment_plan.penalized_arrivals:
@@ -271,11 +268,20 @@ class Party:
                 value = step_state.held[name]
             else:
                 if name not in leaves:
-                    leaves[name] = step_state.make_leaf(step_state.values[name], self._training)
+                    leaves[name] = self._leaf(step_state.values[name], step_state)
                 value = leaves[name]
             # An operation in place may neither touch a leaf nor the sender's memory.
             arguments.append(value.clone() if name in segment_plan.overwritten else value)
         return arguments
+
+    def _leaf(self, value: Tensor, step_state: StepState, returns: bool = True) -> Tensor:
+        # Masks and whole numbers have no gradient.
+        leaf = value.detach().requires_grad_(self._training and returns and value.is_floating_point())
+        if leaf.requires_grad and leaf.dim() > 1:
+            # torch keeps a leaf's gradient in the leaf's strides, but the order of sums behind it follows its own.
+            key, strides = id(leaf), step_state.strides
+            leaf.register_hook(lambda found: strides.__setitem__(key, found.stride()))
+        return leaf
 
     def _run(self, segment_plan: SegmentPlan, arguments: list[Tensor], stamp: Stamp) -> tuple[Tensor, ...]:
         module, privatizer = self.state.modules[segment_plan.segment], self.state.privatizer
@@ -306,7 +312,7 @@ class Party:
             if "activation" in guard.counts:
                 self.state.uses.replace(port.edge, sum(map(infinite_rows, values.values())))
             release = guard.release_defense.release
-            values |= {name: release(name, z, context) for name, z in floating_values(values).items()}
+            values |= {name: release(name, z, context) for name, z in values.items() if z.is_floating_point()}
             if "activation" in guard.counts:
                 self._count(port.edge, guard, step_state, stamp, len(values))
         fresh = not step_state.sent
@@ -353,11 +359,11 @@ class Party:
         messages = []
         for port in segment_plan.arrivals:
             if port.role is None:
-                back = [(step_state.values[name], step_state.gradient_of(leaves[name])) for name in port.returned]
+                back = [(step_state.values[name], _gradient(leaves[name], step_state)) for name in port.returned]
                 step_state.returned.setdefault(port.segment, []).extend(back)
                 continue
             held_leaves = {name: step_state.held.pop(name) for name in port.values}
-            tensors = {name: step_state.gradient_of(held_leaves[name]) for name in port.returned}
+            tensors = {name: _gradient(held_leaves[name], step_state) for name in port.returned}
             if not tensors:
                 continue
             for guard in port.gradient_defenses:
@@ -418,9 +424,14 @@ class Party:
         return Context(self.name, port.edge, stamp, self.state.seed, position, *held)
 
 
-def forward_seed(seed: int, party: str, segment: str, stamp: Stamp) -> int:
-    """Return the seed from which a segment that draws random numbers (dropout) draws at one step."""
-    return derive(seed, "forward", party, segment, *stamp)
+def _gradient(leaf: Tensor, step_state: StepState) -> Tensor:
+    """Return the gradient of a leaf in the strides that it came in; zeros where nothing used it in this step."""
+    found, strides = leaf.grad, step_state.strides.get(id(leaf))
+    if found is None:
+        return torch.zeros_like(leaf)
+    if strides is None or strides == found.stride() or extent(found.shape, strides) != found.numel():
+        return found
+    return torch.empty_strided(found.shape, strides, dtype=found.dtype, device=found.device).copy_(found)
 
 
 def _copy_shared_gradients(message: Message, crossed: Collection[int]) -> Message:
@@ -453,10 +464,8 @@ def gradient_tensors(roots: Sequence[Tensor], gradients: Sequence[Tensor | float
     tensors = []
     for root, gradient in zip(roots, gradients, strict=True):
         if isinstance(gradient, Tensor):
-            if gradient.shape != root.shape:
-                raise ValueError(
-                    f"a gradient of shape {tuple(gradient.shape)} is not allowed; expected {tuple(root.shape)}"
-                )
+            if (given := gradient.shape) != root.shape:
+                raise ValueError(f"a gradient of shape {tuple(given)} is not allowed; expected {tuple(root.shape)}")
             tensors.append(gradient)
         elif root.numel() != 1:
             raise ValueError(f"a loss of shape {tuple(root.shape)} is not allowed; expected a single number")

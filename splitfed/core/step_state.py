@@ -7,10 +7,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from splitfed.core.payload import extent
+from splitfed.core.messages import Stamp
+from splitfed.core.random import derive
+
+
+def forward_seed(seed: int, party: str, segment: str, stamp: Stamp) -> int:
+    """Return the seed from which a segment that draws random numbers (dropout) draws at one step."""
+    return derive(seed, "forward", party, segment, *stamp)
 
 
 class Batch(NamedTuple):
@@ -55,26 +60,3 @@ class StepState:
     objective_added: bool = False
     crossed: set[int] = field(default_factory=set)
     strides: dict[int, tuple[int, ...]] = field(default_factory=dict)
-
-    def make_leaf(self, value: Tensor, gradient: bool) -> Tensor:
-        """Return `value`, as it was received, as a leaf; `gradient`: whether its gradient is wanted."""
-        # Masks and whole numbers have none.
-        gradient = gradient and value.is_floating_point()
-        leaf = value.detach().requires_grad_(gradient)
-        if gradient and leaf.dim() > 1:
-            # torch keeps the gradient in the strides of the leaf, but the order of sums behind it follows its own.
-            key, strides = id(leaf), self.strides
-            leaf.register_hook(lambda found: strides.__setitem__(key, found.stride()))
-        return leaf
-
-    def gradient_of(self, leaf: Tensor) -> Tensor:
-        """Return the gradient of a leaf in the strides that it has in an uncut model.
-
-        Zeros where nothing used it in this step, so that the sender gets what it expects.
-        """
-        found, strides = leaf.grad, self.strides.get(id(leaf))
-        if found is None:
-            return torch.zeros_like(leaf)
-        if strides is None or strides == found.stride() or extent(found.shape, strides) != found.numel():
-            return found
-        return torch.empty_strided(found.shape, strides, dtype=found.dtype, device=found.device).copy_(found)

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from splitfed.core.messages import Stamp
 from splitfed.core.optimizers import Optim
-from splitfed.core.party import forward_seed
 from splitfed.core.random import derive, stream
+from splitfed.core.step_state import forward_seed
 from splitfed.core.topology import Topology
 from splitfed.models.lenet import lenet
 from splitfed.models.resnet8 import resnet8

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from splitfed.core.messages import Message, Stamp
 from splitfed.core.optimizers import Optim
-from splitfed.core.party import forward_seed
 from splitfed.core.probe import probe
 from splitfed.core.random import derive, stream
+from splitfed.core.step_state import forward_seed
 from splitfed.core.tasks import classification, regression
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.costs.bytes import backward_bytes
