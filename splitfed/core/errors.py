@@ -60,6 +60,13 @@ def unknown(kind: str, name: object, allowed: Iterable[str]) -> InvalidInput:
     return Unknown(kind, name, allowed)
 
 
+def check_names(kind: str, allowed: Collection[Any], *names: object) -> None:
+    """Refuse the first of `names` that no `kind` has: those `allowed`."""
+    for name in names:
+        if name not in allowed:
+            raise unknown(kind, name, allowed)
+
+
 @contextmanager
 def about(part: str) -> Iterator[None]:
     """Say of an `InvalidInput` raised inside the block which `part` of a run it is about; the innermost counts."""
@@ -114,7 +121,7 @@ def require_count(name: str, *, low: int = 0) -> Requirement:
 
 def require_name(kind: str, allowed: Collection[str]) -> Requirement:
     """Return the metadata of a field that must be one of the `allowed` names of a `kind`."""
-    return {"check": partial(_check_name, kind, allowed)}
+    return {"check": partial(check_names, kind, allowed)}
 
 
 def check_fields(value: Any) -> None:
@@ -123,11 +130,6 @@ def check_fields(value: Any) -> None:
         given = getattr(value, one.name)
         if "check" in one.metadata and not (given is None and one.default is None):
             one.metadata["check"](given)
-
-
-def _check_name(kind: str, allowed: Collection[str], name: object) -> None:
-    if name not in allowed:
-        raise unknown(kind, name, allowed)
 
 
 def _is(value: object, kind: type) -> bool:

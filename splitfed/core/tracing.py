@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from splitfed.core.aliasing import check_in_place
 from splitfed.core.cut_names import Cut, check_places, relays
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.topology import CutPiece, Original
 
@@ -297,8 +297,7 @@ def _outputs(graph: fx.Graph, output: str | None) -> tuple[fx.Node, ...]:
     value = next(n for n in graph.nodes if n.op == "output").args[0]
     if output is not None and isinstance(value, (Mapping, tuple, list)):
         named = value if isinstance(value, Mapping) else {str(place): one for place, one in enumerate(value)}
-        if output not in named:
-            raise unknown("output of the model", output, named)
+        check_names("output of the model", named, output)
         value = named[output]
     values = value if isinstance(value, (tuple, list)) else (value,)
     if not all(isinstance(v, fx.Node) for v in values):
