@@ -57,7 +57,7 @@ EXAMPLES = max(rows for _, rows in STAGES)
 """How many rows are used, at the most."""
 # Of some summands in another order: units in the last place of the largest number of the tensor, cancellation included.
 _REORDERED = 2.0**10
-_FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, AttributeError, KeyError)
+FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, AttributeError, KeyError)
 _MODES = {True: "training", False: "evaluation"}
 _MODE = "a party switches modes itself: call .eval() on that submodule before the cut, not in train()"
 _RANDOM = "draw by a module such as nn.Dropout, or by a function of torch from its default generator"
@@ -209,14 +209,14 @@ def _run_stages(
     for step, (stage, rows) in enumerate(STAGES):
         try:
             uncut = _run(sides[0], step, shapes, inputs)
-        except _FAILURES as error:
-            raise FailsByItself(f"{name} fails by itself in {stage} with {rows} rows: {_first_line(error)}") from error
+        except FAILURES as error:
+            raise FailsByItself(f"{name} fails by itself in {stage} with {rows} rows: {first_line(error)}") from error
         if uncut is not None:
             sides[1].replaced = {n: g for n in reordered if (g := uncut.gradients.get(n)) is not None}
         try:
             cut = _run(sides[1], step, shapes, inputs)
-        except _FAILURES as error:
-            raise Difference(f"in {stage} with {rows} rows its segments fail ({_first_line(error)})", _TRACE) from error
+        except FAILURES as error:
+            raise Difference(f"in {stage} with {rows} rows its segments fail ({first_line(error)})", _TRACE) from error
         if uncut is None and cut is None:
             warnings.warn(
                 f"{name} was compared with its cut model for {step} of {len(STAGES)} batches only: its gradients are "
@@ -267,7 +267,7 @@ def _all_stages(side: Side, shapes: Mapping[str, tuple[int, ...]], inputs: Value
     for step in range(len(STAGES)):
         try:
             found.append(_run(side, step, shapes, inputs))
-        except _FAILURES:
+        except FAILURES:
             break
     return found
 
@@ -345,7 +345,7 @@ def _locate_difference(sides: tuple[Side, Side], shapes: Mapping[str, tuple[int,
             ]
             try:
                 _run(side, step, shapes, inputs)
-            except _FAILURES:
+            except FAILURES:
                 return ""
             finally:
                 for hook in hooks:
@@ -372,5 +372,6 @@ def _first_rows(value: Tensor, rows: int) -> Tensor:
     return value[torch.arange(rows) % len(value)]
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of what `error` says, or its kind where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
