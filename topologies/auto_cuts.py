@@ -59,10 +59,11 @@ def with_auto_cuts(
         raise InvalidInput(f"{given} tries the places of the model on rows of its input; give them as example")
     refused, last = "", deepest(model)
     for depth in range(min(_DEPTH, last), last + 1):
-        if places_at is None:
-            found: Sequence[CutPlace] = cut_places(model, example, depth, None, output, sent_inputs or ())
-        else:
-            found = places_at(depth)
+        found: Sequence[CutPlace] = (
+            cut_places(model, example, depth, None, output, sent_inputs or ())
+            if places_at is None
+            else places_at(depth)
+        )
         if depth < last and any(_is_list(model, place) for place in found if place.depth == depth):
             continue
         # Whether no place is light enough is known when all have been seen.

@@ -188,9 +188,8 @@ def made(name: str, table: Mapping[str, Any]) -> Course:
     check_names(f"course for {name}", KINDS, kind)
     parameters = [field.name for field in fields(KINDS[kind])]
     check_names(f"key of a {kind} course for {name}", parameters, *rest)
-    for key in parameters:
-        if key not in rest:
-            raise InvalidInput(f"{name} is a {kind} course without {key}; expected {', '.join(parameters)}")
+    if absent := [key for key in parameters if key not in rest]:
+        raise InvalidInput(f"{name} is a {kind} course without {absent[0]}; expected {', '.join(parameters)}")
     try:
         return KINDS[kind](**rest)
     except InvalidInput as error:

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from splitfed.core.cutting import Example, Piece, cut
-from splitfed.core.equivalence import FAILURES, FailsByItself, first_line
+from splitfed.core.equivalence import FAILURES, FailsByItself
 from splitfed.core.equivalence_sides import required_arguments
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, check_count, first_line
 from splitfed.core.flop_counter import flop_counter
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.probe import probe

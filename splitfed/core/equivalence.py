@@ -21,14 +21,12 @@ comparable bit for bit.
 from __future__ import annotations
 
 import copy
-import random
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -44,8 +42,8 @@ from splitfed.core.equivalence_sides import (
     as_tuple,
     unit_of,
 )
-from splitfed.core.errors import InvalidInput, NonFinite
-from splitfed.core.model_snapshot import ModelSnapshot, same_generators
+from splitfed.core.errors import InvalidInput, NonFinite, first_line
+from splitfed.core.model_snapshot import ModelSnapshot, same_generators, seed_generators
 from splitfed.core.probe import probe
 from splitfed.core.random import generator
 from splitfed.core.reordered_gradients import reordered_weights
@@ -110,8 +108,7 @@ def check_example(original: Original, batch: Values) -> None:
     for value, name in original.arguments.items():
         if value not in batch:
             raise InvalidInput(f"example has no rows for the input {name!r} of {kind}")
-        rows = len(batch[value]) if batch[value].dim() else 0
-        if rows < 2:
+        if (rows := len(batch[value]) if batch[value].dim() else 0) < 2:
             raise InvalidInput(f"example has {rows} rows for the input {name!r} of {kind}; expected at least 2")
 
 
@@ -238,9 +235,7 @@ def _run(side: Side, step: int, shapes: Mapping[str, tuple[int, ...]], inputs: V
     stage, rows = STAGES[step]
     draws = generator(step, "targets")
     targets = {name: torch.randn((rows, *shape), generator=draws) for name, shape in shapes.items()}
-    random.seed(step)
-    np.random.seed(step)  # noqa: NPY002
-    torch.default_generator.manual_seed(step)
+    seed_generators(step)
     try:
         result = side.run(stage, {n: _first_rows(x, rows) for n, x in inputs.items()}, targets, step)
     except NonFinite:
@@ -370,8 +365,3 @@ def _record_call(
 def _first_rows(value: Tensor, rows: int) -> Tensor:
     """Return the first `rows` rows, from the start again where there are fewer."""
     return value[torch.arange(rows) % len(value)]
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of what `error` says, or its kind where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

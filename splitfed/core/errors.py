@@ -36,19 +36,16 @@ class Unknown(InvalidInput):
     """
 
     def __init__(self, kind: str, name: object, allowed: Iterable[str]) -> None:
-        super().__init__(kind, name)
-        self._kind = kind
-        self._name = name
-        self._allowed = list(allowed)
+        super().__init__(kind, name, list(allowed))
 
     def __str__(self) -> str:
-        options = sorted(self._allowed)
-        name = repr(self._name)
-        near = difflib.get_close_matches(str(self._name), options, n=2, cutoff=0.5) if len(name) < WIDEST else []
+        kind, given, allowed = self.args
+        options, name = sorted(allowed), repr(given)
+        near = difflib.get_close_matches(str(given), options, n=2, cutoff=0.5) if len(name) < WIDEST else []
         hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
         shown = ", ".join(options[:MOST]) + (f" and {len(options) - MOST} more" if len(options) > MOST else "")
         what = name if len(name) < WIDEST else f"{name[:WIDEST]}..."
-        return f"unknown {self._kind} {what}{hint} (allowed: {shown or 'none'})"
+        return f"unknown {kind} {what}{hint} (allowed: {shown or 'none'})"
 
 
 MOST, WIDEST = 100, 200
@@ -65,6 +62,11 @@ def check_names(kind: str, allowed: Collection[Any], *names: object) -> None:
     for name in names:
         if name not in allowed:
             raise unknown(kind, name, allowed)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what `error` says, or its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @contextmanager

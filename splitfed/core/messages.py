@@ -224,13 +224,13 @@ class View:
 
     def select(self, kind: str | None = None, phase: str | None = None, edge: str | None = None) -> View:
         """Return the part of the view with this `kind`, `phase` and `edge` (None: any)."""
-        kept = [
+        kept = (
             m
             for m in self.messages
             if (kind is None or m.kind == kind)
             and (phase is None or m.stamp.phase == phase)
             and (edge is None or m.edge == edge)
-        ]
+        )
         return View(self.party, tuple(kept), self.segments)
 
     def copy(self) -> View:
@@ -265,8 +265,10 @@ class Recording:
     def recorders(self, parties: tuple[str, ...], folder: Path | None) -> dict[str, Recorder]:
         """Make one recorder a named party, refusing a name that is none of `parties`."""
         check_names("party to record", parties, *self.parties)
-        homes = {name: None if folder is None else folder / name for name in self.parties}
-        return {name: Recorder(name, self.every, self.budget, homes[name]) for name in self.parties}
+        return {
+            name: Recorder(name, self.every, self.budget, None if folder is None else folder / name)
+            for name in self.parties
+        }
 
 
 class Recorder:

@@ -365,8 +365,7 @@ def _check_values(topology: Topology) -> None:
                 "to train on: let it be a lesson as well"
             )
     finals = {h.value for h in topology.heads}
-    unread = [v for v in makers if v not in read_values | finals | lesson_values]
-    if unread:
+    if unread := [v for v in makers if v not in read_values | finals | lesson_values]:
         raise InvalidInput(f"value {unread[0]!r} is read by no segment and no head")
 
 
