@@ -17,10 +17,11 @@ import warnings
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import entry_points
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names
 from splitfed.old_names import current_entry, current_kind
 from splitfed.package_links import check_links
 
@@ -200,8 +201,7 @@ def load(kind: str, name: str) -> Any:
     """Import and return the object registered as `name` among `kind`; an unknown name names the nearest."""
     kind = current_kind(kind)
     table, name = TABLES[kind], current_entry(kind, name)
-    if name not in table:
-        raise unknown(SINGULAR[kind], name, table)
+    check_names(SINGULAR[kind], table, name)
     return _load_plugin(kind, name) if (kind, name) in PLUGINS else resolve(table[name])
 
 
@@ -242,16 +242,12 @@ def read_head(kind: str, name: str) -> Listing:
         if (kind, name) not in PLUGINS:
             raise
         return Listing(name, f"cannot be read ({type(error).__name__}: {error})", PLUGINS[kind, name])
-    start = next((i for i, line in enumerate(lines) if line.startswith("Paper:")), None)
-    paper: list[str] = []
-    for line in lines[start:] if start is not None else []:
-        if not line.strip():
-            break
-        paper.append(line.strip())
+    cited = dropwhile(lambda line: not line.startswith("Paper:"), lines)
+    paper = " ".join(line.strip() for line in takewhile(str.strip, cited))
     summary = lines[0].rstrip(".") if lines else ""
     if (kind, name) in PLUGINS:
         summary = f"{summary} ({PLUGINS[kind, name]})"
-    return Listing(name, summary, " ".join(paper).removeprefix("Paper:").strip())
+    return Listing(name, summary, paper.removeprefix("Paper:").strip())
 
 
 def _docstring(kind: str, name: str) -> str:

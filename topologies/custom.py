@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from splitfed.core.errors import InvalidInput, check_number, unknown
+from splitfed.core.errors import InvalidInput, check_names, check_number
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Segment, Topology
 
@@ -45,9 +45,8 @@ def custom(
 
 def _check_roles(heads: Sequence[Head], roles: set[str]) -> None:
     for head in heads:
-        for role in head.path:
-            if role not in roles:
-                raise unknown(f"role at the head on {head.value!r} (for labels alone: name it in holders)", role, roles)
+        kind = f"role at the head on {head.value!r} (for labels alone: name it in holders)"
+        check_names(kind, roles, *head.path)
 
 
 def _check_list(what: str, given: object) -> None:
@@ -70,8 +69,7 @@ def _head(where: str, given: Head | Mapping[str, Any], makers: Mapping[str, str]
     if isinstance(given, Head):
         return given
     found = _keys(where, given, Head, {"role"})
-    if found["value"] not in makers:
-        raise unknown("value at a head:", found["value"], makers)
+    check_names("value at a head:", makers, found["value"])
     found.setdefault("role", makers[found["value"]])
     check_number(f"{where}: weight", found.get("weight", 1.0), low=0.0, open_low=True)
     return Head(**found | {"via": _names(f"{where}: via", found.get("via", ()))})
@@ -82,9 +80,7 @@ def _keys(where: str, given: object, kind: type[Segment | Head], known: set[str]
     if not isinstance(given, Mapping):
         raise InvalidInput(f"{where} is a {type(given).__name__}; expected a {kind.__name__} or a mapping")
     names = [f.name for f in fields(kind)]
-    for key in given:
-        if key not in names:
-            raise unknown(f"key of {where}:", key, names)
+    check_names(f"key of {where}:", names, *given)
     for field in fields(kind):
         if field.default is MISSING and field.name not in given and field.name not in known:
             raise InvalidInput(f"{where} has no {field.name!r}; it has {', '.join(map(repr, given)) or 'nothing'}")
@@ -103,11 +99,9 @@ def _names(what: str, given: object) -> tuple[str, ...]:
 
 def _sort_segments(segments: Sequence[Segment], inputs: Mapping[str, str]) -> tuple[Segment, ...]:
     """Return `segments` so that what a segment reads is made before it, otherwise as they stand."""
-    produced = {value for segment in segments for value in segment.outputs}
+    known = [*inputs, *{value for segment in segments for value in segment.outputs}]
     for segment in segments:
-        for value in segment.inputs:
-            if value not in produced and value not in inputs:
-                raise unknown(f"value read by segment {segment.name!r}:", value, [*inputs, *produced])
+        check_names(f"value read by segment {segment.name!r}:", known, *segment.inputs)
     there, left, order = set(inputs), list(segments), []
     while left:
         ready = next((s for s in left if there.issuperset(s.inputs)), None)

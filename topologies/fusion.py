@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.topology import Segment
 
 FUSIONS = ("concat", "sum", "mean")
@@ -18,8 +18,7 @@ class Fusion(nn.Module):
 
     def __init__(self, how: str = "concat") -> None:
         super().__init__()
-        if how not in FUSIONS:
-            raise unknown("fusion", how, FUSIONS)
+        check_names("fusion", FUSIONS, how)
         self.how = how
 
     def forward(self, *parts: Tensor) -> Tensor:
@@ -99,8 +98,7 @@ def _inputs_of_roles(
 ) -> dict[str, tuple[str, ...]]:
     """Return which inputs every role reads; refuse one that two would own."""
     for role, names in inputs.items():
-        if role not in bottoms:
-            raise unknown("party in inputs", role, bottoms)
+        check_names("party in inputs", bottoms, role)
         if isinstance(names, str) or not names or len(set(names)) < len(names):
             raise InvalidInput(f"inputs of {role!r} are {names!r}; expected a list of parts of a row, each once")
     read = {role: tuple(inputs.get(role, (role,))) for role in bottoms}

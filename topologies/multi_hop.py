@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
 from splitfed.topologies._chain import cut_in_roles, model_inputs, only_output
@@ -46,8 +46,7 @@ def multi_hop(
     inputs that others may read; all three as for `splitfed.cut`. "auto" takes as many cheap cuts as `roles` ask for, by
     the rule of `splitfed.topologies.auto_cuts`; without `roles` there is one hop.
     """
-    if labels not in LABELS:
-        raise unknown("labels of a multi-hop topology", labels, LABELS)
+    check_names("labels of a multi-hop topology", LABELS, labels)
     if asks_auto(model, cuts):
         if roles is not None and (isinstance(roles, str) or len(set(roles)) != len(roles) or len(roles) < 3):
             raise InvalidInput(f"roles={roles!r} is not allowed; expected at least 3 different roles")

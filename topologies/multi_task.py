@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.topologies.fusion import bottoms_of, check_free, fusion_at
 
@@ -37,9 +37,7 @@ def multi_task(
     if not isinstance(tops, Mapping) or not tops:
         raise InvalidInput("tops must name at least one server with its module")
     for name, given in (("targets", targets), ("labels", labels or {}), ("weights", weights or {})):
-        for server in given:
-            if server not in tops:
-                raise unknown(f"server in {name}", server, tops)
+        check_names(f"server in {name}", tops, *given)
     parties, owners = bottoms_of(bottoms, inputs)
     segments, heads = list(parties), []
     for server, top in tops.items():

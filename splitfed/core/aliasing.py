@@ -67,14 +67,12 @@ def find_overwritten_node(model: nn.Module, node: fx.Node) -> fx.Node | None:
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
     if node.op == "call_module":
         written = bool(getattr(model.get_submodule(str(node.target)), "inplace", False))
-    elif node.op in ("call_method", "call_function"):
-        written = (
+    else:
+        written = node.op in ("call_method", "call_function") and (
             (name.endswith("_") and not name.endswith("__"))
             or node.kwargs.get("inplace") is True
             or node.target in _IN_PLACE_OPERATORS
         )
-    else:
-        written = False
     return _first(node) if written else None
 
 

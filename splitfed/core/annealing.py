@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
-from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
+from splitfed.core.errors import InvalidInput, check_count, check_names, check_number
 
 
 @dataclass(frozen=True)
@@ -131,12 +131,7 @@ class Steps(Course):
 
     def at(self, epoch: int) -> float:
         """Return the number of the last pair whose epoch has come."""
-        found = self.steps[0][1]
-        for start, value in self.steps:
-            if start > epoch:
-                break
-            found = value
-        return found
+        return next((value for start, value in reversed(self.steps) if start <= epoch), self.steps[0][1])
 
     @property
     def ends(self) -> Mapping[str, float]:
@@ -190,15 +185,11 @@ def made(name: str, table: Mapping[str, Any]) -> Course:
     kind = rest.pop("name", None)
     if not isinstance(kind, str):
         raise InvalidInput(f"{name}={dict(table)!r} is not allowed; expected a course with its name, such as {EXAMPLE}")
-    if kind not in KINDS:
-        raise unknown(f"course for {name}", kind, KINDS)
+    check_names(f"course for {name}", KINDS, kind)
     parameters = [field.name for field in fields(KINDS[kind])]
-    for key in rest:
-        if key not in parameters:
-            raise unknown(f"key of a {kind} course for {name}", key, parameters)
-    for key in parameters:
-        if key not in rest:
-            raise InvalidInput(f"{name} is a {kind} course without {key}; expected {', '.join(parameters)}")
+    check_names(f"key of a {kind} course for {name}", parameters, *rest)
+    if absent := [key for key in parameters if key not in rest]:
+        raise InvalidInput(f"{name} is a {kind} course without {absent[0]}; expected {', '.join(parameters)}")
     try:
         return KINDS[kind](**rest)
     except InvalidInput as error:

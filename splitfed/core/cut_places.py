@@ -8,6 +8,7 @@ is, so that a place is possible if training there is exact, and else refused for
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,8 +20,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from splitfed.core.cutting import Example, Piece, cut
-from splitfed.core.equivalence import FailsByItself
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.equivalence import FAILURES, FailsByItself
+from splitfed.core.equivalence_sides import required_arguments
+from splitfed.core.errors import InvalidInput, check_count, first_line
 from splitfed.core.flop_counter import flop_counter
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.probe import probe
@@ -29,7 +31,6 @@ from splitfed.core.replay_passes import tensors_of
 from splitfed.core.topology import Head, Segment, Topology
 
 _ROWS = 2  # batch norm refuses a single row in training
-_FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, AttributeError, KeyError)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class CutPlace:
 class _Recording:
     """What one pass through the uncut model has shown: submodule -> (moment, multiply-adds so far) of every return."""
 
-    returns: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    returns: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     total: int = 0
 
 
@@ -139,8 +140,7 @@ def cut_places(
         for number, attempt in enumerate(attempts):
             if progress is not None:
                 progress(number, len(attempts))
-            place = _try_cut(model, inputs, attempt, recording.total, output, sent_inputs)
-            found.append((attempt, place))
+            found.append((attempt, _try_cut(model, inputs, attempt, recording.total, output, sent_inputs)))
             snapshot.restore()
     finally:
         snapshot.restore()
@@ -161,19 +161,12 @@ def _inputs_by_name(model: nn.Module, example: Example) -> dict[str, Tensor]:
     if not parameters:
         raise InvalidInput(f"forward of {type(model).__name__} takes no argument")
     # One tensor without names is every input, as for `cut`.
-    own = {next(iter(parameters)): None, **dict.fromkeys(_required(model))}
+    own = {next(iter(parameters)): None, **dict.fromkeys(required_arguments(model))}
     inputs = dict(example) if isinstance(example, Mapping) else dict.fromkeys(own, example)
     for name, rows in inputs.items():
-        count = len(rows) if rows.dim() else 0
-        if count < _ROWS:
+        if (count := len(rows) if rows.dim() else 0) < _ROWS:
             raise InvalidInput(f"example has {count} rows for the input {name!r}; expected at least {_ROWS}")
     return inputs
-
-
-def _required(model: nn.Module) -> list[str]:
-    """Return the arguments of `forward` that have a name and no default."""
-    parameters = inspect.signature(model.forward).parameters.items()
-    return [n for n, p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is p.empty]
 
 
 class _OperationCount(TorchFunctionMode):
@@ -196,17 +189,15 @@ def _record(model: nn.Module, inputs: Mapping[str, Tensor]) -> _Recording:
     recording, operations, flops = _Recording(), _OperationCount(), flop_counter()
 
     def note(name: str, *_: Any) -> None:
-        counted = flops.get_total_flops() // (2 * _ROWS)
-        recording.returns.setdefault(name, []).append((operations.number, counted))
+        recording.returns[name].append((operations.number, flops.get_total_flops() // (2 * _ROWS)))
 
     hooks = [m.register_forward_hook(partial(note, name)) for name, m in model.named_modules() if name]
-    unread = {name: None for name in _required(model) if name not in inputs}
+    unread = {name: None for name in required_arguments(model) if name not in inputs}
     try:
         with torch.enable_grad(), flops, operations:
             model.train()(**{name: rows[:_ROWS].clone() for name, rows in inputs.items()}, **unread)
-    except _FAILURES as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InvalidInput(f"{type(model).__name__} fails by itself with {_ROWS} rows: {reason}") from error
+    except FAILURES as error:
+        raise InvalidInput(f"{type(model).__name__} fails by itself with {_ROWS} rows: {first_line(error)}") from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -265,7 +256,7 @@ def _measure_values(before: Piece, after: Piece, inputs: Mapping[str, Tensor]) -
         Segment("before", "client", before.module, before.inputs, before.outputs),
         Segment("after", "server", after.module, after.inputs, after.outputs),
     )
-    owners = {**dict.fromkeys((v for v in before.inputs), "client"), **dict.fromkeys(raw, "server")}
+    owners = {**dict.fromkeys(before.inputs, "client"), **dict.fromkeys(raw, "server")}
     makers = {value: segment.role for segment in segments for value in segment.outputs}
     heads = tuple(Head(value, makers[value], makers[value]) for value in original.outputs)
     topology = Topology("cut", segments, owners, heads)

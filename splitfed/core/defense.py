@@ -129,10 +129,12 @@ class Defense:
         By default the field that is marked so by `as_strength`; of a course of numbers the last one. For a defense that
         promises privacy it is epsilon, where an epsilon was asked for.
         """
-        for one in fields(self):
-            if "strength" in one.metadata:
-                return Strength(one.name, numbers_of(getattr(self, one.name))[-1], *one.metadata["strength"])
-        return None
+        strengths = (
+            Strength(one.name, numbers_of(getattr(self, one.name))[-1], *one.metadata["strength"])
+            for one in fields(self)
+            if "strength" in one.metadata
+        )
+        return next(strengths, None)
 
     @property
     def guarantee(self) -> str:

@@ -52,10 +52,8 @@ def accept_old_keywords(moved: Mapping[str, tuple[str, str]], kinds: Mapping[str
                     raise TypeError(f"{function.__name__}() got {old!r}, which is a part of {parameter!r}, and both")
                 warn(f"{function.__name__}({old}=...) is now {parameter}={kinds[parameter].__name__}({field}=...)", 3)
                 fields.setdefault(parameter, {})[field] = given[old]
-            told = {name: value for name, value in given.items() if name not in moved}
-            for parameter, values in fields.items():
-                told[parameter] = kinds[parameter](**{n: v for n, v in values.items() if v is not None})
-            return function(*args, **told)
+            values = {p: kinds[p](**{n: v for n, v in held.items() if v is not None}) for p, held in fields.items()}
+            return function(*args, **{name: value for name, value in given.items() if name not in moved}, **values)
 
         return cast(F, with_new_keywords)
 

@@ -56,8 +56,8 @@ def check_file(path: Path, digest: object, advice: str) -> None:
 
 
 def content(document: Mapping[str, Any]) -> str:
-    """Return the digest of what a JSON document says, however it is written."""
-    return of(_canonical(json.loads(json.dumps(document))))
+    """Return the digest of what a JSON document says, whatever its spaces and the order of its keys."""
+    return of(json.dumps(json.loads(json.dumps(document)), sort_keys=True, separators=(",", ":")).encode())
 
 
 def json_with_digest(document: Mapping[str, Any]) -> bytes:
@@ -129,8 +129,3 @@ def names(entries: Iterable[object]) -> str:
     """Return a few of `entries` for a message."""
     first, *more = [str(entry) for entry in entries]
     return f"{first} and {len(more)} more" if more else first
-
-
-def _canonical(document: Any) -> bytes:
-    """Return a plain value as JSON that does not depend on spaces or on the order of keys."""
-    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()

@@ -21,14 +21,12 @@ comparable bit for bit.
 from __future__ import annotations
 
 import copy
-import random
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -44,8 +42,8 @@ from splitfed.core.equivalence_sides import (
     as_tuple,
     unit_of,
 )
-from splitfed.core.errors import InvalidInput, NonFinite
-from splitfed.core.model_snapshot import ModelSnapshot, same_generators
+from splitfed.core.errors import InvalidInput, NonFinite, first_line
+from splitfed.core.model_snapshot import ModelSnapshot, same_generators, seed_generators
 from splitfed.core.probe import probe
 from splitfed.core.random import generator
 from splitfed.core.reordered_gradients import reordered_weights
@@ -57,7 +55,7 @@ EXAMPLES = max(rows for _, rows in STAGES)
 """How many rows are used, at the most."""
 # Of some summands in another order: units in the last place of the largest number of the tensor, cancellation included.
 _REORDERED = 2.0**10
-_FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, AttributeError, KeyError)
+FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, AttributeError, KeyError)
 _MODES = {True: "training", False: "evaluation"}
 _MODE = "a party switches modes itself: call .eval() on that submodule before the cut, not in train()"
 _RANDOM = "draw by a module such as nn.Dropout, or by a function of torch from its default generator"
@@ -110,8 +108,7 @@ def check_example(original: Original, batch: Values) -> None:
     for value, name in original.arguments.items():
         if value not in batch:
             raise InvalidInput(f"example has no rows for the input {name!r} of {kind}")
-        rows = len(batch[value]) if batch[value].dim() else 0
-        if rows < 2:
+        if (rows := len(batch[value]) if batch[value].dim() else 0) < 2:
             raise InvalidInput(f"example has {rows} rows for the input {name!r} of {kind}; expected at least 2")
 
 
@@ -209,14 +206,14 @@ def _run_stages(
     for step, (stage, rows) in enumerate(STAGES):
         try:
             uncut = _run(sides[0], step, shapes, inputs)
-        except _FAILURES as error:
-            raise FailsByItself(f"{name} fails by itself in {stage} with {rows} rows: {_first_line(error)}") from error
+        except FAILURES as error:
+            raise FailsByItself(f"{name} fails by itself in {stage} with {rows} rows: {first_line(error)}") from error
         if uncut is not None:
             sides[1].replaced = {n: g for n in reordered if (g := uncut.gradients.get(n)) is not None}
         try:
             cut = _run(sides[1], step, shapes, inputs)
-        except _FAILURES as error:
-            raise Difference(f"in {stage} with {rows} rows its segments fail ({_first_line(error)})", _TRACE) from error
+        except FAILURES as error:
+            raise Difference(f"in {stage} with {rows} rows its segments fail ({first_line(error)})", _TRACE) from error
         if uncut is None and cut is None:
             warnings.warn(
                 f"{name} was compared with its cut model for {step} of {len(STAGES)} batches only: its gradients are "
@@ -238,9 +235,7 @@ def _run(side: Side, step: int, shapes: Mapping[str, tuple[int, ...]], inputs: V
     stage, rows = STAGES[step]
     draws = generator(step, "targets")
     targets = {name: torch.randn((rows, *shape), generator=draws) for name, shape in shapes.items()}
-    random.seed(step)
-    np.random.seed(step)  # noqa: NPY002
-    torch.default_generator.manual_seed(step)
+    seed_generators(step)
     try:
         result = side.run(stage, {n: _first_rows(x, rows) for n, x in inputs.items()}, targets, step)
     except NonFinite:
@@ -267,7 +262,7 @@ def _all_stages(side: Side, shapes: Mapping[str, tuple[int, ...]], inputs: Value
     for step in range(len(STAGES)):
         try:
             found.append(_run(side, step, shapes, inputs))
-        except _FAILURES:
+        except FAILURES:
             break
     return found
 
@@ -345,7 +340,7 @@ def _locate_difference(sides: tuple[Side, Side], shapes: Mapping[str, tuple[int,
             ]
             try:
                 _run(side, step, shapes, inputs)
-            except _FAILURES:
+            except FAILURES:
                 return ""
             finally:
                 for hook in hooks:
@@ -370,7 +365,3 @@ def _record_call(
 def _first_rows(value: Tensor, rows: int) -> Tensor:
     """Return the first `rows` rows, from the start again where there are fewer."""
     return value[torch.arange(rows) % len(value)]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

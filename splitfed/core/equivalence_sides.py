@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -54,11 +54,9 @@ class Side(Protocol):
 
     def run(self, stage: str, inputs: Values, targets: Values, step: int) -> StepResult:
         """Run one batch of `inputs`, in training towards `targets` with a step of the optimizer at the end."""
-        ...
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the submodules without submodules of their own, by their names in the uncut model."""
-        ...
 
 
 class Uncut:
@@ -68,7 +66,7 @@ class Uncut:
         self._original = original
         self._model = original.model
         # What `forward` never reads has no rows, and may have to be given all the same.
-        self._unread = dict.fromkeys(_required_arguments(original.model) - set(original.arguments.values()))
+        self._unread = dict.fromkeys(set(required_arguments(original.model)) - set(original.arguments.values()))
         # A model given in evaluation mode as a whole is trained; what is frozen inside stays so.
         self._frozen = [n for n, m in self._model.named_modules() if in_training and not m.training]
         weights = [p for p in self._model.parameters() if p.requires_grad]
@@ -92,17 +90,19 @@ class Uncut:
         )
         if stage == TRAINING:
             losses = [_linear(outputs[value], target) for value, target in targets.items()]
-            if any(loss.requires_grad for loss in losses):
-                torch.autograd.backward([loss for loss in losses if loss.requires_grad])
+            if learning := [loss for loss in losses if loss.requires_grad]:
+                torch.autograd.backward(learning)
             step_result.gradients = _gradients(self._model)
             if self._optimizer is not None:
                 self._optimizer.step()
                 self._optimizer.zero_grad(set_to_none=True)
         saved = self._model.state_dict()
-        step_result.state = {n: t.clone() if isinstance(t, Tensor) else torch.zeros(0) for n, t in saved.items()}
-        step_result.modes = {name: module.training for name, module in self.modules().items()}
-        step_result.generators = generator_states()
-        return step_result
+        return replace(
+            step_result,
+            state={n: t.clone() if isinstance(t, Tensor) else torch.zeros(0) for n, t in saved.items()},
+            modes={name: module.training for name, module in self.modules().items()},
+            generators=generator_states(),
+        )
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the innermost submodules by name."""
@@ -157,10 +157,12 @@ class Parties:
             step_result.outputs = {h.value: self._parties[h.role].output(h.value, 0) for h in self._topology.heads}
         else:
             self._chain(inputs, step_result)
-        step_result.state = {n: t.clone() for n, t in self._topology.state_dict(self._modules).items()}
-        step_result.modes = {name: module.training for name, module in self.modules().items()}
-        step_result.generators = generator_states()
-        return step_result
+        return replace(
+            step_result,
+            state={n: t.clone() for n, t in self._topology.state_dict(self._modules).items()},
+            modes={name: module.training for name, module in self.modules().items()},
+            generators=generator_states(),
+        )
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the innermost submodules by name."""
@@ -211,11 +213,10 @@ class _HandOver:
         return message
 
 
-def _required_arguments(model: nn.Module) -> set[str]:
+def required_arguments(model: nn.Module) -> list[str]:
     """Return the arguments of `forward` that have a name and no default."""
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    found = inspect.signature(model.forward).parameters.values()
-    return {p.name for p in found if p.kind in named and p.default is inspect.Parameter.empty}
+    parameters = inspect.signature(model.forward).parameters.items()
+    return [n for n, p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is p.empty]
 
 
 def _linear(output: Tensor, target: Tensor) -> Tensor:

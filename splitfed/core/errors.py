@@ -36,19 +36,16 @@ class Unknown(InvalidInput):
     """
 
     def __init__(self, kind: str, name: object, allowed: Iterable[str]) -> None:
-        super().__init__(kind, name)
-        self._kind = kind
-        self._name = name
-        self._allowed = list(allowed)
+        super().__init__(kind, name, list(allowed))
 
     def __str__(self) -> str:
-        options = sorted(self._allowed)
-        name = repr(self._name)
-        near = difflib.get_close_matches(str(self._name), options, n=2, cutoff=0.5) if len(name) < WIDEST else []
+        kind, given, allowed = self.args
+        options, name = sorted(allowed), repr(given)
+        near = difflib.get_close_matches(str(given), options, n=2, cutoff=0.5) if len(name) < WIDEST else []
         hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
         shown = ", ".join(options[:MOST]) + (f" and {len(options) - MOST} more" if len(options) > MOST else "")
         what = name if len(name) < WIDEST else f"{name[:WIDEST]}..."
-        return f"unknown {self._kind} {what}{hint} (allowed: {shown or 'none'})"
+        return f"unknown {kind} {what}{hint} (allowed: {shown or 'none'})"
 
 
 MOST, WIDEST = 100, 200
@@ -58,6 +55,18 @@ MOST, WIDEST = 100, 200
 def unknown(kind: str, name: object, allowed: Iterable[str]) -> InvalidInput:
     """Return the error for a `name` that no `kind` has; its text has the nearest name, then all `allowed` ones."""
     return Unknown(kind, name, allowed)
+
+
+def check_names(kind: str, allowed: Collection[Any], *names: object) -> None:
+    """Refuse the first of `names` that no `kind` has: those `allowed`."""
+    for name in names:
+        if name not in allowed:
+            raise unknown(kind, name, allowed)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what `error` says, or its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @contextmanager
@@ -114,7 +123,7 @@ def require_count(name: str, *, low: int = 0) -> Requirement:
 
 def require_name(kind: str, allowed: Collection[str]) -> Requirement:
     """Return the metadata of a field that must be one of the `allowed` names of a `kind`."""
-    return {"check": partial(_check_name, kind, allowed)}
+    return {"check": partial(check_names, kind, allowed)}
 
 
 def check_fields(value: Any) -> None:
@@ -123,11 +132,6 @@ def check_fields(value: Any) -> None:
         given = getattr(value, one.name)
         if "check" in one.metadata and not (given is None and one.default is None):
             one.metadata["check"](given)
-
-
-def _check_name(kind: str, allowed: Collection[str], name: object) -> None:
-    if name not in allowed:
-        raise unknown(kind, name, allowed)
 
 
 def _is(value: object, kind: type) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NoReturn, Protocol
 
@@ -30,7 +30,6 @@ class Link(Protocol):
 
     def deliver(self, message: Message) -> Message:
         """Carry `message` to its receiver."""
-        ...
 
 
 Combine = Callable[[str, dict[int, Message]], dict[int, Message]]
@@ -51,12 +50,6 @@ class ClientReplica:
     topology: Topology
     parties: Mapping[str, Party]
     circuit: int
-    peers: dict[str, str] = field(init=False)
-    members: tuple[Party, ...] = field(init=False)
-    walk: tuple[tuple[str, Party], ...] = field(init=False)
-    graded: tuple[tuple[str, Head, tuple[str, ...]], ...] = field(init=False)
-    exchanges_norms: bool = field(init=False)
-    guarded: bool = field(init=False)
 
     def __post_init__(self) -> None:
         """Note what every step asks for: the party names, which is all that one party knows of another, and the way.

@@ -37,32 +37,24 @@ class GradientPrivatizer(Protocol):
 
     def begin(self, rows: int, divisor: float, stamp: Stamp, active: bool) -> None:
         """Start a step of `rows` rows whose losses are summed and divided by `divisor`."""
-        ...
 
     def watching(self, module: nn.Module) -> AbstractContextManager[None]:
         """Record the inputs and outputs of the layers of `module` inside the block."""
-        ...
 
     def backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
         """Backpropagate `gradients` from `roots` into the `grad` of `leaves`; keep those of weights, row by row."""
-        ...
 
     def total(self) -> float:
         """Return a number that is finite only if all gradients kept are."""
-        ...
 
     def norms(self) -> Tensor:
         """Return the squared norm of every row's own gradient: (rows,)."""
-        ...
 
     def hear(self, norms: Tensor) -> None:
         """Add the squared norms of the same rows' gradients at another party: (rows,)."""
-        ...
 
     def finish(self) -> int:
         """Write the private gradients to the weights' `grad`; return how many rows had no finite gradient."""
-        ...
 
     def drop(self) -> None:
         """Discard the open step."""
-        ...

@@ -31,9 +31,8 @@ def resolve_starts(starts: str | None, topologies: Sequence[Topology], local: Se
     kinds = {id(topology) for topology in topologies}
     if not local or len(topologies) == 1:
         return "shared"
-    if starts in (None, GIVEN):
+    if starts is None or starts == GIVEN:
         return "shared" if len(kinds) == 1 else GIVEN
-    assert starts is not None
     return starts
 
 

@@ -23,16 +23,12 @@ class LocalObjective(Protocol):
         segment alone: a term moves the segment under whose name it is returned, and no other. `labels`: the party's
         labels of the step by head, (batch,).
         """
-        ...
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
         """Change the gradients in the weights of `modules` (segment -> module), just before the optimizer's step."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """Return the state: tensors and plain values."""
-        ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`."""
-        ...

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from splitfed.core import digests
 from splitfed.core.deprecation import warn
-from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.core.errors import InvalidInput, check_count, check_names
 from splitfed.core.payload import Layout, copy_modules, extent, layout_of, not_dense
 from splitfed.core.traffic import Traffic
 
@@ -224,13 +224,13 @@ class View:
 
     def select(self, kind: str | None = None, phase: str | None = None, edge: str | None = None) -> View:
         """Return the part of the view with this `kind`, `phase` and `edge` (None: any)."""
-        kept = [
+        kept = (
             m
             for m in self.messages
             if (kind is None or m.kind == kind)
             and (phase is None or m.stamp.phase == phase)
             and (edge is None or m.edge == edge)
-        ]
+        )
         return View(self.party, tuple(kept), self.segments)
 
     def copy(self) -> View:
@@ -264,11 +264,11 @@ class Recording:
 
     def recorders(self, parties: tuple[str, ...], folder: Path | None) -> dict[str, Recorder]:
         """Make one recorder a named party, refusing a name that is none of `parties`."""
-        for name in self.parties:
-            if name not in parties:
-                raise unknown("party to record", name, parties)
-        homes = {name: None if folder is None else folder / name for name in self.parties}
-        return {name: Recorder(name, self.every, self.budget, homes[name]) for name in self.parties}
+        check_names("party to record", parties, *self.parties)
+        return {
+            name: Recorder(name, self.every, self.budget, None if folder is None else folder / name)
+            for name in self.parties
+        }
 
 
 class Recorder:

@@ -114,6 +114,13 @@ def set_generators(states: tuple[Any, ...]) -> None:
     np.random.set_state(states[2])  # noqa: NPY002
 
 
+def seed_generators(seed: int) -> None:
+    """Let the same generators start from `seed`, of which NumPy takes the last 32 bits."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+
+
 def same_generators(one: tuple[Any, ...], other: tuple[Any, ...]) -> str | None:
     """Return the package whose default generator differs between the two states, None where none does."""
     if not torch.equal(one[0], other[0]):

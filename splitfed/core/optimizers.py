@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ class Optim:
     def build(self, parameters: Iterable[nn.Parameter]) -> tuple[torch.optim.Optimizer, LRScheduler | None]:
         """Build the optimizer over `parameters`, and the scheduler where there is one."""
         optimizers = _classes(torch.optim, torch.optim.Optimizer)
-        if self.name not in optimizers:
-            raise unknown("optimizer", self.name, optimizers)
+        check_names("optimizer", optimizers, self.name)
         weights, kind = list(parameters), optimizers[self.name]
         optimizer = _construct(f"optimizer {self.name}", kind, (weights,), self.options)
         if all(weight.device.type == "cpu" for weight in weights):
@@ -54,8 +53,7 @@ class Optim:
         if self.scheduler is None:
             return optimizer, None
         schedulers = _classes(torch.optim.lr_scheduler, LRScheduler)
-        if self.scheduler not in schedulers:
-            raise unknown("learning-rate scheduler", self.scheduler, schedulers)
+        check_names("learning-rate scheduler", schedulers, self.scheduler)
         name = f"scheduler {self.scheduler}"
         return optimizer, _construct(name, schedulers[self.scheduler], (optimizer,), self.scheduler_options)
 
@@ -77,8 +75,7 @@ def _classes(module: Any, base: type) -> dict[str, type]:
 def _construct(what: str, kind: type, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
     allowed = list(inspect.signature(kind).parameters)[len(args) :]
     for option in options:
-        if option not in allowed:
-            raise unknown(f"option of {what}", option, allowed)
+        check_names(f"option of {what}", allowed, option)
         if isinstance(options[option], float) and not math.isfinite(options[option]):
             raise InvalidInput(f"{option}={options[option]} of {what} is not allowed; expected a finite number")
     try:

@@ -50,7 +50,7 @@ class Party:
         return dict(self._step_states[replica].inputs)
 
     def begin(self, batch: Batch, stamp: Stamp, scale: float = 1.0) -> None:
-        """Start a step of the replica in `stamp`; `scale` multiplies all of its losses, as when replicas share a step."""
+        """Start a step of the replica in `stamp`; `scale` multiplies its losses, as when replicas share a step."""
         self._training = stamp.phase in TRAINING
         for name, module in self.state.modules.items():
             if module.training != self._training:

@@ -184,13 +184,12 @@ class PartyState:
         """
         if self.optimizer is None:
             return {}
-        momenta = {}
-        for segment, module in self.modules.items():
-            for name, weight in module.named_parameters():
-                buffer = self.optimizer.state.get(weight, {}).get("momentum_buffer")
-                if buffer is not None:
-                    momenta[f"{segment}/{name}"] = buffer
-        return momenta
+        return {
+            f"{segment}/{name}": buffer
+            for segment, module in self.modules.items()
+            for name, weight in module.named_parameters()
+            if (buffer := self.optimizer.state.get(weight, {}).get("momentum_buffer")) is not None
+        }
 
     def end_round(self) -> None:
         """Advance the learning-rate scheduler, where there is one."""
@@ -226,8 +225,7 @@ class PartyState:
             if segment in kept:
                 continue
             state = module.state_dict()
-            missing = {n for n in weights(module) if f"{segment}/{n}" not in tensors}
-            if missing:
+            if missing := {n for n in weights(module) if f"{segment}/{n}" not in tensors}:
                 raise KeyError(f"{segment}/{missing.pop()}")
             module.load_state_dict({n: tensors.get(f"{segment}/{n}", t) for n, t in state.items()})
 

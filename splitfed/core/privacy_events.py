@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from splitfed.core.errors import check_number
+from splitfed.core.errors import check_fields, require_number
 
 
 class Unit(StrEnum):
@@ -33,44 +33,40 @@ class Protects(StrEnum):
     MESSAGES = "what clients send to the fed server"
 
 
+class _Checked:
+    """A dataclass whose fields say what their values must be."""
+
+    def __post_init__(self) -> None:
+        """Refuse what its fields do not allow."""
+        check_fields(self)
+
+
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(_Checked):
     """Gaussian noise of `noise_multiplier` standard deviations per unit of L2 sensitivity, > 0."""
 
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        """Refuse a multiplier that is not positive."""
-        check_number("noise multiplier", self.noise_multiplier, low=0.0, open_low=True)
+    noise_multiplier: float = field(metadata=require_number("noise multiplier", low=0.0, open_low=True))
 
 
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(_Checked):
     """Laplace noise of `noise_multiplier` times the L1 sensitivity, > 0: 1 / noise_multiplier is its epsilon."""
 
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        """Refuse a multiplier that is not positive."""
-        check_number("noise multiplier", self.noise_multiplier, low=0.0, open_low=True)
+    noise_multiplier: float = field(metadata=require_number("noise multiplier", low=0.0, open_low=True))
 
 
 @dataclass(frozen=True)
-class Pure:
+class Pure(_Checked):
     """A mechanism of which only its pure `epsilon` >= 0 is known."""
 
-    epsilon: float
-
-    def __post_init__(self) -> None:
-        """Refuse a negative epsilon."""
-        check_number("epsilon", self.epsilon, low=0.0)
+    epsilon: float = field(metadata=require_number("epsilon", low=0.0))
 
 
 Mechanism = Gaussian | Laplace | Pure
 
 
 @dataclass(frozen=True)
-class Event:
+class Event(_Checked):
     """One use of `mechanism`: whom it protects, against which neighbours, and what.
 
     `sampling_rate`: the chance in (0, 1] that the unit takes part in it, drawn for every use independently (Poisson).
@@ -80,8 +76,6 @@ class Event:
     protects: Protects
     unit: Unit = Unit.EXAMPLE
     neighbours: Neighbours = Neighbours.REPLACE
-    sampling_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse a rate outside (0, 1]."""
-        check_number("sampling_rate", self.sampling_rate, low=0.0, high=1.0, open_low=True)
+    sampling_rate: float = field(
+        default=1.0, metadata=require_number("sampling_rate", low=0.0, high=1.0, open_low=True)
+    )

@@ -8,16 +8,14 @@ what is found depends on none of the process's random generators.
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.errors import InvalidInput
-from splitfed.core.model_snapshot import generator_states, same_generators, set_generators
+from splitfed.core.errors import InvalidInput, first_line
+from splitfed.core.model_snapshot import generator_states, same_generators, seed_generators, set_generators
 from splitfed.core.random import derive
 from splitfed.core.topology import Edge, Segment, Topology, keeps_names
 
@@ -72,7 +70,7 @@ def probe(topology: Topology, batch: Mapping[str, Tensor]) -> Facts:
         leaves |= {(segment.name, name): leaf for name, leaf in inputs.items()}
         states = generator_states()
         try:
-            _seed_generators(derive(0, "probe", segment.name))
+            seed_generators(derive(0, "probe", segment.name))
             with torch.enable_grad():
                 outputs, overwritten[segment.name], draws = _run_segment(topology, segment, inputs)
         finally:
@@ -87,7 +85,8 @@ def probe(topology: Topology, batch: Mapping[str, Tensor]) -> Facts:
                 _autograd_leaves(value) if certain else {id(t) for t in inputs.values()}
             )
             values[name] = value.detach()
-    norm = {s.name for s in topology.segments if _has_batch_norm(s.module)}
+    batch_norm = nn.modules.batchnorm._BatchNorm
+    norm = {s.name for s in topology.segments if any(isinstance(m, batch_norm) for m in s.module.modules())}
     return Facts(
         {name: tuple(v.shape[1:]) for name, v in values.items()},
         {name: v.dtype for name, v in values.items()},
@@ -160,8 +159,8 @@ def _run_segment(
         try:
             module = copy.deepcopy(segment.module).train(training)
         except (RuntimeError, TypeError, AttributeError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise InvalidInput(f"segment {segment.name!r} cannot be copied for its party: {reason}") from error
+            why = first_line(error)
+            raise InvalidInput(f"segment {segment.name!r} cannot be copied for its party: {why}") from error
         inputs = [values[name].clone() for name in segment.inputs]
         versions = [tensor._version for tensor in inputs]
         before = generator_states()
@@ -171,9 +170,11 @@ def _run_segment(
             raise InvalidInput(_describe_misfit(topology, segment, values, error)) from error
         draws = same_generators(before, generator_states())
         # `tensor.data` and storages are written without a new version.
-        for name, tensor, version in zip(segment.inputs, inputs, versions, strict=True):
-            if tensor._version != version or not torch.equal(tensor, values[name]):
-                overwritten.add(name)
+        overwritten |= {
+            name
+            for name, tensor, version in zip(segment.inputs, inputs, versions, strict=True)
+            if tensor._version != version or not torch.equal(tensor, values[name])
+        }
     outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if len(outputs) != len(segment.outputs):
         raise InvalidInput(
@@ -183,18 +184,11 @@ def _run_segment(
     return outputs, frozenset(overwritten), draws
 
 
-def _seed_generators(seed: int) -> None:
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-
-
 def _describe_misfit(topology: Topology, segment: Segment, values: Mapping[str, Tensor], error: BaseException) -> str:
     shapes = ", ".join(f"{name} {tuple(values[name].shape)}" for name in segment.inputs)
     edges = [e.name for e in topology.edges if e.target == segment.name]
     place = f"edge{'s' * (len(edges) > 1)} {', '.join(edges)}" if edges else f"input of {segment.name!r}"
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return f"segment {segment.name!r} cannot take what arrives on {place} ({shapes}): {reason}"
+    return f"segment {segment.name!r} cannot take what arrives on {place} ({shapes}): {first_line(error)}"
 
 
 def _check_value(segment: Segment, name: str, value: object, rows: int, learns: bool) -> None:
@@ -210,7 +204,3 @@ def _check_value(segment: Segment, name: str, value: object, rows: int, learns: 
         )
     if learns and not value.is_floating_point():
         raise InvalidInput(f"value {name!r} of segment {segment.name!r} is {value.dtype}: no loss can learn from it")
-
-
-def _has_batch_norm(module: nn.Module) -> bool:
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())

@@ -75,18 +75,14 @@ def _upstream_weights(place: Place, makers: dict[str, Place]) -> list[nn.Paramet
         if node.op == "call_module":
             weights += module.get_submodule(str(node.target)).parameters()
         elif node.op == "get_attr":
-            attribute = _attribute(module, str(node.target))
+            inner, _, name = str(node.target).rpartition(".")
+            attribute = getattr(module.get_submodule(inner), name, None)
             weights += [attribute] if isinstance(attribute, nn.Parameter) else []
         # What is written into the same memory is a part of the value as well.
         memory = memory_of(module, module.graph)
         writers = [n for n in memory if memory[n] is memory[node] and find_overwritten_node(module, n) is not None]
         pending += [(module, other) for other in (*node.all_input_nodes, *writers)]
     return weights
-
-
-def _attribute(module: nn.Module, name: str) -> Any:
-    inner, _, last = name.rpartition(".")
-    return getattr(module.get_submodule(inner), last, None)
 
 
 def _reads(module: fx.GraphModule, node: fx.Node) -> int:

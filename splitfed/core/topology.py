@@ -14,7 +14,7 @@ from functools import cached_property
 
 from torch import Tensor, fx, nn
 
-from splitfed.core.errors import InvalidInput, check_number, unknown
+from splitfed.core.errors import InvalidInput, check_names, check_number, unknown
 from splitfed.core.tasks import Task
 
 CutPiece = tuple[nn.Module, tuple[str, ...], tuple[str, ...]]
@@ -135,9 +135,7 @@ class Topology:
         _check_heads(self)
         _check_values(self)
         _check_state(self)
-        for name in self.forward_only:
-            if name not in [edge.name for edge in self.crossings]:
-                raise unknown("crossing in forward_only", name, [edge.name for edge in self.crossings])
+        check_names("crossing in forward_only", [edge.name for edge in self.crossings], *self.forward_only)
         for name in self.lessons:
             self.segment(name)
         if not self.answering:
@@ -267,18 +265,13 @@ class Topology:
 
     def state_dict(self, modules: Mapping[str, nn.Module] | None = None) -> dict[str, Tensor]:
         """Return the whole model's state under its original names, from `modules` (segment name -> module)."""
-        state: dict[str, Tensor] = {}
-        for segment in self.segments:
-            module = segment.module if modules is None else modules[segment.name]
-            state.update({segment.full(name): value for name, value in module.state_dict().items()})
-        return state
+        own = {s.name: s.module for s in self.segments} if modules is None else modules
+        return {s.full(name): value for s in self.segments for name, value in own[s.name].state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor], modules: Mapping[str, nn.Module] | None = None) -> None:
         """Load `state`, under the whole model's names, into `modules` (default: the topology's own)."""
         expected = self.state_dict(modules)
-        for name in state:
-            if name not in expected:
-                raise unknown("parameter", name, expected)
+        check_names("parameter", expected, *state)
         for name, value in expected.items():
             if name not in state:
                 raise InvalidInput(f"the state has no {name!r} (shape {tuple(value.shape)})")
@@ -356,8 +349,7 @@ def _check_values(topology: Topology) -> None:
                     f"segment {segment.name!r} reads {value!r}, which {later_makers[value]!r} returns only later: "
                     "segments must stand in the order they run, without a cycle"
                 )
-            if value not in makers:
-                raise unknown(f"value read by segment {segment.name!r}:", value, makers)
+            check_names(f"value read by segment {segment.name!r}:", makers, value)
             if owner is not None and owner != segment.role:
                 raise InvalidInput(
                     f"segment {segment.name!r} at role {segment.role!r} reads {value!r}, raw data of role "
@@ -373,8 +365,7 @@ def _check_values(topology: Topology) -> None:
                 "to train on: let it be a lesson as well"
             )
     finals = {h.value for h in topology.heads}
-    unread = [v for v in makers if v not in read_values | finals | lesson_values]
-    if unread:
+    if unread := [v for v in makers if v not in read_values | finals | lesson_values]:
         raise InvalidInput(f"value {unread[0]!r} is read by no segment and no head")
 
 
@@ -388,8 +379,7 @@ def _check_heads(topology: Topology) -> None:
                 f"{head.labels!r}; expected one head a value"
             )
         holders[head.value] = head.labels
-        if head.value not in maker:
-            raise unknown("value at a head:", head.value, maker)
+        check_names("value at a head:", maker, head.value)
         if maker[head.value].role != head.role:
             raise InvalidInput(
                 f"the head on {head.value!r} computes its loss at role {head.role!r}, but role "
@@ -405,9 +395,7 @@ def _check_heads(topology: Topology) -> None:
 
 def _check_via(topology: Topology, head: Head) -> None:
     holders = {s.role for s in topology.segments}
-    for role in head.via:
-        if role not in holders:
-            raise unknown(f"role that passes the labels of {head.value!r} on:", role, holders)
+    check_names(f"role that passes the labels of {head.value!r} on:", holders, *head.via)
     if head.via and len(head.path) != len(head.via) + 2:
         way = " -> ".join((head.labels, *head.via, head.role))
         raise InvalidInput(f"the labels of {head.value!r} go {way}; expected every role once")

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from splitfed.core.aliasing import check_in_place
 from splitfed.core.cut_names import Cut, check_places, relays
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.topology import CutPiece, Original
 
@@ -157,10 +157,7 @@ def _where(error: BaseException) -> str:
 def _assign(model: nn.Module, graph: fx.Graph, cuts: Sequence[Cut]) -> dict[fx.Node, int]:
     """Give every node the number of the piece it belongs to."""
     nodes = list(graph.nodes)
-    ends = []
-    for cut in cuts:
-        first, last = _span(model, nodes, cut.target)
-        ends.append(cut.select(type(model).__name__, first, last))
+    ends = [cut.select(type(model).__name__, *_span(model, nodes, cut.target)) for cut in cuts]
     check_places(cuts, ends)
     part = {n: sum(index > end for end in ends) for index, n in enumerate(nodes)}
     working = {part[n] for n in nodes if n.op.startswith("call_")}
@@ -170,18 +167,19 @@ def _assign(model: nn.Module, graph: fx.Graph, cuts: Sequence[Cut]) -> dict[fx.N
             raise InvalidInput(f"cut {cuts[min(index, len(cuts) - 1)].name!r} leaves an empty segment {place}")
     for node in nodes:
         if node.op == "get_attr" and node.users:
-            _place_attribute(node, part)
+            # A parameter read directly belongs where it is used, not where the trace happened to fetch it.
+            part[node] = min(part[user] for user in node.users)
     return part
 
 
 def _span(model: nn.Module, nodes: list[fx.Node], name: str) -> tuple[list[int], list[int]]:
     """Return the number of the node before the first call of a submodule, and that of the last node of its calls."""
-    inside = []
-    for index, node in enumerate(nodes):
-        stack = node.meta.get("nn_module_stack") or {}
-        owners = [entry[0] for entry in stack.values()]
-        if name in owners or (node.op == "call_module" and node.target == name):
-            inside.append(index)
+    inside = [
+        index
+        for index, node in enumerate(nodes)
+        if name in [entry[0] for entry in (node.meta.get("nn_module_stack") or {}).values()]
+        or (node.op == "call_module" and node.target == name)
+    ]
     if not inside:
         return [], []
     last = inside[-1]
@@ -190,11 +188,6 @@ def _span(model: nn.Module, nodes: list[fx.Node], name: str) -> tuple[list[int],
         while nodes[last + 1].target is operator.getitem and isinstance(nodes[last + 1].args[1], int):
             last += 1
     return [inside[0] - 1], [last]
-
-
-def _place_attribute(node: fx.Node, part: dict[fx.Node, int]) -> None:
-    """A parameter read directly belongs where it is used, not where the trace happened to fetch it."""
-    part[node] = min(part[user] for user in node.users)
 
 
 def _assign_unread_state(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int]) -> None:
@@ -266,15 +259,14 @@ def _build(
 
     for index in range(count):
         for node in graph.nodes:
-            if node.op == "output":
+            if node.op == "output" or part[node] != index:
                 continue
-            if part[node] == index and node.op == "placeholder":
-                if node.users:
-                    home = min(part[user] for user in node.users)
-                    copies[home][node] = pieces[home].placeholder(node.name)
-                    reads[home].append(node.name)
-            elif part[node] == index:
+            if node.op != "placeholder":
                 copies[index][node] = pieces[index].node_copy(node, partial(fetch, index))
+            elif node.users:
+                home = min(part[user] for user in node.users)
+                copies[home][node] = pieces[home].placeholder(node.name)
+                reads[home].append(node.name)
     built, saved = [], set(model.state_dict())
     for index in range(count):
         returned = [n for n in graph.nodes if part[n] == index and (n in crossing or n in outputs)]
@@ -297,8 +289,7 @@ def _outputs(graph: fx.Graph, output: str | None) -> tuple[fx.Node, ...]:
     value = next(n for n in graph.nodes if n.op == "output").args[0]
     if output is not None and isinstance(value, (Mapping, tuple, list)):
         named = value if isinstance(value, Mapping) else {str(place): one for place, one in enumerate(value)}
-        if output not in named:
-            raise unknown("output of the model", output, named)
+        check_names("output of the model", named, output)
         value = named[output]
     values = value if isinstance(value, (tuple, list)) else (value,)
     if not all(isinstance(v, fx.Node) for v in values):

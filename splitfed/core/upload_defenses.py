@@ -86,8 +86,7 @@ def count(uses: UsageCounts, sent: Sent, guards: Sequence[Keeper], replica: int)
     """Note in `uses` what was released: each row of each tensor is one use of every guard that promises something."""
     for position, defense in guards:
         for tensor in sent.tensors.values() if privacy_event(defense) is not None else ():
-            rows = rows_of(tensor)
-            if rows is not None:
+            if (rows := rows_of(tensor)) is not None:
                 uses.replace(sent.place, infinite_rows(rows))
                 uses.add((sent.place, position, replica, "train"), torch.arange(len(rows)))
 

@@ -129,8 +129,7 @@ def _check_unimported(what: str, kind: str, module: str, attributes: str, expect
     """Refuse what can be told to be nothing of `kind` without running any of it."""
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise InvalidInput(f"{what} is part of Python itself, which has no {kind}; expected {expected}")
-    spec = _find_spec(module)
-    if spec is None:
+    if (spec := _find_spec(module)) is None:
         raise InvalidInput(f"{what}: cannot import {module!r} (No module named {module!r})")
     file = Path(spec.origin or "")
     if spec.has_location and file.suffix == ".py" and file.is_file():

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from splitfed.core.errors import unknown
+from splitfed.core.errors import check_names
 from splitfed.core.random import initialization
 from splitfed.models.shapes import image_shape
 
@@ -38,8 +38,7 @@ def lenet(shape: tuple[int, ...], outputs: int, pool: str = "average", *, seed: 
     Its weights depend on `seed` alone and torch's own generator is left as it was; None draws them from that generator.
     """
     channels, height, width = image_shape("lenet", shape, outputs, smallest=4)
-    if pool not in POOLING:
-        raise unknown("pool", pool, POOLING)
+    check_names("pool", POOLING, pool)
     padding = 0 if min(height // 2, width // 2) >= 6 else 2
     rows, columns = ((side // 2 + 2 * padding - 4) // 2 for side in (height, width))
     with initialization(seed):
