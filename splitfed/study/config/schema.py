@@ -247,15 +247,17 @@ def _describe_mistake(detail: ErrorDetails) -> tuple[str, object]:
     """Return place and text of one mistake, in our words."""
     loc, table = _location(detail["loc"])
     where = place(loc)
-    if detail["type"] == "extra_forbidden":
-        return where, unknown("key", str(loc[-1]), table)
-    if detail["type"] == "missing":
-        return where, f"is missing; add {loc[-1]} = ..."
-    if detail["type"] == "string_pattern_mismatch":
-        return where, f"{short_repr(detail['input'])} is not allowed; expected letters, digits, '.', '_' and '-' only"
-    if detail["type"] == "too_long":
-        given, most = detail["ctx"]["actual_length"], detail["ctx"]["max_length"]
-        return where, f"has {given} entries; at most {most} are allowed"
+    match detail["type"]:
+        case "extra_forbidden":
+            return where, unknown("key", str(loc[-1]), table)
+        case "missing":
+            return where, f"is missing; add {loc[-1]} = ..."
+        case "string_pattern_mismatch":
+            shown = short_repr(detail["input"])
+            return where, f"{shown} is not allowed; expected letters, digits, '.', '_' and '-' only"
+        case "too_long":
+            given, most = detail["ctx"]["actual_length"], detail["ctx"]["max_length"]
+            return where, f"has {given} entries; at most {most} are allowed"
     text = detail["msg"].removeprefix("Input should be ").removeprefix("Input should ")
     return where, f"{short_repr(detail['input'])} is not allowed; expected {text[:1].lower()}{text[1:]}"
 

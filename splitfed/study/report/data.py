@@ -400,10 +400,11 @@ _HIDDEN = ("Cc", "Cf", "Cs")
 
 def make_visible(value: Any) -> Any:
     """Return plain data with every text in it, keys too, as `escape_invisible` shows it."""
-    if isinstance(value, str):
-        return escape_invisible(value)
-    if isinstance(value, dict):
-        return {escape_invisible(str(key)): make_visible(item) for key, item in value.items()}
+    match value:
+        case str():
+            return escape_invisible(value)
+        case dict():
+            return {escape_invisible(str(key)): make_visible(item) for key, item in value.items()}
     return [make_visible(item) for item in value] if isinstance(value, list) else value
 
 
