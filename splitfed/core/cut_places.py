@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from splitfed.core.cutting import Example, Piece, cut
 from splitfed.core.equivalence import FailsByItself
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, check_count, first_line
 from splitfed.core.flop_counter import flop_counter
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.probe import probe
@@ -205,8 +205,7 @@ def _record(model: nn.Module, inputs: Mapping[str, Tensor]) -> _Recording:
         with torch.enable_grad(), flops, operations:
             model.train()(**{name: rows[:_ROWS].clone() for name, rows in inputs.items()}, **unread)
     except _FAILURES as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InvalidInput(f"{type(model).__name__} fails by itself with {_ROWS} rows: {reason}") from error
+        raise InvalidInput(f"{type(model).__name__} fails by itself with {_ROWS} rows: {first_line(error)}") from error
     finally:
         for hook in hooks:
             hook.remove()

@@ -44,7 +44,7 @@ from splitfed.core.equivalence_sides import (
     as_tuple,
     unit_of,
 )
-from splitfed.core.errors import InvalidInput, NonFinite
+from splitfed.core.errors import InvalidInput, NonFinite, first_line
 from splitfed.core.model_snapshot import ModelSnapshot, same_generators
 from splitfed.core.probe import probe
 from splitfed.core.random import generator
@@ -210,13 +210,13 @@ def _run_stages(
         try:
             uncut = _run(sides[0], step, shapes, inputs)
         except _FAILURES as error:
-            raise FailsByItself(f"{name} fails by itself in {stage} with {rows} rows: {_first_line(error)}") from error
+            raise FailsByItself(f"{name} fails by itself in {stage} with {rows} rows: {first_line(error)}") from error
         if uncut is not None:
             sides[1].replaced = {n: g for n in reordered if (g := uncut.gradients.get(n)) is not None}
         try:
             cut = _run(sides[1], step, shapes, inputs)
         except _FAILURES as error:
-            raise Difference(f"in {stage} with {rows} rows its segments fail ({_first_line(error)})", _TRACE) from error
+            raise Difference(f"in {stage} with {rows} rows its segments fail ({first_line(error)})", _TRACE) from error
         if uncut is None and cut is None:
             warnings.warn(
                 f"{name} was compared with its cut model for {step} of {len(STAGES)} batches only: its gradients are "
@@ -370,7 +370,3 @@ def _record_call(
 def _first_rows(value: Tensor, rows: int) -> Tensor:
     """Return the first `rows` rows, from the start again where there are fewer."""
     return value[torch.arange(rows) % len(value)]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

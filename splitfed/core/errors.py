@@ -92,6 +92,17 @@ def check_number(
         raise InvalidInput(f"{name}={value!r} is not allowed; expected a number in {left}{low:g}, {high:g}{right}")
 
 
+def check_name(kind: str, name: object, allowed: Collection[str]) -> None:
+    """Refuse a `name` that is none of the `allowed` ones of a `kind`."""
+    if name not in allowed:
+        raise unknown(kind, name, allowed)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an `error` of another library says, or its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def check_count(name: str, value: Any, *, low: int = 0) -> None:
     """Refuse a `value` that is no whole number of at least `low`."""
     if not _is(value, numbers.Integral) or value < low:
@@ -114,7 +125,7 @@ def require_count(name: str, *, low: int = 0) -> Requirement:
 
 def require_name(kind: str, allowed: Collection[str]) -> Requirement:
     """Return the metadata of a field that must be one of the `allowed` names of a `kind`."""
-    return {"check": partial(_check_name, kind, allowed)}
+    return {"check": partial(check_name, kind, allowed=allowed)}
 
 
 def check_fields(value: Any) -> None:
@@ -123,11 +134,6 @@ def check_fields(value: Any) -> None:
         given = getattr(value, one.name)
         if "check" in one.metadata and not (given is None and one.default is None):
             one.metadata["check"](given)
-
-
-def _check_name(kind: str, allowed: Collection[str], name: object) -> None:
-    if name not in allowed:
-        raise unknown(kind, name, allowed)
 
 
 def _is(value: object, kind: type) -> bool:

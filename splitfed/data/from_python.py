@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -10,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_name, unknown
 from splitfed.core.tasks import Task, binary, classification, regression
 from splitfed.data.dataset import Dataset
-from splitfed.data.features import Feature
+from splitfed.data.features import Feature, adjacent_features
 
 TaskLike: TypeAlias = Task | Literal["classification", "binary", "regression"] | None
 Array: TypeAlias = Tensor | np.ndarray
@@ -141,10 +140,9 @@ def as_type(what: str, tensor: Tensor, dtype: str) -> Tensor:
     Raises `InvalidInput` for real numbers that shall be "int64", and for a magnitude from which on the type that they
     come in leaves whole numbers out.
     """
+    check_name("dtype of rows", dtype, ("float32", "int64"))
     if dtype == "float32":
         return tensor.to(torch.float32)
-    if dtype != "int64":
-        raise unknown("dtype of rows", dtype, ("float32", "int64"))
     if tensor.is_floating_point():
         bad = (tensor != tensor.round()) | (tensor.abs() > _EXACT[tensor.dtype])
         if bool(bad.any()):
@@ -170,12 +168,8 @@ def _join_parts(name: str, parts: Mapping[str, Array], dtype: str) -> tuple[Tens
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{part!r} has {count}" for part, count in counts.items())
         raise InvalidInput(f"{name}: {listed} rows; expected as many in every part")
-    shapes = {part: tuple(value.shape[1:]) for part, value in rows.items()}
-    features, start = {}, 0
-    for part, shape in shapes.items():
-        features[part] = Feature(torch.arange(start, start + math.prod(shape)), shape)
-        start += math.prod(shape)
-    if len(set(shapes.values())) == 1:
+    features = adjacent_features(rows)
+    if len({feature.shape for feature in features.values()}) == 1:
         return torch.stack(list(rows.values()), 1), features
     return torch.cat([value.flatten(1) for value in rows.values()], 1), features
 

@@ -45,7 +45,7 @@ from splitfed.core.defense import (
     WeightDefense,
 )
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import InvalidInput, check_number, require_name, require_number, unknown
+from splitfed.core.errors import InvalidInput, check_name, check_number, require_name, require_number
 from splitfed.core.gradient_privatizer import PrivatizedParty
 from splitfed.core.messages import Stamp
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
@@ -131,8 +131,7 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
         """Return `roles`, by default every role with weights that learn."""
         able = _trainable_roles(topology)
         for role in (*self.roles, *(self.max_norm if isinstance(self.max_norm, Mapping) else ())):
-            if role not in topology.roles:
-                raise unknown("role of dp_sgd", role, topology.roles)
+            check_name("role of dp_sgd", role, topology.roles)
             if role not in able:
                 raise InvalidInput(f"dp_sgd cannot guard role {role!r}: it has no weight that learns")
         if not able:
@@ -186,8 +185,7 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
             doubt = self._missing_guarantee(terms)
             if doubt is not None:
                 raise InvalidInput(f"dp_sgd epsilon={self.epsilon:g} cannot be promised: {doubt}")
-            settled = _with_terms(self, terms)
-            settled = changed(self, noise_multiplier=settled._calibrated(terms), epsilon=None)
+            settled = changed(self, noise_multiplier=self._calibrated(terms), epsilon=None)
         return _with_terms(settled, terms)
 
     def weight_uses(self, client: int, steps: int, epochs: int) -> tuple[Event, int] | None:
@@ -206,8 +204,7 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
     def _norm(self, role: str) -> float:
         if not isinstance(self.max_norm, Mapping):
             return self.max_norm
-        if role not in self.max_norm:
-            raise unknown("role in dp_sgd max_norm:", role, self.max_norm)
+        check_name("role in dp_sgd max_norm:", role, self.max_norm)
         return self.max_norm[role]
 
     def _missing_guarantee(self, terms: Terms) -> str | None:

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from splitfed.core.defense import Accounted, LabelDefense, Strength
-from splitfed.core.errors import InvalidInput, require_name, require_number, unknown
+from splitfed.core.errors import InvalidInput, check_name, require_name, require_number
 from splitfed.core.privacy_events import Event, Laplace, Protects, Pure, Unit
 from splitfed.core.probe import Facts
 from splitfed.core.tasks import Task
@@ -72,8 +72,7 @@ class LabelDp(LabelDefense, Accounted):
         """Return the heads whose labels are protected."""
         known = [head.value for head in topology.heads]
         for name in self.outputs:
-            if name not in known:
-                raise unknown("head of label_dp:", name, known)
+            check_name("head of label_dp:", name, known)
         return self.outputs or tuple(known)
 
     def check(self, topology: Topology, facts: Facts) -> None:

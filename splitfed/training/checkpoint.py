@@ -100,10 +100,9 @@ def clean(folder: Path) -> None:
     """Remove what a crash left half written."""
     for stray in folder.glob("*/.*.tmp"):
         stray.unlink()
-    if folder.is_dir():
-        for home in folder.iterdir():
-            if home.is_dir() and not (home / "manifest.json").is_file():
-                shutil.rmtree(home)
+    for home in folder.glob("*/"):
+        if not (home / "manifest.json").is_file():
+            shutil.rmtree(home)
 
 
 def _complete(folder: Path) -> list[Path]:

@@ -67,12 +67,10 @@ class RunFolder:
     def restore(self, run: Resumable) -> int:
         """Bring `run` to the newest checkpoint and return the number of the next round (0 where there is none)."""
         newest = checkpoint.load(self.path / "checkpoints")
-        done = 0
-        if newest is not None:
-            if newest.damaged:
-                text = f"{newest.damaged[0]} is damaged; the run goes on from the checkpoint of round {newest.number}"
-                warnings.warn(text, UserWarning, stacklevel=3)
-            done = newest.number + 1
+        done = 0 if newest is None else newest.number + 1
+        if newest is not None and newest.damaged:
+            text = f"{newest.damaged[0]} is damaged; the run goes on from the checkpoint of round {newest.number}"
+            warnings.warn(text, UserWarning, stacklevel=3)
         path = self.path / "metrics.jsonl"
         content = path.read_bytes() if path.is_file() else b""
         lines = list(islice(digests.links(content, self._start), done))

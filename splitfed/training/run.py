@@ -13,7 +13,7 @@ from torch import Tensor
 from splitfed.attacks.base import Attack, Phase, Progress
 from splitfed.attacks.search_space import Choice
 from splitfed.core.deprecation import accept_renamed_keywords, warn
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_name, unknown
 from splitfed.core.messages import View
 from splitfed.core.random import derive, generator
 from splitfed.core.topology import Head
@@ -232,8 +232,7 @@ class Run:
         (`splitfed.training.client_scores.summarize_clients`). `interval` asks for that of the union over rows
         (`splitfed.stats.utility.over_rows`).
         """
-        if part not in ("validation", "test"):
-            raise unknown("part", part, ("validation", "test"))
+        check_name("part", part, ("validation", "test"))
         if number is None:
             # Noise that was used once would cancel in the difference of two releases by different weights.
             number = derive(self.seed, "evaluate", len(self.history), self._scorings)
@@ -317,16 +316,13 @@ class Run:
         there are several (default: the first).
         """
         values = [h.value for h in self.engine.topology.heads]
-        if head is not None and head not in values:
-            raise unknown("head", head, values)
+        head = values[0] if head is None else head
+        check_name("head", head, values)
         self.evaluator.grants.lend(client, "predict", x)
         if number is None:
             number, self._calls = self._calls, self._calls + 1
-        head_value = head or values[0]
-        prediction = self.engine.predict(
-            client, "predict", "predict", number, borrow=self._newest(client), head=head_value
-        )
-        return prediction.outputs[head_value]
+        prediction = self.engine.predict(client, "predict", "predict", number, borrow=self._newest(client), head=head)
+        return prediction.outputs[head]
 
     def observe(
         self,

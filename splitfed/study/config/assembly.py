@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, first_line
 from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
 from splitfed.data.dataset import Dataset
@@ -94,9 +94,8 @@ def build_model(
         expected_error = isinstance(error, (RuntimeError, ValueError, TypeError, OverflowError, MemoryError))
         if not expected_error and ":" not in name:
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raised = "" if expected_error else f"{type(error).__name__}: "
-        raise InvalidInput(f"model {label} cannot be built: {raised}{reason}") from error
+        raise InvalidInput(f"model {label} cannot be built: {raised}{first_line(error)}") from error
 
 
 def _insert_placeholders(key: str, kind: str | None, value: Any, data: Dataset) -> Any:
@@ -178,8 +177,9 @@ def _run_segment(segment: Segment, arriving: Sequence[Tensor]) -> tuple[Tensor, 
         raise
     except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
         shapes = ", ".join(f"{v} {tuple(t.shape)}" for v, t in zip(segment.inputs, arriving, strict=True))
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InvalidInput(f"segment {segment.name!r} cannot take what arrives ({shapes}): {reason}") from error
+        raise InvalidInput(
+            f"segment {segment.name!r} cannot take what arrives ({shapes}): {first_line(error)}"
+        ) from error
     values = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if len(values) != len(segment.outputs):
         raise InvalidInput(

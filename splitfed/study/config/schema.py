@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -282,10 +282,5 @@ def _location(loc: tuple[str | int, ...]) -> tuple[tuple[str | int, ...], list[s
 
 def _table_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:
     """Return the table that `key` of `model` holds, one or a list of them."""
-    tables: dict[str, type[BaseModel]] = {
-        "study": StudyTable, "data": DataTable, "model": ModelTable, "training": TrainingTable,
-        "topology": TopologyTable, "method": MethodTable, "defense": DefenseTable, "attack": AttackTable,
-    }  # fmt: skip
-    if model is StudyConfig:
-        return tables.get(key)
-    return RecordTable if (model, key) == (TrainingTable, "record") else None
+    hint = model.model_fields[key].annotation if key in model.model_fields else None
+    return next((one for one in (hint, *get_args(hint)) if isinstance(one, type) and issubclass(one, BaseModel)), None)

@@ -114,7 +114,12 @@ def survey_to_json(found: CutSurvey) -> Json:
                 "refused": place.refusal,
                 "method": place.method,
                 "values": [
-                    {"name": v.name, "shape": list(v.shape), "dtype": _dtype(v.dtype), "returned": v.returned}
+                    {
+                        "name": v.name,
+                        "shape": list(v.shape),
+                        "dtype": str(v.dtype).removeprefix("torch."),
+                        "returned": v.returned,
+                    }
                     for v in place.values
                 ],
                 "forward_bytes": place.forward_bytes,
@@ -136,10 +141,6 @@ def _choose(choose: Callable[[], Topology]) -> AutoChoice:
     original = topology.segments[0].original
     assert original is not None
     return AutoChoice(original.cuts, topology.cut_choice)
-
-
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _load_from_study(request: ModelRequest, trust: bool) -> tuple[nn.Module, Tensor]:
