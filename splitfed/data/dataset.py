@@ -233,8 +233,7 @@ def _check_x(name: str, x: Tensor) -> None:
             f"{name}: x has shape {tuple(x.shape)} and type {_type_name(x)}; "
             f"expected (rows, ...) with at least one row, and float32 or int64"
         )
-    bad = _first_bad(torch.isfinite(x))
-    if bad is not None:
+    if (bad := _first_bad(torch.isfinite(x))) is not None:
         raise InvalidInput(f"{name}: x is not finite in row {bad}")
 
 
@@ -246,6 +245,5 @@ def _check_range(name: str, x: Tensor, value_range: tuple[float, float]) -> None
         )
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise InvalidInput(f"{name}: value_range=({low}, {high}) is not allowed; expected two numbers, low < high")
-    bad = _first_bad((x >= low) & (x <= high))
-    if bad is not None:
+    if (bad := _first_bad((x >= low) & (x <= high))) is not None:
         raise InvalidInput(f"{name}: x leaves its value range [{low:g}, {high:g}] in row {bad}")

@@ -108,19 +108,20 @@ def from_torch(
 
 def as_tensor(what: str, value: Any) -> Tensor:
     """Return numbers (a tensor, an array or one number) as a CPU tensor with memory of its own."""
-    if isinstance(value, Tensor):
-        tensor = value.detach().to("cpu", copy=True)
-    elif isinstance(value, (np.ndarray, np.generic, int, float)):
-        array = np.array(value, order="C")
-        if array.dtype.kind not in "biuf":
-            raise InvalidInput(f"{what} has type {array.dtype}; expected real numbers")
-        if array.dtype.kind == "u" and array.size and int(array.max()) >= 2**63:
-            raise InvalidInput(f"{what} holds {int(array.max())}; expected whole numbers below 2**63")
-        # torch knows neither the other byte order nor long doubles, and few operations on unsigned types.
-        reals = np.float32 if array.itemsize <= 4 else np.float64
-        tensor = torch.from_numpy(array.astype(reals if array.dtype.kind == "f" else np.int64, copy=False))
-    else:
-        raise InvalidInput(f"{what} is a {type(value).__name__}; expected a tensor, an array or a number")
+    match value:
+        case Tensor():
+            tensor = value.detach().to("cpu", copy=True)
+        case np.ndarray() | np.generic() | int() | float():
+            array = np.array(value, order="C")
+            if array.dtype.kind not in "biuf":
+                raise InvalidInput(f"{what} has type {array.dtype}; expected real numbers")
+            if array.dtype.kind == "u" and array.size and int(array.max()) >= 2**63:
+                raise InvalidInput(f"{what} holds {int(array.max())}; expected whole numbers below 2**63")
+            # torch knows neither the other byte order nor long doubles, and few operations on unsigned types.
+            reals = np.float32 if array.itemsize <= 4 else np.float64
+            tensor = torch.from_numpy(array.astype(reals if array.dtype.kind == "f" else np.int64, copy=False))
+        case _:
+            raise InvalidInput(f"{what} is a {type(value).__name__}; expected a tensor, an array or a number")
     if tensor.is_complex():
         raise InvalidInput(f"{what} is complex; expected real numbers")
     if tensor.dtype == torch.uint64:

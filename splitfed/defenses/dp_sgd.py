@@ -182,8 +182,7 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
             _check_beside(other, terms)
         settled = self
         if self.epsilon is not None and self.noise_multiplier is None:
-            doubt = self._missing_guarantee(terms)
-            if doubt is not None:
+            if (doubt := self._missing_guarantee(terms)) is not None:
                 raise InvalidInput(f"dp_sgd epsilon={self.epsilon:g} cannot be promised: {doubt}")
             settled = changed(self, noise_multiplier=self._calibrated(terms), epsilon=None)
         return _with_terms(settled, terms)
@@ -235,11 +234,8 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
 
         # Clients with equal numbers need the same.
         plans = {(terms.rows[c], terms.steps[c], terms.epochs[c]): c for c in range(len(terms.rows)) if terms.steps[c]}
-        multipliers = [
-            terms.calibrate(partial(uses, client), self.epsilon, self.delta, self.accountant)
-            for client in plans.values()
-        ]
-        return max(multipliers, default=1.0)
+        target = self.epsilon, self.delta, self.accountant
+        return max((terms.calibrate(partial(uses, client), *target) for client in plans.values()), default=1.0)
 
 
 def _with_terms(defense: DpSgd, terms: Terms) -> DpSgd:

@@ -110,9 +110,8 @@ class LabelDp(LabelDefense, Accounted):
             return y
         single = task.name == "binary"
         exact = y.double() if single else functional.one_hot(y.long(), classes_of(task)).double()
-        sensitivity = 1.0 if single else 2.0
         # Zeros and ones lie on every grid, so that rounding costs nothing; what `size` charges is a rest of 1e-8.
-        size = 1 if single else exact.shape[1]
+        sensitivity, size = (1.0, 1) if single else (2.0, exact.shape[1])
         return add_laplace(exact, sensitivity, 1 / self.epsilon, size, generator).to(torch.get_default_dtype())
 
 

@@ -14,6 +14,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -199,14 +200,15 @@ class _Walk:
         """Take up a traced module: its operations as written by torch, and functions of the user's among them."""
         self._hash_words(module.code)
         for node in module.graph.nodes:
-            if node.op == "call_function":
-                self.value(node.target)
-            elif node.op == "get_attr":
-                owner, _, name = str(node.target).rpartition(".")
-                found = getattr(module.get_submodule(owner), name, None)
-                # Weights and buffers are described with the state.
-                if isinstance(found, Tensor) and name not in {**module._parameters, **module._buffers}:
-                    self._tensor(found)
+            match node.op:
+                case "call_function":
+                    self.value(node.target)
+                case "get_attr":
+                    owner, _, name = str(node.target).rpartition(".")
+                    found = getattr(module.get_submodule(owner), name, None)
+                    # Weights and buffers are described with the state.
+                    if isinstance(found, Tensor) and name not in {**module._parameters, **module._buffers}:
+                        self._tensor(found)
 
     def _function(self, function: FunctionType) -> None:
         written = _rebound_names(function.__code__)
@@ -233,9 +235,7 @@ class _Walk:
                 continue
             members = dict(vars(base))
             wanted = _forward(kind) if issubclass(kind, nn.Module) else set(members)
-            for name in sorted(members):
-                if name not in wanted or name in _UNTOLD or name.startswith("__dataclass"):
-                    continue
+            for name in sorted(n for n in wanted & members.keys() - _UNTOLD if not n.startswith("__dataclass")):
                 for part in _unwrap_member(members[name]):
                     if not isinstance(part, FunctionType):
                         self._hash_words(name)
@@ -313,10 +313,8 @@ def _slot_attributes(value: object) -> Iterator[tuple[str, object]]:
     for base in type(value).__mro__:
         for name, member in vars(base).items() if "__slots__" in vars(base) else ():
             if isinstance(member, MemberDescriptorType):
-                try:
+                with suppress(AttributeError):
                     yield name, member.__get__(value)
-                except AttributeError:
-                    continue
 
 
 def _content(cell: Any) -> object:

@@ -122,8 +122,7 @@ class RunFolder:
                 raise InvalidInput(
                     f"folder {str(self.path)!r} holds another run: its {key} is {there.get(key)!r}, not {value!r}"
                 )
-        changed = fingerprint.differences(there.get("code", {}), wanted.get("code", {}))
-        if changed:
+        if changed := fingerprint.differences(there.get("code", {}), wanted.get("code", {})):
             raise InvalidInput(
                 f"folder {str(self.path)!r} holds another run: {digests.names(changed)} changed since it began; "
                 "go back to what it was, or give another folder"
@@ -158,7 +157,6 @@ def _commit() -> str | None:
         return None
     command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip() or None

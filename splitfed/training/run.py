@@ -67,20 +67,17 @@ class Run:
         self.evaluator.grants.schedule = schedule
         self._calls = 0
         self._scorings = 0
-        self.method: Method | None = None
-        self.method_state: dict[str, Any] = {}
         # Of the client asked about last: what the method says it would use now.
         self._served: tuple[int, Mapping[str, Tensor] | None] | None = None
         # One for the whole run each: they know what they have sent in a round.
         self._learners = tuple(LocalLearner(engine, replica) for replica in range(engine.replicas))
-        self.trainer: Trainer = engine
         self.crosswise = False
         self.follow(None)
 
     def follow(self, method: Method | None) -> None:
         """Take up a federated method, before the first round."""
         self.method = method
-        self.method_state = {} if method is None else method.start(self.engine.replicas)
+        self.method_state: dict[str, Any] = {} if method is None else method.start(self.engine.replicas)
         self.evaluator.grants.method = self.evaluator.uploads.method = method
         engine: Trainer = self.engine
         clock, place = self.clock, self.engine.run_parties.placement
@@ -140,8 +137,7 @@ class Run:
     @property
     def accuracy(self) -> float:
         """The `utility` of a task whose metric is accuracy, in [0, 1]; `InvalidInput` for every other task."""
-        metric = self.history[-1]["test"]["metric"]
-        if metric != "accuracy":
+        if (metric := self.history[-1]["test"]["metric"]) != "accuracy":
             raise InvalidInput(f"the run has no accuracy: its task is scored by {metric!r}; ask for run.utility")
         return self.utility
 

@@ -82,8 +82,7 @@ def _keys(party: str, keys: Any, count: int) -> list[Key]:
     if len(given) != count:
         raise InvalidInput(f"party {party!r} has {len(given)} keys and {count} rows; expected a key a row")
     found = [_key(party, row, key) for row, key in enumerate(given)]
-    other = next((key for key in found if type(key) is not type(found[0])), None)
-    if other is not None:
+    if (other := next((key for key in found if type(key) is not type(found[0])), None)) is not None:
         raise InvalidInput(f"party {party!r} has keys {found[0]!r} and {other!r}; expected all text or all numbers")
     return found
 

@@ -100,20 +100,21 @@ def build_model(
 
 def _insert_placeholders(key: str, kind: str | None, value: Any, data: Dataset) -> Any:
     """Return `value` with a placeholder for every table of a piece in it."""
-    if kind == "segments":
-        return [
-            {k: v for k, v in table.items() if k in SEGMENT_KEYS} | {"module": _placeholder(f"{key}[{i}]", table)}
-            for i, table in enumerate(value)
-        ]
-    if kind == "piece" and isinstance(value, Mapping):
-        return _placeholder(key, value)
-    if kind != "roles":
-        return value
-    if isinstance(value.get("model"), str):
-        if not data.features:
+    match kind:
+        case "segments":
+            return [
+                {k: v for k, v in table.items() if k in SEGMENT_KEYS} | {"module": _placeholder(f"{key}[{i}]", table)}
+                for i, table in enumerate(value)
+            ]
+        case "piece" if isinstance(value, Mapping):
+            return _placeholder(key, value)
+        case "roles" if not isinstance(value.get("model"), str):
+            return {role: _placeholder(f"{key}.{role}", table) for role, table in value.items()}
+        case "roles" if data.features:
+            return {role: _placeholder(key, value) for role in data.features}
+        case "roles":
             raise PieceError(key, "one table for all parties needs parties: add vertical, halves or strips to [data]")
-        return {role: _placeholder(key, value) for role in data.features}
-    return {role: _placeholder(f"{key}.{role}", table) for role, table in value.items()}
+    return value
 
 
 def _placeholder(path: str, table: Mapping[str, Any]) -> nn.Module:

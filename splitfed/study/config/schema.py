@@ -268,15 +268,13 @@ def _location(loc: tuple[str | int, ...]) -> tuple[tuple[str | int, ...], list[s
     model: type[BaseModel] | None = StudyConfig
     keys: list[str] = list(StudyConfig.model_fields)
     for i, part in enumerate(loc):
-        if isinstance(part, int):
-            kept.append(part)
-            continue
-        if model is None:
-            # Below a key that is no table there are only branches of unions such as "list[str]" or "int".
-            break
-        keys = list(model.model_fields)
+        if isinstance(part, str):
+            if model is None:
+                # Below a key that is no table there are only branches of unions such as "list[str]" or "int".
+                break
+            keys = list(model.model_fields)
+            model = _table_of(model, part) if i + 1 < len(loc) else None
         kept.append(part)
-        model = _table_of(model, part) if i + 1 < len(loc) else None
     return tuple(kept), keys
 
 

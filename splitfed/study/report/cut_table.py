@@ -20,7 +20,8 @@ def print_places(places: Sequence[CutPlace], auto: Mapping[str, tuple[str, ...]]
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for place in places:
         if place.possible:
-            table.add_row(_mark(place, auto), describe_values(place), *_numbers(place))
+            mark = " *" if auto.get("vanilla") == (place.name,) else ""
+            table.add_row(f"{_names(place)}{mark}", describe_values(place), *_numbers(place))
     if any(place.possible for place in places):
         console.print(table)
     for place in places:
@@ -46,10 +47,6 @@ def share(pair: tuple[int, int]) -> float:
 def _numbers(place: CutPlace) -> list[str]:
     sizes = [f"{size:,}" for size in (place.forward_bytes, place.backward_bytes)]
     return [*sizes, *(f"{share(pair):.1%}" for pair in (place.multiply_adds, place.parameters)), str(place.method)]
-
-
-def _mark(place: CutPlace, auto: Mapping[str, tuple[str, ...]]) -> str:
-    return _names(place) + (" *" if auto.get("vanilla") == (place.name,) else "")
 
 
 def _names(place: CutPlace) -> str:

@@ -190,8 +190,7 @@ def read_study(folder: Path, *, trust: bool = False) -> Study:
 
     Links that lead out of the folder are refused without `trust`: whoever made it could have other files shown.
     """
-    link = None if trust else find_link_out(folder)
-    if link is not None:
+    if not trust and (link := find_link_out(folder)) is not None:
         raise InvalidInput(
             f"{str(folder)!r} holds a link that leads out of it, {link!r}, which a report does not follow; "
             "put what it leads to in its place, or remove it"

@@ -78,10 +78,8 @@ def survey(
     """
     if depth is not None:
         check_count("depth", depth, low=1)
-    if request.name.endswith(".toml"):
-        model, example = _load_from_study(request, trust)
-    else:
-        model, example = _load_by_name(request, trust)
+    load_model = _load_from_study if request.name.endswith(".toml") else _load_by_name
+    model, example = load_model(request, trust)
     places = cut_places(model, example, depth, progress)
 
     def places_at(limit: int) -> Sequence[CutPlace]:

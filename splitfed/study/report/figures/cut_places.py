@@ -204,10 +204,8 @@ def _draw_skips(axis: Any, chain: Chain) -> None:
     left_of = {y: LEFT + INDENT * level for _, _, level, y in chain.boxes}
     boxes = list(left_of)
     cuts = [y for place, y in chain.places if place.possible]
-    for first, last in sorted(spans.values()):
+    for first, last in sorted(span for span in spans.values() if any(span[0] < y < span[1] for y in boxes)):
         # From the box that makes the value to the one before the next cut, which it no longer crosses.
-        if not any(first < y < last for y in boxes):
-            continue
         following = min((y for y in cuts if y > last), default=chain.height)
         start, end = (max((y for y in boxes if y < limit), default=limit) for limit in (first, following))
         track = next((i for i, free in enumerate(tracks) if free < start), len(tracks))
