@@ -29,7 +29,8 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a tensor of the shape of x."""
-        return x + self.two(functional.relu(self.one(functional.relu(x))))
+        found: Tensor = x + self.two(functional.relu(self.one(functional.relu(x))))
+        return found
 
 
 class Translator(nn.Module):

@@ -109,8 +109,9 @@ def _check_sums(segment: Segment, watched: Mapping[str, nn.Module], ran: _Ran) -
         torch.autograd.grad(roots, places, cotangents, allow_unused=True) if roots else ()
     )
     sums: dict[nn.Parameter, Tensor] = {}
-    reached = zip(ran.calls, sums_found[len(weights) :], strict=True)
-    for call, g in ((call, g) for call, g in reached if g is not None):
+    for call, g in zip(ran.calls, sums_found[len(weights) :], strict=True):
+        if g is None:
+            continue
         name = next(n for n in watched if ran.module.get_submodule(n) is call.layer)
         try:
             own = per_row_gradients(LayerUse(call.layer, call.x, g))
