@@ -29,10 +29,7 @@ def bridge(source: int, target: int, side: tuple[int, int], goal: tuple[int, int
     Its kernel is one wider than the gap, so that every number at the source reaches, and every pixel of the margin is
     reached by, the nearest of the other side; it is 3 or 4 wide where there is no gap or one of a single pixel.
     """
-    kernels, paddings = [], []
-    for size, wanted in zip(side, goal, strict=True):
-        gap = wanted - size
-        more = 1 if abs(gap) < 2 else 0
-        kernels.append(abs(gap) + 1 + 2 * more)
-        paddings.append(max(-gap, 0) + more)
-    return nn.ConvTranspose2d(source, target, (kernels[0], kernels[1]), padding=(paddings[0], paddings[1]))
+    gaps = [wanted - size for size, wanted in zip(side, goal, strict=True)]
+    high, wide = (abs(gap) + (3 if abs(gap) < 2 else 1) for gap in gaps)
+    top, left = (max(-gap, 0) + (1 if abs(gap) < 2 else 0) for gap in gaps)
+    return nn.ConvTranspose2d(source, target, (high, wide), padding=(top, left))

@@ -123,9 +123,8 @@ def linear_inverse(passes: Sequence[Tensor], x: Tensor) -> nn.Module | None:
 
 def _local(source: Sequence[int], target: Sequence[int]) -> Local | None:
     """Return a map with the greatest kernel that has few enough weights; None where none could be one."""
-    if len(source) != 3 or len(target) != 3 or min(source[1:]) < 2:
-        return None
-    if any(size > goal for size, goal in zip(source[1:], target[1:], strict=True)):
+    images = len(source) == len(target) == 3 and min(source[1:]) >= 2
+    if not images or any(size > goal for size, goal in zip(source[1:], target[1:], strict=True)):
         return None
     kernel = next((k for k in KERNELS if 2 * source[0] * k * k <= MOST_FEATURES), None)
     return None if kernel is None else Local((source[1], source[2]), (target[0], target[1], target[2]), kernel)

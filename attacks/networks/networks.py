@@ -54,10 +54,8 @@ class Translator(nn.Module):
         self._bounded = bounded
         self.label = LabelChannel(source, classes) if classes is not None else None
         shape = source if self.label is None else self.label.shape
-        if len(source) == len(target) == 1 or {len(source), len(target)} - {1, 3}:
-            self.net = _vectors(shape, target, width, blocks)
-        else:
-            self.net = _images(shape, target, width, blocks)
+        flat = len(source) == len(target) == 1 or {len(source), len(target)} - {1, 3}
+        self.net = (_vectors if flat else _images)(shape, target, width, blocks)
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Return (n, *target); `y`: (n,) labels, where the network was made for them."""

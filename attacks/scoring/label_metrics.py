@@ -43,9 +43,8 @@ def score_labels(
         found["random_pairing"] = {"accuracy": bootstrap_interval((same / (len(known) - 1)).double(), generator)}
     single = scores if scores.dim() == 1 else scores[:, 1] - scores[:, 0]
     if (scores.dim() == 1 or scores.shape[1] == 2) and 0 < int(known.sum()) < len(known):
-        for name in ("majority", "random_pairing"):
-            if name in found:
-                found[name]["auc"] = Interval(0.5, 0.5, 0.5, len(known))
+        for name in found.keys() - {"attack"}:
+            found[name]["auc"] = Interval(0.5, 0.5, 0.5, len(known))
         found["attack"]["auc"] = auc_interval(single, known == 1, generator)
     return found
 

@@ -63,15 +63,16 @@ def score_prediction(
     by a classifier of clean auxiliary rows. `part(x)`: what of rows x is scored where the adversary holds the rest
     itself; such a classifier sees whole rows all the same.
     """
-    if target is Target.MEMBERS:
-        return unwrap(members), score_members(unwrap(members), prediction, generator)
-    if target is Target.REPRESENTATIVES:
-        return score_representatives(prediction, unwrap(trained), auxiliary, generator)
-    if target is Target.SHARES:
-        return score_shares(unwrap(trained).y, prediction, auxiliary.y)
-    if target is Target.LABELS:
-        truth, left = victims.label(label_set), rows_without_hints(len(victims.y), hints or {})
-        return truth, score_labels(truth, prediction, auxiliary.label(label_set), generator, left)
+    match target:
+        case Target.MEMBERS:
+            return unwrap(members), score_members(unwrap(members), prediction, generator)
+        case Target.REPRESENTATIVES:
+            return score_representatives(prediction, unwrap(trained), auxiliary, generator)
+        case Target.SHARES:
+            return score_shares(unwrap(trained).y, prediction, auxiliary.y)
+        case Target.LABELS:
+            truth, left = victims.label(label_set), rows_without_hints(len(victims.y), hints or {})
+            return truth, score_labels(truth, prediction, auxiliary.label(label_set), generator, left)
     part = part or (lambda x: x)
     seen, shown, blind = (part(t) for t in (victims.x, prediction, auxiliary.x))
     if target is Target.TOKENS:

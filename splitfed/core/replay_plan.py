@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 from splitfed.core.cut_names import Cut, check_places, relays
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, first_line, unknown
 from splitfed.core.replay_passes import (
     AllMembers,
     MetaPass,
@@ -257,7 +257,7 @@ def plan_way(
             warnings.simplefilter("ignore")
             result = recorded(**examples, **dict.fromkeys(unread))
     except Exception as error:
-        raise InvalidInput(f"{type(model).__name__} fails by itself{_where(error)}: {_first_line(error)}") from error
+        raise InvalidInput(f"{type(model).__name__} fails by itself{_where(error)}: {first_line(error)}") from error
     ends = _find_ends(model, recording, cuts)
     operations, place = recording.operations, None
     if after is not None:
@@ -360,10 +360,6 @@ def _batch(value: Tensor, with_one_row_more: Tensor) -> int | None:
     if not changed:
         return None if value.dim() == with_one_row_more.dim() else 0
     return changed[0] if len(changed) == 1 else 0
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _where(error: BaseException) -> str:

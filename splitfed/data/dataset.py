@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.tasks import Task
 from splitfed.data.features import Feature, check_features
 from splitfed.data.federation import Federation
@@ -86,8 +86,7 @@ class Dataset:
         """Return the labels of the target `name`, or the main ones y."""
         if name is None:
             return self.y
-        if name not in self.targets:
-            raise unknown(f"target of {self.name}:", name, self.targets)
+        check_names(f"target of {self.name}:", self.targets, name)
         return self.targets[name].y
 
     def rows(self, indices: Tensor | Sequence[int]) -> Dataset:
@@ -165,13 +164,12 @@ class Dataset:
         One copy after another, each in the order of these rows. `groups` say of which row each is a copy, so that
         `clients` divides the images once for all angles.
         """
-        label_sets = [LabelSet(torch.cat([t.y] * len(angles)), t.task) for t in self.targets.values()]
         return self._replace_fields(
             x=rotated(self.name, self.x, angles, self.value_range),
             y=torch.cat([self.y] * len(angles)),
             domains=torch.arange(len(angles)).repeat_interleave(len(self)),
             groups=(torch.arange(len(self)) if self.groups is None else self.groups).repeat(len(angles)),
-            targets=dict(zip(self.targets, label_sets, strict=True)),
+            targets={name: LabelSet(torch.cat([t.y] * len(angles)), t.task) for name, t in self.targets.items()},
         )
 
     def clients(
@@ -235,8 +233,7 @@ def _check_x(name: str, x: Tensor) -> None:
             f"{name}: x has shape {tuple(x.shape)} and type {_type_name(x)}; "
             f"expected (rows, ...) with at least one row, and float32 or int64"
         )
-    bad = _first_bad(torch.isfinite(x))
-    if bad is not None:
+    if (bad := _first_bad(torch.isfinite(x))) is not None:
         raise InvalidInput(f"{name}: x is not finite in row {bad}")
 
 
@@ -248,6 +245,5 @@ def _check_range(name: str, x: Tensor, value_range: tuple[float, float]) -> None
         )
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise InvalidInput(f"{name}: value_range=({low}, {high}) is not allowed; expected two numbers, low < high")
-    bad = _first_bad((x >= low) & (x <= high))
-    if bad is not None:
+    if (bad := _first_bad((x >= low) & (x <= high))) is not None:
         raise InvalidInput(f"{name}: x leaves its value range [{low:g}, {high:g}] in row {bad}")

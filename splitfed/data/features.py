@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,9 +28,9 @@ class Feature:
     def __post_init__(self) -> None:
         found = self.positions
         if found.dtype != torch.int64 or found.dim() != 1 or found.numel() == 0 or found.device.type != "cpu":
-            kind = str(found.dtype).removeprefix("torch.")
             raise InvalidInput(
-                f"positions of a feature have shape {tuple(found.shape)} and type {kind} on {found.device}; "
+                f"positions of a feature have shape {tuple(found.shape)} and type "
+                f"{str(found.dtype).removeprefix('torch.')} on {found.device}; "
                 "expected (k,), at least one, int64, on cpu"
             )
         if int(found.min()) < 0:
@@ -83,12 +84,10 @@ def feed(x: Tensor, names: Mapping[str, str], features: Mapping[str, Feature]) -
     strangers = [name for name in names if name not in features]
     if not strangers:
         return {name: features[name].select(x) for name in names}
-    if len(strangers) < len(names):
-        raise unknown("feature for an input:", strangers[0], features)
     roles = sorted(set(names.values()))
+    if len(strangers) < len(names) or (features and len(roles) > 1):
+        raise unknown("feature for an input:", strangers[0], features)
     if len(roles) > 1:
-        if features:
-            raise unknown("feature for an input:", strangers[0], features)
         input_roles = ", ".join(f"{name!r} of {role}" for name, role in names.items())
         raise InvalidInput(
             f"inputs {input_roles}: the data has no features, so every role would get the whole of each row; "
@@ -101,6 +100,15 @@ def feed(x: Tensor, names: Mapping[str, str], features: Mapping[str, Feature]) -
             "each row; give the parts by name, from_arrays({name: array, ...}, y), or with_features"
         )
     return dict.fromkeys(names, x)
+
+
+def adjacent_features(parts: Mapping[str, Tensor]) -> dict[str, Feature]:
+    """Return where each of `parts`, name -> (n, ...), stands in a row that has them flattened and side by side."""
+    ends = itertools.accumulate(math.prod(part.shape[1:]) for part in parts.values())
+    return {
+        name: Feature(torch.arange(end - math.prod(part.shape[1:]), end), tuple(part.shape[1:]))
+        for (name, part), end in zip(parts.items(), ends, strict=True)
+    }
 
 
 def places(shape: tuple[int, ...], names: Iterable[str], features: Mapping[str, Feature]) -> dict[str, Tensor]:

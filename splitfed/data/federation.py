@@ -34,10 +34,9 @@ class ClientData:
     def __post_init__(self) -> None:
         found = self.shown
         if found.dtype != torch.int64 or found.dim() != 1 or found.device.type != "cpu":
-            kind = str(found.dtype).removeprefix("torch.")
             raise InvalidInput(
-                f"{self.name} shows rows of shape {tuple(found.shape)} and type {kind} on {found.device}; expected "
-                "(rows,), int64, on cpu"
+                f"{self.name} shows rows of shape {tuple(found.shape)} and type "
+                f"{str(found.dtype).removeprefix('torch.')} on {found.device}; expected (rows,), int64, on cpu"
             )
         outside = found[(found < 0) | (found >= len(self.train))].tolist()
         if outside or len(found.unique()) < len(found):
@@ -111,12 +110,10 @@ class Federation:
 
 
 def _check_disjoint(sources: Mapping[str, Tensor]) -> None:
-    owner: dict[int, str] = {}
-    if not sources:
-        return
-    rows = torch.cat(list(sources.values()))
+    rows = torch.cat([torch.zeros(0, dtype=torch.int64), *sources.values()])
     if len(torch.unique(rows)) == len(rows):
         return
+    owner: dict[int, str] = {}
     for part, indices in sources.items():
         for row in indices.tolist():
             if row in owner:

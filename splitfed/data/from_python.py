@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -10,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names, unknown
 from splitfed.core.tasks import Task, binary, classification, regression
 from splitfed.data.dataset import Dataset
-from splitfed.data.features import Feature
+from splitfed.data.features import Feature, adjacent_features
 
 TaskLike: TypeAlias = Task | Literal["classification", "binary", "regression"] | None
 Array: TypeAlias = Tensor | np.ndarray
@@ -109,19 +108,20 @@ def from_torch(
 
 def as_tensor(what: str, value: Any) -> Tensor:
     """Return numbers (a tensor, an array or one number) as a CPU tensor with memory of its own."""
-    if isinstance(value, Tensor):
-        tensor = value.detach().to("cpu", copy=True)
-    elif isinstance(value, (np.ndarray, np.generic, int, float)):
-        array = np.array(value, order="C")
-        if array.dtype.kind not in "biuf":
-            raise InvalidInput(f"{what} has type {array.dtype}; expected real numbers")
-        if array.dtype.kind == "u" and array.size and int(array.max()) >= 2**63:
-            raise InvalidInput(f"{what} holds {int(array.max())}; expected whole numbers below 2**63")
-        # torch knows neither the other byte order nor long doubles, and few operations on unsigned types.
-        reals = np.float32 if array.itemsize <= 4 else np.float64
-        tensor = torch.from_numpy(array.astype(reals if array.dtype.kind == "f" else np.int64, copy=False))
-    else:
-        raise InvalidInput(f"{what} is a {type(value).__name__}; expected a tensor, an array or a number")
+    match value:
+        case Tensor():
+            tensor = value.detach().to("cpu", copy=True)
+        case np.ndarray() | np.generic() | int() | float():
+            array = np.array(value, order="C")
+            if array.dtype.kind not in "biuf":
+                raise InvalidInput(f"{what} has type {array.dtype}; expected real numbers")
+            if array.dtype.kind == "u" and array.size and int(array.max()) >= 2**63:
+                raise InvalidInput(f"{what} holds {int(array.max())}; expected whole numbers below 2**63")
+            # torch knows neither the other byte order nor long doubles, and few operations on unsigned types.
+            reals = np.float32 if array.itemsize <= 4 else np.float64
+            tensor = torch.from_numpy(array.astype(reals if array.dtype.kind == "f" else np.int64, copy=False))
+        case _:
+            raise InvalidInput(f"{what} is a {type(value).__name__}; expected a tensor, an array or a number")
     if tensor.is_complex():
         raise InvalidInput(f"{what} is complex; expected real numbers")
     if tensor.dtype == torch.uint64:
@@ -141,10 +141,9 @@ def as_type(what: str, tensor: Tensor, dtype: str) -> Tensor:
     Raises `InvalidInput` for real numbers that shall be "int64", and for a magnitude from which on the type that they
     come in leaves whole numbers out.
     """
+    check_names("dtype of rows", ("float32", "int64"), dtype)
     if dtype == "float32":
         return tensor.to(torch.float32)
-    if dtype != "int64":
-        raise unknown("dtype of rows", dtype, ("float32", "int64"))
     if tensor.is_floating_point():
         bad = (tensor != tensor.round()) | (tensor.abs() > _EXACT[tensor.dtype])
         if bool(bad.any()):
@@ -170,12 +169,8 @@ def _join_parts(name: str, parts: Mapping[str, Array], dtype: str) -> tuple[Tens
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{part!r} has {count}" for part, count in counts.items())
         raise InvalidInput(f"{name}: {listed} rows; expected as many in every part")
-    shapes = {part: tuple(value.shape[1:]) for part, value in rows.items()}
-    features, start = {}, 0
-    for part, shape in shapes.items():
-        features[part] = Feature(torch.arange(start, start + math.prod(shape)), shape)
-        start += math.prod(shape)
-    if len(set(shapes.values())) == 1:
+    features = adjacent_features(rows)
+    if len({feature.shape for feature in features.values()}) == 1:
         return torch.stack(list(rows.values()), 1), features
     return torch.cat([value.flatten(1) for value in rows.values()], 1), features
 

@@ -139,8 +139,7 @@ def _check_sizes(
     if validation + test >= 1:
         raise InvalidInput(f"validation={validation:g} and test={test:g} leave nothing to train on; expected a sum < 1")
     known = _auxiliary_rows(auxiliary, len(data))
-    left = len(data) - victims - known
-    if left < count:
+    if (left := len(data) - victims - known) < count:
         raise InvalidInput(
             f"{data.name} has {len(data)} rows: victims={victims} and auxiliary={auxiliary} ({known} rows) "
             f"leave {max(left, 0)} for {count} clients; expected at least one a client"

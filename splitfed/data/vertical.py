@@ -80,8 +80,7 @@ def _check_columns(name: str, width: int, parties: Mapping[str, Sequence[int]], 
                 raise InvalidInput(
                     f"{name}: column {column} is given to {other!r} and to {party!r}; expected one, or overlap=True"
                 )
-    left = [column for column in range(width) if column not in holder]
-    if left:
+    if left := [column for column in range(width) if column not in holder]:
         raise InvalidInput(
             f"{name}: column {left[0]} is given to no party ({len(left)} in all); with_features leaves columns out"
         )

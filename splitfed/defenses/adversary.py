@@ -47,10 +47,10 @@ class Adversary:
     """
 
     def __init__(self, place: DefenseSite, width: int, lr: float) -> None:
-        shapes = list(place.shapes.values())
-        source = shapes[0] if len(shapes) == 1 else (sum(map(prod, shapes)),)
-        targets = list(place.inputs.values())
-        target = targets[0] if len(targets) == 1 else (sum(map(prod, targets)),)
+        source, target = (
+            shapes[0] if len(shapes) == 1 else (sum(map(prod, shapes)),)
+            for shapes in (list(place.shapes.values()), list(place.inputs.values()))
+        )
         with stream(derive(place.seed, "adversary")):
             self.net = _decoder(source, target, width).to(place.device)
         self._optimizer = torch.optim.Adam(self.net.parameters(), lr=lr)

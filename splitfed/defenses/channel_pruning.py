@@ -122,10 +122,8 @@ class Pruner(Layer):
     def prune(self, z: Tensor, scores: Tensor) -> Tensor:
         """Return `z` under the mask that `scores` (batch, channels) make."""
         threshold = scores.sort(1).values[:, self.rank : self.rank + 1]
-        if self.hard and not self.training:
-            mask = (scores >= threshold).to(z.dtype)
-        else:
-            mask = torch.sigmoid((scores - threshold) / TEMPERATURE)
+        hard = self.hard and not self.training
+        mask = (scores >= threshold).to(z.dtype) if hard else torch.sigmoid((scores - threshold) / TEMPERATURE)
         return z * mask.view(*mask.shape, *[1] * (z.dim() - 2))
 
 

@@ -45,7 +45,7 @@ from splitfed.core.defense import (
     WeightDefense,
 )
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import InvalidInput, check_number, require_name, require_number, unknown
+from splitfed.core.errors import InvalidInput, check_names, check_number, require_name, require_number
 from splitfed.core.gradient_privatizer import PrivatizedParty
 from splitfed.core.messages import Stamp
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
@@ -131,8 +131,7 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
         """Return `roles`, by default every role with weights that learn."""
         able = _trainable_roles(topology)
         for role in (*self.roles, *(self.max_norm if isinstance(self.max_norm, Mapping) else ())):
-            if role not in topology.roles:
-                raise unknown("role of dp_sgd", role, topology.roles)
+            check_names("role of dp_sgd", topology.roles, role)
             if role not in able:
                 raise InvalidInput(f"dp_sgd cannot guard role {role!r}: it has no weight that learns")
         if not able:
@@ -183,11 +182,9 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
             _check_beside(other, terms)
         settled = self
         if self.epsilon is not None and self.noise_multiplier is None:
-            doubt = self._missing_guarantee(terms)
-            if doubt is not None:
+            if (doubt := self._missing_guarantee(terms)) is not None:
                 raise InvalidInput(f"dp_sgd epsilon={self.epsilon:g} cannot be promised: {doubt}")
-            settled = _with_terms(self, terms)
-            settled = changed(self, noise_multiplier=settled._calibrated(terms), epsilon=None)
+            settled = changed(self, noise_multiplier=self._calibrated(terms), epsilon=None)
         return _with_terms(settled, terms)
 
     def weight_uses(self, client: int, steps: int, epochs: int) -> tuple[Event, int] | None:
@@ -206,8 +203,7 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
     def _norm(self, role: str) -> float:
         if not isinstance(self.max_norm, Mapping):
             return self.max_norm
-        if role not in self.max_norm:
-            raise unknown("role in dp_sgd max_norm:", role, self.max_norm)
+        check_names("role in dp_sgd max_norm:", self.max_norm, role)
         return self.max_norm[role]
 
     def _missing_guarantee(self, terms: Terms) -> str | None:
@@ -238,11 +234,8 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
 
         # Clients with equal numbers need the same.
         plans = {(terms.rows[c], terms.steps[c], terms.epochs[c]): c for c in range(len(terms.rows)) if terms.steps[c]}
-        multipliers = [
-            terms.calibrate(partial(uses, client), self.epsilon, self.delta, self.accountant)
-            for client in plans.values()
-        ]
-        return max(multipliers, default=1.0)
+        target = self.epsilon, self.delta, self.accountant
+        return max((terms.calibrate(partial(uses, client), *target) for client in plans.values()), default=1.0)
 
 
 def _with_terms(defense: DpSgd, terms: Terms) -> DpSgd:

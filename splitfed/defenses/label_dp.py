@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from splitfed.core.defense import Accounted, LabelDefense, Strength
-from splitfed.core.errors import InvalidInput, require_name, require_number, unknown
+from splitfed.core.errors import InvalidInput, check_names, require_name, require_number
 from splitfed.core.privacy_events import Event, Laplace, Protects, Pure, Unit
 from splitfed.core.probe import Facts
 from splitfed.core.tasks import Task
@@ -72,8 +72,7 @@ class LabelDp(LabelDefense, Accounted):
         """Return the heads whose labels are protected."""
         known = [head.value for head in topology.heads]
         for name in self.outputs:
-            if name not in known:
-                raise unknown("head of label_dp:", name, known)
+            check_names("head of label_dp:", known, name)
         return self.outputs or tuple(known)
 
     def check(self, topology: Topology, facts: Facts) -> None:
@@ -111,9 +110,8 @@ class LabelDp(LabelDefense, Accounted):
             return y
         single = task.name == "binary"
         exact = y.double() if single else functional.one_hot(y.long(), classes_of(task)).double()
-        sensitivity = 1.0 if single else 2.0
         # Zeros and ones lie on every grid, so that rounding costs nothing; what `size` charges is a rest of 1e-8.
-        size = 1 if single else exact.shape[1]
+        sensitivity, size = (1.0, 1) if single else (2.0, exact.shape[1])
         return add_laplace(exact, sensitivity, 1 / self.epsilon, size, generator).to(torch.get_default_dtype())
 
 

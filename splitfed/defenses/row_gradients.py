@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, first_line
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive, stream
 from splitfed.core.row_independence import ROWS, draw_values, findings, in_training, other_rows_equal
@@ -53,7 +53,7 @@ def check_rowwise(topology: Topology, facts: Facts, guarded: Sequence[str]) -> N
         _check_batch_norm(segment)
     for finding in findings(topology, facts, [segment.name for segment in topology.segments]):
         raise InvalidInput(f"{NAME} cannot train {_TOLD[finding.kind].format(**finding._asdict())}")
-    one = _inputs(topology, facts)
+    one = {n: draw_values((ROWS, *facts.shapes[n]), facts.dtypes[n], "one", n) for n in topology.inputs}
     other = {name: torch.cat([_random_like(value[:1], "other", name), value[1:]]) for name, value in one.items()}
     for segment in topology.segments:
         watched = layers_with_weights(segment.module) if segment.role in guarded else {}
@@ -74,13 +74,6 @@ def _check_batch_norm(segment: Segment) -> None:
                 f"{NAME} cannot train beside batch norm {name or segment.name!r} of segment {segment.name!r}: it mixes "
                 f"the rows of a batch, at whichever party (replace=True puts group norm there)"
             )
-
-
-def _inputs(topology: Topology, facts: Facts) -> dict[str, Tensor]:
-    return {
-        name: _random_like(torch.empty(ROWS, *facts.shapes[name], dtype=facts.dtypes[name]), "one", name)
-        for name in topology.inputs
-    }
 
 
 def _random_like(like: Tensor, *words: str) -> Tensor:
@@ -123,8 +116,7 @@ def _check_sums(segment: Segment, watched: Mapping[str, nn.Module], ran: _Ran) -
         try:
             own = per_row_gradients(LayerUse(call.layer, call.x, g))
         except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise _layer_error(segment, name, call.layer, f"no gradient row by row ({reason})") from error
+            raise _layer_error(segment, name, call.layer, f"no gradient row by row ({first_line(error)})") from error
         for weight, rows in own.items():
             sums[weight] = sums.get(weight, torch.zeros_like(weight)) + rows.sum(0)
     owners = {id(p): n for n in watched for p in own_weights(ran.module.get_submodule(n))}

@@ -40,8 +40,7 @@ class TopK(ReleaseDefense, Codec):
     def check(self, topology: Topology, facts: Facts) -> None:
         """Refuse a release that has fewer numbers a row."""
         for value in values_of(topology, self.edges(topology)):
-            numbers = prod(facts.shapes[value])
-            if numbers < self.k:
+            if (numbers := prod(facts.shapes[value])) < self.k:
                 raise InvalidInput(f"top_k k={self.k} is not allowed: {value!r} has {numbers} numbers a row")
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:

@@ -89,8 +89,8 @@ def load(folder: Path) -> NewestCheckpoint | None:
             states = {name: _read(home / f"{name}.pt", digest) for name, digest in manifest["sha256"].items()}
         except Damaged as error:
             damaged.append(error.path)
-            continue
-        return NewestCheckpoint(int(manifest["round"]), states, manifest["metrics"], tuple(damaged))
+        else:
+            return NewestCheckpoint(int(manifest["round"]), states, manifest["metrics"], tuple(damaged))
     if damaged:
         raise Damaged(damaged[0], digests.RETRAIN, "and so is every other checkpoint of the run")
     return None
@@ -100,10 +100,9 @@ def clean(folder: Path) -> None:
     """Remove what a crash left half written."""
     for stray in folder.glob("*/.*.tmp"):
         stray.unlink()
-    if folder.is_dir():
-        for home in folder.iterdir():
-            if home.is_dir() and not (home / "manifest.json").is_file():
-                shutil.rmtree(home)
+    for home in folder.glob("*/"):
+        if not (home / "manifest.json").is_file():
+            shutil.rmtree(home)
 
 
 def _complete(folder: Path) -> list[Path]:

@@ -41,11 +41,10 @@ def find_first_reaching(
 
     None where no round that was scored is. Test rows are not looked at: what is chosen by them is no test any more.
     """
-    for entry in history:
-        score = (entry.get("validation") or {}).get("union")
-        if score is not None and (score >= target if higher_is_better else score <= target):
-            return entry
-    return None
+    scored = (
+        (entry, score) for entry in history if (score := (entry.get("validation") or {}).get("union")) is not None
+    )
+    return next((entry for entry, score in scored if (score >= target if higher_is_better else score <= target)), None)
 
 
 def find_best_round(history: Sequence[Mapping[str, Any]], higher_is_better: bool = True) -> Mapping[str, Any] | None:
@@ -54,7 +53,5 @@ def find_best_round(history: Sequence[Mapping[str, Any]], higher_is_better: bool
     Its test score is what stopping there would have given; the best test score over rounds is nobody's.
     """
     scored = [e for e in history if (e.get("validation") or {}).get("union") is not None]
-    if not scored:
-        return None
     sign = 1.0 if higher_is_better else -1.0
-    return max(scored, key=lambda entry: sign * float(entry["validation"]["union"]))
+    return max(scored, key=lambda entry: sign * float(entry["validation"]["union"]), default=None)

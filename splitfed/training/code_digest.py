@@ -80,11 +80,12 @@ def _parse_definitions(name: str, text: str) -> tuple[dict[Place, list[CodeType]
     for code in nested_code(compiled):
         codes.setdefault((code.co_name, code.co_firstlineno), []).append(code)
     for node in ast.walk(whole):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            nodes.setdefault((node.name, first), []).append(node)
-        elif isinstance(node, ast.Lambda):
-            nodes.setdefault(("<lambda>", node.lineno), []).append(node)
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+                nodes.setdefault((node.name, first), []).append(node)
+            case ast.Lambda():
+                nodes.setdefault(("<lambda>", node.lineno), []).append(node)
     return codes, nodes
 
 
@@ -122,14 +123,17 @@ def _bytecode(code: CodeType) -> str:
     lines = [f"{code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount} {code.co_varnames}"]
     jumps = {*dis.hasjabs, *dis.hasjrel}
     for one in instructions:
-        if one.opcode in jumps:
-            what = str(sum(other.offset < one.argval for other in instructions))
-        elif isinstance(one.argval, CodeType):
-            what = _bytecode(one.argval)
-        elif isinstance(one.argval, frozenset):
-            what = str(sorted(map(repr, one.argval)))
-        else:
-            # The name of a function defined inside says where it stands.
-            what = "" if isinstance(one.argval, str) and "<locals>" in one.argval else repr(one.argval)
+        match one.argval:
+            case place if one.opcode in jumps:
+                what = str(sum(other.offset < place for other in instructions))
+            case CodeType():
+                what = _bytecode(one.argval)
+            case frozenset():
+                what = str(sorted(map(repr, one.argval)))
+            case str(name) if "<locals>" in name:
+                # The name of a function defined inside says where it stands.
+                what = ""
+            case _:
+                what = repr(one.argval)
         lines.append(f"{one.opname} {what}")
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from splitfed.core.messages import Recording
 from splitfed.core.topology import Topology
@@ -82,7 +82,7 @@ def _graph(topology: Topology) -> dict[str, Any]:
                 "role": s.role,
                 "inputs": list(s.inputs),
                 "outputs": list(s.outputs),
-                "parameters": _count(s.module),
+                "parameters": sum(p.numel() for p in s.module.parameters()),
                 "module": hashlib.sha256(repr(s.module).encode()).hexdigest()[:16],
             }
             for s in topology.segments
@@ -112,7 +112,3 @@ def _rows(data: Federation) -> dict[str, Tensor]:
         tensors |= {f"{name}/x": rows.x, f"{name}/y": rows.y}
         tensors |= {f"{name}/{target}": found.y for target, found in rows.targets.items()}
     return tensors
-
-
-def _count(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())

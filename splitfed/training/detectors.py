@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,29 +85,15 @@ class _PlacedDetector:
         return self.detector.judge(_first_gradient(party))
 
 
-class _GradientRecorder:
+class _GradientRecorder(DetectorState):
     """Records the gradients of the client of a local training."""
 
     def __init__(self) -> None:
         self.gradients: list[Tensor] = []
 
-    def batch(self, party: Party, batch: Batch, stamp: Stamp) -> Batch:
-        return batch
-
-    def keeps(self, party: Party) -> bool:
-        gradient = _first_gradient(party)
-        if gradient is not None:
-            self.gradients.append(gradient)
+    def look(self, gradient: Tensor) -> bool:
+        self.gradients.append(gradient)
         return True
-
-    def metrics(self) -> dict[str, Any]:
-        return {}
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        return
 
 
 def _local_trainer(prepared: Prepared, replica: int, party: Party) -> LocalTrainer:
@@ -134,7 +119,8 @@ def _local_trainer(prepared: Prepared, replica: int, party: Party) -> LocalTrain
         )
         engine.own(0, "train", inputs, labels)
         client = engine.party(0, graph.data_roles[0])
-        recorder = engine.detectors[client.name] = _GradientRecorder()
+        recorder = _GradientRecorder()
+        engine.detectors[client.name] = _PlacedDetector(recorder, {})
         for epoch in range(epochs):
             order = torch.randperm(len(rows), generator=generator(seed, "order", epoch))
             engine.train(0, epoch, [b for b in order.split(size) if len(b) > 1 or len(rows) == 1])

@@ -211,8 +211,7 @@ def train_round(
     if "epsilon" in metrics:
         # Scoring releases rows too, so it is counted when that is done.
         ledger = run.ledger
-        metrics["epsilon"] = ledger.epsilon
-        metrics["epsilons"] = {total.protects: total.epsilon for total in ledger.totals}
+        metrics |= {"epsilon": ledger.epsilon, "epsilons": {total.protects: total.epsilon for total in ledger.totals}}
     run.history.append(metrics)
     for party, every in adversaries.evaluate_every.items():
         if is_due(every, number, rounds):

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dis
 import enum
 import hashlib
+import itertools
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import lru_cache, partial
-from operator import attrgetter
 from pathlib import Path
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
@@ -33,13 +34,6 @@ _DEPTH = 100
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 # What every module has for its own ends.
 _MACHINERY = {*vars(nn.Module()), "_is_full_backward_hook"}
-# Of values that are told by their parts: the type, and what returns the parts.
-_PARTS: tuple[tuple[Any, Callable[[Any], Iterable[object]]], ...] = (
-    (re.Pattern, attrgetter("pattern", "flags")),
-    ((list, tuple, deque), iter),
-    (partial, attrgetter("func", "args", "keywords")),
-    (MethodType, attrgetter("__self__", "__func__")),
-)
 
 
 def fingerprint(things: Mapping[str, object], weightless: Iterable[str] = ()) -> dict[str, str]:
@@ -107,37 +101,49 @@ class _Walk:
             self._hash.update(f"{len(word)}:{word}".encode("utf-8", "surrogatepass"))
 
     def _hash_content(self, value: Any) -> None:
-        if isinstance(value, Tensor):
-            self._tensor(value)
-        elif isinstance(value, (np.ndarray, np.generic)):
-            array = np.asarray(value)
-            self._hash_words(str(array.dtype), str(array.shape))
-            self._hash.update(repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes())
-        elif isinstance(value, (torch.dtype, torch.device, enum.Enum, range, slice)):
-            self._hash_words(repr(value))
-        elif isinstance(value, Mapping):
-            self._hash_each(part for pair in value.items() for part in pair)
-        elif isinstance(value, Set):
-            self._hash_words(*sorted(map(self._digest_element, value)))
-        elif parts := next((read for kind, read in _PARTS if isinstance(value, kind)), None):
-            self._hash_each(parts(value))
-        elif isinstance(value, FunctionType):
-            self._function(value)
-        elif isinstance(value, ModuleType):
-            self._hash_words(value.__name__)
-        elif isinstance(value, type):
-            self._class(value)
-        elif isinstance(value, nn.Module):
-            self._module(value)
-        elif hasattr(value, "__wrapped__"):
-            self.value(value.__wrapped__)
-        elif callable(value) and hasattr(value, "__qualname__"):
-            self._hash_words(_name(value))
-        else:
-            self._instance(value)
+        match value:
+            case Tensor():
+                self._tensor(value)
+            case np.ndarray() | np.generic():
+                array = np.asarray(value)
+                self._hash_words(str(array.dtype), str(array.shape))
+                self._hash.update(repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes())
+            case torch.dtype() | torch.device() | enum.Enum() | range() | slice():
+                self._hash_words(repr(value))
+            case Mapping():
+                self._hash_each(part for pair in value.items() for part in pair)
+            case Set():
+                self._hash_words(*sorted(map(self._digest_element, value)))
+            case re.Pattern():
+                self._hash_each((value.pattern, value.flags))
+            case list() | tuple() | deque():
+                self._hash_each(value)
+            case partial():
+                self._hash_each((value.func, value.args, value.keywords))
+            case MethodType():
+                self._hash_each((value.__self__, value.__func__))
+            case FunctionType():
+                self._function(value)
+            case ModuleType():
+                self._hash_words(value.__name__)
+            case type():
+                self._class(value)
+            case nn.Module():
+                self._module(value)
+            case _ if hasattr(value, "__wrapped__"):
+                self.value(value.__wrapped__)
+            case _ if callable(value) and hasattr(value, "__qualname__"):
+                self._hash_words(_name(value))
+            case _:
+                self._instance(value)
 
     def _hash_each(self, values: Iterable[object]) -> None:
         for value in values:
+            self.value(value)
+
+    def _hash_named(self, values: Iterable[tuple[str, object]]) -> None:
+        for name, value in values:
+            self._hash_words(name)
             self.value(value)
 
     def _digest_element(self, value: object) -> str:
@@ -162,9 +168,7 @@ class _Walk:
         # A folder written before a field of ours was renamed still belongs to the same run.
         own = {first_field(kind.__module__, name): found for name, found in own.items()}
         names = [name for name in sorted(own) if not (name.startswith("_") and _installed(kind.__module__))]
-        for name in names:
-            self._hash_words(name)
-            self.value(own[name])
+        self._hash_named((name, own[name]) for name in names)
         if not names and kind.__repr__ is not object.__repr__:
             text = repr(value)
             # An address in memory is another one in every process.
@@ -179,10 +183,11 @@ class _Walk:
             user = not _installed(type(part).__module__)
             if user:
                 self._class(type(part))
-            for key, found in sorted(vars(part).items()):
-                if key not in _MACHINERY and (user or not key.startswith("_")) and not isinstance(found, nn.Module):
-                    self._hash_words(key)
-                    self.value(found)
+            self._hash_named(
+                (key, found)
+                for key, found in sorted(vars(part).items())
+                if key not in _MACHINERY and (user or not key.startswith("_")) and not isinstance(found, nn.Module)
+            )
             self._hash_each([*part._forward_hooks.values(), *part._forward_pre_hooks.values()])
         state = module.state_dict()
         named = dict([*module.named_parameters(), *module.named_buffers()])
@@ -195,39 +200,32 @@ class _Walk:
         """Take up a traced module: its operations as written by torch, and functions of the user's among them."""
         self._hash_words(module.code)
         for node in module.graph.nodes:
-            if node.op == "call_function":
-                self.value(node.target)
-            elif node.op == "get_attr":
-                owner, _, name = str(node.target).rpartition(".")
-                found = getattr(module.get_submodule(owner), name, None)
-                # Weights and buffers are described with the state.
-                if isinstance(found, Tensor) and name not in {**module._parameters, **module._buffers}:
-                    self._tensor(found)
+            match node.op:
+                case "call_function":
+                    self.value(node.target)
+                case "get_attr":
+                    owner, _, name = str(node.target).rpartition(".")
+                    found = getattr(module.get_submodule(owner), name, None)
+                    # Weights and buffers are described with the state.
+                    if isinstance(found, Tensor) and name not in {**module._parameters, **module._buffers}:
+                        self._tensor(found)
 
     def _function(self, function: FunctionType) -> None:
         written = _rebound_names(function.__code__)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         self._hash_each((function.__defaults__, function.__kwdefaults__))
-        for name, cell in cells:
-            if name not in written:
-                self._hash_words(name)
-                self.value(_content(cell))
+        self._hash_named((name, _content(cell)) for name, cell in cells if name not in written)
         if _installed(function.__module__):
             return
         self._list_code(function)
-        for name, value in _globals(function):
-            self._hash_words(name)
-            self.value(value)
+        self._hash_named(_globals(function))
 
     def _list_code(self, function: FunctionType) -> None:
         """List the code of a function of the user's."""
         found = code_digest.digest(function.__code__)
-        name = key = f"{_CODE}{_name(function)}"
-        number = 1
-        while key in self._code and self._code[key] != found:
-            number += 1
-            key = f"{name} ({number})"
-        self._code[key] = found
+        name = f"{_CODE}{_name(function)}"
+        keys = itertools.chain([name], (f"{name} ({number})" for number in itertools.count(2)))
+        self._code[next(key for key in keys if self._code.get(key, found) == found)] = found
 
     def _class(self, kind: type) -> None:
         """Take up a class of the user's; of a module the methods that can have a part in its forward."""
@@ -237,9 +235,7 @@ class _Walk:
                 continue
             members = dict(vars(base))
             wanted = _forward(kind) if issubclass(kind, nn.Module) else set(members)
-            for name in sorted(members):
-                if name not in wanted or name in _UNTOLD or name.startswith("__dataclass"):
-                    continue
+            for name in sorted(n for n in wanted & members.keys() - _UNTOLD if not n.startswith("__dataclass")):
                 for part in _unwrap_member(members[name]):
                     if not isinstance(part, FunctionType):
                         self._hash_words(name)
@@ -273,10 +269,11 @@ def _forward(kind: type) -> set[str]:
 
 def _unwrap_member(member: Any) -> list[Any]:
     """Return the functions behind a property or a method of the class, else the member itself."""
-    if isinstance(member, (staticmethod, classmethod)):
-        return [member.__func__]
-    if isinstance(member, property):
-        return [part for part in (member.fget, member.fset, member.fdel) if part is not None]
+    match member:
+        case staticmethod() | classmethod():
+            return [member.__func__]
+        case property():
+            return [part for part in (member.fget, member.fset, member.fdel) if part is not None]
     return [] if type(member).__name__ in ("member_descriptor", "getset_descriptor") else [member]
 
 
@@ -316,10 +313,8 @@ def _slot_attributes(value: object) -> Iterator[tuple[str, object]]:
     for base in type(value).__mro__:
         for name, member in vars(base).items() if "__slots__" in vars(base) else ():
             if isinstance(member, MemberDescriptorType):
-                try:
+                with suppress(AttributeError):
                     yield name, member.__get__(value)
-                except AttributeError:
-                    continue
 
 
 def _content(cell: Any) -> object:

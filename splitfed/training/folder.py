@@ -67,12 +67,10 @@ class RunFolder:
     def restore(self, run: Resumable) -> int:
         """Bring `run` to the newest checkpoint and return the number of the next round (0 where there is none)."""
         newest = checkpoint.load(self.path / "checkpoints")
-        done = 0
-        if newest is not None:
-            if newest.damaged:
-                text = f"{newest.damaged[0]} is damaged; the run goes on from the checkpoint of round {newest.number}"
-                warnings.warn(text, UserWarning, stacklevel=3)
-            done = newest.number + 1
+        done = 0 if newest is None else newest.number + 1
+        if newest is not None and newest.damaged:
+            text = f"{newest.damaged[0]} is damaged; the run goes on from the checkpoint of round {newest.number}"
+            warnings.warn(text, UserWarning, stacklevel=3)
         path = self.path / "metrics.jsonl"
         content = path.read_bytes() if path.is_file() else b""
         lines = list(islice(digests.links(content, self._start), done))
@@ -124,8 +122,7 @@ class RunFolder:
                 raise InvalidInput(
                     f"folder {str(self.path)!r} holds another run: its {key} is {there.get(key)!r}, not {value!r}"
                 )
-        changed = fingerprint.differences(there.get("code", {}), wanted.get("code", {}))
-        if changed:
+        if changed := fingerprint.differences(there.get("code", {}), wanted.get("code", {})):
             raise InvalidInput(
                 f"folder {str(self.path)!r} holds another run: {digests.names(changed)} changed since it began; "
                 "go back to what it was, or give another folder"
@@ -160,7 +157,6 @@ def _commit() -> str | None:
         return None
     command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip() or None

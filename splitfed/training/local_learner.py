@@ -42,8 +42,7 @@ class LocalLearner:
     @property
     def objectives(self) -> Mapping[str, LocalObjective]:
         """The local objectives at the client's own parties, by role."""
-        found = {role: self.engine.party(self.replica, role).state.objective for role in self.topology.data_roles}
-        return {role: objective for role, objective in found.items() if objective is not None}
+        return {role: found for role in self.topology.data_roles if (found := self.objective(role)) is not None}
 
     def objective(self, role: str) -> LocalObjective | None:
         """Return the local objective at the party that plays `role` for the client."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -13,14 +13,14 @@ from torch import Tensor
 from splitfed.attacks.base import Attack, Phase, Progress
 from splitfed.attacks.search_space import Choice
 from splitfed.core.deprecation import accept_renamed_keywords, warn
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names, unknown
 from splitfed.core.messages import View
 from splitfed.core.random import derive, generator
 from splitfed.core.topology import Head
 from splitfed.costs.clock import Clock
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.engines.base import FED, Source, Trainer
+from splitfed.engines.base import FED, Prediction, Source, Trainer
 from splitfed.engines.engine import Engine
 from splitfed.engines.observers import AttackObserver
 from splitfed.federated.base import Learner, Method
@@ -67,20 +67,17 @@ class Run:
         self.evaluator.grants.schedule = schedule
         self._calls = 0
         self._scorings = 0
-        self.method: Method | None = None
-        self.method_state: dict[str, Any] = {}
         # Of the client asked about last: what the method says it would use now.
         self._served: tuple[int, Mapping[str, Tensor] | None] | None = None
         # One for the whole run each: they know what they have sent in a round.
         self._learners = tuple(LocalLearner(engine, replica) for replica in range(engine.replicas))
-        self.trainer: Trainer = engine
         self.crosswise = False
         self.follow(None)
 
     def follow(self, method: Method | None) -> None:
         """Take up a federated method, before the first round."""
         self.method = method
-        self.method_state = {} if method is None else method.start(self.engine.replicas)
+        self.method_state: dict[str, Any] = {} if method is None else method.start(self.engine.replicas)
         self.evaluator.grants.method = self.evaluator.uploads.method = method
         engine: Trainer = self.engine
         clock, place = self.clock, self.engine.run_parties.placement
@@ -140,8 +137,7 @@ class Run:
     @property
     def accuracy(self) -> float:
         """The `utility` of a task whose metric is accuracy, in [0, 1]; `InvalidInput` for every other task."""
-        metric = self.history[-1]["test"]["metric"]
-        if metric != "accuracy":
+        if (metric := self.history[-1]["test"]["metric"]) != "accuracy":
             raise InvalidInput(f"the run has no accuracy: its task is scored by {metric!r}; ask for run.utility")
         return self.utility
 
@@ -232,43 +228,33 @@ class Run:
         (`splitfed.training.client_scores.summarize_clients`). `interval` asks for that of the union over rows
         (`splitfed.stats.utility.over_rows`).
         """
-        if part not in ("validation", "test"):
-            raise unknown("part", part, ("validation", "test"))
+        check_names("part", ("validation", "test"), part)
         if number is None:
             # Noise that was used once would cancel in the difference of two releases by different weights.
             number = derive(self.seed, "evaluate", len(self.history), self._scorings)
             self._scorings += 1
         heads = [h for h in self.engine.topology.heads if h.value in self._scored()]
-        outputs: dict[str, list[Tensor]] = {head.value: [] for head in heads}
-        labels: dict[str, list[Tensor]] = {head.value: [] for head in heads}
-        scores: list[float | None] = []
-        known: list[dict[tuple[str, str], Tensor]] = [{} for _ in range(self.engine.replicas)]
-        for replica in range(self.engine.replicas):
-            if self.engine.rows(replica, part) == 0:
-                scores.append(None)
-                continue
-            source = self._newest(replica)
-            wanted = self._method_values(replica, source)
-            prediction = self.engine.predict(replica, part, "evaluate", number, borrow=source, also=wanted)
-            known[replica] = {(value, part): made for value, made in prediction.further_values.items()}
-            for head in heads:
-                outputs[head.value].append(prediction.outputs[head.value])
-                labels[head.value].append(prediction.labels[head.value])
-            scores.append(_score(heads[0], outputs[heads[0].value][-1:], labels[heads[0].value][-1:]))
+        replicas, first = range(self.engine.replicas), heads[0].value
+        made = {r: self._predict_part(r, part, number) for r in replicas if self.engine.rows(r, part)}
+        outputs = {head.value: [one.outputs[head.value] for one in made.values()] for head in heads}
+        labels = {head.value: [one.labels[head.value] for one in made.values()] for head in heads}
+        scores = [
+            _score(heads[0], [made[r].outputs[first]], [made[r].labels[first]]) if r in made else None for r in replicas
+        ]
         unions = {head.value: _score(head, outputs[head.value], labels[head.value]) for head in heads}
         task = heads[0].task
         assert task is not None
         several: dict[str, Any] = {"heads": unions} if len(heads) > 1 else {}
-        if interval and outputs[heads[0].value]:
-            every = torch.cat(outputs[heads[0].value]), torch.cat(labels[heads[0].value])
+        if interval and made:
+            every = torch.cat(outputs[first]), torch.cat(labels[first])
             several["interval"] = over_rows(task, *every, generator(self.seed, "interval", part))
         if len(scores) > 1:
             several["spread"] = summarize_clients(scores, task.higher_is_better)
         if self.method is not None:
-            several |= self._method_scores(self.method, part, known)
+            several |= self._method_scores(self.method, part, made)
         if self.crosswise:
             several["across"] = self.across(part, number)
-        return {"metric": task.metric_name, "clients": scores, "union": unions[heads[0].value], **several}
+        return {"metric": task.metric_name, "clients": scores, "union": unions[first], **several}
 
     def across(self, part: str, number: int) -> dict[str, list[float | None]]:
         """Score each client's model on its own rows of `part`, on all others', and on the union of both, by client.
@@ -293,21 +279,21 @@ class Run:
                 scores[name].append(_score(head, [prediction.outputs[head.value][rows]], some) if some else None)
         return scores
 
-    def _method_values(self, replica: int, source: Source) -> Collection[str]:
-        """Return the values that the method's own inference computes of the weights in `source` too."""
-        if self.method is None or isinstance(source, Mapping):
-            return ()
-        return self.method.traits(self.engine.topologies[replica]).scored_values
+    def _predict_part(self, replica: int, part: str, number: int) -> Prediction:
+        """Return predictions for a client's rows of `part`, with what the method's own inference computes of them."""
+        source = self._newest(replica)
+        method = None if isinstance(source, Mapping) else self.method
+        wanted = () if method is None else method.traits(self.engine.topologies[replica]).scored_values
+        return self.engine.predict(replica, part, "evaluate", number, borrow=source, also=wanted)
 
-    def _method_scores(
-        self, method: Method, part: str, known: Sequence[Mapping[tuple[str, str], Tensor]]
-    ) -> dict[str, Any]:
+    def _method_scores(self, method: Method, part: str, made: Mapping[int, Prediction]) -> dict[str, Any]:
         """Return what the method's own inference scores, for every client that has rows in `part`, by name."""
         found: list[dict[str, float]] = [{} for _ in self.learners]
-        for replica, one in enumerate(replace(own, known=k) for own, k in zip(self._learners, known, strict=True)):
+        for replica, prediction in made.items():
+            known = {(value, part): computed for value, computed in prediction.further_values.items()}
             # As the schedule would have it: handed on or averaged, where it does that.
             with self.engine.borrow_segments(replica, self.schedule.newest(replica, self.schedule_state)):
-                found[replica] |= method.scores(one, part, self.method_state) if one.rows(part) else {}
+                found[replica] |= method.scores(replace(self._learners[replica], known=known), part, self.method_state)
         names = dict.fromkeys(name for scores in found for name in scores)
         return {"method": {name: [scores.get(name) for scores in found] for name in names}} if names else {}
 
@@ -326,16 +312,13 @@ class Run:
         there are several (default: the first).
         """
         values = [h.value for h in self.engine.topology.heads]
-        if head is not None and head not in values:
-            raise unknown("head", head, values)
+        head = values[0] if head is None else head
+        check_names("head", values, head)
         self.evaluator.grants.lend(client, "predict", x)
         if number is None:
             number, self._calls = self._calls, self._calls + 1
-        head_value = head or values[0]
-        prediction = self.engine.predict(
-            client, "predict", "predict", number, borrow=self._newest(client), head=head_value
-        )
-        return prediction.outputs[head_value]
+        prediction = self.engine.predict(client, "predict", "predict", number, borrow=self._newest(client), head=head)
+        return prediction.outputs[head]
 
     def observe(
         self,

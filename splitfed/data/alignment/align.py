@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import torch
-from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.core.errors import InvalidInput, check_count, check_names
 from splitfed.data.alignment.keys import Intersect, Key, in_clear, in_order
 from splitfed.data.alignment.report import Alignment, Counts, Report
 from splitfed.data.alignment.table import Table, contents, keys_of
-from splitfed.data.features import Feature
+from splitfed.data.features import adjacent_features
 from splitfed.data.from_python import RowType, TaskLike, as_task, from_arrays
 
 Duplicates: TypeAlias = Literal["refuse", "first", "drop"]
@@ -44,8 +42,7 @@ def align(
     with a feature a party. Raises `InvalidInput`, which names the party, for tables that cannot be aligned.
     """
     check_count("minimum", minimum, low=1)
-    if duplicates not in ("refuse", "first", "drop"):
-        raise unknown("duplicates", duplicates, ("refuse", "first", "drop"))
+    check_names("duplicates", ("refuse", "first", "drop"), duplicates)
     xs, y, lengths = contents(tables, labels, dtype)
     # From all labels: how many classes there are must not depend on who else holds a record.
     learnt = as_task(task, y)
@@ -61,7 +58,7 @@ def align(
         {party: _counts(keys[party], usable[party], len(rows[party])) for party in keys}, intersection.crossings
     )
     x = torch.cat([part[rows[party]].flatten(1) for party, part in xs.items()], dim=1)
-    dataset = from_arrays(x, y[rows[labels]], task=learnt, name=name, dtype=dtype).with_features(_features(xs))
+    dataset = from_arrays(x, y[rows[labels]], task=learnt, name=name, dtype=dtype).with_features(adjacent_features(xs))
     common_keys = () if by_position else tuple(keys[labels][i] for i in rows[labels].tolist())
     return Alignment(dataset, common_keys, rows, report)
 
@@ -91,14 +88,3 @@ def _check_enough(offered: Mapping[str, list[Key]], most: int, minimum: int) -> 
     if most < minimum:
         sizes = ", ".join(f"{party!r} (with {len(mine)})" for party, mine in offered.items())
         raise InvalidInput(f"at most {most} keys are common to {sizes}; expected at least minimum={minimum}")
-
-
-def _features(xs: Mapping[str, Tensor]) -> dict[str, Feature]:
-    """Return where each party's part stands in the joined row."""
-    features: dict[str, Feature] = {}
-    start = 0
-    for party, part in xs.items():
-        shape = tuple(part.shape[1:])
-        features[party] = Feature(torch.arange(start, start + math.prod(shape)), shape)
-        start += math.prod(shape)
-    return features

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names
 from splitfed.data.alignment.keys import Key
 from splitfed.data.from_python import RowType, as_rows, as_tensor
 
@@ -35,8 +35,7 @@ def contents(
     """Return x (n, ...) as `dtype` of the parties that hold one, y of the party `labels`, and every party's rows."""
     if len(tables) < 2:
         raise InvalidInput(f"tables of {list(tables)} are not enough to align; expected two parties or more")
-    if labels not in tables:
-        raise unknown("party with the labels", labels, tables)
+    check_names("party with the labels", tables, labels)
     for party, table in tables.items():
         if (table.y is not None) != (party == labels):
             raise InvalidInput(f"party {party!r} has {'no y' if party == labels else 'a y'}, and labels={labels!r}")
@@ -83,8 +82,7 @@ def _keys(party: str, keys: Any, count: int) -> list[Key]:
     if len(given) != count:
         raise InvalidInput(f"party {party!r} has {len(given)} keys and {count} rows; expected a key a row")
     found = [_key(party, row, key) for row, key in enumerate(given)]
-    other = next((key for key in found if type(key) is not type(found[0])), None)
-    if other is not None:
+    if (other := next((key for key in found if type(key) is not type(found[0])), None)) is not None:
         raise InvalidInput(f"party {party!r} has keys {found[0]!r} and {other!r}; expected all text or all numbers")
     return found
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.tasks import classification
 from splitfed.data.dataset import Dataset
 from splitfed.data.from_python import from_arrays
@@ -51,8 +51,7 @@ def cifar(folder: str | Path, split: str = "train") -> Dataset:
     `split` is "train", "test" or "all". CIFAR-100 has its 20 coarse classes as the target "coarse". Files that a set
     is published with and that are not there are refused. Raises `InvalidInput` that names the file.
     """
-    if split not in SPLITS:
-        raise unknown("split", split, SPLITS)
+    check_names("split", SPLITS, split)
     root = existing_folder(folder)
     there = {path.name for path in root.iterdir()}
     kind = next((kind for kind in KINDS if there & {*kind.train, *kind.test}), None)

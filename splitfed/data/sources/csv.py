@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names
 from splitfed.data import arrays
 from splitfed.data.dataset import Dataset
 from splitfed.data.from_python import RowType, TaskLike, as_rows, from_arrays
@@ -53,8 +53,7 @@ def csv(
     table = _read(source, separator)
     columns = [str(column) for column in table.columns]
     for name in (target, *drop, *(() if domain is None else (domain,))):
-        if name not in columns:
-            raise unknown(f"column in {source.name}:", name, columns)
+        check_names(f"column in {source.name}:", columns, name)
     for role, name in (("target", target), ("domain", domain)):
         if name in drop:
             raise InvalidInput(f"{role}={name!r} is also in drop; expected it in the table")
@@ -97,15 +96,13 @@ def _open_text(source: Path) -> IO[bytes]:
     if source.suffix not in _OPENERS:
         return source.open("rb")
     most = max(LARGE, arrays.RATIO * source.stat().st_size)
-    size = 0
     with _OPENERS[source.suffix](source) as file:
-        while part := file.read(2**22):
-            size += len(part)
-            if size > most:
-                raise InvalidInput(
-                    f"{source} unpacks to more than {most} bytes, {arrays.RATIO} times its size or more, as no table "
-                    "does; unpack it if it is meant"
-                )
+        file.seek(most)
+        if file.read(1):
+            raise InvalidInput(
+                f"{source} unpacks to more than {most} bytes, {arrays.RATIO} times its size or more, as no table "
+                "does; unpack it if it is meant"
+            )
     return cast(IO[bytes], _OPENERS[source.suffix](source))
 
 

@@ -27,8 +27,7 @@ def domain_folder(path: str | Path, size: int | tuple[int, int] | None = None, g
     domains = folders(root, "domain")
     classes = folders(root / domains[0], "class")
     for number, domain in enumerate(domains):
-        others = folders(root / domain, "class")
-        if others != classes:
+        if (others := folders(root / domain, "class")) != classes:
             odd = sorted(set(others) ^ set(classes))[0]
             where = domain if odd in others else domains[0]
             raise InvalidInput(f"{root} has class {odd!r} in domain {where!r}, not in all; expected the same in each")

@@ -15,7 +15,7 @@ from typing import IO, cast
 
 import numpy as np
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names
 from splitfed.data import arrays
 from splitfed.data.dataset import Dataset
 from splitfed.data.from_python import from_arrays
@@ -35,8 +35,7 @@ def idx(folder: str | Path, split: str = "train") -> Dataset:
     "all" (both). Debian's package dataset-fashion-mnist puts them in /usr/share/datasets/fashion-mnist.
     Raises `InvalidInput` that names the file when one is missing, truncated or malformed.
     """
-    if split not in PREFIXES:
-        raise unknown("split", split, PREFIXES)
+    check_names("split", PREFIXES, split)
     root = existing_folder(folder)
     pairs = [_pair(root, prefix) for prefix in PREFIXES[split]]
     images = np.concatenate([pair[0] for pair in pairs])

@@ -45,22 +45,19 @@ def leaf(
     files = sorted(source.glob("*.json")) if source.is_dir() else [source]
     if not files or not source.exists():
         raise InvalidInput(f"{source} is missing or has no .json file; expected files such as all_data_0.json")
-    xs: list[np.ndarray] = []
-    ys: list[np.ndarray] = []
-    names: dict[str, None] = {}
+    kept: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for file in files:
         for user, x, y in _users(file):
-            if user in names:
+            if user in kept:
                 raise InvalidInput(f"{file} has user {user!r}, who is in an earlier file already")
-            if len(y) >= least and (users is None or len(names) < users):
-                if xs and x.shape[1] != xs[0].shape[1]:
-                    raise InvalidInput(f"{file}: user {user!r} has rows of {x.shape[1]} numbers, not {xs[0].shape[1]}")
-                xs.append(x.astype(np.float32) if dtype == "float32" else x)
-                ys.append(y)
-                names[user] = None
-    if len(names) < (users or 1):
-        raise InvalidInput(f"{source} has {len(names)} users with at least {least} rows; expected {users or 1} or more")
-    x, y = np.concatenate(xs), np.concatenate(ys)
+            if len(y) >= least and (users is None or len(kept) < users):
+                width = next(iter(kept.values()), (x, y))[0].shape[1]
+                if x.shape[1] != width:
+                    raise InvalidInput(f"{file}: user {user!r} has rows of {x.shape[1]} numbers, not {width}")
+                kept[user] = (x.astype(np.float32) if dtype == "float32" else x), y
+    if len(kept) < (users or 1):
+        raise InvalidInput(f"{source} has {len(kept)} users with at least {least} rows; expected {users or 1} or more")
+    x, y = (np.concatenate(parts) for parts in zip(*kept.values(), strict=True))
     image = shape is not None and dtype == "float32" and x.min() >= 0 and x.max() <= 1
     if shape is not None and (not shape or math.prod(shape) != x.shape[1]):
         raise InvalidInput(f"shape={tuple(shape)} is not allowed; {source} has rows of {x.shape[1]} numbers")
@@ -70,7 +67,7 @@ def leaf(
         task=classification(max(2, int(y.max()) + 1) if classes is None else classes),
         name=source.resolve().stem,
         value_range=(0.0, 1.0) if image else None,
-        domains=np.repeat(np.arange(len(names)), [len(own) for own in ys]),
+        domains=np.repeat(np.arange(len(kept)), [len(own) for _, own in kept.values()]),
         dtype=dtype,
     )
 

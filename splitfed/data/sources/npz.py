@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names
 from splitfed.data import arrays
 from splitfed.data.dataset import Dataset
 from splitfed.data.from_python import RowType, TaskLike, from_arrays
@@ -62,8 +62,7 @@ def _read(source: Path, names: list[str]) -> dict[str, np.ndarray]:
     try:
         available = arrays.array_names(source)
         for name in names:
-            if name not in available:
-                raise unknown(f"array in {source}:", name, available)
+            check_names(f"array in {source}:", available, name)
         return {name: arrays.read_member(source, name) for name in names}
     except InvalidInput:
         raise

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, first_line
 from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
 from splitfed.data.dataset import Dataset
@@ -94,27 +94,27 @@ def build_model(
         expected_error = isinstance(error, (RuntimeError, ValueError, TypeError, OverflowError, MemoryError))
         if not expected_error and ":" not in name:
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raised = "" if expected_error else f"{type(error).__name__}: "
-        raise InvalidInput(f"model {label} cannot be built: {raised}{reason}") from error
+        raise InvalidInput(f"model {label} cannot be built: {raised}{first_line(error)}") from error
 
 
 def _insert_placeholders(key: str, kind: str | None, value: Any, data: Dataset) -> Any:
     """Return `value` with a placeholder for every table of a piece in it."""
-    if kind == "segments":
-        return [
-            {k: v for k, v in table.items() if k in SEGMENT_KEYS} | {"module": _placeholder(f"{key}[{i}]", table)}
-            for i, table in enumerate(value)
-        ]
-    if kind == "piece" and isinstance(value, Mapping):
-        return _placeholder(key, value)
-    if kind != "roles":
-        return value
-    if isinstance(value.get("model"), str):
-        if not data.features:
+    match kind:
+        case "segments":
+            return [
+                {k: v for k, v in table.items() if k in SEGMENT_KEYS} | {"module": _placeholder(f"{key}[{i}]", table)}
+                for i, table in enumerate(value)
+            ]
+        case "piece" if isinstance(value, Mapping):
+            return _placeholder(key, value)
+        case "roles" if not isinstance(value.get("model"), str):
+            return {role: _placeholder(f"{key}.{role}", table) for role, table in value.items()}
+        case "roles" if data.features:
+            return {role: _placeholder(key, value) for role in data.features}
+        case "roles":
             raise PieceError(key, "one table for all parties needs parties: add vertical, halves or strips to [data]")
-        return {role: _placeholder(key, value) for role in data.features}
-    return {role: _placeholder(f"{key}.{role}", table) for role, table in value.items()}
+    return value
 
 
 def _placeholder(path: str, table: Mapping[str, Any]) -> nn.Module:
@@ -178,8 +178,9 @@ def _run_segment(segment: Segment, arriving: Sequence[Tensor]) -> tuple[Tensor, 
         raise
     except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
         shapes = ", ".join(f"{v} {tuple(t.shape)}" for v, t in zip(segment.inputs, arriving, strict=True))
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InvalidInput(f"segment {segment.name!r} cannot take what arrives ({shapes}): {reason}") from error
+        raise InvalidInput(
+            f"segment {segment.name!r} cannot take what arrives ({shapes}): {first_line(error)}"
+        ) from error
     values = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if len(values) != len(segment.outputs):
         raise InvalidInput(

@@ -239,18 +239,19 @@ class Cell:
 
 def format_value(value: Any) -> str:
     """Return a parameter's value as it stands in labels; tables in few words, cut with a hash where they are long."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, (list, tuple)):
-        return _table_names(value, "~") if _holds_tables(value) else "+".join(map(format_value, value))
-    if isinstance(value, Mapping):
-        if (course := course_of(value)) is not None:
-            return _cut(course.label)
-        kind = value.get("model")
-        inner = " ".join(f"{key}={format_value(item) or '[]'}" for key, item in value.items() if key != "model")
-        return _cut(f"{{{inner}}}" if kind is None else f"{kind}({inner})" if inner else str(kind))
+    match value:
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:g}"
+        case list() | tuple():
+            return _table_names(value, "~") if _holds_tables(value) else "+".join(map(format_value, value))
+        case Mapping():
+            if (course := course_of(value)) is not None:
+                return _cut(course.label)
+            kind = value.get("model")
+            inner = " ".join(f"{key}={format_value(item) or '[]'}" for key, item in value.items() if key != "model")
+            return _cut(f"{{{inner}}}" if kind is None else f"{kind}({inner})" if inner else str(kind))
     return str(value)
 
 

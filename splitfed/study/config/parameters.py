@@ -152,8 +152,7 @@ def combine_choices(mistakes: Mistakes, where: str, parts: Mapping[str, Choice],
 
 def combinations(mistakes: Mistakes, where: str, axes: Sequence[Sequence[T]]) -> Iterator[tuple[T, ...]]:
     """Return every choice of one value of each of `axes`, the first varying slowest; note a grid that is too large."""
-    count = math.prod(map(len, axes))
-    if count > LIMIT:
+    if (count := math.prod(map(len, axes))) > LIMIT:
         mistakes.add(where, f"the lists make {count} combinations; at most {LIMIT} are allowed")
         return iter(())
     return itertools.product(*axes)

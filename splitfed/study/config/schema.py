@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -247,15 +247,17 @@ def _describe_mistake(detail: ErrorDetails) -> tuple[str, object]:
     """Return place and text of one mistake, in our words."""
     loc, table = _location(detail["loc"])
     where = place(loc)
-    if detail["type"] == "extra_forbidden":
-        return where, unknown("key", str(loc[-1]), table)
-    if detail["type"] == "missing":
-        return where, f"is missing; add {loc[-1]} = ..."
-    if detail["type"] == "string_pattern_mismatch":
-        return where, f"{short_repr(detail['input'])} is not allowed; expected letters, digits, '.', '_' and '-' only"
-    if detail["type"] == "too_long":
-        given, most = detail["ctx"]["actual_length"], detail["ctx"]["max_length"]
-        return where, f"has {given} entries; at most {most} are allowed"
+    match detail["type"]:
+        case "extra_forbidden":
+            return where, unknown("key", str(loc[-1]), table)
+        case "missing":
+            return where, f"is missing; add {loc[-1]} = ..."
+        case "string_pattern_mismatch":
+            shown = short_repr(detail["input"])
+            return where, f"{shown} is not allowed; expected letters, digits, '.', '_' and '-' only"
+        case "too_long":
+            given, most = detail["ctx"]["actual_length"], detail["ctx"]["max_length"]
+            return where, f"has {given} entries; at most {most} are allowed"
     text = detail["msg"].removeprefix("Input should be ").removeprefix("Input should ")
     return where, f"{short_repr(detail['input'])} is not allowed; expected {text[:1].lower()}{text[1:]}"
 
@@ -266,24 +268,17 @@ def _location(loc: tuple[str | int, ...]) -> tuple[tuple[str | int, ...], list[s
     model: type[BaseModel] | None = StudyConfig
     keys: list[str] = list(StudyConfig.model_fields)
     for i, part in enumerate(loc):
-        if isinstance(part, int):
-            kept.append(part)
-            continue
-        if model is None:
-            # Below a key that is no table there are only branches of unions such as "list[str]" or "int".
-            break
-        keys = list(model.model_fields)
+        if isinstance(part, str):
+            if model is None:
+                # Below a key that is no table there are only branches of unions such as "list[str]" or "int".
+                break
+            keys = list(model.model_fields)
+            model = _table_of(model, part) if i + 1 < len(loc) else None
         kept.append(part)
-        model = _table_of(model, part) if i + 1 < len(loc) else None
     return tuple(kept), keys
 
 
 def _table_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:
     """Return the table that `key` of `model` holds, one or a list of them."""
-    tables: dict[str, type[BaseModel]] = {
-        "study": StudyTable, "data": DataTable, "model": ModelTable, "training": TrainingTable,
-        "topology": TopologyTable, "method": MethodTable, "defense": DefenseTable, "attack": AttackTable,
-    }  # fmt: skip
-    if model is StudyConfig:
-        return tables.get(key)
-    return RecordTable if (model, key) == (TrainingTable, "record") else None
+    hint = model.model_fields[key].annotation if key in model.model_fields else None
+    return next((one for one in (hint, *get_args(hint)) if isinstance(one, type) and issubclass(one, BaseModel)), None)

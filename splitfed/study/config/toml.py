@@ -34,12 +34,13 @@ def _text(value: str) -> str:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{k} = {v}" for k, v in _pairs(value)) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_value(item) for item in value if item is not None) + "]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (int, float)):
-        return repr(value)
+    match value:
+        case Mapping():
+            return "{" + ", ".join(f"{k} = {v}" for k, v in _pairs(value)) + "}"
+        case list() | tuple():
+            return "[" + ", ".join(_value(item) for item in value if item is not None) + "]"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)
     return _text(str(value))

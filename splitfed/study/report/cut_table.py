@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from splitfed.core.cut_places import CutPlace
 
@@ -14,14 +15,13 @@ TITLES = ("bytes a row\nforward", "back", "multiply-adds\nbefore", "weights\nbef
 
 def print_places(places: Sequence[CutPlace], auto: Mapping[str, tuple[str, ...]], console: Console) -> None:
     """Print `places` in the order they run; `auto`: topology -> the cuts that "auto" chooses, of vanilla's marked *."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("cut after", overflow="fold")
-    table.add_column("crosses, a row", overflow="fold")
-    for title in TITLES:
-        table.add_column(title, justify="right", no_wrap=True)
+    columns = [Column(title, overflow="fold") for title in ("cut after", "crosses, a row")]
+    columns += [Column(title, justify="right", no_wrap=True) for title in TITLES]
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for place in places:
         if place.possible:
-            table.add_row(_mark(place, auto), describe_values(place), *_numbers(place))
+            mark = " *" if auto.get("vanilla") == (place.name,) else ""
+            table.add_row(f"{_names(place)}{mark}", describe_values(place), *_numbers(place))
     if any(place.possible for place in places):
         console.print(table)
     for place in places:
@@ -33,10 +33,9 @@ def describe_values(place: CutPlace) -> str:
     """Return the shapes of what crosses at a place: `16x32x32 + 8 (no gradient back)`, types but float32 after them."""
     words = []
     for value in place.values:
-        kind = str(value.dtype).removeprefix("torch.")
-        words.append("x".join(map(str, value.shape)) or "1")
-        words[-1] += "" if kind == "float32" else f" {kind}"
-        words[-1] += "" if value.returned else " (no gradient back)"
+        kind = "" if value.dtype == torch.float32 else f" {str(value.dtype).removeprefix('torch.')}"
+        back = "" if value.returned else " (no gradient back)"
+        words.append(f"{'x'.join(map(str, value.shape)) or '1'}{kind}{back}")
     return " + ".join(words)
 
 
@@ -48,10 +47,6 @@ def share(pair: tuple[int, int]) -> float:
 def _numbers(place: CutPlace) -> list[str]:
     sizes = [f"{size:,}" for size in (place.forward_bytes, place.backward_bytes)]
     return [*sizes, *(f"{share(pair):.1%}" for pair in (place.multiply_adds, place.parameters)), str(place.method)]
-
-
-def _mark(place: CutPlace, auto: Mapping[str, tuple[str, ...]]) -> str:
-    return _names(place) + (" *" if auto.get("vanilla") == (place.name,) else "")
 
 
 def _names(place: CutPlace) -> str:

@@ -190,8 +190,7 @@ def read_study(folder: Path, *, trust: bool = False) -> Study:
 
     Links that lead out of the folder are refused without `trust`: whoever made it could have other files shown.
     """
-    link = None if trust else find_link_out(folder)
-    if link is not None:
+    if not trust and (link := find_link_out(folder)) is not None:
         raise InvalidInput(
             f"{str(folder)!r} holds a link that leads out of it, {link!r}, which a report does not follow; "
             "put what it leads to in its place, or remove it"
@@ -400,10 +399,11 @@ _HIDDEN = ("Cc", "Cf", "Cs")
 
 def make_visible(value: Any) -> Any:
     """Return plain data with every text in it, keys too, as `escape_invisible` shows it."""
-    if isinstance(value, str):
-        return escape_invisible(value)
-    if isinstance(value, dict):
-        return {escape_invisible(str(key)): make_visible(item) for key, item in value.items()}
+    match value:
+        case str():
+            return escape_invisible(value)
+        case dict():
+            return {escape_invisible(str(key)): make_visible(item) for key, item in value.items()}
     return [make_visible(item) for item in value] if isinstance(value, list) else value
 
 

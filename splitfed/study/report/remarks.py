@@ -31,9 +31,9 @@ def reversals(attack: Json) -> list[str]:
             continue
         bound = score["mean"] if score.get("high") is None else score["high"]
         if bound is not None and bound < details.centre:
-            leak = details.leak(score["mean"])
             clauses.append(
-                f"{attack['label']} is reversed: {details.title} {score['mean']:.3g} leaks as much as {leak:.3g} does"
+                f"{attack['label']} is reversed: {details.title} {score['mean']:.3g} leaks as much as "
+                f"{details.leak(score['mean']):.3g} does"
             )
     return clauses
 

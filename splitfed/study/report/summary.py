@@ -204,7 +204,7 @@ def _mark_fronts(summary: Mapping[str, Any]) -> None:
     for label in summary["attacks"]:
         for metric in summary["metrics"]:
             # What a hijacked training is good for is no utility to weigh leakage against.
-            useful = [s for s in summary["settings"] if s["utility"] and not s["training_attack"]]
+            useful = (s for s in summary["settings"] if s["utility"] and not s["training_attack"])
             there = [s for s in useful if _attack_score(s, label, metric)]
             points = [
                 (sign * s["utility"]["mean"], METRICS[metric].leak(_attack_score(s, label, metric)["mean"]))

@@ -253,13 +253,14 @@ def _defense_findings(
 
 def baseline_name(summary: Summary, metric: str, target: str) -> str:
     """Name the baseline of an attack on `target`."""
-    if target == "shares":
-        return "auxiliary rows' shares" if metric == "total_variation" else "chance"
-    if target == "tokens":
-        return "most frequent token"
-    if target in ("labels", "members"):
-        # An AUC of labels is as blind for whoever always says the same.
-        return "most frequent label" if metric == "accuracy" else "chance"
+    match target:
+        case "shares":
+            return "auxiliary rows' shares" if metric == "total_variation" else "chance"
+        case "tokens":
+            return "most frequent token"
+        case "labels" | "members":
+            # An AUC of labels is as blind for whoever always says the same.
+            return "most frequent label" if metric == "accuracy" else "chance"
     return f"mean-{'image' if 'psnr' in summary['metrics'] else 'row'} baseline"
 
 

@@ -78,10 +78,8 @@ def survey(
     """
     if depth is not None:
         check_count("depth", depth, low=1)
-    if request.name.endswith(".toml"):
-        model, example = _load_from_study(request, trust)
-    else:
-        model, example = _load_by_name(request, trust)
+    load_model = _load_from_study if request.name.endswith(".toml") else _load_by_name
+    model, example = load_model(request, trust)
     places = cut_places(model, example, depth, progress)
 
     def places_at(limit: int) -> Sequence[CutPlace]:
@@ -114,7 +112,12 @@ def survey_to_json(found: CutSurvey) -> Json:
                 "refused": place.refusal,
                 "method": place.method,
                 "values": [
-                    {"name": v.name, "shape": list(v.shape), "dtype": _dtype(v.dtype), "returned": v.returned}
+                    {
+                        "name": v.name,
+                        "shape": list(v.shape),
+                        "dtype": str(v.dtype).removeprefix("torch."),
+                        "returned": v.returned,
+                    }
                     for v in place.values
                 ],
                 "forward_bytes": place.forward_bytes,
@@ -136,10 +139,6 @@ def _choose(choose: Callable[[], Topology]) -> AutoChoice:
     original = topology.segments[0].original
     assert original is not None
     return AutoChoice(original.cuts, topology.cut_choice)
-
-
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _load_from_study(request: ModelRequest, trust: bool) -> tuple[nn.Module, Tensor]:

@@ -68,13 +68,14 @@ def explain_failure(error: BaseException) -> tuple[str, str] | None:
 
 def _error_number(error: BaseException) -> int | None:
     """Return the error number behind `error`; None where it has none."""
-    if isinstance(error, MemoryError):
-        return errno.ENOMEM
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno
+    match error:
+        case MemoryError():
+            return errno.ENOMEM
+        case OSError() if error.errno is not None:
+            return error.errno
     text = str(error).lower()
-    match = _NUMBER.search(text)
-    return int(match[1]) if match else next((number for words, number in _WORDS.items() if words in text), None)
+    found = _NUMBER.search(text)
+    return int(found[1]) if found else next((number for words, number in _WORDS.items() if words in text), None)
 
 
 @contextmanager

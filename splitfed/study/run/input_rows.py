@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, first_line
 from splitfed.data import arrays
 from splitfed.data.features import Feature
 from splitfed.data.from_python import RowType, as_tensor, as_type
@@ -84,8 +84,7 @@ def _read_array(path: Path, shape: tuple[int, ...], features: Mapping[str, Featu
     except InvalidInput:
         raise
     except arrays.MALFORMED as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InvalidInput(f"{str(path)!r} cannot be read: {reason}") from None
+        raise InvalidInput(f"{str(path)!r} cannot be read: {first_line(error)}") from None
 
 
 def _put_together(

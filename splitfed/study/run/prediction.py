@@ -92,12 +92,13 @@ def prediction_table(head: Head, outputs: Tensor) -> dict[str, list[Any]]:
     task = head.task
     assert isinstance(task, Task)
     flat = outputs.double().reshape(len(outputs), -1)
-    if task.name == "classification":
-        chances = flat.softmax(1)
-        columns = {f"probability_{i}": chances[:, i].tolist() for i in range(chances.shape[1])}
-        return {"label": chances.argmax(1).tolist(), **columns}
-    if task.name == "binary":
-        return {"label": (flat[:, 0] > 0).long().tolist(), "probability": flat[:, 0].sigmoid().tolist()}
+    match task.name:
+        case "classification":
+            chances = flat.softmax(1)
+            columns = {f"probability_{i}": chances[:, i].tolist() for i in range(chances.shape[1])}
+            return {"label": chances.argmax(1).tolist(), **columns}
+        case "binary":
+            return {"label": (flat[:, 0] > 0).long().tolist(), "probability": flat[:, 0].sigmoid().tolist()}
     return {f"value_{i}": flat[:, i].tolist() for i in range(flat.shape[1])}
 
 

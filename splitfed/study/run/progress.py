@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, Self, TextIO
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -48,18 +48,12 @@ class Lines:
         self._done += 1
         print(f"[{self._done}/{self._total}] {line}", file=self._file or sys.stderr, flush=True)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing to close."""
-
 
 class Bars:
     """Bars for the runs, for the rounds of the current one, and for its attacks."""
 
     def __init__(self, total: int, finished: int = 0) -> None:
-        self._bars = Progress(
+        self.display = Progress(
             TextColumn("{task.description}", justify="left"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -68,40 +62,32 @@ class Bars:
             console=Console(stderr=True),
             transient=True,
         )
-        self._runs = self._bars.add_task("runs", total=total, completed=finished)
-        self._rounds = self._bars.add_task("rounds", visible=False)
-        self._attacks = self._bars.add_task("attack", visible=False)
+        self._runs = self.display.add_task("runs", total=total, completed=finished)
+        self._rounds = self.display.add_task("rounds", visible=False)
+        self._attacks = self.display.add_task("attack", visible=False)
 
     def start(self, run: str) -> None:
         """Show which run it is."""
-        self._bars.update(self._runs, description=f"runs: {run}")
+        self.display.update(self._runs, description=f"runs: {run}")
 
     def round(self, done: int, total: int, epsilon: float | None = None) -> None:
         """Move the bar of the rounds."""
         if done <= 1:
-            self._bars.reset(self._rounds)
+            self.display.reset(self._rounds)
         label = "rounds" if epsilon is None else f"rounds, epsilon {epsilon:.3g}"
-        self._bars.update(self._rounds, description=label, completed=done, total=total, visible=True)
-        self._bars.update(self._attacks, visible=False)
+        self.display.update(self._rounds, description=label, completed=done, total=total, visible=True)
+        self.display.update(self._attacks, visible=False)
 
     def attack(self, name: str, done: int, total: int) -> None:
         """Move the bar of the attack."""
         if done == 0:
-            self._bars.reset(self._attacks)
-        self._bars.update(self._attacks, description=name, completed=done, total=total, visible=True)
+            self.display.reset(self._attacks)
+        self.display.update(self._attacks, description=name, completed=done, total=total, visible=True)
 
     def finish(self, run: str, line: str) -> None:
         """Leave the line of the run above the bars."""
-        self._bars.console.print(line, highlight=False, markup=False)
-        self._bars.advance(self._runs)
-
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Take the bars away."""
-        self._bars.stop()
+        self.display.console.print(line, highlight=False, markup=False)
+        self.display.advance(self._runs)
 
 
 class Reports:
@@ -136,9 +122,15 @@ def relay_event(line: str, watcher: Watcher) -> None:
     getattr(watcher, event["event"])(**{key: value for key, value in event.items() if key != "event"})
 
 
-def open_watcher(total: int, finished: int) -> Bars | Lines:
-    """Return bars where standard error is a terminal, and lines elsewhere."""
-    return Bars(total, finished) if sys.stderr.isatty() else Lines(total, finished)
+@contextmanager
+def open_watcher(total: int, finished: int) -> Iterator[Watcher]:
+    """Yield bars, which go when it ends, where standard error is a terminal, and lines elsewhere."""
+    if not sys.stderr.isatty():
+        yield Lines(total, finished)
+        return
+    bars = Bars(total, finished)
+    with bars.display:
+        yield bars
 
 
 @contextmanager

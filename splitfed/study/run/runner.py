@@ -382,8 +382,9 @@ def write_result(folder: Path, found: Json) -> Json:
 
 def _without_infinities(value: Any) -> Any:
     """Return plain data as JSON gives it back, which knows no tuple, no infinity and no NaN: null stands there."""
-    if isinstance(value, Mapping):
-        return {key: _without_infinities(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_infinities(item) for item in value]
+    match value:
+        case Mapping():
+            return {key: _without_infinities(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_without_infinities(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -104,8 +104,7 @@ def arrange(model: nn.Module, places: Sequence[CutPlace]) -> Chain:
         for base in dict.fromkeys(name.partition("#")[0] for name in names):
             if base not in holders:
                 enter(_parents(base))
-                own = next(name for name in names if name.partition("#")[0] == base)
-                label = own.rpartition(".")[2]
+                label = next(name for name in names if name.partition("#")[0] == base).rpartition(".")[2]
                 chain.boxes.append((label, _describe(modules[base]), len(open_frames), y + BOX / 2))
                 y += BOX
         enter(_parents(place.name))
@@ -205,10 +204,8 @@ def _draw_skips(axis: Any, chain: Chain) -> None:
     left_of = {y: LEFT + INDENT * level for _, _, level, y in chain.boxes}
     boxes = list(left_of)
     cuts = [y for place, y in chain.places if place.possible]
-    for first, last in sorted(spans.values()):
+    for first, last in sorted(span for span in spans.values() if any(span[0] < y < span[1] for y in boxes)):
         # From the box that makes the value to the one before the next cut, which it no longer crosses.
-        if not any(first < y < last for y in boxes):
-            continue
         following = min((y for y in cuts if y > last), default=chain.height)
         start, end = (max((y for y in boxes if y < limit), default=limit) for limit in (first, following))
         track = next((i for i, free in enumerate(tracks) if free < start), len(tracks))
@@ -241,6 +238,5 @@ def _draw_legend(axis: Any, chain: Chain, never: Sequence[str], chosen: bool) ->
         axis.text(x + 0.15, y, text, fontsize=9, color=MUTED, va="center")
         x += wide + 0.15
     if never:
-        names = ", ".join(never)
-        names = _shorten(names, 2 * LONGEST)
+        names = _shorten(", ".join(never), 2 * LONGEST)
         axis.text(0.25, y + 0.75, f"never called by themselves: {names}", fontsize=8.5, color=MUTED, va="center")

@@ -138,8 +138,7 @@ def _draw_families(axis: Any, points: Sequence[Point], looks: SeriesStyles) -> N
         axis.plot(interval_ends(x), [y["mean"]] * 2, color=colour, lw=1.1, alpha=0.7)
         axis.plot([x["mean"]] * 2, interval_ends(y), color=colour, lw=1.1, alpha=0.7)
         strength = point.setting["strength"]
-        said = [*([] if strength is None else [f"{strength:g}"]), *(["reversed"] if point.reversed else [])]
-        if said:
+        if said := [*([] if strength is None else [f"{strength:g}"]), *(["reversed"] if point.reversed else [])]:
             aside = NUMBER_OFFSETS[list(looks.colours).index(point.setting["family"]) % len(NUMBER_OFFSETS)]
             axis.annotate(" ".join(said), (x["mean"], y["mean"]), aside, textcoords="offset points", color=colour)
     # An interval can be far wider than all that is to be seen: it runs out of the frame.
