@@ -46,7 +46,7 @@ class ModulusLevel(NamedTuple):
 class PublicContext:
     """What everybody may have: the parameters, the public key, and the keys for products and rotations.
 
-    `fingerprint`: 16 bytes that tell one key pair from all others. `KeyHolder.public` and `load_public_context` make it.
+    `fingerprint`: 16 bytes that tell one key pair from all others. See `KeyHolder.public`, `load_public_context`.
     """
 
     parameters: CkksParameters

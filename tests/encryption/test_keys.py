@@ -151,7 +151,7 @@ def test_no_key_lies_in_the_folder_of_a_run_or_a_study(holder: KeyHolder, tmp_pa
         for name in files:
             (folder / name).write_text("")
     (run / "below").mkdir()
-    (plain / "link").symlink_to(run, target_is_directory=True)
+    (plain / "link").symlink_to(run / "below", target_is_directory=True)
     for path in (run / "keys", run / "below" / "keys", study / "keys", plain / "link" / "keys"):
         with pytest.raises(InvalidInput, match=r"the folder of a run or a study.* keep keys elsewhere"):
             holder.save(path)

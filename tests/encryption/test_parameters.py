@@ -25,6 +25,7 @@ def parameters(**changes: Any) -> CkksParameters:
         ({"degree": 1024}, "degree=1024 is not allowed; expected one of 4096, 8192, 16384, 32768"),
         ({"degree": 4096}, "have 200 bits, which is less than 128 bits of security; degree 4096 allows 109"),
         ({"moduli": (60, 40, 40, 40, 60)}, "have 240 bits, which is less than 128 bits of security"),
+        ({"degree": 4096, "moduli": (40, 29, 41), "scale_bits": 29}, "have 110 bits, which is less than 128 bits"),
         ({"moduli": (60, 40, 40, 50)}, "the last no smaller than any other"),
         ({"moduli": (60,)}, "expected two or more of at most 60 bits"),
         ({"moduli": (61, 40, 40, 61)}, "of at most 60 bits"),
