@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from splitfed.core.errors import InvalidInput
 from splitfed.encryption.backend import import_tenseal
+from splitfed.encryption.ciphertexts import message_bytes
 from splitfed.encryption.parameters import LARGEST_MODULUS, PRESETS, CkksParameters, choose_parameters, preset
 from splitfed.encryption.sizes import measure_sizes, stored_sizes
 from tests.encryption.examples import keys
@@ -124,3 +126,17 @@ def test_parameters_of_no_preset_are_measured() -> None:
     assert stored_sizes(other.degree, other.moduli, other.scale_bits) is None
     assert other.ciphertext_bytes == measure_sizes(4096, (40, 28, 40), 28).ciphertext
     assert other.ciphertext_bytes == pytest.approx(PRESETS["depth_1_coarse"].ciphertext_bytes, rel=0.05)
+
+
+def test_the_page_tells_the_presets_as_they_are() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "encryption.md").read_text("utf-8")
+    for name, p in PRESETS.items():
+        keys_bytes = p.public_key_bytes + p.relinearization_key_bytes
+        row = (
+            f"| `{name}` | {p.degree} | {'-'.join(map(str, p.moduli))} | 2^{p.scale_bits} | {p.depth} | {p.slots} | "
+            f"{p.largest:.0f} | {p.precision:.0e} | {p.ciphertext_bytes[-1] / 1e3:.0f} | {keys_bytes / 1e6:.1f} | "
+            f"{p.galois_key_bytes / 1e6:.0f} |"
+        )
+        assert row in page
+    sent = [message_bytes(PRESETS["depth_2"], layout, (64, 256)) / 1e6 for layout in ("batch", "rows")]
+    assert "`batch` sends {:.0f} MB and `rows` {:.1f} MB".format(*sent) in page
