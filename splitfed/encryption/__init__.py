@@ -5,7 +5,8 @@ from splitfed.encryption.ciphertexts import EncryptedTensor, decrypt, encrypt, l
 from splitfed.encryption.key_search import find_secret_key_files, find_secret_keys
 from splitfed.encryption.keys import KeyHolder, PublicContext, load_keys, load_public_context, make_keys
 from splitfed.encryption.linear import linear, linear_encrypted
-from splitfed.encryption.parameters import PRESETS, CkksParameters, choose_parameters, preset
+from splitfed.encryption.parameters import PRESETS, CkksParameters, preset
+from splitfed.encryption.planner import choose_parameters
 
 __all__ = [
     "PRESETS",

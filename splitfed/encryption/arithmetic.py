@@ -14,6 +14,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.encryption.backend import import_seal
 from splitfed.encryption.ciphertexts import EncryptedTensor
 from splitfed.encryption.keys import PublicContext
+from splitfed.encryption.noise import rounding_noise
 
 
 def square(x: EncryptedTensor) -> EncryptedTensor:
@@ -26,7 +27,7 @@ def square(x: EncryptedTensor) -> EncryptedTensor:
         x.context.evaluator.square(ciphertext, result)
         finish_product(x.context, result)
         ciphertexts.append(result)
-    noise = math.hypot(2 * x.bound * x.noise, rounding_noise(x.context, ciphertexts[0].scale))
+    noise = math.hypot(2 * x.bound * x.noise, rounding_noise(x.context.parameters.degree, ciphertexts[0].scale))
     return replace(x, ciphertexts=tuple(ciphertexts), level=x.level - 1, bound=bound, noise=noise)
 
 
@@ -68,7 +69,7 @@ def lower(x: EncryptedTensor, level: int, scale: float) -> EncryptedTensor:
         # The same but for the last bit of a float.
         result.scale = scale
         ciphertexts.append(result)
-    noise = math.hypot(x.noise, rounding_noise(x.context, scale))
+    noise = math.hypot(x.noise, rounding_noise(x.context.parameters.degree, scale))
     return replace(x, ciphertexts=tuple(ciphertexts), level=level, noise=noise)
 
 
@@ -96,11 +97,6 @@ def finish_product(context: PublicContext, product: Any) -> None:
     """Bring a product of ciphertexts back to two polynomials and to a usual scale, in place."""
     context.evaluator.relinearize_inplace(product, context.relinearization_keys)
     context.evaluator.rescale_to_next_inplace(product)
-
-
-def rounding_noise(context: PublicContext, scale: float) -> float:
-    """Return the standard deviation of what a rescaling to `scale` adds to a number."""
-    return context.parameters.degree / 6 / scale
 
 
 def _level_alike(x: EncryptedTensor, y: EncryptedTensor) -> tuple[EncryptedTensor, EncryptedTensor]:

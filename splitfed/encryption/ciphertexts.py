@@ -30,7 +30,8 @@ from torch import Tensor
 from splitfed.core.errors import InvalidInput, check_number, unknown
 from splitfed.encryption.backend import FAILURES, from_bytes, import_seal, to_bytes
 from splitfed.encryption.keys import KeyHolder, PublicContext, from_uint8, to_uint8
-from splitfed.encryption.parameters import TAIL, CkksParameters
+from splitfed.encryption.noise import TAIL
+from splitfed.encryption.parameters import CkksParameters
 
 BATCH, ROWS, ROW_RESULTS, CONSTANTS = LAYOUTS = ("batch", "rows", "row results", "constants")
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
-from splitfed.encryption.arithmetic import add, check_bound, check_level, finish_product, rounding_noise
+from splitfed.encryption.arithmetic import add, check_bound, check_level, finish_product
 from splitfed.encryption.backend import import_seal
 from splitfed.encryption.ciphertexts import (
     BATCH,
@@ -34,7 +34,7 @@ from splitfed.encryption.ciphertexts import (
     next_power_of_two,
 )
 from splitfed.encryption.keys import PublicContext
-from splitfed.encryption.parameters import TAIL
+from splitfed.encryption.noise import baby_steps, rotation_noise, rounding_noise, scalar_noise, vector_noise
 
 
 def linear(x: EncryptedTensor, weight: Tensor, bias: Tensor | None = None) -> EncryptedTensor:
@@ -51,7 +51,9 @@ def linear(x: EncryptedTensor, weight: Tensor, bias: Tensor | None = None) -> En
     multiply = _multiply_batch if x.layout == BATCH else _multiply_rows
     ciphertexts, encoding, inner = multiply(x, w, b)
     spread = float(w.square().sum(1).max())
-    variance = spread * (x.noise**2 + inner) + encoding + rounding_noise(x.context, x.scale) ** 2
+    variance = (
+        spread * (x.noise**2 + inner**2) + encoding**2 + rounding_noise(x.context.parameters.degree, x.scale) ** 2
+    )
     return replace(
         x,
         ciphertexts=ciphertexts,
@@ -101,7 +103,7 @@ def linear_encrypted(
         finish_product(x.context, total)
         ciphertexts.append(total)
     variance = features * ((weight.bound * x.noise) ** 2 + (x.bound * weight.noise) ** 2)
-    noise = math.sqrt(variance + rounding_noise(x.context, ciphertexts[0].scale) ** 2)
+    noise = math.sqrt(variance + rounding_noise(x.context.parameters.degree, ciphertexts[0].scale) ** 2)
     product = replace(
         x, ciphertexts=tuple(ciphertexts), shape=(x.shape[0], results), level=low.level - 1, bound=bound, noise=noise
     )
@@ -110,18 +112,6 @@ def linear_encrypted(
     # The same number in every slot of a result, like any bias.
     shift = replace(bias, layout=BATCH, shape=product.shape)
     return replace(add(product, shift), bound=bound)
-
-
-def rotation_noise(context: PublicContext) -> float:
-    """Return what a rotation adds to the noise, as a multiple of what a rescaling adds.
-
-    SEAL's division by the special prime rounds with a bias of up to half a unit in every coefficient: the polynomial
-    of that bias is largest, 2N/pi, at the root of unity next to 1, so that a few slots have errors of 30 to 40 standard
-    deviations of the others. This many standard deviations cover them: bias times a secret of 3.5 times its size.
-    """
-    degree = context.parameters.degree
-    others = 3.2**2 * 1.5 + 1
-    return math.sqrt(others + (3.5 * 6 / math.pi / TAIL) ** 2 * 2 * degree / 3)
 
 
 def _checked(x: EncryptedTensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -143,7 +133,7 @@ def _checked(x: EncryptedTensor, weight: Tensor, bias: Tensor | None) -> tuple[T
 
 
 def _multiply_batch(x: EncryptedTensor, w: Tensor, b: Tensor) -> tuple[tuple[Any, ...], float, float]:
-    """Return a ciphertext a result; variances of what encoding the weights adds, and of what is added before them."""
+    """Return a ciphertext a result; the noise that encoding the weights adds, and the noise added before them."""
     seal, context, level = import_seal(), x.context, x.context.levels[x.level]
     evaluator, encoder, scale = context.evaluator, context.encoder, float(level.last_prime)
     plaintext, term, ciphertexts = seal.Plaintext(), seal.Ciphertext(), []
@@ -161,23 +151,22 @@ def _multiply_batch(x: EncryptedTensor, w: Tensor, b: Tensor) -> tuple[tuple[Any
                 evaluator.multiply_plain(ciphertext, plaintext, term)
                 evaluator.add_inplace(total, term)
         ciphertexts.append(_finish(x, total, shift or None))
-    # A number is rounded to a whole one, once for all slots.
-    return tuple(ciphertexts), x.shape[1] * x.bound**2 / scale**2, 0.0
+    return tuple(ciphertexts), scalar_noise(x.shape[1], x.bound, scale), 0.0
 
 
 def _multiply_rows(x: EncryptedTensor, w: Tensor, b: Tensor) -> tuple[tuple[Any, ...], float, float]:
-    """Return as many ciphertexts as `x` has; variances as `_multiply_batch` does."""
+    """Return as many ciphertexts as `x` has; noise as `_multiply_batch` does."""
     context, level = x.context, x.context.levels[x.level]
     results = next_power_of_two(len(w))
-    steps = 1 << (results.bit_length() // 2)
+    steps = baby_steps(results)
     diagonals = _diagonals(x, w, results, steps)
     bias = torch.zeros(block_slots(context.parameters, x.width), dtype=torch.float64)
     bias[: len(b)] = b
     shift = bias.repeat(context.parameters.slots // len(bias)).tolist() if bool(b.any()) else None
     ciphertexts = tuple(_finish(x, _rotate_sum(x, c, diagonals, results, steps), shift) for c in x.ciphertexts)
-    # A vector is rounded in each coefficient of its polynomial.
-    encoding = x.width * x.bound**2 * context.parameters.degree / 24 / float(level.last_prime) ** 2
-    inner = (steps - 1) * (rotation_noise(context) * rounding_noise(context, x.scale)) ** 2
+    degree = context.parameters.degree
+    encoding = vector_noise(degree, x.width, x.bound, float(level.last_prime))
+    inner = math.sqrt(steps - 1) * rotation_noise(degree, x.scale)
     return ciphertexts, encoding, inner
 
 

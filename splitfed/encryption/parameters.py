@@ -7,10 +7,7 @@ special prime, carries the keys alone, so that each prime between them pays for 
 Security: the moduli of all primes together have at most the bits that the table of the homomorphic encryption standard
 allows for 128 bits against classical attacks and secrets of -1, 0, 1. SEAL refuses more as well.
 
-Precision: N/6 is the standard deviation, in units of the scale, of what rounding leaves in a slot after an encryption
-with a public key and after a rescaling (coefficients rounded to whole numbers, one of the two polynomials times the
-secret). Slots are not normally distributed: 8.8 standard deviations were seen in 12 288 slots. A stated precision is
-12 of them, after the whole depth in squarings of numbers of magnitude 1.
+Precision is stated by the formulas of `splitfed.encryption.noise`.
 
 Papers: Cheon, Kim, Kim, Song, "Homomorphic encryption for arithmetic of approximate numbers", ASIACRYPT 2017; Albrecht
 et al., "Homomorphic encryption security standard", HomomorphicEncryption.org, 2018, table 1; the scales 2^20 and 2^21
@@ -19,13 +16,13 @@ after Khan, Nguyen, Michalas, "Split ways", 2023, and the same authors' "Split w
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.encryption.noise import TAIL, accumulate_noise, rounding_noise
 from splitfed.encryption.sizes import KeySizes, measure_sizes, stored_sizes
 
 SECURITY_BITS = 128
@@ -34,11 +31,8 @@ SECURITY_BITS = 128
 LARGEST_MODULUS: Mapping[int, int] = MappingProxyType({4096: 109, 8192: 218, 16384: 438, 32768: 881})
 """Degree -> the most bits that all moduli may have together at 128 bits of security."""
 
-TAIL = 12.0
-"""Standard deviations of noise that a stated precision allows for."""
-
 LOSSY = 1e-3
-"""Parameters whose stated precision is larger lose too much for training: they are planned by nobody, and warn."""
+"""Parameters whose stated precision is larger lose too much for training: no plan takes them, and they warn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,16 +97,12 @@ class CkksParameters:
     @property
     def noise(self) -> float:
         """Standard deviation of a slot's error after encryption, and of what a rescaling adds."""
-        return self.degree / 6 / 2.0**self.scale_bits
+        return rounding_noise(self.degree, 2.0**self.scale_bits)
 
     @property
     def precision(self) -> float:
         """Largest error of a number of magnitude 1 or less that was squared `depth` times, or less often."""
-        # An error e becomes 2e by a squaring, and rescaling adds one unit of noise.
-        variance = 1.0
-        for _ in range(self.depth):
-            variance = 4 * variance + 1
-        return TAIL * self.noise * math.sqrt(variance)
+        return TAIL * accumulate_noise(self.noise, [2.0] * self.depth, self.noise)
 
     @property
     def ciphertext_bytes(self) -> tuple[int, ...]:
@@ -186,43 +176,3 @@ def preset(name: str) -> CkksParameters:
             stacklevel=2,
         )
     return found
-
-
-def choose_parameters(
-    *, depth: int, precision: float, rows: int = 1, largest: float = 1.0, gain: float = 1.0
-) -> CkksParameters:
-    """Return the cheapest preset that fits, in bytes of a fresh ciphertext.
-
-    `depth`: multiplications in sequence (a linear layer is one, a square another), >= 0. `precision`: largest error of
-    a result that is accepted, > 0. `rows`: rows of a batch, which share a ciphertext, >= 1. `largest`: largest
-    magnitude of any input or result, > 0. `gain`: factor by which the layers enlarge an error, such as the largest
-    Euclidean norm of a row of weights, > 0. Raises `InvalidInput` for what no preset holds.
-    """
-    check_count("depth", depth)
-    check_count("rows", rows, low=1)
-    for name, value in (("precision", precision), ("largest", largest), ("gain", gain)):
-        if not (isinstance(value, (int, float)) and 0 < value < math.inf):
-            raise InvalidInput(f"{name}={value!r} is not allowed; expected a finite number above 0")
-    exact = [p for p in PRESETS.values() if not p.is_lossy]
-    deep = [p for p in exact if p.depth >= depth]
-    if not deep:
-        deepest = max(p.depth for p in exact)
-        raise InvalidInput(f"depth={depth} is too deep: the scale is exhausted after {deepest} multiplications")
-    wide = [p for p in deep if p.slots >= rows]
-    if not wide:
-        raise InvalidInput(
-            f"rows={rows} do not fit: a ciphertext has {max(p.slots for p in deep)} slots at most; use smaller batches"
-        )
-    large = [p for p in wide if p.largest >= largest]
-    if not large:
-        limit = max(p.largest for p in wide)
-        raise InvalidInput(
-            f"largest={largest:g} is beyond the scale: at depth {depth} a number may have magnitude {limit:g} at most"
-        )
-    # The error of squared numbers of that magnitude: each squaring enlarges it by twice the magnitude.
-    factor = max(1.0, largest) ** depth * max(1.0, gain)
-    fine = [p for p in large if p.precision * factor <= precision]
-    if not fine:
-        best = min(p.precision for p in large) * factor
-        raise InvalidInput(f"precision={precision:g} is too fine: at depth {depth} the smallest error is {best:.1e}")
-    return min(fine, key=lambda p: (p.ciphertext_bytes[-1], p.degree))

@@ -12,7 +12,8 @@ import pytest
 from splitfed.core.errors import InvalidInput
 from splitfed.encryption.backend import import_tenseal
 from splitfed.encryption.ciphertexts import message_bytes
-from splitfed.encryption.parameters import LARGEST_MODULUS, PRESETS, CkksParameters, choose_parameters, preset
+from splitfed.encryption.parameters import LARGEST_MODULUS, PRESETS, CkksParameters, preset
+from splitfed.encryption.planner import choose_parameters
 from splitfed.encryption.sizes import measure_sizes, stored_sizes
 from tests.encryption.examples import keys
 
@@ -53,43 +54,6 @@ def test_the_library_holds_the_same_bounds() -> None:
         beyond = [*moduli[:-1], moduli[-1] + 1]
         with pytest.raises(ValueError, match="not set correctly"):
             tenseal.context(tenseal.SCHEME_TYPE.CKKS, degree, coeff_mod_bit_sizes=beyond, n_threads=1)
-
-
-@pytest.mark.parametrize(
-    ("demand", "name"),
-    [
-        ({"depth": 0, "precision": 1e-6}, "sums"),
-        ({"depth": 1, "precision": 1e-3}, "depth_1_coarse"),
-        ({"depth": 1, "precision": 1e-6}, "depth_1"),
-        ({"depth": 1, "precision": 1e-3, "gain": 100.0}, "depth_1"),
-        ({"depth": 1, "precision": 1e-3, "rows": 4096}, "depth_1"),
-        ({"depth": 1, "precision": 1.0, "largest": 513.0}, "depth_1"),
-        ({"depth": 2, "precision": 1e-4}, "depth_2"),
-        ({"depth": 3, "precision": 1e-4}, "depth_3"),
-        ({"depth": 3, "precision": 1e-4, "rows": 4097}, "depth_5"),
-        ({"depth": 6, "precision": 1e-4}, "depth_7"),
-    ],
-)
-def test_the_planner_takes_the_cheapest_that_fits(demand: Mapping[str, Any], name: str) -> None:
-    assert choose_parameters(**demand) == PRESETS[name]
-
-
-@pytest.mark.parametrize(
-    ("demand", "text"),
-    [
-        ({"depth": 8, "precision": 1.0}, "depth=8 is too deep: the scale is exhausted after 7 multiplications"),
-        ({"depth": 1, "precision": 1.0, "rows": 8193}, "rows=8193 do not fit: a ciphertext has 8192 slots at most"),
-        ({"depth": 1, "precision": 1.0, "largest": 3e5}, "a number may have magnitude 262144 at most"),
-        ({"depth": 2, "precision": 1e-9}, "precision=1e-09 is too fine: at depth 2 the smallest error is 6.8e-08"),
-        ({"depth": 1, "precision": 0.0}, "precision=0.0 is not allowed; expected a finite number above 0"),
-        ({"depth": 1, "precision": 1.0, "gain": float("nan")}, "gain=nan is not allowed"),
-        ({"depth": -1, "precision": 1.0}, "depth=-1 is not allowed"),
-        ({"depth": 1, "precision": 1.0, "rows": 0}, "rows=0 is not allowed"),
-    ],
-)
-def test_the_planner_refuses_what_no_preset_holds(demand: Mapping[str, Any], text: str) -> None:
-    with pytest.raises(InvalidInput, match=re.escape(text)):
-        choose_parameters(**demand)
 
 
 def test_presets_that_lose_precision_warn_and_are_planned_by_nobody() -> None:
