@@ -2,6 +2,7 @@
 
 from splitfed.encryption.arithmetic import add, square
 from splitfed.encryption.ciphertexts import EncryptedTensor, decrypt, encrypt, load_ciphertexts, message_bytes
+from splitfed.encryption.convolution import convolution
 from splitfed.encryption.key_search import find_secret_key_files, find_secret_keys
 from splitfed.encryption.keys import KeyHolder, PublicContext, load_keys, load_public_context, make_keys
 from splitfed.encryption.linear import linear, linear_encrypted
@@ -16,6 +17,7 @@ __all__ = [
     "PublicContext",
     "add",
     "choose_parameters",
+    "convolution",
     "decrypt",
     "encrypt",
     "find_secret_key_files",
