@@ -61,7 +61,7 @@ class EncryptedTensor:
 
     @property
     def precision(self) -> float:
-        """Largest error of a number, at 12 standard deviations of the noise."""
+        """Largest error of a number, at 16 standard deviations of the noise."""
         return TAIL * self.noise
 
     @property

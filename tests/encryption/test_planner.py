@@ -57,7 +57,7 @@ def test_the_cheapest_that_fits_is_taken(demand: Mapping[str, Any], name: str) -
             "features=8193, results=1 do not fit: a ciphertext has 8192 slots at most",
         ),
         ({"depth": 1, "precision": 1.0, "largest": 3e5}, "a number may have magnitude 262144 at most"),
-        ({"depth": 2, "precision": 1e-9}, "precision=1e-09 is too fine: at depth 2 the smallest error is 2.6e-08"),
+        ({"depth": 2, "precision": 1e-9}, "precision=1e-09 is too fine: at depth 2 the smallest error is 3.4e-08"),
         ({"depth": 1, "precision": 0.0}, "precision=0.0 is not allowed; expected a finite number above 0"),
         ({"depth": 1, "precision": 1.0, "gain": float("nan")}, "gain=nan is not allowed"),
         ({"depth": -1, "precision": 1.0}, "depth=-1 is not allowed"),
