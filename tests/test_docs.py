@@ -19,6 +19,7 @@ import splitfed
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import stream
 from splitfed.core.replay import ReplayedSegment
+from splitfed.encryption import find_secret_keys
 from splitfed.registry import TABLES
 from splitfed.study.config import schema
 from splitfed.study.run import session
@@ -31,7 +32,7 @@ from tests.study.examples import write
 TEXT = README.read_text("utf-8")
 EXAMPLES = {
     "README.md": 1,
-    **{f"{page}.md": 1 for page in ("attacks", "costs", "methods", "poisoning", "privacy", "topologies")},
+    **{f"{page}.md": 1 for page in ("attacks", "costs", "encryption", "methods", "poisoning", "privacy", "topologies")},
     "data.md": 2,
     "results-and-resume.md": 1,
     "models.md": 3,
@@ -200,6 +201,15 @@ def test_clients_in_parallel_take_less_time_on_the_costs_page(capsys: pytest.Cap
     execute(example("costs.md"))
     sequential, parallel = (float(line.split()[1]) for line in capsys.readouterr().out.splitlines())
     assert parallel < sequential
+
+
+def test_the_layer_of_the_encryption_page_agrees_to_what_it_states() -> None:
+    names = execute(example("encryption.md"))
+    assert names["error"] <= names["logits"].precision < 1e-3
+    # Of the key holder's names only these two reach the server.
+    assert (
+        find_secret_keys([names[name] for name in ("public", "sent", "received", "result")], names["keys"].public) == []
+    )
 
 
 def test_the_run_of_the_results_page_is_resumed() -> None:

@@ -1,0 +1,111 @@
+"""Sums and squares of encrypted tensors, with an account of levels, magnitudes and noise.
+
+Scales are kept exactly: a rescaling divides by a prime, not by the power of two next to it, and two ciphertexts are
+added only once their scales are equal. TenSEAL's own vectors take the two for equal, an error of some 5e-7 at 2^40.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from splitfed.core.errors import InvalidInput
+from splitfed.encryption.backend import import_seal
+from splitfed.encryption.ciphertexts import EncryptedTensor
+from splitfed.encryption.keys import PublicContext
+from splitfed.encryption.noise import rounding_noise
+
+
+def square(x: EncryptedTensor) -> EncryptedTensor:
+    """Return the square of every number of `x`, one level lower; needs no key for rotations."""
+    check_level(x, "a square")
+    bound = check_bound(x.context, x.bound**2, "a square")
+    ciphertexts = []
+    for ciphertext in x.ciphertexts:
+        result = import_seal().Ciphertext()
+        x.context.evaluator.square(ciphertext, result)
+        finish_product(x.context, result)
+        ciphertexts.append(result)
+    noise = math.hypot(2 * x.bound * x.noise, rounding_noise(x.context.parameters.degree, ciphertexts[0].scale))
+    return replace(x, ciphertexts=tuple(ciphertexts), level=x.level - 1, bound=bound, noise=noise)
+
+
+def add(x: EncryptedTensor, y: EncryptedTensor) -> EncryptedTensor:
+    """Return the sum of two encrypted tensors of one shape and layout, at the lower of their levels.
+
+    Fresh updates of weights cost no level: weights and updates are both at the top. Of two that are at different
+    levels the higher one is multiplied by 1 until level and scale agree, which loses nothing. Raises `InvalidInput`
+    for other keys, shapes or layouts, and where no level is left to bring two scales together.
+    """
+    if x.context.fingerprint != y.context.fingerprint:
+        raise InvalidInput("two ciphertexts of different key pairs cannot be added")
+    if (x.layout, x.shape, x.width) != (y.layout, y.shape, y.width):
+        raise InvalidInput(
+            f"a {x.layout!r} tensor of shape {x.shape} and a {y.layout!r} one of shape {y.shape} cannot be added"
+        )
+    bound = check_bound(x.context, x.bound + y.bound, "a sum")
+    x, y = _level_alike(x, y)
+    ciphertexts = []
+    for first, second in zip(x.ciphertexts, y.ciphertexts, strict=True):
+        result = import_seal().Ciphertext()
+        x.context.evaluator.add(first, second, result)
+        ciphertexts.append(result)
+    return replace(x, ciphertexts=tuple(ciphertexts), bound=bound, noise=math.hypot(x.noise, y.noise))
+
+
+def lower(x: EncryptedTensor, level: int, scale: float) -> EncryptedTensor:
+    """Return `x` at `level`, which must be lower than its own, and encoded at exactly `scale`."""
+    if level >= x.level:
+        raise InvalidInput(f"a ciphertext with {x.level} multiplications left cannot be brought to {level}")
+    seal, evaluator, above = import_seal(), x.context.evaluator, x.context.levels[level + 1]
+    one, ciphertexts = seal.Plaintext(), []
+    x.context.encoder.encode(1.0, above.parms_id, scale * above.last_prime / x.scale, one)
+    for ciphertext in x.ciphertexts:
+        result = seal.Ciphertext()
+        evaluator.mod_switch_to(ciphertext, above.parms_id, result)
+        evaluator.multiply_plain_inplace(result, one)
+        evaluator.rescale_to_next_inplace(result)
+        # The same but for the last bit of a float.
+        result.scale = scale
+        ciphertexts.append(result)
+    noise = math.hypot(x.noise, rounding_noise(x.context.parameters.degree, scale))
+    return replace(x, ciphertexts=tuple(ciphertexts), level=level, noise=noise)
+
+
+def check_level(x: EncryptedTensor, what: str) -> None:
+    """Refuse a product where no multiplication is left; `what` names it."""
+    if x.level == 0:
+        raise InvalidInput(
+            f"{what} needs a multiplication and none is left of {x.context.parameters.depth}: the scale is exhausted; "
+            "choose deeper parameters, or let the key holder encrypt anew"
+        )
+
+
+def check_bound(context: PublicContext, bound: float, what: str) -> float:
+    """Return `bound`, the largest magnitude of a result; refuse one beyond what the scale holds."""
+    largest = context.parameters.largest
+    if not bound <= largest:
+        raise InvalidInput(
+            f"{what} may reach magnitude {bound:g}, beyond the {largest:g} that the scale holds; declare a smaller "
+            "bound of what goes in, or choose other parameters"
+        )
+    return bound
+
+
+def finish_product(context: PublicContext, product: Any) -> None:
+    """Bring a product of ciphertexts back to two polynomials and to a usual scale, in place."""
+    context.evaluator.relinearize_inplace(product, context.relinearization_keys)
+    context.evaluator.rescale_to_next_inplace(product)
+
+
+def _level_alike(x: EncryptedTensor, y: EncryptedTensor) -> tuple[EncryptedTensor, EncryptedTensor]:
+    if x.level != y.level:
+        if x.level > y.level:
+            return lower(x, y.level, y.scale), y
+        return x, lower(y, x.level, x.scale)
+    if math.isclose(x.scale, y.scale, rel_tol=2**-50):
+        return x, y
+    check_level(x, "a sum of ciphertexts at different scales")
+    scale, down = 2.0**x.context.parameters.scale_bits, x.level - 1
+    return lower(x, down, scale), lower(y, down, scale)

@@ -1,0 +1,68 @@
+"""TenSEAL and the SEAL evaluator in it: imported when encryption is first used, and bytes of what SEAL makes.
+
+TenSEAL (0.3.16 or newer) brings the whole interface of SEAL as `tenseal.sealapi`. Keys are made and kept by TenSEAL's
+contexts; products are computed by SEAL's evaluator, which leaves it to the caller when to rescale. SEAL's objects save
+themselves to a path only, so that bytes pass through a file in memory where the system has one.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from splitfed.core.errors import InvalidInput
+
+FAILURES = (ValueError, RuntimeError, IndexError, OverflowError)
+"""What TenSEAL and SEAL raise for bytes and numbers that they do not take."""
+
+
+def import_tenseal() -> Any:
+    """Return the package `tenseal`; raise `InvalidInput` naming it where it is not installed."""
+    try:
+        import tenseal
+
+        # Without it SEAL's numbers have no type in Python.
+        import tenseal.sealapi
+    except ImportError:
+        raise InvalidInput("encryption needs the package tenseal: pip install 'tenseal>=0.3.16'") from None
+    return tenseal
+
+
+def import_seal() -> Any:
+    """Return `tenseal.sealapi`; raise `InvalidInput` naming the package where it is not installed."""
+    return import_tenseal().sealapi
+
+
+@contextmanager
+def _scratch_file() -> Iterator[str]:
+    """Yield the path of an empty file for this process alone, in memory where the system can, gone afterwards."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("splitfed")
+        path = f"/proc/self/fd/{descriptor}"
+        try:
+            if os.path.exists(path):
+                yield path
+                return
+        finally:
+            os.close(descriptor)
+    with tempfile.TemporaryDirectory() as folder:
+        yield os.path.join(folder, "object")
+
+
+def to_bytes(stored: Any) -> bytes:
+    """Return what SEAL writes of `stored`, a ciphertext or a key."""
+    with _scratch_file() as path:
+        stored.save(path)
+        return Path(path).read_bytes()
+
+
+def from_bytes(empty: Any, seal_context: Any, content: bytes) -> Any:
+    """Return `empty`, a new ciphertext or key of SEAL, filled from `content`; raise one of `FAILURES` for bad bytes."""
+    with _scratch_file() as path:
+        Path(path).write_bytes(content)
+        empty.load(seal_context, path)
+    return empty

@@ -1,0 +1,293 @@
+"""Encrypted tensors, and how they cross: bytes with a header that says whose they are and how numbers lie in them.
+
+Layouts of a (rows, features) tensor:
+- "batch": one ciphertext a feature, whose slots are the rows;
+- "rows": as many rows in a ciphertext as fit, each twice in a row in a block of 2 `width` slots, so that a rotation
+  brings every feature to every place;
+- "row results": what a linear layer makes of "rows": the numbers of a row at the beginning of its block. The other
+  slots of the block hold partial sums, which the key holder can read;
+- "constants": one ciphertext a number, which fills all slots: weights that meet a batch.
+
+With each tensor goes what is known of it without a key: `bound`, the largest magnitude it can have, and `noise`, the
+standard deviation of its error. Both come from declared limits and public weights, never from the encrypted numbers.
+
+A digest in the header tells a corrupted message from a whole one. It has no key: whoever forges a message on purpose
+can make it match.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput, check_number, unknown
+from splitfed.encryption.backend import FAILURES, from_bytes, import_seal, to_bytes
+from splitfed.encryption.keys import KeyHolder, PublicContext, from_uint8, to_uint8
+from splitfed.encryption.noise import TAIL
+from splitfed.encryption.parameters import CkksParameters
+
+BATCH, ROWS, ROW_RESULTS, CONSTANTS = LAYOUTS = ("batch", "rows", "row results", "constants")
+
+_MAGIC = b"SFCKKS1\n"
+# Fingerprint, layout, level, rows, features, width, ciphertexts, bound, noise; the digest of all else follows.
+_HEADER = struct.Struct("<16sBBIIIIdd")
+_DIGEST_BYTES = 16
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, eq=False)
+class EncryptedTensor:
+    """A (rows, features) tensor as ciphertexts of SEAL under one public context.
+
+    `level`: multiplications that are left. `bound`: largest magnitude that a number can have. `noise`: standard
+    deviation of a number's error. `width`: features that a row has room for in a "rows" layout, a power of two.
+    """
+
+    context: PublicContext
+    ciphertexts: tuple[Any, ...]
+    layout: str
+    shape: tuple[int, int]
+    level: int
+    bound: float
+    noise: float
+    width: int = 0
+
+    @property
+    def precision(self) -> float:
+        """Largest error of a number, at 16 standard deviations of the noise."""
+        return TAIL * self.noise
+
+    @property
+    def scale(self) -> float:
+        """The scale at which the numbers are encoded."""
+        return float(self.ciphertexts[0].scale)
+
+    def to_tensor(self) -> Tensor:
+        """Return the ciphertexts and their header as bytes for a message: (bytes,) of uint8."""
+        parts = [to_bytes(ciphertext) for ciphertext in self.ciphertexts]
+        header = _HEADER.pack(
+            self.context.fingerprint,
+            LAYOUTS.index(self.layout),
+            self.level,
+            *self.shape,
+            self.width,
+            len(parts),
+            self.bound,
+            self.noise,
+        )
+        body = b"".join([*(_LENGTH.pack(len(part)) for part in parts), *parts])
+        return to_uint8(_MAGIC + header + _digest(header, body) + body)
+
+
+def encrypt(
+    x: Tensor, context: PublicContext, *, bound: float, layout: str = BATCH, width: int | None = None
+) -> EncryptedTensor:
+    """Return `x` (rows, features) encrypted with a public key, fresh: all multiplications are left.
+
+    `bound`: the largest magnitude that any batch can have, declared once, since it crosses in plain; > 0. `layout`:
+    "batch", "rows" or "constants". `width`: for "rows", the most features that go in or come out of the layer.
+    Raises `InvalidInput` for numbers beyond `bound`, a bound beyond the scale, and for more than the slots hold.
+    """
+    parameters = context.parameters
+    if layout not in LAYOUTS or layout == ROW_RESULTS:
+        raise unknown("layout", layout, (BATCH, ROWS, CONSTANTS))
+    if x.dim() != 2 or not x.numel():
+        raise InvalidInput(f"a {tuple(x.shape)} tensor cannot be encrypted; expected (rows, features), not empty")
+    check_number("bound", bound, low=0.0, open_low=True)
+    if bound > parameters.largest:
+        raise InvalidInput(
+            f"bound={bound:g} is beyond the scale; these parameters hold magnitudes up to {parameters.largest:g}"
+        )
+    values = x.detach().double().cpu()
+    most = float(values.abs().max())
+    if not most <= bound:
+        raise InvalidInput(f"a number of magnitude {most:g} cannot be encrypted; the declared bound is {bound:g}")
+    rows, features = values.shape
+    width = _width(parameters, layout, features, width)
+    if layout == BATCH and rows > parameters.slots:
+        raise InvalidInput(f"a batch of {rows} rows does not fit into {parameters.slots} slots; use smaller batches")
+    seal, encryptor, scale = import_seal(), context.make_encryptor(), 2.0**parameters.scale_bits
+    plaintext, ciphertexts = seal.Plaintext(), []
+    for slots in _slots(values, layout, parameters, width):
+        context.encoder.encode(slots, scale, plaintext)
+        ciphertext = seal.Ciphertext()
+        encryptor.encrypt(plaintext, ciphertext)
+        ciphertexts.append(ciphertext)
+    return EncryptedTensor(
+        context, tuple(ciphertexts), layout, (rows, features), parameters.depth, float(bound), parameters.noise, width
+    )
+
+
+def decrypt(x: EncryptedTensor, holder: KeyHolder) -> Tensor:
+    """Return the numbers of `x`: (rows, features) of float64.
+
+    What is decrypted is approximate, and its error depends on the secret key: numbers that are shared with others must
+    be rounded to the precision first (Li, Micciancio, EUROCRYPT 2021). Raises `InvalidInput` for another key pair.
+    """
+    if x.context.fingerprint != holder.fingerprint:
+        raise InvalidInput("the ciphertext is of another key pair than the one that should decrypt it")
+    seal, encoder = import_seal(), holder.public.encoder
+    plaintext, decoded = seal.Plaintext(), []
+    for ciphertext in x.ciphertexts:
+        holder.decryptor.decrypt(ciphertext, plaintext)
+        decoded.append(torch.tensor(encoder.decode_double(plaintext), dtype=torch.float64))
+    slots = torch.stack(decoded)
+    rows, features = x.shape
+    if x.layout == BATCH:
+        return slots[:, :rows].T.contiguous()
+    if x.layout == CONSTANTS:
+        # Every slot has the same number and an error of its own: the mean has less.
+        return slots.mean(1).view(rows, features)
+    block = block_slots(x.context.parameters, x.width)
+    return slots.reshape(-1, block)[:rows, :features].contiguous()
+
+
+def load_ciphertexts(content: Tensor, context: PublicContext) -> EncryptedTensor:
+    """Return the encrypted tensor that `content` (bytes,) of uint8 holds, which must be of this public context.
+
+    Raises `InvalidInput` for bytes that are foreign, corrupted or truncated, and for ciphertexts of other keys.
+    """
+    raw = from_uint8(content)
+    start = len(_MAGIC) + _HEADER.size + _DIGEST_BYTES
+    if not raw.startswith(_MAGIC):
+        raise InvalidInput(f"{len(raw)} bytes are no ciphertexts of this package")
+    header, digest, body = raw[len(_MAGIC) : start - _DIGEST_BYTES], raw[start - _DIGEST_BYTES : start], raw[start:]
+    if len(raw) < start or _digest(header, body) != digest:
+        raise InvalidInput(f"ciphertexts of {len(raw)} bytes are corrupted or truncated: their digest does not match")
+    fingerprint, place, level, rows, features, width, count, bound, noise = _HEADER.unpack(header)
+    if fingerprint != context.fingerprint:
+        raise InvalidInput(
+            f"the ciphertexts are of another key pair ({fingerprint.hex()[:8]}) than the context here "
+            f"({context.fingerprint.hex()[:8]})"
+        )
+    parameters = context.parameters
+    layout = LAYOUTS[place] if place < len(LAYOUTS) else ""
+    known = layout and level <= parameters.depth and 0 < bound <= parameters.largest and 0 < noise < math.inf
+    if not known or not _is_width(parameters, layout, features, width):
+        raise InvalidInput("the header of the ciphertexts does not fit the context here")
+    if rows * features == 0 or count != ciphertext_count(parameters, layout, (rows, features), width):
+        raise InvalidInput(
+            f"{count} ciphertexts do not make a {layout!r} tensor of {rows} rows and {features} features"
+        )
+    return EncryptedTensor(
+        context,
+        tuple(_load(part, context, level) for part in _split(body, count)),
+        layout,
+        (rows, features),
+        level,
+        bound,
+        noise,
+        width,
+    )
+
+
+def ciphertext_count(parameters: CkksParameters, layout: str, shape: tuple[int, int], width: int = 0) -> int:
+    """Return how many ciphertexts a tensor of `shape` (rows, features) takes in `layout`."""
+    rows, features = shape
+    if layout == BATCH:
+        return features
+    if layout == CONSTANTS:
+        return rows * features
+    return -(-rows // (parameters.slots // block_slots(parameters, width)))
+
+
+def message_bytes(
+    parameters: CkksParameters,
+    layout: str,
+    shape: tuple[int, int],
+    *,
+    level: int | None = None,
+    width: int | None = None,
+) -> int:
+    """Return the bytes that `EncryptedTensor.to_tensor` has, within 1 %, without encrypting anything.
+
+    `level`: multiplications that are left (default: all, as of a fresh ciphertext). `width`: as `encrypt` takes it.
+    """
+    if layout not in LAYOUTS:
+        raise unknown("layout", layout, LAYOUTS)
+    count = ciphertext_count(parameters, layout, shape, _width(parameters, layout, shape[1], width))
+    each = parameters.ciphertext_bytes[parameters.depth if level is None else level]
+    return len(_MAGIC) + _HEADER.size + _DIGEST_BYTES + count * (_LENGTH.size + each)
+
+
+def block_slots(parameters: CkksParameters, width: int) -> int:
+    """Return the slots that one row takes in a "rows" layout: twice its width, or all there are."""
+    return min(2 * width, parameters.slots)
+
+
+def next_power_of_two(count: int) -> int:
+    """Return the smallest power of two that is no smaller than `count`."""
+    return 1 << (count - 1).bit_length()
+
+
+def _width(parameters: CkksParameters, layout: str, features: int, width: int | None) -> int:
+    """Return the width of a row in slots, 0 for layouts without; refuse rows that do not fit."""
+    if layout in (BATCH, CONSTANTS):
+        if width:
+            raise InvalidInput(f"width={width} is not allowed; only a 'rows' layout has one")
+        return 0
+    found = next_power_of_two(max(features, width or 1))
+    if found > parameters.slots:
+        raise InvalidInput(f"a row of {max(features, width or 1)} features does not fit into {parameters.slots} slots")
+    return found
+
+
+def _is_width(parameters: CkksParameters, layout: str, features: int, width: int) -> bool:
+    if layout in (BATCH, CONSTANTS):
+        return width == 0
+    return features <= width <= parameters.slots and width == next_power_of_two(width)
+
+
+def _slots(values: Tensor, layout: str, parameters: CkksParameters, width: int) -> Sequence[list[float] | float]:
+    """Return what goes into the slots of each ciphertext; a single number fills all of them."""
+    if layout == CONSTANTS:
+        return [float(value) for value in values.flatten()]
+    if layout == BATCH:
+        columns: list[list[float]] = values.T.tolist()
+        return columns
+    block = block_slots(parameters, width)
+    each = parameters.slots // block
+    rows, features = values.shape
+    blocks = torch.zeros(-(-rows // each) * each, block, dtype=torch.float64)
+    blocks[:rows, :features] = values
+    if block > width:
+        blocks[:rows, width : width + features] = values
+    packed: list[list[float]] = blocks.view(-1, parameters.slots).tolist()
+    return packed
+
+
+def _digest(header: bytes, body: bytes) -> bytes:
+    return hashlib.blake2b(header + body, digest_size=_DIGEST_BYTES).digest()
+
+
+def _split(body: bytes, count: int) -> list[bytes]:
+    """Return the parts of `body`, whose lengths stand in front of them; refuse lengths that do not add up."""
+    place = _LENGTH.size * count
+    lengths = [found for (found,) in _LENGTH.iter_unpack(body[:place])] if place <= len(body) else []
+    if len(lengths) != count or place + sum(lengths) != len(body):
+        raise InvalidInput(f"the lengths of {count} ciphertexts do not add up to the {len(body)} bytes that came")
+    parts = []
+    for length in lengths:
+        parts.append(body[place : place + length])
+        place += length
+    return parts
+
+
+def _load(part: bytes, context: PublicContext, level: int) -> Any:
+    try:
+        ciphertext = from_bytes(import_seal().Ciphertext(), context.seal_context, part)
+        fits = ciphertext.size() == 2 and ciphertext.coeff_modulus_size() == level + 1
+        # Rescaling by primes that are no powers of two lets the scale wander, by less than a factor of 8.
+        fits = fits and abs(math.log2(ciphertext.scale) - context.parameters.scale_bits) < 3
+    except FAILURES as error:
+        raise InvalidInput(f"a ciphertext cannot be read: {error}") from None
+    if not fits:
+        raise InvalidInput("a ciphertext is not of the level and the scale that its header names")
+    return ciphertext

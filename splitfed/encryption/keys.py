@@ -1,0 +1,275 @@
+"""Keys by role: a key holder has the secret key, everybody else a public context in which there never was one.
+
+Keys are drawn by SEAL's own generator, which the operating system seeds: no seed of a run reproduces them, on purpose.
+A run that is resumed loads them from their file. That file belongs to the key holder alone (mode 600), and never lies
+in the folder of a run or a study, which people copy and hand on.
+
+A public context is made from bytes that were written without the secret key, and refuses a context that has one. What
+else reaches a server is searched by `splitfed.encryption.key_search`.
+
+Clients may share a key pair. Then each of them reads what any of them encrypts: one that colludes with the server reads
+everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput
+from splitfed.encryption.backend import FAILURES, import_seal, import_tenseal
+from splitfed.encryption.parameters import CkksParameters
+
+_MAGIC = b"splitfed ckks "
+_PUBLIC, _SECRET = "public context 1", "secret keys 1"
+_RUN_FILES = ("run.json", "result.json")
+
+
+class ModulusLevel(NamedTuple):
+    """The moduli at one level: their id in SEAL, and the last prime, by which a rescaling divides."""
+
+    parms_id: Any
+    last_prime: int
+
+
+@dataclass(frozen=True, eq=False)
+class PublicContext:
+    """What everybody may have: the parameters, the public key, and the keys for products and rotations.
+
+    `fingerprint`: 16 bytes that tell one key pair from all others. See `KeyHolder.public`, `load_public_context`.
+    """
+
+    parameters: CkksParameters
+    fingerprint: bytes
+    context: Any
+
+    def __post_init__(self) -> None:
+        """Refuse a context that has a secret key."""
+        if self.context.has_secret_key():
+            raise InvalidInput("a public context must not have a secret key")
+
+    @property
+    def has_rotations(self) -> bool:
+        """True if the keys for rotations are there, which products of packed rows need."""
+        return bool(self.context.has_galois_keys())
+
+    def to_tensor(self) -> Tensor:
+        """Return the context as bytes for a message: (bytes,) of uint8."""
+        body = self.context.serialize(True, False, self.has_rotations, True)
+        return to_uint8(_frame(_PUBLIC, self.parameters, self.fingerprint, self.has_rotations, body))
+
+    @cached_property
+    def seal_context(self) -> Any:
+        """SEAL's context of the same parameters."""
+        return self.context.seal_context().data
+
+    @cached_property
+    def evaluator(self) -> Any:
+        """What adds, multiplies and rotates ciphertexts."""
+        return import_seal().Evaluator(self.seal_context)
+
+    @cached_property
+    def encoder(self) -> Any:
+        """What turns numbers into plaintexts."""
+        return import_seal().CKKSEncoder(self.seal_context)
+
+    def make_encryptor(self) -> Any:
+        """Return what encrypts plaintexts with the public key; it is not kept, as nobody can see which key one has."""
+        return import_seal().Encryptor(self.seal_context, self.context.public_key().data)
+
+    @cached_property
+    def relinearization_keys(self) -> Any:
+        """Keys that bring a product of two ciphertexts back to two polynomials."""
+        return self.context.relin_keys().data
+
+    @cached_property
+    def rotation_keys(self) -> Any:
+        """Keys for rotations of the slots; raises `InvalidInput` where the key holder made none."""
+        if not self.has_rotations:
+            raise InvalidInput("the row layout needs keys for rotations; make the keys with rotations=True")
+        return self.context.galois_keys().data
+
+    @cached_property
+    def levels(self) -> tuple[ModulusLevel, ...]:
+        """The moduli by the multiplications that are left, from 0 to the depth."""
+        found, data = [], self.seal_context.first_context_data()
+        while data is not None:
+            found.append(ModulusLevel(data.parms_id(), data.parms().coeff_modulus()[-1].value()))
+            data = data.next_context_data()
+        return tuple(reversed(found))
+
+
+class KeyHolder:
+    """The secret key and its public context. Made by `make_keys` and `load_keys`."""
+
+    def __init__(self, parameters: CkksParameters, context: Any) -> None:
+        self._context = context
+        self.parameters = parameters
+        self.fingerprint = _fingerprint(parameters, context)
+
+    @cached_property
+    def public(self) -> PublicContext:
+        """The public context of this key pair, made from bytes without the secret key."""
+        rotations = self._context.has_galois_keys()
+        content = self._context.serialize(True, False, rotations, True)
+        return PublicContext(self.parameters, self.fingerprint, import_tenseal().context_from(content, 1))
+
+    @cached_property
+    def decryptor(self) -> Any:
+        """What decrypts ciphertexts into plaintexts."""
+        secret = self._context.secret_key().data
+        return import_seal().Decryptor(self._context.seal_context().data, secret)
+
+    def save(self, path: str | Path) -> None:
+        """Write the keys to the new file `path`, which only this user can read.
+
+        Raises `InvalidInput` for a file that exists, and for a place inside the folder of a run or a study.
+        """
+        path = _outside_runs(path)
+        rotations = bool(self._context.has_galois_keys())
+        # Keys for rotations are tens of megabytes, and made again from the secret key.
+        body = self._context.serialize(True, True, False, True)
+        content = _frame(_SECRET, self.parameters, self.fingerprint, rotations, body)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        try:
+            with open(os.open(path, flags, 0o600), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        except FileExistsError:
+            raise InvalidInput(f"key file {str(path)!r} exists already; give a new one, or load it") from None
+        except OSError as error:
+            raise InvalidInput(f"key file {str(path)!r} cannot be written ({error.strerror})") from None
+
+
+def make_keys(parameters: CkksParameters, *, rotations: bool = False) -> KeyHolder:
+    """Return a new key pair for `parameters`, from the operating system's randomness.
+
+    `rotations`: True to make the keys that the row layout needs as well, `parameters.galois_key_bytes` more bytes.
+    """
+    tenseal = import_tenseal()
+    context = tenseal.context(
+        tenseal.SCHEME_TYPE.CKKS, parameters.degree, coeff_mod_bit_sizes=list(parameters.moduli), n_threads=1
+    )
+    context.global_scale = 2.0**parameters.scale_bits
+    if rotations:
+        context.generate_galois_keys()
+    return KeyHolder(parameters, context)
+
+
+def load_keys(path: str | Path) -> KeyHolder:
+    """Return the key pair kept in `path`.
+
+    Raises `InvalidInput` for a file that is missing, no key file, corrupted, or open to other users, and for one inside
+    the folder of a run or a study.
+    """
+    path = _outside_runs(path)
+    name = f"key file {str(path)!r}"
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with open(descriptor, "rb") as file:
+            about, content = os.fstat(descriptor), file.read()
+    except FileNotFoundError:
+        raise InvalidInput(f"{name} is missing; what was encrypted under its keys can be read by nobody else") from None
+    except OSError as error:
+        raise InvalidInput(f"{name} cannot be read ({error.strerror})") from None
+    if sys.platform != "win32" and (about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o077):
+        raise InvalidInput(f"{name} is open to other users (mode {stat.S_IMODE(about.st_mode):o}); chmod 600 it")
+    parameters, context, header = _open_frame(_SECRET, content, name)
+    if not context.has_secret_key():
+        raise InvalidInput(f"{name} holds no secret key")
+    if header["rotations"]:
+        context.generate_galois_keys()
+    return KeyHolder(parameters, context)
+
+
+def load_public_context(content: Tensor) -> PublicContext:
+    """Return the public context that `content` (bytes,) of uint8 holds.
+
+    Raises `InvalidInput` for bytes that are foreign, corrupted or truncated, and where there is a secret key in them.
+    """
+    parameters, context, _ = _open_frame(_PUBLIC, from_uint8(content), "the public context")
+    return PublicContext(parameters, _fingerprint(parameters, context), context)
+
+
+def to_uint8(content: bytes) -> Tensor:
+    """Return bytes as a tensor: (bytes,) of uint8."""
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def from_uint8(tensor: Tensor) -> bytes:
+    """Return the bytes of a uint8 tensor; raise `InvalidInput` for any other tensor."""
+    if tensor.dtype != torch.uint8 or tensor.dim() != 1:
+        raise InvalidInput(
+            f"a {tuple(tensor.shape)} tensor of {tensor.dtype} is no ciphertext or key; expected one row of uint8"
+        )
+    return tensor.detach().cpu().numpy().tobytes()
+
+
+def _fingerprint(parameters: CkksParameters, context: Any) -> bytes:
+    text = json.dumps([parameters.degree, parameters.moduli, parameters.scale_bits]).encode()
+    return hashlib.blake2b(text + context.serialize(True, False, False, False), digest_size=16).digest()
+
+
+def _frame(kind: str, parameters: CkksParameters, fingerprint: bytes, rotations: bool, body: bytes) -> bytes:
+    header = {
+        "degree": parameters.degree,
+        "moduli": parameters.moduli,
+        "scale_bits": parameters.scale_bits,
+        "rotations": rotations,
+        "fingerprint": fingerprint.hex(),
+        "digest": hashlib.blake2b(body, digest_size=32).hexdigest(),
+    }
+    return _MAGIC + kind.encode() + b"\n" + json.dumps(header).encode() + b"\n" + body
+
+
+def _open_frame(kind: str, content: bytes, name: str) -> tuple[CkksParameters, Any, dict[str, Any]]:
+    """Return what `content` holds: parameters, TenSEAL's context, and the header; `name` is what errors call it."""
+    start = _MAGIC + kind.encode() + b"\n"
+    if not content.startswith(start):
+        other = next((k for k in (_PUBLIC, _SECRET) if content.startswith(_MAGIC + k.encode())), None)
+        raise InvalidInput(f"{name} holds no {kind[:-2]}" + ("" if other is None else f" but a {other[:-2]}"))
+    line, _, body = content[len(start) :].partition(b"\n")
+    try:
+        header = json.loads(line)
+        parameters = CkksParameters(
+            degree=header["degree"], moduli=tuple(header["moduli"]), scale_bits=header["scale_bits"]
+        )
+        digest, fingerprint, _ = header["digest"], bytes.fromhex(header["fingerprint"]), bool(header["rotations"])
+    except (ValueError, KeyError, TypeError):
+        raise InvalidInput(f"{name} is corrupted: its header cannot be read") from None
+    if hashlib.blake2b(body, digest_size=32).hexdigest() != digest:
+        raise InvalidInput(f"{name} is corrupted or truncated: its {len(body)} bytes do not match their digest")
+    try:
+        context = import_tenseal().context_from(body, 1)
+        made = context.seal_context().data.key_context_data().parms()
+        found = (made.poly_modulus_degree(), tuple(m.value().bit_length() for m in made.coeff_modulus()))
+        same = found == (parameters.degree, parameters.moduli) and context.global_scale == 2.0**parameters.scale_bits
+    except FAILURES as error:
+        raise InvalidInput(f"{name} is corrupted: {error}") from None
+    if not same or fingerprint != _fingerprint(parameters, context):
+        raise InvalidInput(f"{name} is corrupted: its keys are not those that its header names")
+    return parameters, context, header
+
+
+def _outside_runs(path: str | Path) -> Path:
+    """Return `path`, absolute; refuse one inside the folder of a run or a study."""
+    path = Path(path).expanduser().absolute()
+    for folder in path.resolve().parents:
+        study = (folder / "study.toml").is_file() and (folder / "config.toml").is_file()
+        if study or any((folder / name).is_file() for name in _RUN_FILES):
+            raise InvalidInput(
+                f"key file {str(path)!r} lies in {str(folder)!r}, the folder of a run or a study, which is copied and "
+                "handed on; keep keys elsewhere"
+            )
+    return path

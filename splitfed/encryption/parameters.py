@@ -1,0 +1,178 @@
+"""Parameters of CKKS: how secure, how deep, how precise and how large; presets, and those that lose precision.
+
+A ciphertext of degree N holds N/2 numbers, its slots, at a scale 2^s, modulo a product of primes. A multiplication
+squares the scale; dropping one prime of s bits ("rescaling") brings it back. The first prime stays, the last one, the
+special prime, carries the keys alone, so that each prime between them pays for one multiplication: the depth.
+
+Security: the moduli of all primes together have at most the bits that the table of the homomorphic encryption standard
+allows for 128 bits against classical attacks and secrets of -1, 0, 1. SEAL refuses more as well.
+
+Precision is stated by the formulas of `splitfed.encryption.noise`.
+
+Papers: Cheon, Kim, Kim, Song, "Homomorphic encryption for arithmetic of approximate numbers", ASIACRYPT 2017; Albrecht
+et al., "Homomorphic encryption security standard", HomomorphicEncryption.org, 2018, table 1; the scales 2^20 and 2^21
+after Khan, Nguyen, Michalas, "Split ways", 2023, and the same authors' "Split without a leak", 2023.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.encryption.noise import TAIL, accumulate_noise, rounding_noise
+from splitfed.encryption.sizes import KeySizes, measure_sizes, stored_sizes
+
+SECURITY_BITS = 128
+"""The security of every set of parameters here, in bits."""
+
+LARGEST_MODULUS: Mapping[int, int] = MappingProxyType({4096: 109, 8192: 218, 16384: 438, 32768: 881})
+"""Degree -> the most bits that all moduli may have together at 128 bits of security."""
+
+LOSSY = 1e-3
+"""Parameters whose stated precision is larger lose too much for training: no plan takes them, and they warn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CkksParameters:
+    """Parameters of the CKKS scheme at 128 bits of security.
+
+    `degree`: N of the polynomial modulus X^N + 1, one of 4096, 8192, 16384, 32768. `moduli`: bits of the primes, each
+    in [20, 60]: the first, one of `scale_bits` a multiplication, and the special one, which is no smaller than another.
+    `scale_bits`: a number x is encoded as the whole number nearest to x 2^scale_bits.
+    """
+
+    degree: int
+    moduli: tuple[int, ...]
+    scale_bits: int
+
+    def __post_init__(self) -> None:
+        """Refuse what is less secure than 128 bits, and moduli between which the scale would not stay what it is."""
+        if self.degree not in LARGEST_MODULUS:
+            allowed = ", ".join(map(str, LARGEST_MODULUS))
+            raise InvalidInput(f"degree={self.degree!r} is not allowed; expected one of {allowed}")
+        object.__setattr__(self, "moduli", tuple(self.moduli))
+        check_count("scale_bits", self.scale_bits, low=1)
+        for bits in self.moduli:
+            check_count("bits of a modulus", bits, low=20)
+        total, most = sum(self.moduli), LARGEST_MODULUS[self.degree]
+        if total > most:
+            raise InvalidInput(
+                f"moduli={list(self.moduli)} have {total} bits, which is less than {SECURITY_BITS} bits of security; "
+                f"degree {self.degree} allows {most} by the homomorphic encryption standard"
+            )
+        if len(self.moduli) < 2 or self.moduli[-1] < max(self.moduli) or max(self.moduli) > 60:
+            raise InvalidInput(
+                f"moduli={list(self.moduli)} are not allowed; expected two or more of at most 60 bits, the last no "
+                "smaller than any other"
+            )
+        if any(bits != self.scale_bits for bits in self.moduli[1:-1]) or self.moduli[0] < self.scale_bits + 2:
+            raise InvalidInput(
+                f"moduli={list(self.moduli)} do not fit scale_bits={self.scale_bits}; expected the first to have 2 "
+                f"bits more at least, and each between the first and the last exactly {self.scale_bits}"
+            )
+
+    @property
+    def slots(self) -> int:
+        """How many numbers a ciphertext holds."""
+        return self.degree // 2
+
+    @property
+    def depth(self) -> int:
+        """How many multiplications in sequence a fresh ciphertext allows."""
+        return len(self.moduli) - 2
+
+    @property
+    def security(self) -> int:
+        """Security in bits, by the homomorphic encryption standard."""
+        return SECURITY_BITS
+
+    @property
+    def largest(self) -> float:
+        """Largest magnitude of a number, a result included: half of what would wrap round the first modulus."""
+        return 2.0 ** (self.moduli[0] - self.scale_bits - 2)
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of a slot's error after encryption, and of what a rescaling adds."""
+        return rounding_noise(self.degree, 2.0**self.scale_bits)
+
+    @property
+    def precision(self) -> float:
+        """Largest error of a number of magnitude 1 or less that was squared `depth` times, or less often."""
+        return TAIL * accumulate_noise(self.noise, [2.0] * self.depth, self.noise)
+
+    @property
+    def ciphertext_bytes(self) -> tuple[int, ...]:
+        """Mean bytes of a serialised ciphertext by the multiplications that it has left, from 0 to `depth`."""
+        return self._sizes.ciphertext
+
+    @property
+    def public_key_bytes(self) -> int:
+        """Bytes of the serialised public key."""
+        return self._sizes.public
+
+    @property
+    def relinearization_key_bytes(self) -> int:
+        """Bytes of the serialised keys that a product of two ciphertexts needs."""
+        return self._sizes.relinearization
+
+    @property
+    def galois_key_bytes(self) -> int:
+        """Bytes of the serialised keys that rotations need: one key for each power of two, either way."""
+        return 2 * (self.degree.bit_length() - 2) * self._sizes.relinearization
+
+    @property
+    def is_lossy(self) -> bool:
+        """True if the stated precision is worse than 1e-3."""
+        return self.precision > LOSSY
+
+    @property
+    def _sizes(self) -> KeySizes:
+        stored = stored_sizes(self.degree, self.moduli, self.scale_bits)
+        return measure_sizes(self.degree, self.moduli, self.scale_bits) if stored is None else stored
+
+    def describe(self) -> str:
+        """Return the parameters as one line."""
+        return (
+            f"degree {self.degree}, moduli {list(self.moduli)}, scale 2^{self.scale_bits}: depth {self.depth}, "
+            f"{self.slots} slots, magnitude at most {self.largest:g}, precision {self.precision:.1e}, "
+            f"{self.ciphertext_bytes[-1]} bytes a ciphertext, {SECURITY_BITS} bits of security"
+        )
+
+
+def _preset(degree: int, first: int, depth: int, scale_bits: int, special: int) -> CkksParameters:
+    return CkksParameters(degree=degree, moduli=(first, *[scale_bits] * depth, special), scale_bits=scale_bits)
+
+
+PRESETS: Mapping[str, CkksParameters] = MappingProxyType(
+    {
+        "sums": _preset(4096, 54, 0, 40, 55),
+        "depth_1_coarse": _preset(4096, 40, 1, 29, 40),
+        "depth_1": _preset(8192, 60, 1, 40, 60),
+        "depth_2": _preset(8192, 60, 2, 40, 60),
+        "depth_3": _preset(8192, 50, 3, 36, 50),
+        "depth_5": _preset(16384, 60, 5, 40, 60),
+        "depth_7": _preset(16384, 60, 7, 40, 60),
+        "scale_20": _preset(4096, 40, 1, 20, 40),
+        "scale_21": _preset(8192, 40, 3, 21, 40),
+    }
+)
+"""Name -> parameters. `scale_20` and `scale_21` have the scales of the first publications, and lose precision."""
+
+
+def preset(name: str) -> CkksParameters:
+    """Return the preset called `name`; warn where it loses precision, raise `InvalidInput` where there is none."""
+    if name not in PRESETS:
+        raise unknown("encryption preset", name, PRESETS)
+    found = PRESETS[name]
+    if found.is_lossy:
+        warnings.warn(
+            f"encryption preset {name!r} loses precision: numbers of magnitude 1 come back with errors up to "
+            f"{found.precision:.1g}",
+            UserWarning,
+            stacklevel=2,
+        )
+    return found
