@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from splitfed.core.cut_names import read_cuts
 from splitfed.core.cutting import cut
 from splitfed.core.defense import Defense
 from splitfed.core.messages import Recording
@@ -133,7 +134,7 @@ def split(
 
 def replayed(model: nn.Module, cuts: tuple[str, ...], x: Tensor) -> Topology:
     """The topology of `vanilla`, or of `u_shaped` for two cuts, of segments that replay `forward`."""
-    found = replay(model, cuts, x[:8])
+    found = replay(model, read_cuts(model, cuts), x[:8])
     names, roles = ("bottom", "middle", "head"), ("client", "server", "client")
     segments = tuple(Segment(n, role, *piece) for n, role, piece in zip(names, roles, found.segments, strict=False))
     return Topology(
