@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from splitfed.core.cut_names import Cut
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.replay_passes import MetaPass, Stop, is_plain, mark_whole_modules, replace_tensors, tensors_of
 from splitfed.core.replay_plan import INPUT, Made, Way, check_functions, meta_copy, plan_way
 
@@ -223,9 +223,7 @@ def replay(
     """
     check_functions(model)
     inputs = _name_inputs(model, example)
-    for name in sent_inputs:
-        if name not in inputs:
-            raise unknown(f"input of {type(model).__name__}", name, inputs)
+    check_names(f"input of {type(model).__name__}", inputs, *sent_inputs)
     unread = _unread_arguments(model, inputs)
     ways = {}
     for training, gradients in _MODES:

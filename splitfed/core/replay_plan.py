@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 from splitfed.core.cut_names import Cut, check_places, relays
-from splitfed.core.errors import InvalidInput, first_line, unknown
+from splitfed.core.errors import InvalidInput, check_names, first_line
 from splitfed.core.replay_passes import (
     AllMembers,
     MetaPass,
@@ -156,8 +156,7 @@ def flatten_result(result: Any, output: str | None = None) -> dict[str, Tensor]:
         )
     if output is None:
         return found
-    if output not in found:
-        raise unknown("output of the model", output, found)
+    check_names("output of the model", found, output)
     return {output: found[output]}
 
 
