@@ -26,8 +26,6 @@ _SIZES = "__len__ size dim ndimension numel nelement stride element_size is_floa
 _ABOUT = frozenset((*_SIZES.split(), "__get__"))
 """What asks a tensor for its shape or type, which everybody knows, and for no number."""
 _MOVES = frozenset(("to", "cpu", "cuda", "type_as", "pin_memory"))
-_QUERY_NAMES = "size dim ndimension __len__ numel nelement is_floating_point is_complex element_size"
-_SHAPE_QUERIES = frozenset(_QUERY_NAMES.split())
 
 
 class Stop(BaseException):
@@ -206,8 +204,7 @@ class RecordingPass(Pass):
         noted = Operation(name, module is not None and _may_read_twice(module))
         self.operations.append(noted)
         self.number += 1
-        # Shapes are known to every party.
-        given = tensors_of((args, kwargs)) if name not in _SHAPE_QUERIES else []
+        given = tensors_of((args, kwargs))
         for tensor in given:
             if id(tensor) in self._state:
                 noted.state |= set(self._state[id(tensor)])
