@@ -14,6 +14,7 @@ from functools import cached_property
 
 from torch import Tensor, fx, nn
 
+from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput, check_names, check_number, unknown
 from splitfed.core.tasks import Task
 
@@ -124,6 +125,7 @@ class Topology:
     forward_only: frozenset[str] = frozenset()
     lessons: frozenset[str] = frozenset()
     cut_choice: str = field(default="", compare=False)
+    encryption: Encryption | None = None
 
     def __post_init__(self) -> None:
         """Refuse a graph that could not run, with one line that names the segment, value or role."""

@@ -24,6 +24,7 @@ from splitfed.data.features import feed
 from splitfed.data.federation import Federation
 from splitfed.engines.base import Placement
 from splitfed.federated.base import Method, MethodContext
+from splitfed.planning.encryption import divide, placement_of, settle
 from splitfed.registry import load
 from splitfed.schedules.base import Schedule, Training, shared_roles
 from splitfed.schedules.sampling import Sampled
@@ -136,8 +137,16 @@ def complete(
     with about("optimizer"):
         rates = plan.rates(ready[0], clients)
         optims = {role: o.scaled(rates.get(role, 1.0)) for role, o in optims_of(ready[0], optimizer).items()}
+    with about("encryption"):
+        ready, known = _each_make(
+            ready, lambda replica: (settle(ready[replica], known[replica], defenses, optims, training), known[replica])
+        )
     with about("method"):
-        place = plan.placement(ready[0]) if method is None else combine_placement(method, plan, ready)
+        place = (
+            placement_of(ready[0], plan.placement(ready[0]))
+            if method is None
+            else combine_placement(method, plan, ready)
+        )
         if method is not None:
             training = check_method(method, plan, ready, known, defenses, data, optims, training)
     prepared = Prepared(ready, known, data, plan, place, defenses, optims, training, method)
@@ -426,6 +435,10 @@ def _assemble_one(
     with about("schedule"):
         prepared = schedule.prepare(checked_topology, facts, seed)
         if prepared is not checked_topology:
+            facts = probe_with(prepared, rows)
+    if prepared.encryption is not None:
+        with about("encryption"):
+            prepared = divide(prepared, schedule, method, clients)
             facts = probe_with(prepared, rows)
     if method is not None:
         with about("method"):
