@@ -5,6 +5,7 @@ All of it is refused, in a line, before anything is computed. Nothing here needs
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -63,6 +64,8 @@ def settle(
     defenses: Sequence[Defense],
     optims: Mapping[str, Optim],
     training: Training,
+    placement: Placement,
+    clients: int,
 ) -> Topology:
     """Return a divided topology with the parameters of its encryption by name; refuse what they do not hold.
 
@@ -74,6 +77,17 @@ def settle(
         return topology
     _check_defenses(topology, defenses)
     _check_optimizers(topology, settings, optims)
+    if (
+        placement.fused == ()
+        and clients > 1
+        and not settings.leaks
+        and optims[settings.key_holder].options.get("momentum")
+    ):
+        warnings.warn(
+            "the momentum of the server's layer is each client's own where clients hand their shares on; in plain it "
+            "is one, the server's",
+            stacklevel=2,
+        )
     if training.starts == "own":
         raise InvalidInput("starts='own' draws the clients' shares anew, which are zero at first; take 'shared'")
     programs = {}

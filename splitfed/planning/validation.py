@@ -138,15 +138,11 @@ def complete(
         rates = plan.rates(ready[0], clients)
         optims = {role: o.scaled(rates.get(role, 1.0)) for role, o in optims_of(ready[0], optimizer).items()}
     with about("encryption"):
-        ready, known = _each_make(
-            ready, lambda replica: (settle(ready[replica], known[replica], defenses, optims, training), known[replica])
-        )
+        asked = plan.placement(ready[0])
+        rest = defenses, optims, training, asked, clients
+        ready, known = _each_make(ready, lambda r: (settle(ready[r], known[r], *rest), known[r]))
     with about("method"):
-        place = (
-            placement_of(ready[0], plan.placement(ready[0]))
-            if method is None
-            else combine_placement(method, plan, ready)
-        )
+        place = placement_of(ready[0], asked) if method is None else combine_placement(method, plan, ready)
         if method is not None:
             training = check_method(method, plan, ready, known, defenses, data, optims, training)
     prepared = Prepared(ready, known, data, plan, place, defenses, optims, training, method)
