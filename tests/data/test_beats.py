@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.core.random import generator
-from splitfed.data import beats, mean_beats
+from splitfed.data import beats, csv, mean_beats, npz
 from splitfed.data.dataset import Dataset
 from splitfed.data.sources.beats import CLASSES, EVENTS
 from splitfed.models import ecg_cnn
@@ -170,6 +173,25 @@ def test_clients_test_on_other_patients() -> None:
     assert all(parts.values())
     assert not parts["train"] & parts["test"]
     assert not parts["train"] & parts["validation"]
+
+
+def test_recorded_beats_come_from_a_file(tmp_path: Path) -> None:
+    recorded = beats(30, patients=4)
+    assert recorded.groups is not None
+    rows, labels, patients = recorded.x.numpy(), recorded.y.numpy(), recorded.groups.numpy()
+    np.savez(tmp_path / "mine.npz", beats=rows, label=labels, patient=patients)
+    table = np.column_stack([rows[:, 0], labels, patients])
+    header = ",".join([*(f"sample{i}" for i in range(128)), "label", "patient"])
+    np.savetxt(tmp_path / "mine.csv", table, "%.9g", ",", header=header, comments="")
+    arrays = npz(tmp_path / "mine.npz", x="beats", y="label", domains="patient")
+    columns = csv(tmp_path / "mine.csv", target="label", domain="patient", task=recorded.task)
+    for data, shape in ((arrays, (1, 128)), (columns, (128,))):
+        renamed = replace(data, groups=data.domains, domains=None)
+        assert renamed.shape == shape
+        assert renamed.groups is not None
+        assert torch.equal(renamed.groups, recorded.groups)
+        assert torch.equal(renamed.x.view(30, 1, 128), recorded.x)
+        assert ecg_cnn(renamed.shape, renamed.task.outputs)(renamed.x).shape == (30, 5)
 
 
 def halves(rows: int, **given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
