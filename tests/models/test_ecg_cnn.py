@@ -26,6 +26,8 @@ def test_layers() -> None:
     features = ("conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "flatten")
     assert tuple(name for name, _ in plain.named_children()) == (*features, "fc1", "head")
     assert tuple(name for name, _ in wide.named_children()) == (*features, "fc1", "relu3", "fc2")
+    assert all(isinstance(wide.get_submodule(f"relu{i}"), nn.LeakyReLU) for i in (1, 2, 3))
+    assert all(isinstance(plain.get_submodule(f"pool{i}"), nn.MaxPool1d) for i in (1, 2))
     assert plain.cuts == (*features, "fc1")
     assert wide.cuts == (*features, "fc1", "relu3")
     # 16 kernels of 7 and 8 of 16 x 5, each with a bias; then 256 features.
