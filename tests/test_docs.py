@@ -33,7 +33,7 @@ TEXT = README.read_text("utf-8")
 EXAMPLES = {
     "README.md": 1,
     **{f"{page}.md": 1 for page in ("attacks", "costs", "encryption", "methods", "poisoning", "privacy", "topologies")},
-    "data.md": 2,
+    "data.md": 3,
     "results-and-resume.md": 1,
     "models.md": 3,
 }
@@ -158,8 +158,14 @@ def test_the_example_of_tokens_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_vertical_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(execute(example("data.md", 1))["found"].dataset) == 200
+    assert len(execute(example("data.md", 2))["found"].dataset) == 200
     assert "200" in capsys.readouterr().out
+
+
+def test_the_example_of_beats_trains_with_one_linear_layer_at_the_server() -> None:
+    names = execute(example("data.md", 1))
+    assert [name for name, _ in names["topology"].segment("middle").module.named_children()] == ["fc1"]
+    assert names["run"].accuracy > 0.7
 
 
 @pytest.mark.exhaustive
