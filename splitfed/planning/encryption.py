@@ -88,8 +88,6 @@ def settle(
             "is one, the server's",
             stacklevel=2,
         )
-    if training.starts == "own":
-        raise InvalidInput("starts='own' draws the clients' shares anew, which are zero at first; take 'shared'")
     programs = {}
     for segment in _evaluated(topology):
         shape = facts.shapes[segment.inputs[0]]
