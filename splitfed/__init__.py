@@ -129,6 +129,7 @@ _NAMES = {
     "cut": "core.cutting",
     "cut_places": "core.cut_places",
     "model_task": "core.model_loss",
+    "predict": "training.inference",
     "regression": "core.tasks",
     "train": "training.entry_point",
 }
@@ -192,6 +193,7 @@ __all__ = [
     "model_task",
     "models",
     "poisoning",
+    "predict",
     "regression",
     "schedules",
     "topologies",

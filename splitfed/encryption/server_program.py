@@ -20,22 +20,21 @@ class ServerProgram:
     """The stages of a `ServerShare`: an affine map each, None for a square; see there for `joins`, `returns_inner`.
 
     Rows are flattened. `shapes`: of a row in front of every stage, and behind the last one.
+    `trains`: whether gradients come back.
     """
 
     maps: tuple[AffineMap | None, ...]
     shapes: tuple[tuple[int, ...], ...]
     joins: int | None = None
     returns_inner: int | None = None
-
-    @property
-    def forward_depth(self) -> int:
-        """How many multiplications the results take, one after another."""
-        return len(self.maps)
+    trains: bool = True
 
     @property
     def depth(self) -> int:
         """How many multiplications any ciphertext takes: a gradient meets what a square has read, which is lower."""
         left = here = len(self.maps)
+        if not self.trains:
+            return here
         gradient = here
         for number, affine in reversed(tuple(enumerate(self.maps))):
             gradient = gradient - 1 if affine is not None else min(gradient, here - number) - 1

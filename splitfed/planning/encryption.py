@@ -5,6 +5,7 @@ All of it is refused, in a line, before anything is computed. Nothing here needs
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -88,20 +89,31 @@ def settle(
             "is one, the server's",
             stacklevel=2,
         )
-    programs = {}
-    for segment in _evaluated(topology):
-        shape = facts.shapes[segment.inputs[0]]
-        if not all(facts.dtypes[v].is_floating_point for v in (*segment.inputs, *segment.outputs)):
-            raise InvalidInput(f"segment {segment.name!r} reads or returns whole numbers; CKKS encrypts real numbers")
-        programs[segment.name] = program_of(segment.name, segment.module, shape)
-        if settings.leaks:
-            _check_one_linear(segment.name, segment.module)
+    programs = programs_of(topology, facts)
+    for segment in _evaluated(topology) if settings.leaks else ():
+        _check_one_linear(segment.name, segment.module)
     for segment in topology.segments:
         if isinstance(segment.module, ClientShare):
             before = segment.inputs[-1]
             rows_shape = facts.shapes[before]
             check_linear_in_weights(segment.name, segment.module.layer, rows_shape)
     return replace(topology, encryption=_with_parameters(settings, programs, max(training.batch_size, SCORED_ROWS)))
+
+
+def fit_inference(topology: Topology, facts: Facts, rows: int) -> Topology:
+    """Return `topology` for inference alone on batches of `rows`: no weight learns, and no gradient takes a level.
+
+    Raises `InvalidInput` for what cannot be encrypted, and for parameters that do not hold it.
+    """
+    settings = topology.encryption
+    if settings is None:
+        return topology
+    _check_graph(topology, settings)
+    frozen = {s.name: copy.deepcopy(s.module).eval().requires_grad_(False) for s in _evaluated(topology)}
+    segments = tuple(replace(s, module=frozen.get(s.name, s.module)) for s in topology.segments)
+    topology = share_weights(replace(topology, segments=segments), settings)
+    needs = {name: replace(p, trains=False) for name, p in programs_of(topology, facts).items()}
+    return replace(topology, encryption=_with_parameters(settings, needs, rows))
 
 
 def placement_of(topology: Topology, placement: Placement) -> Placement:
@@ -112,7 +124,10 @@ def placement_of(topology: Topology, placement: Placement) -> Placement:
 
 
 def programs_of(topology: Topology, facts: Facts) -> dict[str, ServerProgram]:
-    """Return the program of every segment that is evaluated on ciphertexts, by its name."""
+    """Return the program of every segment that is evaluated on ciphertexts, by its name; refuse whole numbers."""
+    for segment in _evaluated(topology):
+        if not all(facts.dtypes[v].is_floating_point for v in (*segment.inputs, *segment.outputs)):
+            raise InvalidInput(f"segment {segment.name!r} reads or returns whole numbers; CKKS encrypts real numbers")
     return {s.name: program_of(s.name, s.module, facts.shapes[s.inputs[0]]) for s in _evaluated(topology)}
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import splitfed as sf
 from splitfed.data.federation import Federation
+from splitfed.encryption.stages import Square
 from splitfed.encryption.weight_shares import merge_weight_shares
 from splitfed.topologies import u_shaped
 
@@ -103,3 +104,16 @@ def largest_difference(first: sf.Run, second: sf.Run) -> float:
 def settings(**changes: Any) -> sf.Encryption:
     """Return settings of the protocol that leaks nothing, with small bounds."""
     return replace(sf.Encryption(bound=4.0, precision=1e-2), **changes)
+
+
+class Deep(nn.Module):
+    """A model whose server segment has three linear layers with squares between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Flatten(), nn.Linear(64, WIDE), nn.Tanh())
+        layers = [nn.Linear(WIDE, 4), Square(), nn.Linear(4, 4), Square(), nn.Linear(4, NARROW)]
+        self.middle, self.head = nn.Sequential(*layers), nn.Sequential(nn.Tanh(), nn.Linear(NARROW, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.middle(self.features(x)))
