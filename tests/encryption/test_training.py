@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Stamp
 from splitfed.encryption.ciphertexts import load_ciphertexts
 from splitfed.encryption.evaluating_party import EvaluatingParty
 from splitfed.encryption.key_search import find_secret_key_files, find_secret_keys
@@ -22,6 +23,7 @@ from splitfed.topologies import u_shaped
 from tests.encryption.training_examples import (
     MIDDLES,
     PLAIN_STEP,
+    SquareBehind,
     largest_difference,
     model,
     rows,
@@ -30,6 +32,7 @@ from tests.encryption.training_examples import (
     whole_state,
 )
 
+STAMP = Stamp("train", 0, 0, 0)
 # Weights move by rate x momentum x steps of order one; errors of ciphertexts are below 1e-4 a number, in float32.
 CLOSE = 2e-5
 
@@ -67,6 +70,12 @@ def test_several_clients_train_shares_as_they_train_the_layer(schedule: str, key
     assert largest_difference(plain, encrypted) < CLOSE
     contexts = [flow for flow in encrypted.engine.traffic.counters if flow[1] == "public context"]
     assert len(contexts) == (2 if keys == "own" else 1)
+    pairs = [encrypted.engine.run_parties.keys.of(name).fingerprint for name in ("client0", "client1")]
+    sent = load_public_context(
+        encrypted.engine.parties["client1"].public_context("server", "", STAMP).tensors["context"]
+    )
+    assert len(set(pairs)) == len(contexts)
+    assert sent.fingerprint == pairs[1]
 
 
 def test_frozen_server_layers_need_no_shares() -> None:
@@ -226,6 +235,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "bound beyond the scale": ({"bound": 1e9}, {}, "is beyond the scale"),
     "too fine": ({"precision": 1e-12}, {}, "precision=1e-12 is too fine"),
     "too shallow": ({"parameters": "sums"}, {}, "takes 1 multiplications one after another, forward and back"),
+    "too shallow for gradients": (
+        {"parameters": "depth_2"},
+        {"middle": SquareBehind()},
+        "takes 3 multiplications one after another, forward and back; preset 'depth_2' has 2",
+    ),
     "unknown preset": ({"parameters": "depth_9"}, {}, "unknown encryption preset 'depth_9'"),
     "unknown holder": ({"key_holder": "bank"}, {}, "unknown role that holds the keys: 'bank'"),
     "server holds keys": ({"key_holder": "server"}, {}, "expected a U-shape"),
