@@ -19,8 +19,7 @@ from splitfed.core.topology import member
 from splitfed.engines.base import FED
 from splitfed.engines.secure_summation import SecureSummation
 from splitfed.federated.base import Learner, State
-from splitfed.secure_sum.flows import Flow, setup_flows, upload_flows
-from splitfed.secure_sum.plan import SecureSum
+from splitfed.secure_sum.base import Flow, SecureSumPlan
 
 Upload = Mapping[str, Mapping[str, Tensor]]
 """Kind of message -> the tensors in it."""
@@ -34,7 +33,7 @@ def open_round(settings: UpdateAggregation, learners: Sequence[Learner], number:
         return
     state[ASKED] = [learner.replica for learner in learners]
     if _is_planned(learners[0]):
-        _count(learners, setup_flows(state[ASKED], str, FED), number)
+        _count(learners, settings.sum.setup_flows(state[ASKED], str, FED), number)
     else:
         _summing(settings.sum, learners[0], state[ASKED], _Carrier(learners, number)).open()
 
@@ -61,7 +60,7 @@ def close_round(
 
 
 def _sum(
-    plan: SecureSum,
+    plan: SecureSumPlan,
     uploads: Sequence[tuple[Learner, Mapping[str, Tensor]]],
     number: int,
     asked: Sequence[int],
@@ -73,7 +72,7 @@ def _sum(
     if _is_planned(first):
         plan.check_weights(weights.values())
         numbers = sum(tensor.numel() for tensor in tensors.values())
-        _count(learners, upload_flows(asked, [one.replica for one in learners], numbers, str, FED), number)
+        _count(learners, plan.upload_flows(asked, [one.replica for one in learners], numbers, str, FED), number)
         return dict(tensors)
     carrier = _Carrier(learners, number)
     with_keys = _summing(plan, first, asked, carrier.paused()).open()
@@ -108,10 +107,11 @@ class _Carrier:
         return message._replace(tensors=carry(message.kind, message.tensors, self.number))
 
 
-def _summing(plan: SecureSum, learner: Learner, asked: Sequence[int], carrier: _Carrier) -> SecureSummation:
+def _summing(plan: SecureSumPlan, learner: Learner, asked: Sequence[int], carrier: _Carrier) -> SecureSummation:
     role = learner.topology.data_roles[0]
     names = {replica: member(role, replica) for replica in asked}
-    return SecureSummation(plan, role, names, carrier.number, learner.seed, carrier)
+    # A schedule may sum weights of the same role in the same round.
+    return SecureSummation(plan, role, names, carrier.number, learner.seed, carrier, "method")
 
 
 def _count(learners: Sequence[Learner], flows: Iterable[Flow], number: int) -> None:
