@@ -1,8 +1,9 @@
 """Uploads of a method's clients, as the aggregation server receives and aggregates them: in the clear or summed.
 
-Under a secure sum every exchange of the protocol is a message of its own, sent by the same learners: keys and shares
-before the clients train, masked numbers and shares that unmask the sum after it. What several kinds of messages would
-hold goes as one row of numbers. In a plan the same messages are sent without what they hold.
+Under a secure sum every exchange of the protocol is a message of its own, sent by the same learners: by masks, keys and
+shares before the clients train, masked numbers and shares that unmask the sum after it; under CKKS, keys, ciphertexts
+and the mean, all after it. What several kinds of messages would hold goes as one row of numbers. In a plan the same
+messages are sent without what they hold.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from splitfed.aggregation.running_mean import RunningMean
 from splitfed.aggregation.update_aggregation import UpdateAggregation
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message
@@ -73,7 +75,7 @@ def _sum(
         plan.check_weights(weights.values())
         numbers = sum(tensor.numel() for tensor in tensors.values())
         _count(learners, plan.upload_flows(asked, [one.replica for one in learners], numbers, str, FED), number)
-        return dict(tensors)
+        return _planned_mean([(upload, weights[one.replica]) for one, upload in uploads])
     carrier = _Carrier(learners, number)
     with_keys = _summing(plan, first, asked, carrier.paused()).open()
     carrier.live = True
@@ -128,6 +130,14 @@ def _count(learners: Sequence[Learner], flows: Iterable[Flow], number: int) -> N
 def _is_planned(learner: Learner) -> bool:
     segments = [segment.name for segment in learner.topology.segments]
     return any(tensor.is_meta for tensor in learner.contents(segments, copies=False).values())
+
+
+def _planned_mean(uploads: Sequence[tuple[Mapping[str, Tensor], float]]) -> dict[str, Tensor]:
+    """Return the mean as far as a plan knows it: from what labels and rows say, else shapes alone."""
+    mean, total = RunningMean(), sum(weight for _, weight in uploads)
+    for tensors, weight in uploads if not any(tensor.is_meta for tensor in uploads[0][0].values()) else ():
+        mean.add(tensors, weight / total)
+    return mean.value() or dict(uploads[0][0])
 
 
 def _join(upload: Upload) -> dict[str, Tensor]:
