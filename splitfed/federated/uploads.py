@@ -141,12 +141,12 @@ def _planned_mean(uploads: Sequence[tuple[Mapping[str, Tensor], float]]) -> dict
 
 
 def _join(upload: Upload) -> dict[str, Tensor]:
-    return {f"{kind}\0{name}": tensor for kind, tensors in upload.items() for name, tensor in tensors.items()}
+    return {f"{kind}: {name}": tensor for kind, tensors in upload.items() for name, tensor in tensors.items()}
 
 
 def _split(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     found: dict[str, dict[str, Tensor]] = {}
     for joined, tensor in tensors.items():
-        kind, _, name = joined.partition("\0")
+        kind, _, name = joined.partition(": ")
         found.setdefault(kind, {})[name] = tensor
     return found
