@@ -7,6 +7,7 @@ clients' tensors with a whole weight each and give the aggregation server the we
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -45,13 +46,14 @@ class Summation(Protocol):
         """
 
 
+@dataclass(frozen=True, kw_only=True)
 class SecureSumPlan:
-    """Base of the plans of secure sums: frozen values that check, start and count a sum.
+    """Base of the plans of secure sums: frozen values that check, start and count a sum."""
 
-    `threshold`: how many clients must finish, >= 2; None: more than half of those asked.
-    """
-
-    threshold: int | None
+    @property
+    def threshold(self) -> int | None:
+        """How many clients must finish, >= 2; None: more than half of those asked."""
+        raise NotImplementedError
 
     def required_members(self, asked: int) -> int:
         """Return how many of the clients `asked` must finish: the threshold, by default more than half of them."""
