@@ -77,7 +77,9 @@ def test_the_server_gets_no_prototypes_of_a_client(secure: str) -> None:
     [
         ("local", FedProto(secure="ckks"), Independent(clients_per_round=3, drop_out=0.3)),
         ("local", FedProto(secure="masks", weighted=False), Independent(clients_per_round=3, drop_out=0.3)),
-        ("vanilla", FedProto(secure="ckks"), SplitFedV1(secure="ckks")),
+        pytest.param(
+            "vanilla", FedProto(secure="ckks"), SplitFedV1(secure="ckks"), marks=pytest.mark.exhaustive, id="both"
+        ),
         ("vanilla", FedProto(secure=SecureSum(bits=20)), SplitFedV1(secure="ckks", drop_out=0.2)),
         ("local", FedDistill(secure="ckks"), Independent(clients_per_round=3, drop_out=0.3)),
         ("local", FedDistill(secure=True), Independent(clients_per_round=3, drop_out=0.3)),
@@ -140,7 +142,9 @@ def test_a_client_takes_out_what_is_in_the_sum_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [FedProto(secure="ckks"), FedDistill(secure="ckks")], ids=lambda one: type(one).__name__
+    "method",
+    [pytest.param(FedProto(secure="ckks"), marks=pytest.mark.exhaustive), FedDistill(secure="ckks")],
+    ids=lambda one: type(one).__name__,
 )
 def test_resumed_run_ends_in_the_same_bits(method: Any, tmp_path: Path) -> None:
     assert_resumes("local", method, tmp_path, data=data(3, 90))

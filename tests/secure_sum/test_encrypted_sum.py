@@ -209,7 +209,7 @@ def test_a_resumed_run_ends_in_the_same_bits_without_a_key_file(tmp_path: Path) 
         SplitFedV1(secure="ckks", buffers=False),
         SplitFedV2(secure={"name": "ckks", "threshold": 2}, drop_out=0.4),
         LocalLoss(secure=EncryptedSum(limit=8.0), clients_per_round=2),
-        Blind(secure="ckks", average=True),
+        pytest.param(Blind(secure="ckks", average=True), marks=pytest.mark.exhaustive),
     ],
     ids=lambda plan: type(plan).__name__,
 )
