@@ -179,9 +179,10 @@ def check_method(
 def combine_placement(method: Method, plan: Schedule, topologies: Sequence[Topology]) -> Placement:
     """Return what the schedule `plan` with `method` on it asks for, or refuse the two together."""
     place, traits, name = plan.placement(topologies[0]), method.traits(topologies[0]), type(method).__name__
-    if place.secure is not None:
+    if place.secure is not None and traits.secure is None:
+        advice = "give the method secure as well" if hasattr(method, "secure") else "leave one of them out"
         raise InvalidInput(
-            f"secure hides the weights that clients upload, not what method {name} sends besides: leave one of them out"
+            f"secure hides the weights that clients upload, not what method {name} sends besides: {advice}"
         )
     if traits.aggregates_weights and place.fused:
         raise InvalidInput(
@@ -198,9 +199,12 @@ def combine_placement(method: Method, plan: Schedule, topologies: Sequence[Topol
 
 def check_aggregation(method: Method, plan: Schedule, topology: Topology, clients: int) -> None:
     """Refuse a method whose aggregation cannot do with as few clients as `plan` may bring it."""
-    if (settings := method.traits(topology).aggregation) is not None:
-        asked, drop_out = (plan.clients_asked(clients), plan.drop_out) if isinstance(plan, Sampled) else (clients, 0.0)
-        settings.check(asked, drop_out > 0)
+    traits = method.traits(topology)
+    asked, drop_out = (plan.clients_asked(clients), plan.drop_out) if isinstance(plan, Sampled) else (clients, 0.0)
+    if traits.aggregation is not None:
+        traits.aggregation.check(asked, drop_out > 0)
+    if traits.secure is not None:
+        traits.secure.check(asked)
 
 
 def check_training_steps(method: Method, plan: Schedule, training: Training, topology: Topology) -> None:
