@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -35,7 +35,8 @@ class Encryption:
     """How a server computes on ciphertexts of CKKS that it cannot read.
 
     `protocol`: one of `PROTOCOLS`; those that leak need `accept_leak=True`. `key_holder`: the role whose parties hold
-    the secret key; all segments of other roles are evaluated on ciphertexts. `parameters`: a preset of
+    the secret key, or several, which share one pair; segments of all others are evaluated on ciphertexts.
+    `parameters`: a preset of
     `splitfed.encryption.PRESETS`, or "auto" for the cheapest that fits. `precision`: largest error of a decrypted
     number that is accepted, > 0. `bound`: the largest magnitude that any number to be encrypted can have, > 0; the
     server learns it. `layout`: "batch", one ciphertext a feature, or "rows", many rows a
@@ -45,7 +46,7 @@ class Encryption:
     """
 
     protocol: str = field(default=WEIGHT_SHARES, metadata=require_name("encryption protocol", PROTOCOLS))
-    key_holder: str = "client"
+    key_holder: str | Sequence[str] = "client"
     parameters: str = AUTO
     precision: float = field(default=1e-4, metadata=require_number("precision", low=0.0, open_low=True))
     bound: float = field(default=64.0, metadata=require_number("bound", low=0.0, open_low=True))
@@ -57,9 +58,19 @@ class Encryption:
     def __post_init__(self) -> None:
         """Refuse values of other kinds, and a protocol that leaks unless that is accepted."""
         check_fields(self)
-        for name in ("key_holder", "parameters"):
-            if not isinstance(getattr(self, name), str):
-                raise InvalidInput(f"{name}={getattr(self, name)!r} is not allowed; expected a name")
+        if not isinstance(self.parameters, str):
+            raise InvalidInput(f"parameters={self.parameters!r} is not allowed; expected a name")
+        if not isinstance(self.key_holder, (str, tuple)):
+            # A list, as a study has it.
+            roles = tuple(self.key_holder) if isinstance(self.key_holder, Sequence) else (self.key_holder,)
+            object.__setattr__(self, "key_holder", roles)
+        if not self.holders or not all(isinstance(role, str) for role in self.holders):
+            raise InvalidInput(f"key_holder={self.key_holder!r} is not allowed; expected a role, or several")
+        if len(self.holders) > 1 and self.keys != "shared":
+            raise InvalidInput(
+                f"{len(self.holders)} roles hold keys, and what they encrypt is added up: they need one pair, "
+                "keys='shared'"
+            )
         if self.key_folder is not None and not isinstance(self.key_folder, (str, os.PathLike)):
             raise InvalidInput(f"key_folder={self.key_folder!r} is not allowed; expected the path of a folder")
         if not isinstance(self.accept_leak, bool):
@@ -69,6 +80,11 @@ class Encryption:
                 f"encryption protocol {self.protocol!r} {PROTOCOLS[self.protocol]}; take {WEIGHT_SHARES!r}, or "
                 "accept_leak=True to study the leak"
             )
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """The roles that hold the secret key."""
+        return (self.key_holder,) if isinstance(self.key_holder, str) else tuple(self.key_holder)
 
     @property
     def leaks(self) -> bool:

@@ -95,6 +95,25 @@ def add(x: EncryptedTensor, y: EncryptedTensor) -> EncryptedTensor:
     return replace(x, ciphertexts=tuple(ciphertexts), bound=bound, noise=math.hypot(x.noise, y.noise))
 
 
+def concatenate(x: EncryptedTensor, y: EncryptedTensor) -> EncryptedTensor:
+    """Return the features of `x` and `y` side by side, in the layout "batch", at the lower of their levels."""
+    rows = replace(x, shape=(x.shape[0], 1)), replace(y, shape=(y.shape[0], 1))
+    _check_alike(*rows, "put side by side")
+    if x.layout != BATCH:
+        raise InvalidInput(f"ciphertexts in the layout {x.layout!r} cannot be put side by side; expected 'batch'")
+    x, y = _level_alike(x, y)
+    shape = (x.shape[0], x.shape[1] + y.shape[1])
+    bound, noise = max(x.bound, y.bound), max(x.noise, y.noise)
+    return replace(x, ciphertexts=(*x.ciphertexts, *y.ciphertexts), shape=shape, bound=bound, noise=noise)
+
+
+def take_features(x: EncryptedTensor, first: int, end: int) -> EncryptedTensor:
+    """Return the features of `x` from `first` up to `end`, which is left out; the layout is "batch"."""
+    if x.layout != BATCH or not 0 <= first < end <= x.shape[1]:
+        raise InvalidInput(f"features {first} to {end} cannot be taken of a {x.layout!r} tensor of shape {x.shape}")
+    return replace(x, ciphertexts=x.ciphertexts[first:end], shape=(x.shape[0], end - first))
+
+
 def lower(x: EncryptedTensor, level: int, scale: float) -> EncryptedTensor:
     """Return `x` at `level`, which must be lower than its own, and encoded at exactly `scale`."""
     if level >= x.level:

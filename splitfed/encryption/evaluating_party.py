@@ -17,12 +17,13 @@ from splitfed.core.messages import Message, Stamp
 from splitfed.core.party import Party
 from splitfed.core.party_state import PartyState
 from splitfed.core.step_plan import SegmentPlan
-from splitfed.encryption.arithmetic import add_plain
+from splitfed.encryption.arithmetic import add, add_plain
 from splitfed.encryption.ciphertexts import EncryptedTensor, load_ciphertexts
 from splitfed.encryption.key_holder_party import BIAS, CONTEXT, MASKED_WEIGHTS, TRANSPOSED, WEIGHT
 from splitfed.encryption.keys import PublicContext, load_public_context
 from splitfed.encryption.linear import linear
-from splitfed.encryption.server_program import ForwardPass, ServerProgram, program_of
+from splitfed.encryption.server_program import ForwardPass, JoinProgram, ServerProgram, program_of
+from splitfed.encryption.weight_shares import ServerShare
 
 MASK = 1.0
 """What the protocol "constant_mask" adds to every weight: one number, which the server knows, as published."""
@@ -36,10 +37,12 @@ class EvaluatingParty(Party):
         self._settings, self._shapes = settings, dict(shapes)
         self._contexts: dict[str, PublicContext] = {}
         # By segment, with the versions of its weights.
-        self._programs: dict[str, tuple[tuple[int, ...], ServerProgram]] = {}
-        # Of this step of each replica: ciphertexts that have arrived, and what each segment has computed.
-        self._arrived: dict[int, dict[str, EncryptedTensor]] = {}
+        self._programs: dict[str, tuple[tuple[int, ...], ServerProgram | JoinProgram]] = {}
+        # Of this step of each replica: ciphertexts that have arrived or were computed, by value; what each segment
+        # has computed; and the gradients of values that its own segments have read.
+        self._values: dict[int, dict[str, EncryptedTensor]] = {}
         self._passes: dict[int, dict[str, ForwardPass]] = {}
+        self._gradients: dict[int, dict[str, EncryptedTensor]] = {}
         # The layer's new weights behind the mask, as they left in this step, and the gradient that made them.
         self._masked: dict[int, tuple[str, Message]] = {}
 
@@ -58,12 +61,13 @@ class EvaluatingParty(Party):
     ) -> list[Message]:
         """Evaluate `segment` on the ciphertexts that were `received`; return those that leave, one message an edge."""
         plan = self.state.segment_plans[segment]
-        arrived = self._arrived.setdefault(stamp.replica, {})
+        values = self._values.setdefault(stamp.replica, {})
         for message in received:
-            arrived |= self._load(message)
-        done = self._program(plan).forward(*(arrived[name] for name in plan.inputs))
+            values |= self._load(message)
+        done = self._program(plan).forward(*(values[name] for name in plan.inputs))
         self._passes.setdefault(stamp.replica, {})[segment] = done
-        made = dict(zip(plan.outputs, (done.result, done.inner), strict=False))
+        made = {n: x for n, x in zip(plan.outputs, (done.result, done.inner), strict=False) if x is not None}
+        values |= made
         return [
             Message(self.name, peers[port.role], "activation", port.edge, _to_tensors(made, port.values), stamp)
             for port in plan.ports_to_others
@@ -77,15 +81,18 @@ class EvaluatingParty(Party):
         plan = self.state.segment_plans[segment]
         if self._settings.leaks:
             return self._backpropagate_plain(plan, received, stamp, peers)
-        arrived: dict[str, EncryptedTensor] = {}
+        own = self._gradients.setdefault(stamp.replica, {})
         for message in received:
-            arrived |= self._load(message)
-        if plan.outputs[0] not in arrived:
+            _gather(own, self._load(message))
+        if plan.outputs[0] not in own:
             return []
         gradients = self._program(plan).send_back(
-            self._passes[stamp.replica][segment], *(arrived[name] for name in plan.outputs if name in arrived)
+            self._passes[stamp.replica][segment], *(own.pop(name) for name in plan.outputs if name in own)
         )
         made = {name: found for name, found in zip(plan.inputs, gradients, strict=False) if found is not None}
+        for port in plan.arrivals:
+            if port.role is None:
+                _gather(own, {name: made[name] for name in port.returned})
         return [
             Message(self.name, peers[port.role], "gradient", port.edge, _to_tensors(made, port.returned), stamp)
             for port in plan.arrivals
@@ -95,7 +102,7 @@ class EvaluatingParty(Party):
     def forget(self, replica: int) -> None:
         """Forget what is kept of the step of `replica`."""
         super().forget(replica)
-        for kept in (self._arrived, self._passes, self._masked):
+        for kept in (self._values, self._passes, self._gradients, self._masked):
             kept.pop(replica, None)
 
     def ask(self, replica: int) -> Message | None:
@@ -136,7 +143,7 @@ class EvaluatingParty(Party):
         """Return the weights after a step of SGD without momentum, plus the mask, encrypted: (features, results)."""
         rate = self.state.rate
         assert rate is not None
-        released = self._arrived[stamp.replica][f"{plan.inputs[0]} {TRANSPOSED}"]
+        released = self._values[stamp.replica][f"{plan.inputs[0]} {TRANSPOSED}"]
         stepped = linear(released, -rate * slope.T.double())
         masked = add_plain(stepped, weight.detach().double().T + MASK)
         (port,) = (port for port in plan.ports_to_others if port.role is not None)
@@ -150,18 +157,32 @@ class EvaluatingParty(Party):
         context = self._contexts[message.sender]
         return {name: load_ciphertexts(content, context) for name, content in message.tensors.items()}
 
-    def _program(self, plan: SegmentPlan) -> ServerProgram:
+    def _program(self, plan: SegmentPlan) -> ServerProgram | JoinProgram:
         """Return what the segment does; worked out anew only where its weights have changed."""
         segment, module = plan.segment, self.state.modules[plan.segment]
         versions = tuple(weight._version for weight in module.parameters())
         known = self._programs.get(segment)
         if known is None or known[0] != versions:
-            known = self._programs[segment] = versions, program_of(segment, module, self._shapes[plan.inputs[0]])
+            known = self._programs[segment] = versions, _read_program(plan, module, self._shapes)
         return known[1]
 
 
-def _to_tensors(made: Mapping[str, EncryptedTensor | None], names: Sequence[str]) -> dict[str, Tensor]:
-    return {name: found.to_tensor() for name in names if (found := made[name]) is not None}
+def _read_program(
+    plan: SegmentPlan, module: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]]
+) -> ServerProgram | JoinProgram:
+    # The client's share of a layer, which a segment may read besides, is none of the values that it joins.
+    given = plan.inputs[:1] if isinstance(module, ServerShare) else plan.inputs
+    return program_of(plan.segment, module, *(shapes[name] for name in given))
+
+
+def _gather(found: dict[str, EncryptedTensor], more: Mapping[str, EncryptedTensor]) -> None:
+    """Add gradients to those that there are."""
+    for name, gradient in more.items():
+        found[name] = add(found[name], gradient) if name in found else gradient
+
+
+def _to_tensors(made: Mapping[str, EncryptedTensor], names: Sequence[str]) -> dict[str, Tensor]:
+    return {name: made[name].to_tensor() for name in names}
 
 
 def _linear_weights(module: torch.nn.Module) -> tuple[Tensor, Tensor | None]:

@@ -20,17 +20,17 @@ from splitfed.encryption.server_program import row_features
 def keys_of(topology: Topology, replicas: int) -> RunKeys:
     """Return the key pairs of a run of `topology`, which has an `encryption`, with so many clients."""
     assert topology.encryption is not None
-    holder = topology.encryption.key_holder
-    return RunKeys(topology.encryption, [member(holder, replica) for replica in range(replicas)])
+    holders = [member(role, replica) for role in topology.encryption.holders for replica in range(replicas)]
+    return RunKeys(topology.encryption, holders)
 
 
 def make_party(topology: Topology, facts: Facts, state: PartyState, keys: RunKeys) -> Party:
     """Return the party that has `state` in an encrypted run: one that holds keys, or one that computes without."""
     settings = topology.encryption
     assert settings is not None
-    if state.role != settings.key_holder:
+    if state.role not in settings.holders:
         return EvaluatingParty(state, settings, facts.shapes)
-    servers = [role for role in topology.roles if role != settings.key_holder]
+    servers = [role for role in topology.roles if role not in settings.holders]
     held = facts.shapes, facts.dtypes, _widths(topology, settings, facts.shapes)
     return KeyHolderParty(state, settings, keys.of(state.name), servers, *held)
 
@@ -52,7 +52,7 @@ def _widths(topology: Topology, settings: Encryption, shapes: Mapping[str, tuple
     """Return for each edge how wide a packed row is: what goes in or comes out of the server's layer, if wider."""
     widths = {}
     for segment in topology.segments:
-        if segment.role == settings.key_holder:
+        if segment.role in settings.holders:
             continue
         wide = max(row_features(shapes[value]) for value in (*segment.inputs, *segment.outputs))
         for edge in topology.crossings:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
+import torch
 from torch import nn
 
-from splitfed.encryption.arithmetic import add, multiply, square
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import generator
+from splitfed.encryption.arithmetic import add, concatenate, multiply, square, take_features
 from splitfed.encryption.ciphertexts import EncryptedTensor
 from splitfed.encryption.linear import linear
 from splitfed.encryption.stages import AffineMap, Square, affine_map
@@ -79,6 +84,37 @@ class ServerProgram:
         return gradient, of_share
 
 
+@dataclass(frozen=True)
+class JoinProgram:
+    """What a segment without weights makes of several values: their "sum", or "concat", side by side as they lie flat.
+
+    `shapes`: of a row of every value. Neither takes a multiplication.
+    """
+
+    how: str
+    shapes: tuple[tuple[int, ...], ...]
+    depth: int = 0
+    squares: int = 0
+    trains: bool = True
+    maps: tuple[AffineMap | None, ...] = ()
+
+    def forward(self, *values: EncryptedTensor) -> ForwardPass:
+        """Return the values joined."""
+        joined = values[0]
+        for value in values[1:]:
+            joined = add(joined, value) if self.how == "sum" else concatenate(joined, value)
+        return ForwardPass(joined, None)
+
+    def send_back(
+        self, done: ForwardPass, gradient: EncryptedTensor, inner: EncryptedTensor | None = None
+    ) -> tuple[EncryptedTensor, ...]:
+        """Return the gradient of every value: all of it, or the features that are its own."""
+        if self.how == "sum":
+            return (gradient,) * len(self.shapes)
+        ends = list(accumulate(map(row_features, self.shapes)))
+        return tuple(take_features(gradient, a, b) for a, b in zip([0, *ends], ends, strict=False))
+
+
 @dataclass
 class ForwardPass:
     """The `result` of a forward pass, the `inner` input that is returned too, and what each stage was `given`."""
@@ -88,11 +124,15 @@ class ForwardPass:
     given: list[EncryptedTensor] = field(default_factory=list)
 
 
-def program_of(name: str, module: nn.Module, shape: Sequence[int]) -> ServerProgram:
-    """Return the program of segment `name`, a `ServerShare` or one affine module, for rows of `shape`.
+def program_of(name: str, module: nn.Module, *given: Sequence[int]) -> ServerProgram | JoinProgram:
+    """Return the program of segment `name`, a `ServerShare` or one affine module, for rows of the shape `given`.
 
-    Raises `InvalidInput` for a stage that is neither affine nor a square.
+    A module that takes several values, one shape each, joins them. Raises `InvalidInput` for a stage that is neither
+    affine nor a square, and for values that are joined by anything but a sum or side by side.
     """
+    if len(given) > 1:
+        return _join_of(name, module, tuple(tuple(shape) for shape in given))
+    (shape,) = given
     stages = module.stages if isinstance(module, ServerShare) else [module]
     maps: list[AffineMap | None] = []
     shapes = [tuple(shape)]
@@ -102,6 +142,26 @@ def program_of(name: str, module: nn.Module, shape: Sequence[int]) -> ServerProg
         shapes.append(shapes[-1] if affine is None else affine.shape)
     joins, inner = (module.joins, module.returns_inner) if isinstance(module, ServerShare) else (None, None)
     return ServerProgram(tuple(maps), tuple(shapes), joins, inner)
+
+
+def _join_of(name: str, module: nn.Module, shapes: tuple[tuple[int, ...], ...]) -> JoinProgram:
+    drawn = generator(0, "join", len(shapes))
+    values = [torch.randn(3, *shape, generator=drawn) for shape in shapes]
+    tried = copy.deepcopy(module).cpu()
+    with torch.no_grad():
+        results = [tried.train(training)(*[value.clone() for value in values]).flatten(1) for training in (True, False)]
+    side_by_side = torch.cat([value.flatten(1) for value in values], 1)
+    if all(torch.equal(found, side_by_side) for found in results):
+        return JoinProgram("concat", shapes)
+    # In float32 a sum of a few numbers may be added up in any order.
+    if len(set(shapes)) == 1 and all(
+        torch.allclose(found, torch.stack(values).sum(0).flatten(1), rtol=0, atol=1e-5) for found in results
+    ):
+        return JoinProgram("sum", shapes)
+    raise InvalidInput(
+        f"segment {name!r} joins {len(shapes)} values by {type(module).__name__}; on ciphertexts they can be added, or "
+        "stand side by side as they lie flat: fusion='sum' or 'concat'"
+    )
 
 
 def row_features(shape: Sequence[int]) -> int:

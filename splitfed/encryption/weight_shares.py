@@ -94,10 +94,12 @@ def share_weights(topology: Topology, settings: Encryption) -> Topology:
     """
     segments: list[Segment] = []
     for segment in topology.segments:
-        if segment.role == settings.key_holder:
+        if segment.role in settings.holders:
             segments.append(segment)
+        elif len(segment.inputs) > 1:
+            segments.append(_weightless(segment))
         else:
-            segments += _divide(segment, settings.key_holder)
+            segments += _divide(segment, _holder_of_shares(topology, settings))
     return replace(topology, segments=tuple(segments))
 
 
@@ -123,6 +125,21 @@ def merge_weight_shares(topology: Topology, modules: Mapping[str, nn.Module]) ->
             own = name.split(".", 2)[2]
             merged[segment.full(own)] = value + added[own].to(value.device) if own in added else value.clone()
     return merged
+
+
+def _holder_of_shares(topology: Topology, settings: Encryption) -> str:
+    """Return the role that learns in the server's place: the key holder, of several the one that has the labels."""
+    return settings.holders[0] if len(settings.holders) == 1 else topology.heads[0].role
+
+
+def _weightless(segment: Segment) -> Segment:
+    """Return a segment that joins several values; refuse one with weights of its own."""
+    if any(True for _ in segment.module.parameters()):
+        raise InvalidInput(
+            f"segment {segment.name!r} reads {len(segment.inputs)} values ({', '.join(segment.inputs)}); what joins "
+            "values on ciphertexts may have no weights"
+        )
+    return replace(segment, original=None)
 
 
 def _divide(segment: Segment, holder: str) -> list[Segment]:

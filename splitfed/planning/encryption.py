@@ -29,9 +29,9 @@ from splitfed.core.probe import Facts
 from splitfed.core.topology import Segment, Topology
 from splitfed.encryption.parameters import PRESETS, CkksParameters
 from splitfed.encryption.planner import choose_parameters
-from splitfed.encryption.server_program import ServerProgram, program_of, row_features
+from splitfed.encryption.server_program import JoinProgram, ServerProgram, program_of, row_features
 from splitfed.encryption.stages import check_linear_in_weights
-from splitfed.encryption.weight_shares import ClientShare, share_weights
+from splitfed.encryption.weight_shares import ClientShare, ServerShare, share_weights
 from splitfed.engines.base import Placement
 from splitfed.federated.base import Method
 from splitfed.schedules.base import Schedule, Training
@@ -82,7 +82,7 @@ def settle(
         placement.fused == ()
         and clients > 1
         and not settings.leaks
-        and optims[settings.key_holder].options.get("momentum")
+        and optims[settings.holders[0]].options.get("momentum")
     ):
         warnings.warn(
             "the momentum of the server's layer is each client's own where clients hand their shares on; in plain it "
@@ -97,7 +97,8 @@ def settle(
             before = segment.inputs[-1]
             rows_shape = facts.shapes[before]
             check_linear_in_weights(segment.name, segment.module.layer, rows_shape)
-    return replace(topology, encryption=_with_parameters(settings, programs, max(training.batch_size, SCORED_ROWS)))
+    rows, depth = max(training.batch_size, SCORED_ROWS), _find_depth(topology, programs)
+    return replace(topology, encryption=_with_parameters(settings, programs, rows, depth))
 
 
 def fit_inference(topology: Topology, facts: Facts, rows: int) -> Topology:
@@ -113,7 +114,7 @@ def fit_inference(topology: Topology, facts: Facts, rows: int) -> Topology:
     segments = tuple(replace(s, module=frozen.get(s.name, s.module)) for s in topology.segments)
     topology = share_weights(replace(topology, segments=segments), settings)
     needs = {name: replace(p, trains=False) for name, p in programs_of(topology, facts).items()}
-    return replace(topology, encryption=_with_parameters(settings, needs, rows))
+    return replace(topology, encryption=_with_parameters(settings, needs, rows, _find_depth(topology, needs)))
 
 
 def placement_of(topology: Topology, placement: Placement) -> Placement:
@@ -123,12 +124,17 @@ def placement_of(topology: Topology, placement: Placement) -> Placement:
     return replace(placement, copied=())
 
 
-def programs_of(topology: Topology, facts: Facts) -> dict[str, ServerProgram]:
+def programs_of(topology: Topology, facts: Facts) -> dict[str, ServerProgram | JoinProgram]:
     """Return the program of every segment that is evaluated on ciphertexts, by its name; refuse whole numbers."""
     for segment in _evaluated(topology):
         if not all(facts.dtypes[v].is_floating_point for v in (*segment.inputs, *segment.outputs)):
             raise InvalidInput(f"segment {segment.name!r} reads or returns whole numbers; CKKS encrypts real numbers")
-    return {s.name: program_of(s.name, s.module, facts.shapes[s.inputs[0]]) for s in _evaluated(topology)}
+    found = {}
+    for segment in _evaluated(topology):
+        # The client's share of a layer, which a segment may read besides, is none of the values that it joins.
+        given = segment.inputs[:1] if isinstance(segment.module, ServerShare) else segment.inputs
+        found[segment.name] = program_of(segment.name, segment.module, *(facts.shapes[value] for value in given))
+    return found
 
 
 def parameters_of(topology: Topology) -> CkksParameters:
@@ -139,27 +145,29 @@ def parameters_of(topology: Topology) -> CkksParameters:
 
 def _evaluated(topology: Topology) -> list[Segment]:
     assert topology.encryption is not None
-    return [s for s in topology.segments if s.role != topology.encryption.key_holder]
+    return [s for s in topology.segments if s.role not in topology.encryption.holders]
 
 
 def _check_graph(topology: Topology, settings: Encryption) -> None:
     """Refuse a topology in which anything but a segment's one value passes between the key holder and one server."""
-    check_names("role that holds the keys:", topology.roles, settings.key_holder)
-    others = {role for role in topology.roles if role != settings.key_holder}
+    check_names("role that holds the keys:", topology.roles, *settings.holders)
+    holders, others = ", ".join(settings.holders), set(topology.roles) - set(settings.holders)
     if len(others) != 1:
         raise InvalidInput(
-            f"encryption takes a key holder and one server; topology {topology.name!r} has {len(others)} roles beside "
-            f"{settings.key_holder!r}"
+            f"encryption takes key holders and one server; topology {topology.name!r} has {len(others)} roles beside "
+            f"{holders}"
         )
     for head in topology.heads:
-        if set(head.path) != {settings.key_holder}:
+        if not set(head.path) <= set(settings.holders):
             raise InvalidInput(
                 f"the head on {head.value!r} takes labels or its loss to {head.role!r}; expected a U-shape, in which "
-                f"they stay with the key holder {settings.key_holder!r}"
+                f"they stay with the key holder ({holders})"
             )
     for value, role in topology.inputs.items():
-        if role != settings.key_holder:
-            raise InvalidInput(f"input {value!r} belongs to {role!r}; the key holder {settings.key_holder!r} owns data")
+        if role not in settings.holders:
+            raise InvalidInput(f"input {value!r} belongs to {role!r}; expected the key holder ({holders})")
+    if len(settings.holders) > 1 and settings.leaks:
+        raise InvalidInput(f"protocol {settings.protocol!r} has one key holder; {holders} were given")
     for edge in topology.crossings:
         if settings.leaks and topology.role_of(edge.source) != settings.key_holder and len(edge.values) != 1:
             raise InvalidInput(f"edge {edge.name!r} carries {len(edge.values)} values; one can be encrypted")
@@ -187,9 +195,9 @@ def _check_schedule(topology: Topology, settings: Encryption, plan: Schedule, cl
             "hand_over='server' shows the server the clients' shares at successive times, and their difference tells "
             "activations; encryption takes 'peer'"
         )
-    servers = {role for role in topology.roles if role != settings.key_holder}
+    servers = set(topology.roles) - set(settings.holders)
     handed = isinstance(plan, SegmentHandover) and plan.hand_over == "peer" and plan.binds(clients) is not None
-    averaged = settings.key_holder in place.fused and servers <= set(place.copied)
+    averaged = set(settings.holders) <= set(place.fused) and servers <= set(place.copied)
     if not (handed or averaged):
         raise InvalidInput(
             f"schedule {name} would not train the clients' shares as it trains the server's layer, which they stand "
@@ -216,9 +224,7 @@ def _check_defenses(topology: Topology, defenses: Sequence[Defense]) -> None:
 def _check_optimizers(topology: Topology, settings: Encryption, optims: Mapping[str, Optim]) -> None:
     """Refuse what is not the same step on a share as on the whole layer."""
     servers = dict.fromkeys(s.role for s in _evaluated(topology))
-    for role in (*servers, settings.key_holder):
-        if role == settings.key_holder and settings.leaks:
-            continue
+    for role in (*servers, *(() if settings.leaks else settings.holders)):
         optim = optims[role]
         options = dict(optim.options)
         if optim.name != "SGD":
@@ -229,12 +235,12 @@ def _check_optimizers(topology: Topology, settings: Encryption, optims: Mapping[
                     f"{option}={options[option]!r} of {role!r} is not allowed beside encryption; SGD may have lr and "
                     "momentum"
                 )
-    if not settings.leaks:
-        for role in servers:
-            if optims[role] != optims[settings.key_holder]:
+    for role in () if settings.leaks else servers:
+        for holder in settings.holders:
+            if optims[role] != optims[holder]:
                 raise InvalidInput(
-                    f"the optimizers of {role!r} and {settings.key_holder!r} differ; the weights of {role!r} learn as "
-                    "a share of the key holder's, so give both the same"
+                    f"the optimizers of {role!r} and {holder!r} differ; the weights of {role!r} learn as a share of "
+                    "the key holder's, so give both the same"
                 )
 
 
@@ -246,22 +252,22 @@ def _check_one_linear(name: str, module: nn.Module) -> None:
         raise InvalidInput(f"segment {name!r} has {kinds}; the protocols that leak train one torch.nn.Linear")
 
 
-def _with_parameters(settings: Encryption, programs: Mapping[str, ServerProgram], rows: int) -> Encryption:
-    """Return `settings` with a preset that holds all `programs` on batches of `rows`."""
-    needs = [_need(settings, program, rows) for program in programs.values()]
+def _with_parameters(
+    settings: Encryption, programs: Mapping[str, ServerProgram | JoinProgram], rows: int, depth: int
+) -> Encryption:
+    """Return `settings` with a preset that holds all `programs`, `depth` in sequence, on batches of `rows`."""
+    needs = [_need(settings, program, rows, depth) for program in programs.values()]
     if settings.parameters == AUTO:
-        chosen = [choose_parameters(**need) for need in needs]
-        best = max(chosen, key=lambda p: (p.depth, p.degree))
+        best = max((choose_parameters(**need) for need in needs), key=lambda p: (p.depth, p.degree))
         name = next(name for name, found in PRESETS.items() if found is best)
-        return _with_parameters(replace(settings, parameters=name), programs, rows)
+        return _with_parameters(replace(settings, parameters=name), programs, rows, depth)
     check_names("encryption preset", (AUTO, *PRESETS), settings.parameters)
     found = PRESETS[settings.parameters]
-    for name, program in programs.items():
-        if program.depth > found.depth:
-            raise InvalidInput(
-                f"segment {name!r} takes {program.depth} multiplications one after another, forward and back; preset "
-                f"{settings.parameters!r} has {found.depth}: the scale is exhausted"
-            )
+    if depth > found.depth:
+        raise InvalidInput(
+            f"segments {', '.join(programs)} take {depth} multiplications in sequence, forward and back; preset "
+            f"{settings.parameters!r} has {found.depth}: the scale is exhausted"
+        )
     if settings.layout == "batch" and rows > found.slots:
         raise InvalidInput(
             f"batches of {rows} rows do not fit into the {found.slots} slots of preset {settings.parameters!r}; use "
@@ -275,13 +281,24 @@ def _with_parameters(settings: Encryption, programs: Mapping[str, ServerProgram]
     return settings
 
 
-def _need(settings: Encryption, program: ServerProgram, rows: int) -> dict[str, Any]:
-    """Return what `choose_parameters` asks for a program."""
+def _find_depth(topology: Topology, programs: Mapping[str, ServerProgram | JoinProgram]) -> int:
+    """Return how many multiplications any ciphertext takes: those of segments that hand ciphertexts on, added up."""
+    total: dict[str, int] = {}
+    for segment in _evaluated(topology):
+        before = [total[edge.source] for edge in topology.edges if edge.target == segment.name and edge.source in total]
+        total[segment.name] = max(before, default=0) + programs[segment.name].depth
+    return max(total.values(), default=0)
+
+
+def _need(settings: Encryption, program: ServerProgram | JoinProgram, rows: int, depth: int) -> dict[str, Any]:
+    """Return what `choose_parameters` asks for a program, where `depth` multiplications follow one another."""
     if settings.layout == "rows" and (len(program.maps) != 1 or settings.protocol == CONSTANT_MASK):
         raise InvalidInput("layout='rows' holds one linear layer, under 'weight_shares'; take 'batch'")
     maps = [affine for affine in program.maps if affine is not None]
     widths = [row_features(shape) for shape in program.shapes]
-    bound, largest, gain = settings.bound, settings.bound, 1e-6
+    joined = len(program.shapes) if isinstance(program, JoinProgram) else 1
+    bound, gain = settings.bound * joined, 1.0 if joined > 1 else 1e-6
+    largest = bound
     for affine in program.maps:
         bound = bound**2 if affine is None else float((affine.weight.abs().sum(1) * bound + affine.bias.abs()).max())
         largest = max(largest, bound)
@@ -290,7 +307,7 @@ def _need(settings: Encryption, program: ServerProgram, rows: int) -> dict[str, 
         largest = max(largest, back)
         gain = max(gain, float(affine.weight.norm(dim=1).max()), float(affine.weight.norm(dim=0).max()))
     return {
-        "depth": program.depth,
+        "depth": depth,
         "precision": settings.precision,
         "rows": rows if settings.layout == "batch" else 1,
         "features": max(widths),

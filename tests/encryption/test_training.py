@@ -234,11 +234,15 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "batch beyond slots": ({"parameters": "depth_1_coarse"}, {"batch_size": 3000}, "batches of 3000 rows do not fit"),
     "bound beyond the scale": ({"bound": 1e9}, {}, "is beyond the scale"),
     "too fine": ({"precision": 1e-12}, {}, "precision=1e-12 is too fine"),
-    "too shallow": ({"parameters": "sums"}, {}, "takes 1 multiplications one after another, forward and back"),
+    "too shallow": (
+        {"parameters": "sums"},
+        {},
+        "middle take 1 multiplications in sequence, forward and back; preset 'sums' has 0",
+    ),
     "too shallow for gradients": (
         {"parameters": "depth_2"},
         {"middle": SquareBehind()},
-        "takes 3 multiplications one after another, forward and back; preset 'depth_2' has 2",
+        "take 3 multiplications in sequence, forward and back; preset 'depth_2' has 2",
     ),
     "unknown preset": ({"parameters": "depth_9"}, {}, "unknown encryption preset 'depth_9'"),
     "unknown holder": ({"key_holder": "bank"}, {}, "unknown role that holds the keys: 'bank'"),
@@ -317,7 +321,9 @@ def test_what_cannot_be_encrypted_is_refused_in_one_line(name: str, tmp_path: Pa
         ({"layout": "columns"}, "unknown encryption layout 'columns'"),
         ({"keys": "public"}, "unknown kind of keys 'public'"),
         ({"key_folder": 3}, "key_folder=3 is not allowed"),
-        ({"key_holder": None}, "key_holder=None is not allowed"),
+        ({"key_holder": None}, "expected a role, or several"),
+        ({"key_holder": []}, "expected a role, or several"),
+        ({"key_holder": ["bank", "shop"]}, "2 roles hold keys, .* keys='shared'"),
         ({"accept_leak": 1}, "accept_leak=1 is not allowed"),
     ],
 )
