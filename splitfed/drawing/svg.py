@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import cycle, pairwise
 
-from splitfed.core.errors import unknown
+from splitfed.core.errors import check_names
 from splitfed.core.topology import Edge, Head, Segment, Topology
 from splitfed.drawing.layout import DrawingLayout, Node, Point, Wire, lane_order, plan, text_width
 
@@ -79,9 +79,7 @@ def _mermaid_shape(node: Node) -> str:
 
 def _check_defended(topology: Topology, defended: Mapping[str, str] | None) -> Mapping[str, str]:
     names = [e.name for e in topology.crossings]
-    for name in defended or {}:
-        if name not in names:
-            raise unknown("crossing", name, names)
+    check_names("crossing", names, *(defended or {}))
     return defended or {}
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.core.errors import InvalidInput, check_number, unknown
+from splitfed.core.errors import InvalidInput, check_names, check_number
 from splitfed.matching.kernels import check_rows, gaussian_kernel, linear_kernel, median_bandwidth
 
 Kernel = Literal["linear", "gaussian"]
@@ -118,8 +118,7 @@ def _check_pairs(x: Tensor, z: Tensor, least: int) -> None:
 
 
 def _kernel(x: Tensor, kernel: Kernel) -> Tensor:
-    if kernel not in get_args(Kernel):
-        raise unknown("kernel", kernel, get_args(Kernel))
+    check_names("kernel", get_args(Kernel), kernel)
     if kernel == "gaussian":
         return gaussian_kernel(x, x, median_bandwidth(x))
     # The mean row cancels in every centred product; without it no digits are lost far from the origin.

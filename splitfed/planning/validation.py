@@ -10,7 +10,7 @@ from torch import Tensor
 
 from splitfed.core.defense import Defense, LabelDefense, LayerDefense, PenaltyDefense, ReceiverPenaltyDefense
 from splitfed.core.equivalence import EXAMPLES, check_topology
-from splitfed.core.errors import InvalidInput, about, unknown
+from splitfed.core.errors import InvalidInput, about, check_names
 from splitfed.core.initial_weights import first_weights, local_segments, resolve_starts
 from splitfed.core.optimizers import Optim
 from splitfed.core.per_client_defenses import check_clients, of_client
@@ -265,9 +265,7 @@ def optims_of(topology: Topology, optimizer: str | Optim | Mapping[str, Optim] |
         return dict.fromkeys(topology.roles, optimizer or Optim())
     if not isinstance(optimizer, Mapping) or not all(isinstance(o, Optim) for o in optimizer.values()):
         raise InvalidInput(f"optimizer={optimizer!r} is not allowed; expected an Optim, a name, or role -> Optim")
-    for role in optimizer:
-        if role not in topology.roles:
-            raise unknown("role in optimizer", role, topology.roles)
+    check_names("role in optimizer", topology.roles, *optimizer)
     return {role: optimizer.get(role, Optim()) for role in topology.roles}
 
 
