@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.grouping import group_pairs
 from splitfed.core.privacy_events import Event, Gaussian, Laplace, Neighbours, Protects, Unit
 from splitfed.privacy.accountants import Bound, compose
 
@@ -230,9 +231,7 @@ def make_ledger(
     `unprotected`: what else leaves a data owner. `replaced`: place -> rows that were not finite there.
     """
     used = [charge for charge in charges if charge.sum]
-    groups: dict[Group, list[Charge]] = {}
-    for charge in used:
-        groups.setdefault(charge.group, []).append(charge)
+    groups = group_pairs((charge.group, charge) for charge in used)
     lines = [line for group in groups.values() for line in _lines(group, delta)]
     totals = [_total(group, groups, delta) for group in groups.values()]
     zeros = [
@@ -244,11 +243,8 @@ def make_ledger(
 
 def _lines(charges: Sequence[Charge], delta: float) -> list[Line]:
     """Return a line for each place: that of the client it costs most."""
-    places: dict[tuple[str, str], list[Charge]] = {}
-    for charge in charges:
-        places.setdefault((charge.place, charge.defense), []).append(charge)
     lines = []
-    for place_charges in places.values():
+    for place_charges in group_pairs(((charge.place, charge.defense), charge) for charge in charges).values():
         costs = [_cost([charge], charges, delta) for charge in place_charges]
         worst = max(range(len(place_charges)), key=lambda i: costs[i][0].epsilon)
         charge, (bound, counted) = place_charges[worst], costs[worst]

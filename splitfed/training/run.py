@@ -14,6 +14,7 @@ from splitfed.attacks.base import Attack, Phase, Progress
 from splitfed.attacks.search_space import Choice
 from splitfed.core.deprecation import accept_renamed_keywords, warn
 from splitfed.core.errors import InvalidInput, check_names, unknown
+from splitfed.core.grouping import nest
 from splitfed.core.messages import View
 from splitfed.core.random import derive, generator
 from splitfed.core.topology import Head
@@ -392,11 +393,8 @@ class Run:
             (result,) = self.attack(plan, adversary=party)
         except InvalidInput as error:
             return {"refused": str(error)}
-        answer: dict[str, Any] = {}
-        for who, metrics in result.scores.items():
-            for metric, interval in metrics.items():
-                answer.setdefault(metric, {})[who] = interval.mean
-        return answer
+        scores = ((who, *score) for who, metrics in result.scores.items() for score in metrics.items())
+        return nest((metric, who, interval.mean) for who, metric, interval in scores)
 
     def tune(
         self,

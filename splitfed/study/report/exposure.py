@@ -11,6 +11,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import STEPS
 from splitfed.core.errors import InvalidInput
+from splitfed.core.grouping import group_pairs
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Flow
@@ -86,11 +87,11 @@ def _received_between_steps(
     topology: Topology, flows: Mapping[Flow, tuple[int, int]], roles: Mapping[str, str], guards: Mapping[str, str]
 ) -> dict[str, list[Json]]:
     """Return receiver -> what it gets between steps, as it was counted: segments, and what a federated method sends."""
-    found: dict[tuple[str, str, str], list[int]] = {}
-    for flow, counted in flows.items():
-        if flow.kind not in (*STEPS, *SUMMING) and flow.phase == "train":
-            ends = roles.get(flow.receiver, flow.receiver), roles.get(flow.sender, flow.sender)
-            found.setdefault((flow.kind, *ends), []).append(counted[1] // counted[0])
+    found = group_pairs(
+        ((flow.kind, roles.get(flow.receiver, flow.receiver), roles.get(flow.sender, flow.sender)), nbytes // messages)
+        for flow, (messages, nbytes) in flows.items()
+        if flow.kind not in (*STEPS, *SUMMING) and flow.phase == "train"
+    )
     received: dict[str, list[Json]] = {}
     for (kind, receiver, sender), sizes in found.items():
         owner, edge = sender if sender in topology.data_roles else receiver, f"{kind}->{receiver}"

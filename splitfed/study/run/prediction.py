@@ -12,6 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.grouping import group_pairs
 from splitfed.core.messages import Recorder
 from splitfed.core.random import derive
 from splitfed.core.tasks import Task
@@ -168,10 +169,11 @@ def _predict_traffic(run: Run, before: Any) -> Json:
 
 def _list_views(recorder: Recorder) -> list[Json]:
     """Return what one party received: each value with its whole shape, sender and edge."""
-    tensors_by_message: dict[tuple[str, str, str, str], list[Tensor]] = {}
-    for message in recorder.view().messages:
-        for value, tensor in message.tensors.items():
-            tensors_by_message.setdefault((value, message.kind, message.sender, message.edge), []).append(tensor)
+    tensors_by_message = group_pairs(
+        ((value, message.kind, message.sender, message.edge), tensor)
+        for message in recorder.view().messages
+        for value, tensor in message.tensors.items()
+    )
     return [
         {
             "value": value,

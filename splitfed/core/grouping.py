@@ -1,0 +1,26 @@
+"""Values put together by their keys, in the order in which they come."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
+L = TypeVar("L", bound=Hashable)
+V = TypeVar("V")
+
+
+def group_pairs(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return key -> the values that stand beside it in `pairs`; keys and values in the order in which they come."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
+def nest(items: Iterable[tuple[K, L, V]]) -> dict[K, dict[L, V]]:
+    """Return outer key -> inner key -> value, keys in the order in which they come; the last value of two counts."""
+    nested: dict[K, dict[L, V]] = {}
+    for outer, inner, value in items:
+        nested.setdefault(outer, {})[inner] = value
+    return nested
