@@ -133,14 +133,6 @@ class PartyState:
         inputs, labels = ({name: t[rows.to(self.device)] for name, t in held.items()} for held in self.data["train"])
         self.own(part, inputs, labels, relabel=False, among=rows)
 
-    def train_rows(self, part: str) -> Tensor:
-        """Return which row of "train" each row of `part` is, -1 for none, where that is known."""
-        return self.among[part]
-
-    def raw_inputs(self, part: str) -> dict[str, Tensor]:
-        """Return this party's raw inputs in `part`; for a method that shows them to others."""
-        return dict(self.data[part][0])
-
     @property
     def rate(self) -> float | None:
         """The learning rate that its optimizer stands at; None where no weight learns."""

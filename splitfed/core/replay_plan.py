@@ -179,12 +179,8 @@ def _held_by(function: FunctionType) -> str:
     """Return the name of the first variable of a function's closure or defaults that holds modules or tensors."""
     values = dict(inspect.getclosurevars(function).nonlocals)
     values |= {name: p.default for name, p in inspect.signature(function).parameters.items()}
-    held = (name for name, value in values.items() if any(map(_is_state, _pytree.tree_leaves(value))))
-    return next(held, "")
-
-
-def _is_state(value: Any) -> bool:
-    return isinstance(value, (Tensor, nn.Module))
+    leaves = ((name, leaf) for name, value in values.items() for leaf in _pytree.tree_leaves(value))
+    return next((name for name, leaf in leaves if isinstance(leaf, (Tensor, nn.Module))), "")
 
 
 def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> nn.Module:

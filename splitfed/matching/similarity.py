@@ -52,7 +52,7 @@ def hsic(x: Tensor, z: Tensor, *, kernel: Kernel = "gaussian", unbiased: bool = 
     """
     _check_pairs(x, z, least=4 if unbiased else 2)
     kx, kz = _kernel(x, kernel), _kernel(z, kernel)
-    return _unbiased(kx, kz) if unbiased else _biased(kx, kz)
+    return _unbiased(kx, kz) if unbiased else (_centered(kx) * _centered(kz)).sum((-2, -1)) / (x.shape[-2] - 1) ** 2
 
 
 def kernel_alignment(x: Tensor, z: Tensor, *, kernel: Kernel = "linear") -> Tensor:
@@ -95,10 +95,9 @@ def _mmd(x: Tensor, y: Tensor, width: Tensor | float, unbiased: bool) -> Tensor:
 
 
 def _mean_within(k: Tensor, unbiased: bool) -> Tensor:
-    n = k.shape[-1]
     if not unbiased:
         return k.mean((-2, -1))
-    return (k.sum((-2, -1)) - k.diagonal(dim1=-2, dim2=-1).sum(-1)) / (n * (n - 1))
+    return (k.sum((-2, -1)) - k.diagonal(dim1=-2, dim2=-1).sum(-1)) / (k.shape[-1] * (k.shape[-1] - 1))
 
 
 def _check_sets(x: Tensor, y: Tensor, least: int) -> None:
@@ -137,10 +136,6 @@ def _unit(x: Tensor, kernel: Kernel) -> Tensor:
     rounding = 64 * torch.finfo(x.dtype).eps
     floor = rounding**2 * x.square().sum((-2, -1)) if kernel == "linear" else rounding * x.shape[-2]
     return k.div(norm.masked_fill(norm <= floor, torch.inf)[..., None, None])
-
-
-def _biased(kx: Tensor, kz: Tensor) -> Tensor:
-    return (_centered(kx) * _centered(kz)).sum((-2, -1)) / (kx.shape[-1] - 1) ** 2
 
 
 def _unbiased(kx: Tensor, kz: Tensor) -> Tensor:

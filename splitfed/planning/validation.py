@@ -252,11 +252,6 @@ def probe_with(topology: Topology, rows: Dataset) -> Facts:
     return probe(topology, {n: x if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1)) for n, x in few.items()})
 
 
-def check_exact(topology: Topology, rows: Dataset) -> None:
-    """Refuse a topology whose segments do not train as the models they were cut from, tried with a few of `rows`."""
-    check_topology(topology, inputs_of(topology, rows.rows(range(min(EXAMPLES, len(rows))))))
-
-
 def optims_of(topology: Topology, optimizer: str | Optim | Mapping[str, Optim] | None) -> dict[str, Optim]:
     """Return each role's optimizer, from one for all (an `Optim`, or a name with torch's defaults) or by role."""
     if isinstance(optimizer, str):
@@ -416,7 +411,7 @@ def _assemble_one(
         schedule.check(checked_topology, clients)
     facts = probe_with(checked_topology, rows)
     check_outputs(checked_topology, facts)
-    check_exact(checked_topology, rows)
+    check_topology(checked_topology, inputs_of(checked_topology, rows.rows(range(min(EXAMPLES, len(rows))))))
     # Who is handed a topology must not find the user's model behind it.
     checked_topology = replace(
         checked_topology, segments=tuple(replace(s, original=None) for s in checked_topology.segments)

@@ -192,22 +192,15 @@ def describe_total(total: Mapping[str, Any], unprotected: Sequence[str]) -> str:
     """Say what a total, as plain values, promises, and what of `unprotected` crosses beside it without a promise."""
     # JSON knows no infinity.
     epsilon = "without bound" if total["epsilon"] is None else f"{total['epsilon']:.4g}"
+    counted = PER_ROW if total["counted"] == PER_ROW else f"over {total['counted']}"
+    alone = f", for client {', '.join(map(str, total['only']))} alone" if total.get("only") else ""
     left = related_exposure(total, unprotected)
     return (
         f"epsilon {epsilon} at delta {total['delta']:.1g} for {total['protects']}, unit: {total['unit']} "
-        f"({total['neighbours']}), counted {_counted_text(total['counted'])}, {total['method']}"
-        f"{_clients_text(total.get('only'))}"
+        f"({total['neighbours']}), counted {counted}, {total['method']}{alone}"
         f"{': ' if total['note'] else ''}{total['note']}; "
         + (f"without a promise: {', '.join(left)}" if left else "nothing else crosses that depends on it")
     )
-
-
-def _counted_text(counted: str) -> str:
-    return counted if counted == PER_ROW else f"over {counted}"
-
-
-def _clients_text(clients: Sequence[int] | None) -> str:
-    return f", for client {', '.join(map(str, clients))} alone" if clients else ""
 
 
 def default_delta(rows: int) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import STEPS
 from splitfed.core.errors import InvalidInput
-from splitfed.core.grouping import group_pairs
+from splitfed.core.grouping import group_pairs, nest
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Flow
@@ -152,31 +152,27 @@ def _draw_topology(run: Mapping[str, Any]) -> Markup:
 
 def _party_rows(run: Mapping[str, Any], settings: Sequence[Setting], summary: Summary) -> list[Json]:
     """Return the table's rows; a value is guarded by what stands there in some setting of the place."""
-    guards: dict[tuple[str, str, str], dict[str, None]] = {}
-    for setting in settings:
-        for party in setting.runs[0].get("parties", []):
-            for entry in party["receives"]:
-                if entry["guard"]:
-                    key = (party["role"], entry["kind"], entry["value"])
-                    guards.setdefault(key, {})[summary["names"][setting.defense]] = None
+    guards = nest(
+        ((party["role"], entry["kind"], entry["value"]), summary["names"][setting.defense], None)
+        for setting in settings
+        for party in setting.runs[0].get("parties", [])
+        for entry in party["receives"]
+        if entry["guard"]
+    )
     return [
         {
             "name": party["role"],
             "count": party["parties"],
-            "holds": _list_holdings(party),
+            "holds": [
+                *(f"{s['name']} ({s['parameters']:,} parameters)" for s in party["segments"]),
+                *(f"raw data {value}" for value in party["data"]),
+                *(f"labels of {head}" for head in party["labels"]),
+                *(f"the loss at {head}" for head in party["losses"]),
+            ],
             "receives": [
                 entry | {"guards": list(guards.get((party["role"], entry["kind"], entry["value"]), {}))}
                 for entry in party["receives"]
             ],
         }
         for party in run.get("parties", [])
-    ]
-
-
-def _list_holdings(party: Mapping[str, Any]) -> list[str]:
-    return [
-        *(f"{s['name']} ({s['parameters']:,} parameters)" for s in party["segments"]),
-        *(f"raw data {value}" for value in party["data"]),
-        *(f"labels of {head}" for head in party["labels"]),
-        *(f"the loss at {head}" for head in party["losses"]),
     ]
