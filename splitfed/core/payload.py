@@ -35,8 +35,7 @@ class Layout(NamedTuple):
 
     def lay_out(self, tensor: Tensor) -> Tensor:
         """Return a copy of `tensor`, of its shape, whose memory has these strides and zeros in the gaps; detached."""
-        flat = tensor.new_zeros(self.reach(tensor.shape))
-        placed = flat.as_strided(tensor.shape, self.strides, self.lead)
+        placed = tensor.new_zeros(self.reach(tensor.shape)).as_strided(tensor.shape, self.strides, self.lead)
         return placed.copy_(tensor).detach()
 
 

@@ -243,8 +243,7 @@ def replay(
                 f"{type(model).__name__} returns {', '.join(first.outputs)} in training, {', '.join(way.outputs)} in "
                 "evaluation: return the same in both modes"
             )
-        same = [set(a) == set(b) for a, b in zip(first.received, way.received, strict=True)]
-        if not all(same):
+        if not all(set(a) == set(b) for a, b in zip(first.received, way.received, strict=True)):
             raise InvalidInput(
                 f"in {type(model).__name__} other values cross in evaluation than in training; cut elsewhere"
             )

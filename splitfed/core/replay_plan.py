@@ -103,8 +103,7 @@ class Way:
                 if name in raw:
                     del raw[name]
                     self.raw[0][name] = None
-                    made = Made(INPUT, inputs.index(name))
-                    received[f"{name}_sent"] = CrossingValue(f"{name}_sent", 0, made)
+                    received[f"{name}_sent"] = CrossingValue(f"{name}_sent", 0, Made(INPUT, inputs.index(name)))
 
     def hand_on(self, chain: Sequence[str]) -> None:
         """Let what crosses go along `chain`, the party of each segment; see `cut_names.relays`."""
@@ -358,8 +357,7 @@ def _batch(value: Tensor, with_one_row_more: Tensor) -> int | None:
 
 
 def _where(error: BaseException) -> str:
-    library = str(Path(torch.__file__).parent)
-    skipped = (library, str(Path(__file__).parent / "replay"))
+    skipped = (str(Path(torch.__file__).parent), str(Path(__file__).parent / "replay"))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(skipped)]
     return f" at {frames[-1].line!r} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 

@@ -137,8 +137,7 @@ def _square_sum(rows: Tensor) -> Tensor:
 def _weighted_sum(factors: Tensor, found: Tensor) -> Tensor:
     """Return the sum over rows of `factors` (rows,) times `found` (rows, ...), in float64; a few rows at a time."""
     parts = zip(factors.to(found.device).split(_AT_ONCE), found.split(_AT_ONCE), strict=True)
-    sums = [torch.tensordot(f, part.double(), dims=1) for f, part in parts]
-    return torch.stack(sums).sum(0)
+    return torch.stack([torch.tensordot(f, part.double(), dims=1) for f, part in parts]).sum(0)
 
 
 def _zero_other_rows(found: Tensor, fine: Tensor) -> Tensor:

@@ -78,8 +78,7 @@ def _mermaid_shape(node: Node) -> str:
 
 
 def _check_defended(topology: Topology, defended: Mapping[str, str] | None) -> Mapping[str, str]:
-    names = [e.name for e in topology.crossings]
-    check_names("crossing", names, *(defended or {}))
+    check_names("crossing", [e.name for e in topology.crossings], *(defended or {}))
     return defended or {}
 
 
