@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import TypeVar
 
+from torch import Tensor
+
 K = TypeVar("K", bound=Hashable)
 L = TypeVar("L", bound=Hashable)
 V = TypeVar("V")
+A = TypeVar("A", int, float, Tensor)
 
 
 def group_pairs(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
@@ -16,6 +19,14 @@ def group_pairs(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
     return groups
+
+
+def total_pairs(pairs: Iterable[tuple[K, A]]) -> dict[K, A]:
+    """Return key -> the sum of the numbers or tensors that stand beside it in `pairs`, added as they come."""
+    totals: dict[K, A] = {}
+    for key, value in pairs:
+        totals[key] = totals[key] + value if key in totals else value
+    return totals
 
 
 def nest(items: Iterable[tuple[K, L, V]]) -> dict[K, dict[L, V]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.grouping import total_pairs
 from splitfed.core.topology import member
 from splitfed.core.traffic import Flow
 from splitfed.costs.bytes import weight_bytes
@@ -52,10 +53,7 @@ class Cost:
     @property
     def by_kind(self) -> dict[str, int]:
         """Bytes by kind of message."""
-        found: dict[str, int] = {}
-        for flow, (_, nbytes) in self.flows.items():
-            found[flow.kind] = found.get(flow.kind, 0) + nbytes
-        return dict(sorted(found.items()))
+        return dict(sorted(total_pairs((flow.kind, nbytes) for flow, (_, nbytes) in self.flows.items()).items()))
 
     def client_bytes(self, replica: int) -> int:
         """Bytes that the parties of one client send or receive, among themselves once."""
