@@ -269,8 +269,14 @@ def _run_demo(options: Options) -> None:
 
 def _run_study(options: Options) -> None:
     folder = None if options.folder is None else Path(options.folder)
-    given = {"workers": options.workers, "as_json": options.json, "trust": options.trust}
-    _run_and_report(Path(options.study), folder, resume=options.resume, **given)
+    _run_and_report(
+        Path(options.study),
+        folder,
+        resume=options.resume,
+        workers=options.workers,
+        as_json=options.json,
+        trust=options.trust,
+    )
 
 
 def _run_and_report(path: Path, folder: Path | None, *, resume: bool, workers: int, as_json: bool, trust: bool) -> None:

@@ -276,7 +276,6 @@ def relabel_for_training(
     for name, (head, guards) in relabelling.items():
         for guard in guards if name in new_labels else ():
             assert head.task is not None
-            words = ("relabel", party, name, guard.position, part)
-            random = wide_generator(seed, *words, device=new_labels[name].device)
+            random = wide_generator(seed, "relabel", party, name, guard.position, part, device=new_labels[name].device)
             new_labels[name] = guard.defense.relabel(new_labels[name], head.task, random)
     return new_labels

@@ -121,9 +121,7 @@ class Pass(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self.inside:
             return self.within(name, func, args, given)
-        if name in _ABOUT:
-            return self.read(func, args, given)
-        return self.operation(name, func, args, given, None)
+        return self.read(func, args, given) if name in _ABOUT else self.operation(name, func, args, given, None)
 
     def within(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Take a call within an operation."""

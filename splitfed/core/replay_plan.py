@@ -202,8 +202,7 @@ def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> 
     try:
         made: nn.Module = copy.deepcopy(model, memo)
     except (RuntimeError, TypeError, AttributeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InvalidInput(f"{type(model).__name__} cannot be copied for its parties: {reason}") from error
+        raise InvalidInput(f"{type(model).__name__} cannot be copied for its parties: {first_line(error)}") from error
     for module in made.modules():
         vars(module)["_named_members"] = AllMembers(module)
     for path, module in made.named_modules(remove_duplicate=False):

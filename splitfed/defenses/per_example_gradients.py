@@ -74,7 +74,9 @@ def record_calls(layers: Sequence[nn.Module], calls: list[Call]) -> Iterator[Non
 
 def per_row_gradients(used: LayerUse) -> Samples:
     """Return, for every trainable weight of the layer, the gradient of each row: (rows, *shape of the weight)."""
-    formula = _formulas().get(type(used.layer))
+    from opacus.grad_sample import GradSampleModule
+
+    formula = GradSampleModule.GRAD_SAMPLERS.get(type(used.layer))
     if formula is None:
         return _by_transform(used)
     found = formula(used.layer, [used.x], used.g)
@@ -151,13 +153,6 @@ def _dense(one: LayerUse, all_used: Sequence[LayerUse]) -> bool:
         return False
     mine = {id(weight) for weight in own_weights(one.layer)}
     return sum(any(id(weight) in mine for weight in own_weights(other.layer)) for other in all_used) == 1
-
-
-def _formulas() -> dict[type, Callable[..., dict[nn.Parameter, Tensor]]]:
-    from opacus.grad_sample import GradSampleModule
-
-    found: dict[type, Callable[..., dict[nn.Parameter, Tensor]]] = GradSampleModule.GRAD_SAMPLERS
-    return found
 
 
 def _by_transform(used: LayerUse) -> Samples:

@@ -145,9 +145,15 @@ def _edge_wire(topology: Topology, edge: Edge, guard: str) -> Wire:
     values = _shorten(edge.values[0], 16) + (f" +{len(edge.values) - 1}" if len(edge.values) > 1 else "")
     returns = edge.name not in topology.forward_only
     text = (f"activation {values}", "⇄ gradient" if returns else "no gradient back") if crosses else (values,)
-    ends = f"segment {edge.source}", f"segment {edge.target}"
     kind = ("crossing" if returns else "one way") if crosses else "inside"
-    return Wire(*ends, kind, text, _shorten(guard, 30), f"{edge.name}: {', '.join(edge.values)} {guard}".strip())
+    return Wire(
+        f"segment {edge.source}",
+        f"segment {edge.target}",
+        kind,
+        text,
+        _shorten(guard, 30),
+        f"{edge.name}: {', '.join(edge.values)} {guard}".strip(),
+    )
 
 
 def _lanes(layout: DrawingLayout) -> list[str]:

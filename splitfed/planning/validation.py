@@ -113,8 +113,8 @@ def complete(
     clients = len(data.clients)
 
     def defend(replica: int) -> tuple[Topology, Facts]:
-        given = topologies[replica], facts[replica], data.clients[replica].train
-        fitted, found = fit_defenses(*given, defenses, training.seed)
+        rows = data.clients[replica].train
+        fitted, found = fit_defenses(topologies[replica], facts[replica], rows, defenses, training.seed)
         if method is not None or any(isinstance(d, PenaltyDefense | ReceiverPenaltyDefense) for d in defenses):
             # Their terms may send a gradient where the losses of the heads send none.
             found = replace(found, no_gradient=frozenset())

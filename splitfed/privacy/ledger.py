@@ -243,11 +243,21 @@ def _lines(charges: Sequence[Charge], delta: float) -> list[Line]:
         charge, (bound, counted) = place_charges[worst], costs[worst]
         uses = charge.most if not charge.learns else sum(c.sum for c in _reaching_charges(charge, charges))
         event = charge.event
-        names = (str(event.protects), str(event.unit), str(event.neighbours))
-        about = (charge.party, charge.place, charge.defense, mechanism(event), *names)
         lines.append(
             Line(
-                *about, len({c.client for c in place_charges}), uses, bound.epsilon, bound.delta, counted, bound.method
+                charge.party,
+                charge.place,
+                charge.defense,
+                mechanism(event),
+                str(event.protects),
+                str(event.unit),
+                str(event.neighbours),
+                len({c.client for c in place_charges}),
+                uses,
+                bound.epsilon,
+                bound.delta,
+                counted,
+                bound.method,
             )
         )
     return lines
@@ -272,9 +282,10 @@ def _total(charges: Sequence[Charge], groups: Mapping[Group, Sequence[Charge]], 
     clients = dict.fromkeys(charge.client for charge in charges)
     client_costs = [(c, *_cost([one for one in everybody if one.client == c], everybody, delta)) for c in clients]
     client, bound, counted = max(client_costs, key=lambda one: one[1].epsilon)
-    names = (str(protects), str(unit), str(neighbours))
     only = tuple(sorted({c.client for c in charges})) if any(c.some for c in charges) else ()
-    return Total(*names, client, bound.epsilon, bound.delta, counted, bound.method, note, only)
+    return Total(
+        str(protects), str(unit), str(neighbours), client, bound.epsilon, bound.delta, counted, bound.method, note, only
+    )
 
 
 def _cost(client_charges: Sequence[Charge], everybody: Sequence[Charge], delta: float) -> tuple[Bound, str]:
@@ -321,8 +332,9 @@ def _uses_of_rows(charges: Sequence[Charge]) -> list[list[tuple[Event, int]]]:
 def mechanism(event: Event) -> str:
     """Return what the mechanism of `event` is, in a few words."""
     found = event.mechanism
-    if isinstance(found, (Gaussian, Laplace)):
-        text = f"{type(found).__name__}, noise multiplier {found.noise_multiplier:.4g}"
-    else:
-        text = f"epsilon {found.epsilon:.4g} a use"
+    text = (
+        f"{type(found).__name__}, noise multiplier {found.noise_multiplier:.4g}"
+        if isinstance(found, (Gaussian, Laplace))
+        else f"epsilon {found.epsilon:.4g} a use"
+    )
     return text if event.sampling_rate == 1 else f"{text}, sampling rate {event.sampling_rate:.4g}"

@@ -247,8 +247,9 @@ class Run:
         assert task is not None
         several: dict[str, Any] = {"heads": unions} if len(heads) > 1 else {}
         if interval and made:
-            every = torch.cat(outputs[first]), torch.cat(labels[first])
-            several["interval"] = over_rows(task, *every, generator(self.seed, "interval", part))
+            several["interval"] = over_rows(
+                task, torch.cat(outputs[first]), torch.cat(labels[first]), generator(self.seed, "interval", part)
+            )
         if len(scores) > 1:
             several["spread"] = summarize_clients(scores, task.higher_is_better)
         if self.method is not None:

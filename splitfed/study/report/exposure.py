@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -38,9 +38,12 @@ def role_holdings(
     gradients; `flows`: messages and bytes counted, from which weights that moved are told; `roles`: party -> role.
     Bytes of a received value are those of a row, of weights those of a message.
     """
-    received = _received_in_steps(topology, facts, labels, guards, back)
-    for role, entries in _received_between_steps(topology, flows, roles, guards).items():
-        received.setdefault(role, []).extend(entries)
+    received = group_pairs(
+        [
+            *_received_in_steps(topology, facts, labels, guards, back),
+            *_received_between_steps(topology, flows, roles, guards),
+        ]
+    )
     return [
         {
             "role": role,
@@ -64,41 +67,36 @@ def _received_in_steps(
     labels: Mapping[str, Tensor],
     guards: Mapping[str, str],
     back: Mapping[str, str],
-) -> dict[str, list[Json]]:
-    found: dict[str, list[Json]] = {role: [] for role in topology.roles}
+) -> Iterator[tuple[str, Json]]:
+    """Yield receiver, and what it gets in a step: releases and gradients at the cuts, and labels."""
     for edge in topology.crossings:
         source, target = topology.role_of(edge.source), topology.role_of(edge.target)
         returns = edge.name not in topology.forward_only
         for value in edge.values:
             shape, size = list(facts.shapes[value]), value_bytes(facts, value)
             guard = guards.get(edge.name, "")
-            found[target].append(_entry("activation", value, shape, size, source, edge.name, guard, returns))
+            yield target, _entry("activation", value, shape, size, source, edge.name, guard, returns)
             if returns:
-                guard = back.get(edge.name, "")
-                found[source].append(_entry("gradient", value, shape, size, target, edge.name, guard))
+                yield source, _entry("gradient", value, shape, size, target, edge.name, back.get(edge.name, ""))
     for head in topology.heads:
         y = labels[head.value]
         for sender, receiver in pairwise(head.path):
-            found[receiver].append(_entry("label", f"labels of {head.value}", list(y.shape[1:]), y[0].nbytes, sender))
-    return found
+            yield receiver, _entry("label", f"labels of {head.value}", list(y.shape[1:]), y[0].nbytes, sender)
 
 
 def _received_between_steps(
     topology: Topology, flows: Mapping[Flow, tuple[int, int]], roles: Mapping[str, str], guards: Mapping[str, str]
-) -> dict[str, list[Json]]:
-    """Return receiver -> what it gets between steps, as it was counted: segments, and what a federated method sends."""
+) -> Iterator[tuple[str, Json]]:
+    """Yield receiver, and what it gets between steps, as counted: segments, and what a federated method sends."""
     found = group_pairs(
         ((flow.kind, roles.get(flow.receiver, flow.receiver), roles.get(flow.sender, flow.sender)), nbytes // messages)
         for flow, (messages, nbytes) in flows.items()
         if flow.kind not in (*STEPS, *SUMMING) and flow.phase == "train"
     )
-    received: dict[str, list[Json]] = {}
     for (kind, receiver, sender), sizes in found.items():
         owner, edge = sender if sender in topology.data_roles else receiver, f"{kind}->{receiver}"
         value = f"segments of {owner}" if kind in ("weights", "masked") else "for the federated method"
-        entry = _entry(kind, value, None, max(sizes), sender, edge, guards.get(edge, ""))
-        received.setdefault(receiver, []).append(entry)
-    return received
+        yield receiver, _entry(kind, value, None, max(sizes), sender, edge, guards.get(edge, ""))
 
 
 def _entry(
@@ -130,8 +128,12 @@ def topology_sections(study: Study, summary: Summary) -> list[Json]:
         settings = [s for s in study.settings if s.place == place]
         runs = [run for s in settings for run in s.runs]
         run = next((r for r in runs if not r["defense"]["parts"]), runs[0])
-        new = {"labels": [place], "svg": _draw_topology(run), "parties": _party_rows(run, settings, summary)}
-        new["cut_choice"] = run["topology"].get("cut_choice", "")
+        new = {
+            "labels": [place],
+            "svg": _draw_topology(run),
+            "parties": _party_rows(run, settings, summary),
+            "cut_choice": run["topology"].get("cut_choice", ""),
+        }
         same = next((old for old in found if all(old[k] == new[k] for k in ("svg", "parties", "cut_choice"))), None)
         if same is None:
             found.append(new)

@@ -102,8 +102,10 @@ def draw_graph(graph: object) -> str:
     heads = tuple(
         Head(h.value, h.role, h.labels, weight=h.weight, target=h.target, via=tuple(h.via)) for h in known.heads
     )
-    lessons = frozenset(known.forward_only), frozenset(known.lessons)
-    return to_svg(Topology(known.name, segments, known.inputs, heads, *lessons), known.defended)
+    return to_svg(
+        Topology(known.name, segments, known.inputs, heads, frozenset(known.forward_only), frozenset(known.lessons)),
+        known.defended,
+    )
 
 
 def input_depth(topology: Topology, role: str) -> int:

@@ -130,11 +130,13 @@ def print_table(results: Sequence[Json], console: Console) -> None:
             for name, metrics in attacks.items()
         ),
     ]
-    columns = [
+    table = Table(
         *(Column(title, overflow="fold") for title in (*names, "defense")),
         *(Column(title, justify="right", overflow="fold") for title in numbers),
-    ]
-    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+        box=None,
+        header_style="bold",
+        pad_edge=False,
+    )
     for row in rows:
         table.add_row(
             *(row.get(name, "") for name in names),

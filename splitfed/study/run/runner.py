@@ -98,9 +98,7 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
 def read_result(folder: Path) -> Json | None:
     """Return the result in the run folder `folder`, or None if it has not finished."""
     path = folder / "result.json"
-    if not path.is_file():
-        return None
-    return current_keys(digests.read(path, digests.REMEASURE))
+    return current_keys(digests.read(path, digests.REMEASURE)) if path.is_file() else None
 
 
 def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
