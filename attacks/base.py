@@ -25,7 +25,7 @@ from splitfed.attacks.local_models import Clone, DefenseStates, Imitate, Imitati
 from splitfed.attacks.search_space import Space
 from splitfed.attacks.threat_model import STEPS, Needs, Phase, Target
 from splitfed.core.deprecation import OldAttribute, adopt, forwarded
-from splitfed.core.errors import InvalidInput, check_fields, unknown
+from splitfed.core.errors import InvalidInput, check_fields, check_names
 from splitfed.core.messages import View
 from splitfed.core.random import stream
 
@@ -115,8 +115,7 @@ class Attack:
     def with_budget(cls, name: str | None = None, **changes: Any) -> Self:
         """Return the attack with the parameters of a budget (None: the usual one), some of them changed."""
         name = cls.usual() if name is None else name
-        if name not in cls.budgets:
-            raise unknown(f"budget of {cls.__name__}", name, cls.budgets)
+        check_names(f"budget of {cls.__name__}", cls.budgets, name)
         return cls(**{**cls.budgets[name], **changes})
 
     @property

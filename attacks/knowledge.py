@@ -7,7 +7,7 @@ refused for (`Knowledge.missing`), which tensors it gets copies of (`Knowledge.c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -172,7 +172,8 @@ class Knowledge:
     def only(self, needs: frozenset[Needs]) -> Knowledge:
         """Return this knowledge without anything that `needs` does not name."""
         hidden = {name for name, access in access_table(type(self)).items() if not access.needs <= needs}
-        return replace(self, **{f.name: _default(f) for f in fields(self) if f.name in hidden})
+        nothing = type(self)(self.shape)
+        return replace(self, **{name: getattr(nothing, name) for name in hidden})
 
     def copy(self) -> Knowledge:
         """Return this knowledge with tensors and modules of its own, for an attack that may change what it is given."""
@@ -186,10 +187,6 @@ class Knowledge:
             if access.present is not None and not access.present(getattr(self, name)):
                 absent |= access.needs
         return [str(need) for need in Needs if need in needs & absent]
-
-
-def _default(of: Field[Any]) -> Any:
-    return of.default if of.default_factory is MISSING else of.default_factory()
 
 
 access_table(Knowledge)

@@ -19,6 +19,8 @@ from splitfed.core.errors import InvalidInput, SplitfedError, unknown
 from splitfed.study.run import failures
 
 Options = argparse.Namespace
+Argument = tuple[tuple[str, ...], dict[str, Any]]
+Command = tuple[Callable[[Options], None], str, *tuple[Argument, ...]]
 
 ABOUT = (
     "A framework for split learning and its privacy: train split models, defend and attack them, and count what that "
@@ -90,11 +92,15 @@ class Parser(argparse.ArgumentParser):
         raise InvalidInput(f"{self.prog}: {message} (see {self.prog} --help)")
 
 
-def _argument(*names: str, **options: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+def _argument(*names: str, **options: Any) -> Argument:
     """Return what `ArgumentParser.add_argument` is to be called with."""
     return names, options
 
 
+_EVERYWHERE = (
+    _argument("--json", action="store_true", help="print the results as JSON on the last line"),
+    _argument("--debug", action="store_true", help="print the traceback of an error"),
+)
 _RUN = _argument("run", help="folder of the run, STUDY/runs/NAME")
 _STUDY = _argument("study", help="file of the study, in TOML")
 _TRUST = _argument(
@@ -104,135 +110,129 @@ _TRUST = _argument(
 )
 
 
+def _commands() -> dict[str, Command]:
+    """Return each command: what it calls, its line of help, and its arguments beside those that all have."""
+    return {
+        "demo": (
+            _run_demo,
+            "train, defend and attack a model of digits, and write a report, in a minute",
+            _argument("--folder", default="demo", help="folder of the results (default: demo)"),
+            _argument("--workers", type=int, help="processes (default: one per core, at most 2)"),
+        ),
+        "run": (
+            _run_study,
+            "train and attack every setting of a study, and write its report",
+            _STUDY,
+            _argument("--folder", help="folder of the results (default: the study's name)"),
+            _argument("--resume", action="store_true", help="continue an interrupted study in its folder"),
+            _argument("--workers", type=int, default=1, help="number of processes that share the runs (default: 1)"),
+            _TRUST,
+        ),
+        "plan": (
+            _print_plan,
+            "print bytes, operations, memory, time and epsilon of a study without training it",
+            _STUDY,
+            _argument(
+                "--schedules",
+                default="all",
+                help="schedules to compare with the study's own: all (default), or names separated by commas",
+            ),
+            _TRUST,
+        ),
+        "cuts": (
+            _list_cuts,
+            "list where a model can be cut, what would cross there, and what cut = 'auto' takes",
+            _argument("model", help="name of a model, module:Class, file.py:function, or the file of a study, in TOML"),
+            _argument("--shape", help="shape of one row of the input, such as 1,28,28; a study has its own"),
+            _argument("--outputs", type=int, help="outputs of the model (default: 10)"),
+            _argument(
+                "--set",
+                action="append",
+                default=[],
+                metavar="KEY=VALUE",
+                help="parameter of the model as in a study, such as hidden=[64,32]; once for each",
+            ),
+            _argument(
+                "--integers",
+                type=int,
+                help="fill the rows with whole numbers below this, for a model that reads token ids",
+            ),
+            _argument(
+                "--depth",
+                type=int,
+                help="how deep submodules are tried: 1 for those of the model itself (default: all)",
+            ),
+            _argument("--figure", help=".svg or .png file for a drawing of the model with its places"),
+            _TRUST,
+        ),
+        "attack": (
+            _attack_run,
+            "run more attacks on a finished run, without training it again",
+            _RUN,
+            _argument("--attack", help="attacks to run: names separated by commas"),
+            _argument("--list", action="store_true", help="list which attacks apply, and why others do not"),
+            _argument(
+                "--budget",
+                help="effort of the attacks: fast (a quick look), default (enough: doubling its time gained next to "
+                "nothing) or paper (the authors' settings); without --budget: default where an attack has it, else "
+                "fast",
+            ),
+            _argument("--preset", dest="budget", help=argparse.SUPPRESS),  # as it was called before
+            _argument("--adversary", help="attacking party (default: the first without data; with --list: all)"),
+            _TRUST,
+        ),
+        "predict": (
+            _predict_rows,
+            "predict new rows with the model of a finished run, its defenses included",
+            _RUN,
+            _argument("--input", required=True, help="file of the rows: .npy, .npz (array x) or .csv (numbers only)"),
+            _argument("--client", type=int, default=0, help="number of the client that predicts (default: 0)"),
+            _argument("--head", help="output to predict, if the model has several (default: the first)"),
+            _argument("--output", help=".csv file for the predictions (default: print the first rows)"),
+            _argument("--view", metavar="PARTY", help="record what this party receives, into --view-output"),
+            _argument("--view-output", help=".safetensors file for what --view records"),
+            _TRUST,
+        ),
+        "audit": (
+            _audit_run,
+            "compare the epsilon that a finished run claims with a measured lower bound",
+            _RUN,
+            _argument(
+                "--trials",
+                type=int,
+                default=20_000,
+                help="samples of each of two neighbouring inputs, at least 40 (default: 20000)",
+            ),
+            _TRUST,
+        ),
+        "report": (
+            _write_report,
+            "write the report of a study again from its folder of results",
+            _argument("folder", help="folder of the study's results"),
+        ),
+        "list": (
+            _list,
+            "list the names of algorithms, data sets and models",
+            _argument(
+                "kind",
+                nargs="?",
+                help="topologies, schedules, defenses, attacks, detectors, poisoning, aggregation, methods, data or "
+                "models (default: all)",
+            ),
+        ),
+    }
+
+
 def _parser() -> tuple[Parser, dict[str, Parser]]:
     parser = Parser("splitfed", description=ABOUT, epilog=EPILOG)
     parser.add_argument("--version", action="store_true", help="print the version")
     parser.set_defaults(command=lambda options: parser.print_help())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
-
-    def add(
-        name: str, function: Callable[[Options], None], text: str, *arguments: tuple[tuple[str, ...], dict[str, Any]]
-    ) -> None:
+    for name, (function, text, *arguments) in _commands().items():
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.set_defaults(command=function)
-        command.add_argument("--json", action="store_true", help="print the results as JSON on the last line")
-        command.add_argument("--debug", action="store_true", help="print the traceback of an error")
-        for names, options in arguments:
+        for names, options in (*_EVERYWHERE, *arguments):
             command.add_argument(*names, **options)
-
-    add(
-        "demo",
-        _run_demo,
-        "train, defend and attack a model of digits, and write a report, in a minute",
-        _argument("--folder", default="demo", help="folder of the results (default: demo)"),
-        _argument("--workers", type=int, help="processes (default: one per core, at most 2)"),
-    )
-    add(
-        "run",
-        _run_study,
-        "train and attack every setting of a study, and write its report",
-        _STUDY,
-        _argument("--folder", help="folder of the results (default: the study's name)"),
-        _argument("--resume", action="store_true", help="continue an interrupted study in its folder"),
-        _argument("--workers", type=int, default=1, help="number of processes that share the runs (default: 1)"),
-        _TRUST,
-    )
-    add(
-        "plan",
-        _print_plan,
-        "print bytes, operations, memory, time and epsilon of a study without training it",
-        _STUDY,
-        _argument(
-            "--schedules",
-            default="all",
-            help="schedules to compare with the study's own: all (default), or names separated by commas",
-        ),
-        _TRUST,
-    )
-    add(
-        "cuts",
-        _list_cuts,
-        "list where a model can be cut, what would cross there, and what cut = 'auto' takes",
-        _argument("model", help="name of a model, module:Class, file.py:function, or the file of a study, in TOML"),
-        _argument("--shape", help="shape of one row of the input, such as 1,28,28; a study has its own"),
-        _argument("--outputs", type=int, help="outputs of the model (default: 10)"),
-        _argument(
-            "--set",
-            action="append",
-            default=[],
-            metavar="KEY=VALUE",
-            help="parameter of the model as in a study, such as hidden=[64,32]; once for each",
-        ),
-        _argument(
-            "--integers",
-            type=int,
-            help="fill the rows with whole numbers below this, for a model that reads token ids",
-        ),
-        _argument(
-            "--depth", type=int, help="how deep submodules are tried: 1 for those of the model itself (default: all)"
-        ),
-        _argument("--figure", help=".svg or .png file for a drawing of the model with its places"),
-        _TRUST,
-    )
-    add(
-        "attack",
-        _attack_run,
-        "run more attacks on a finished run, without training it again",
-        _RUN,
-        _argument("--attack", help="attacks to run: names separated by commas"),
-        _argument("--list", action="store_true", help="list which attacks apply, and why others do not"),
-        _argument(
-            "--budget",
-            help="effort of the attacks: fast (a quick look), default (enough: doubling its time gained next to "
-            "nothing) or paper (the authors' settings); without --budget: default where an attack has it, else fast",
-        ),
-        _argument("--preset", dest="budget", help=argparse.SUPPRESS),  # as it was called before
-        _argument("--adversary", help="attacking party (default: the first without data; with --list: all)"),
-        _TRUST,
-    )
-    add(
-        "predict",
-        _predict_rows,
-        "predict new rows with the model of a finished run, its defenses included",
-        _RUN,
-        _argument("--input", required=True, help="file of the rows: .npy, .npz (array x) or .csv (numbers only)"),
-        _argument("--client", type=int, default=0, help="number of the client that predicts (default: 0)"),
-        _argument("--head", help="output to predict, if the model has several (default: the first)"),
-        _argument("--output", help=".csv file for the predictions (default: print the first rows)"),
-        _argument("--view", metavar="PARTY", help="record what this party receives, into --view-output"),
-        _argument("--view-output", help=".safetensors file for what --view records"),
-        _TRUST,
-    )
-    add(
-        "audit",
-        _audit_run,
-        "compare the epsilon that a finished run claims with a measured lower bound",
-        _RUN,
-        _argument(
-            "--trials",
-            type=int,
-            default=20_000,
-            help="samples of each of two neighbouring inputs, at least 40 (default: 20000)",
-        ),
-        _TRUST,
-    )
-    add(
-        "report",
-        _write_report,
-        "write the report of a study again from its folder of results",
-        _argument("folder", help="folder of the study's results"),
-    )
-    add(
-        "list",
-        _list,
-        "list the names of algorithms, data sets and models",
-        _argument(
-            "kind",
-            nargs="?",
-            help="topologies, schedules, defenses, attacks, detectors, poisoning, aggregation, methods, data or models "
-            "(default: all)",
-        ),
-    )
     worker = commands.add_parser("_worker")
     worker.add_argument("folder")
     worker.add_argument("code")
@@ -269,8 +269,14 @@ def _run_demo(options: Options) -> None:
 
 def _run_study(options: Options) -> None:
     folder = None if options.folder is None else Path(options.folder)
-    given = {"workers": options.workers, "as_json": options.json, "trust": options.trust}
-    _run_and_report(Path(options.study), folder, resume=options.resume, **given)
+    _run_and_report(
+        Path(options.study),
+        folder,
+        resume=options.resume,
+        workers=options.workers,
+        as_json=options.json,
+        trust=options.trust,
+    )
 
 
 def _run_and_report(path: Path, folder: Path | None, *, resume: bool, workers: int, as_json: bool, trust: bool) -> None:

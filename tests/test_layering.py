@@ -44,6 +44,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # the rest of the core and other helpers, and whoever imports it answers for all that it reaches.
 BASE = (
     "errors",
+    "grouping",
     "deprecation",
     "random",
     "tasks",

@@ -79,8 +79,7 @@ def _keys(where: str, given: object, kind: type[Segment | Head], known: set[str]
     """Return the mapping `given` after a check of its keys; those in `known` may be missing."""
     if not isinstance(given, Mapping):
         raise InvalidInput(f"{where} is a {type(given).__name__}; expected a {kind.__name__} or a mapping")
-    names = [f.name for f in fields(kind)]
-    check_names(f"key of {where}:", names, *given)
+    check_names(f"key of {where}:", [f.name for f in fields(kind)], *given)
     for field in fields(kind):
         if field.default is MISSING and field.name not in given and field.name not in known:
             raise InvalidInput(f"{where} has no {field.name!r}; it has {', '.join(map(repr, given)) or 'nothing'}")

@@ -82,8 +82,7 @@ class BatchLabelInference(Attack):
             difference = (logits + others).softmax(-1) - labels.softmax(-1)
             d = difference.flatten(1)
             # |J'd - v|^2 without its constant, for the gram J J' and J v.
-            loss = ((gram @ d[..., None])[..., 0] * d - 2 * wanted * d).sum()
-            take_step(optimizer, loss)
+            take_step(optimizer, ((gram @ d[..., None])[..., 0] * d - 2 * wanted * d).sum())
         scores: Tensor = labels.softmax(-1) - (logits + others).softmax(-1)
         return scores
 

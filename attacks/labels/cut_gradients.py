@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.grouping import group_pairs
 from splitfed.core.messages import View
 
 
@@ -15,10 +16,11 @@ def example_gradients(view: View, device: torch.device | str = "cpu") -> dict[st
     The loss is the mean over a batch, so a row that arrived is that gradient divided by the rows of its batch;
     multiplying by their number makes rows of batches of different size comparable.
     """
-    joined: dict[str, list[Tensor]] = {}
-    for message in view.select(kind="gradient").messages:
-        for name, g in message.tensors.items():
-            joined.setdefault(name, []).append(g.to(device) * len(g))
+    joined = group_pairs(
+        (name, g.to(device) * len(g))
+        for message in view.select(kind="gradient").messages
+        for name, g in message.tensors.items()
+    )
     return {name: torch.cat(parts) for name, parts in joined.items()}
 
 

@@ -31,8 +31,7 @@ def margins(outputs: Tensor, labels: Tensor) -> Tensor:
     """
     known = log_probabilities(outputs)
     true = torch.zeros_like(known, dtype=torch.bool).scatter(1, labels.reshape(-1, 1).long(), True)
-    others = known.masked_fill(true, -torch.inf).logsumexp(1)
-    return known[true] - others
+    return known[true] - known.masked_fill(true, -torch.inf).logsumexp(1)
 
 
 def check_classes(attack: str, classes: int | None) -> int:

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, log_probabilities, margins
-from splitfed.attacks.scoring.classifier import Classifier, fit
+from splitfed.attacks.scoring.classifier import train_classifier
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 
@@ -50,9 +50,11 @@ class MembershipShadow(Attack):
         """Return the classifier's log odds of membership: (candidates,)."""
         check_classes("membership_shadow", knowledge.classes)
         examples, members = self._examples(knowledge, generator, progress)
-        network = Classifier({"features": examples}, 2, self.width).to(knowledge.device)
         values = {"features": examples}
-        fit(network, lambda epoch: values, members, generator, epochs=self.classifier_epochs, lr=3e-3, batch_size=64)
+        network = train_classifier(
+            values, [values], members, 2, generator,
+            width=self.width, epochs=self.classifier_epochs, lr=3e-3, batch_size=64,
+        )  # fmt: skip
         with torch.no_grad():
             outputs = unwrap(knowledge.predict)(unwrap(knowledge.candidates))
             scores: Tensor = network({"features": features(outputs, unwrap(knowledge.candidate_labels))})

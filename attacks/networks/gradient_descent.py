@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitfed.attacks.base import Progress
+
+Pass = TypeVar("Pass")
 
 
 def count_turns(turns: int, progress: Progress | None, every: int = 1) -> Iterator[int]:
@@ -24,6 +27,32 @@ def draw_batches(count: int, size: int, generator: torch.Generator, least: int =
     By default a single row is: it has no variance to be normalised by.
     """
     yield from (rows for rows in torch.randperm(count, generator=generator).split(size) if len(rows) >= least)
+
+
+def descend(
+    weights: Iterable[nn.Parameter],
+    passes: Sequence[Pass],
+    loss: Callable[[Pass, Tensor], Tensor],
+    rows: int,
+    generator: torch.Generator,
+    progress: Progress | None = None,
+    *,
+    epochs: int,
+    lr: float,
+    batch_size: int,
+    least: int = 2,
+) -> None:
+    """Train `weights` for `epochs` by Adam, at a rate that falls from `lr` along half a cosine.
+
+    Each epoch has one of `passes`, in turn, and `rows` rows in batches as `draw_batches` draws them, none smaller than
+    `least`; `loss(one, chosen)` is that of the chosen row numbers in such a pass, a scalar.
+    """
+    optimizer = torch.optim.Adam(weights, lr=lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    for epoch in count_turns(epochs, progress):
+        for chosen in draw_batches(rows, batch_size, generator, least):
+            take_step(optimizer, loss(passes[epoch % len(passes)], chosen))
+        schedule.step()
 
 
 def take_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:

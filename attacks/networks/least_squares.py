@@ -81,8 +81,7 @@ class Local(nn.Module):
 
     def features(self, z: Tensor) -> Tensor:
         """Return the patch of z around every place of the grid: (n * places, channels * kernel * kernel)."""
-        found = functional.unfold(functional.pad(z, self._padding), self._kernel)
-        return found.transpose(1, 2).flatten(0, 1)
+        return functional.unfold(functional.pad(z, self._padding), self._kernel).transpose(1, 2).flatten(0, 1)
 
     def blocks(self, x: Tensor) -> Tensor:
         """Return the block of pixels of x (n, channels, h, w) at every place: (n * places, numbers of a block)."""
@@ -151,8 +150,7 @@ def _ridge(pairs: Callable[[Tensor], Pairs], count: int) -> _Solution:
     """Return the ridge regression over the first `count` rows; `pairs` gives features and targets of rows."""
     aside = max(count // 5, 1)
     first, rest = (_Sums(pairs(rows)) for rows in torch.arange(count).split([count - aside, aside]))
-    tried = [(rest.error(*first.solve(ridge)), ridge) for ridge in (*RIDGES, float("inf"))]
-    error, ridge = min(tried)
+    error, ridge = min((rest.error(*first.solve(ridge)), ridge) for ridge in (*RIDGES, float("inf")))
     return _Solution(*(first + rest).solve(ridge), error)
 
 

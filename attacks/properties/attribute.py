@@ -20,7 +20,7 @@ from torch import Tensor
 from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.scoring.classifier import train_classifier
 from splitfed.attacks.search_space import Space, Span
-from splitfed.core.errors import InvalidInput, require_count, require_number, unknown
+from splitfed.core.errors import InvalidInput, check_names, require_count, require_number
 from splitfed.core.messages import View
 
 
@@ -55,8 +55,7 @@ class Attribute(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return scores for the attribute's classes: (victims, classes)."""
-        if self.attribute not in knowledge.attributes:
-            raise unknown("attribute of the data", self.attribute, knowledge.attributes)
+        check_names("attribute of the data", knowledge.attributes, self.attribute)
         labels, classes = knowledge.attributes[self.attribute]
         if classes is None:
             raise InvalidInput(f"attribute {self.attribute!r} is no class label; expected classes")

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
-from torch.optim.lr_scheduler import LRScheduler
 
 from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
-from splitfed.attacks.networks.gradient_descent import count_turns, draw_batches, take_step
+from splitfed.attacks.networks.gradient_descent import descend
 from splitfed.attacks.networks.image_parts import boxes
 from splitfed.attacks.reconstruction.decoder import Decoder
 from splitfed.attacks.search_space import Space, Span
@@ -55,30 +54,25 @@ class InverseNetwork(Attack):
         released = view.select(kind="activation").tensors(knowledge.device)
         x, query = unwrap(knowledge.auxiliary), unwrap(knowledge.query)
         passes = [query(x) for _ in range(self.queries)]
-        decoder = self.network(released, knowledge).to(knowledge.device)
-        unit = 1.0
-        if isinstance(decoder, Decoder):
-            decoder.fit(passes, x)
-            # Adam has a smallest gradient that it takes in earnest, and what is left may be tiny.
-            unit = float(decoder.unit) ** 2
-        optimizer, schedule = self.descent(decoder)
-        for epoch in count_turns(self.epochs, progress):
-            z = passes[epoch % len(passes)]
-            for rows in draw_batches(len(x), self.batch_size, generator):
-                take_step(optimizer, functional.mse_loss(decoder({n: t[rows] for n, t in z.items()}), x[rows]) / unit)
-            schedule.step()
+        decoder = self._decoder(released, knowledge).to(knowledge.device)
+        decoder.fit(passes, x)
+        # Adam has a smallest gradient that it takes in earnest, and what is left may be tiny.
+        unit = float(decoder.unit) ** 2
+
+        def loss(z: Releases, rows: Tensor) -> Tensor:
+            return functional.mse_loss(decoder({name: t[rows] for name, t in z.items()}), x[rows]) / unit
+
+        descend(
+            decoder.parameters(), passes, loss, len(x), generator, progress,
+            epochs=self.epochs, lr=self.lr, batch_size=self.batch_size,
+        )  # fmt: skip
         with torch.no_grad():
             prediction: Tensor = decoder.eval()(released)
         return prediction
 
-    def network(self, released: Releases, knowledge: Knowledge) -> nn.Module:
+    def _decoder(self, released: Releases, knowledge: Knowledge) -> Decoder:
         """Return an untrained decoder: from releases like those in `released` to rows (n, *shape)."""
         shapes = {name: tuple(z.shape[1:]) for name, z in released.items()}
         image, mean = knowledge.shape, unwrap(knowledge.auxiliary).mean(0).cpu()
         parts = boxes(image, knowledge.places, knowledge.origins, shapes) if len(image) == 3 else None
         return Decoder(shapes, image, knowledge.value_range, self.width, mean, parts)
-
-    def descent(self, decoder: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler]:
-        """Return what trains the weights of `decoder`, the schedule stepped once an epoch."""
-        optimizer = torch.optim.Adam(decoder.parameters(), lr=self.lr)
-        return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)

@@ -56,8 +56,9 @@ class Shadow(Attack):
         """Return (victims, *shape), started at the middle of the value range (or at zero), and the shadow."""
         shadow = unwrap(knowledge.architecture)(int(torch.randint(2**62, (), generator=generator)))
         self._train(shadow, knowledge, generator, progress)
-        how = {"mean": shadow, "sample": shadow.sample, "tv": self.tv, "l2": self.l2}
-        found = invert(view, knowledge, self.lr, self.iterations, None, **how)
+        found = invert(
+            view, knowledge, self.lr, self.iterations, None, mean=shadow, sample=shadow.sample, tv=self.tv, l2=self.l2
+        )
         progress(self.epochs + 1, self.epochs + 1)
         return PredictionAndClone(found, shadow)
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases, Target, unwrap
-from splitfed.attacks.networks.gradient_descent import draw_batches, take_step
+from splitfed.attacks.networks.gradient_descent import descend
 from splitfed.attacks.networks.tokens import Vocabulary, frequent_tokens, unpadded_positions
 from splitfed.attacks.search_space import Choice, Span
 from splitfed.core.errors import require_count, require_number
@@ -68,15 +68,14 @@ class TokenDecoder(Attack):
         counted = unpadded_positions(x, knowledge.places)
         tokens = torch.where(counted, vocabulary.encode(x.flatten(1)) - 1, IGNORED)
         decoders = self._decoders(passes[0], knowledge, tokens, len(vocabulary))
-        optimizer = torch.optim.Adam([p for decoder in decoders for p in decoder.parameters()], lr=self.lr)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)
-        for epoch in range(self.epochs):
-            z = passes[epoch % len(passes)]
-            for rows in draw_batches(len(x), self.batch_size, generator, 1):
-                loss = torch.stack([d.loss({n: t[rows] for n, t in z.items()}, tokens[rows]) for d in decoders]).sum()
-                take_step(optimizer, loss)
-            schedule.step()
-            progress(epoch + 1, self.epochs)
+
+        def loss(z: Releases, rows: Tensor) -> Tensor:
+            return torch.stack([d.loss({n: t[rows] for n, t in z.items()}, tokens[rows]) for d in decoders]).sum()
+
+        descend(
+            [p for decoder in decoders for p in decoder.parameters()], passes, loss, len(x), generator, progress,
+            epochs=self.epochs, lr=self.lr, batch_size=self.batch_size, least=1,
+        )  # fmt: skip
         # Where no release tells of a position, its most frequent token.
         prediction = frequent_tokens(x, counted).flatten().repeat(len(next(iter(released.values()))), 1)
         with torch.no_grad():

@@ -15,12 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Progress
-from splitfed.attacks.networks.gradient_descent import count_turns, draw_batches, take_step
+from splitfed.attacks.networks.gradient_descent import descend
 from splitfed.attacks.networks.tokens import TokenReader
 from splitfed.core.random import derive, generator, stream
-
-Draw = Callable[[int], Mapping[str, Tensor]]
 
 _WIDTH, _EPOCHS, _RATE, _BATCH = 32, 20, 3e-3, 32  # of the classifier that scores; .97 on 8x8 digits with 400 rows
 _SIDE = 3  # a map is averaged to this height and width before it is read
@@ -67,34 +64,6 @@ def _read_size(known: Tensor, width: int) -> int:
     return width * _SIDE**2 if known.dim() == 4 else prod(known.shape[1:])
 
 
-def fit(
-    network: nn.Module,
-    draw: Draw,
-    labels: Tensor,
-    generator: torch.Generator,
-    *,
-    epochs: int,
-    lr: float,
-    batch_size: int,
-    progress: Progress | None = None,
-) -> None:
-    """Train `network` on what `draw(epoch)` returns, values {name: (n, ...)}, for `labels` (n,) int64.
-
-    Adam with cosine decay on the cross-entropy; the network is left in evaluation mode. A last batch of one row is
-    left out: it has no variance to be normalised by.
-    """
-    optimizer = torch.optim.Adam(network.parameters(), lr=lr)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-    network.train()
-    for epoch in count_turns(epochs, progress):
-        values = draw(epoch)
-        for rows in draw_batches(len(labels), batch_size, generator):
-            loss = functional.cross_entropy(network({n: v[rows] for n, v in values.items()}), labels[rows])
-            take_step(optimizer, loss)
-        schedule.step()
-    network.eval()
-
-
 def train_classifier(
     like: Mapping[str, Tensor],
     passes: Sequence[Mapping[str, Tensor]],
@@ -107,12 +76,16 @@ def train_classifier(
 ) -> Classifier:
     """Return a classifier of values like those in `like`, {name: (n, ...)}, that learnt `labels` from `passes` in turn.
 
-    `settings`: epochs, lr, batch_size and progress, as `fit` takes them.
+    `labels` (n,) int64. `settings`: epochs, lr, batch_size and progress, as `descend` takes them; the loss is the
+    cross-entropy. The classifier is on the device of the labels, in evaluation mode.
     """
-    network = Classifier({name: passes[0][name] for name in like}, classes, width)
-    network.to(labels.device)
-    fit(network, lambda epoch: passes[epoch % len(passes)], labels, generator, **settings)
-    return network
+    network = Classifier({name: passes[0][name] for name in like}, classes, width).to(labels.device)
+
+    def loss(values: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+        return functional.cross_entropy(network({name: z[rows] for name, z in values.items()}), labels[rows])
+
+    descend(network.parameters(), passes, loss, len(labels), generator, **settings)
+    return network.eval()
 
 
 _FITTED: WeakKeyDictionary[object, Callable[[Tensor], Tensor]] = WeakKeyDictionary()
@@ -125,9 +98,11 @@ def clean_classifier(owner: object, x: Tensor, y: Tensor, classes: int) -> Calla
     """
     if owner not in _FITTED:
         with stream(derive(0, "classifier")), torch.enable_grad():
-            network = Classifier({"x": x}, classes, _WIDTH)
-            drawn = generator(0, "classifier", "order")
-            fit(network, lambda epoch: {"x": x}, y, drawn, epochs=_EPOCHS, lr=_RATE, batch_size=_BATCH)
+            rows = {"x": x}
+            network = train_classifier(
+                rows, [rows], y, classes, generator(0, "classifier", "order"),
+                width=_WIDTH, epochs=_EPOCHS, lr=_RATE, batch_size=_BATCH,
+            )  # fmt: skip
 
         @torch.no_grad()
         def scores(rows: Tensor) -> Tensor:

@@ -113,11 +113,11 @@ class Simulator(TrainingAttackState):
         self.nets.add("simulator", self.client, plan.lr)
         self.nets.defenses["simulator"] = self.client.defenses
         self.authors = plan.normalise and len(known.shape) == len(site.shape) == 3
-        decoder: nn.Module
-        if self.authors:
-            decoder = SdarDecoder(site.shape, known.shape, *size, classes, self.scale.bounded)
-        else:
-            decoder = Translator(site.shape, known.shape, *size, classes=classes, bounded=self.scale.bounded)
+        decoder = (
+            SdarDecoder(site.shape, known.shape, *size, classes, self.scale.bounded)
+            if self.authors
+            else Translator(site.shape, known.shape, *size, classes=classes, bounded=self.scale.bounded)
+        )
         self.nets.add("decoder", decoder, plan.decoder_lr)
         if plan.l1:
             critic = (

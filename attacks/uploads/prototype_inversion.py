@@ -61,8 +61,7 @@ class PrototypeInversion(Attack):
         for iteration in range(self.iterations):
             progress(iteration, self.iterations)
             misfit = (embed(x)[kind].flatten(1) - wanted).square().sum(1) / size
-            strayed = (x - start).square().flatten(1).mean(1)
-            take_step(optimizer, (misfit + self.stay * strayed).sum())
+            take_step(optimizer, (misfit + self.stay * (x - start).square().flatten(1).mean(1)).sum())
             with torch.no_grad():
                 x.clamp_(low, high)
         reconstructions = known.mean(0).expand(classes, *knowledge.shape).clone()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names
 
 _BEFORE = "before:"
 
@@ -51,8 +51,7 @@ def read_cuts(model: nn.Module, names: Sequence[str]) -> tuple[Cut, ...]:
     cuts = []
     for name in names:
         target, mark, call = name.removeprefix(_BEFORE).partition("#")
-        if target not in modules:
-            raise unknown(f"submodule of {type(model).__name__}", target, modules)
+        check_names(f"submodule of {type(model).__name__}", modules, target)
         if mark and not (call.isdecimal() and int(call) >= 1):
             raise InvalidInput(f"cut {name!r} is not allowed; expected the number of a call, such as '{target}#2'")
         cuts.append(Cut(name, target, name.startswith(_BEFORE), int(call) if mark else None))

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from splitfed.core import digests
 from splitfed.core.deprecation import warn
 from splitfed.core.errors import InvalidInput, check_count, check_names
+from splitfed.core.grouping import group_pairs
 from splitfed.core.payload import Layout, copy_modules, extent, layout_of, not_dense
 from splitfed.core.traffic import Traffic
 
@@ -239,10 +240,7 @@ class View:
 
     def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """Join what was received over all messages, on `device`: value -> (rows, ...), in the order of arrival."""
-        joined: dict[str, list[Tensor]] = {}
-        for message in self.messages:
-            for name, tensor in message.tensors.items():
-                joined.setdefault(name, []).append(tensor.to(device))
+        joined = group_pairs((name, t.to(device)) for message in self.messages for name, t in message.tensors.items())
         return {name: torch.cat(parts) for name, parts in joined.items()}
 
 

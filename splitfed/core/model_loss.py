@@ -45,8 +45,7 @@ def model_task(
         raise InvalidInput(f"labels={labels!r} is not allowed; expected an argument of {kind}.forward that example has")
     snapshot = ModelSnapshot(model)
     try:
-        replayed = replay(model, (), example, loss, after=output)
-        tail, inputs, _ = replayed.segments[-1]
+        tail, inputs, _ = replay(model, (), example, loss, after=output).segments[-1]
         _check_reads(kind, tail, inputs, labels)
         found = _LossOfModel(tail, inputs.index(labels))
         snapshot.restore()

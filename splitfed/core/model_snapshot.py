@@ -78,7 +78,7 @@ class ModelSnapshot:
         for module, tables, training in self._tables:
             for table, entries in tables.items():
                 current = vars(module)[table]
-                if _entries_differ(current, entries):
+                if list(current) != list(entries) or any(current[n] is not entry for n, entry in entries.items()):
                     current.clear()
                     current.update(entries)
             module.training = training
@@ -198,14 +198,13 @@ def _content(value: Any, depth: int = _DEPTH) -> Any:
 def _refiller(value: Any, depth: int = _DEPTH) -> Callable[[], None]:
     """Return what puts the present contents of a container, an array or a generator back into it."""
     if isinstance(value, np.ndarray):
-        array = value.copy()
-        return partial(np.copyto, value, array)
+        return partial(np.copyto, value, value.copy())
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return partial(value.setstate, value.getstate())
     if isinstance(value, np.random.Generator):
         return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
     if not isinstance(value, (list, deque, dict, set)) or not depth:
-        return _nothing
+        return lambda: None
     # `dict(value)` asks a subclass for its values, which may make new ones.
     items = dict(value.items()) if isinstance(value, dict) else list(value)
     inner = [_refiller(item, depth - 1) for item in (items.values() if isinstance(items, dict) else items)]
@@ -220,14 +219,6 @@ def _refiller(value: Any, depth: int = _DEPTH) -> Callable[[], None]:
             refill_item()
 
     return refill
-
-
-def _nothing() -> None:
-    pass
-
-
-def _entries_differ(held: Mapping[str, Any], entries: Mapping[str, Any]) -> bool:
-    return list(held) != list(entries) or any(held[name] is not entry for name, entry in entries.items())
 
 
 def _short(content: Any) -> str:

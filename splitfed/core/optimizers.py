@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from splitfed.core.errors import InvalidInput, check_names
+from splitfed.core.errors import InvalidInput, check_names, first_line
 
 
 @dataclass(frozen=True)
@@ -82,4 +82,4 @@ def _construct(what: str, kind: type, args: tuple[Any, ...], options: Mapping[st
         return kind(*args, **options)
     except (ValueError, TypeError, RuntimeError) as error:
         options_text = ", ".join(f"{k}={v!r}" for k, v in options.items())
-        raise InvalidInput(f"{what}({options_text}) is refused by torch: {str(error).splitlines()[0]}") from error
+        raise InvalidInput(f"{what}({options_text}) is refused by torch: {first_line(error)}") from error

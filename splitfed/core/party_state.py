@@ -133,14 +133,6 @@ class PartyState:
         inputs, labels = ({name: t[rows.to(self.device)] for name, t in held.items()} for held in self.data["train"])
         self.own(part, inputs, labels, relabel=False, among=rows)
 
-    def train_rows(self, part: str) -> Tensor:
-        """Return which row of "train" each row of `part` is, -1 for none, where that is known."""
-        return self.among[part]
-
-    def raw_inputs(self, part: str) -> dict[str, Tensor]:
-        """Return this party's raw inputs in `part`; for a method that shows them to others."""
-        return dict(self.data[part][0])
-
     @property
     def rate(self) -> float | None:
         """The learning rate that its optimizer stands at; None where no weight learns."""
@@ -284,7 +276,6 @@ def relabel_for_training(
     for name, (head, guards) in relabelling.items():
         for guard in guards if name in new_labels else ():
             assert head.task is not None
-            words = ("relabel", party, name, guard.position, part)
-            random = wide_generator(seed, *words, device=new_labels[name].device)
+            random = wide_generator(seed, "relabel", party, name, guard.position, part, device=new_labels[name].device)
             new_labels[name] = guard.defense.relabel(new_labels[name], head.task, random)
     return new_labels

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.grouping import group_pairs
+
 _LINE = 64
 """Bytes to which an allocation is aligned, at least; kernels round differently at another place within them."""
 
@@ -33,8 +35,7 @@ class Layout(NamedTuple):
 
     def lay_out(self, tensor: Tensor) -> Tensor:
         """Return a copy of `tensor`, of its shape, whose memory has these strides and zeros in the gaps; detached."""
-        flat = tensor.new_zeros(self.reach(tensor.shape))
-        placed = flat.as_strided(tensor.shape, self.strides, self.lead)
+        placed = tensor.new_zeros(self.reach(tensor.shape)).as_strided(tensor.shape, self.strides, self.lead)
         return placed.copy_(tensor).detach()
 
 
@@ -67,10 +68,11 @@ def copy_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     copies = copy.deepcopy(dict(modules))
     # A parameter's copy is as small as it is; a buffer's, or another tensor's, is a copy of its whole storage.
     holders = {id(m): m for module in copies.values() for m in module.modules()}.values()
-    tensors_of_storage: dict[int, list[Tensor]] = {}
-    for tensor in {id(t): t for m in holders for t in _tensors(m)}.values():
-        if not_dense(tensor) is None and tensor.numel() and tensor.data_ptr():
-            tensors_of_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+    tensors_of_storage = group_pairs(
+        (tensor.untyped_storage().data_ptr(), tensor)
+        for tensor in {id(t): t for m in holders for t in _tensors(m)}.values()
+        if not_dense(tensor) is None and tensor.numel() and tensor.data_ptr()
+    )
     for sharing in tensors_of_storage.values():
         nbytes = sum(t.nbytes for t in sharing)
         if nbytes != sharing[0].untyped_storage().nbytes() and not _overlap(sharing):

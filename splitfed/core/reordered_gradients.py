@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx, nn
 
 from splitfed.core.aliasing import find_overwritten_node, memory_of
+from splitfed.core.grouping import group_pairs
 from splitfed.core.topology import Original
 
 Place = tuple[fx.GraphModule, fx.Node]
@@ -44,11 +45,12 @@ def _reordered_values(original: Original, graphs: Iterable[fx.GraphModule], make
 
     Two summands may change places; with three and more, a partial sum that is made elsewhere changes the rounding.
     """
-    reads_of_value: dict[str, list[int]] = {}
-    for module in graphs:
-        for node in module.graph.nodes:
-            if node.op == "placeholder" and node.name in makers:
-                reads_of_value.setdefault(node.name, []).append(_reads(module, node))
+    reads_of_value = group_pairs(
+        (node.name, _reads(module, node))
+        for module in graphs
+        for node in module.graph.nodes
+        if node.op == "placeholder" and node.name in makers
+    )
     reordered = []
     for value, reads in reads_of_value.items():
         # The loss of an output comes last in the uncut model, and is added after what crosses by a party.

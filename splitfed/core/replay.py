@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from splitfed.core.cut_names import Cut
 from splitfed.core.errors import InvalidInput, check_names
+from splitfed.core.grouping import group_pairs, nest
 from splitfed.core.replay_passes import MetaPass, Stop, is_plain, mark_whole_modules, replace_tensors, tensors_of
 from splitfed.core.replay_plan import INPUT, Made, Way, check_functions, meta_copy, plan_way
 
@@ -125,12 +126,8 @@ class _SegmentPass(MetaPass):
         self._first, last = way.bounds(segment)
         super().__init__(device, last, way.draws)
         self._plan, self._way, self._segment = plan, way, segment
-        self._received: dict[int, dict[int, Tensor]] = {}
-        for made, tensor in received.items():
-            self._received.setdefault(made.operation, {})[made.place] = tensor
-        self._wanted: dict[int, list[int]] = {}
-        for made in wanted:
-            self._wanted.setdefault(made.operation, []).append(made.place)
+        self._received = nest((made.operation, made.place, tensor) for made, tensor in received.items())
+        self._wanted = group_pairs((made.operation, made.place) for made in wanted)
         self.held: dict[Made, Tensor] = {m: t for m, t in received.items() if m in wanted}
         self._memory = plan.memory.setdefault(key, {})
 
@@ -246,8 +243,7 @@ def replay(
                 f"{type(model).__name__} returns {', '.join(first.outputs)} in training, {', '.join(way.outputs)} in "
                 "evaluation: return the same in both modes"
             )
-        same = [set(a) == set(b) for a, b in zip(first.received, way.received, strict=True)]
-        if not all(same):
+        if not all(set(a) == set(b) for a, b in zip(first.received, way.received, strict=True)):
             raise InvalidInput(
                 f"in {type(model).__name__} other values cross in evaluation than in training; cut elsewhere"
             )

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
+from splitfed.core.grouping import group_pairs
+
 _ACTIVE = threading.local()
 _LIKE_NAMES = "zeros_like ones_like full_like new_zeros new_ones new_full new_tensor new_empty empty_like"
 _LIKE = frozenset(_LIKE_NAMES.split())
@@ -119,9 +121,7 @@ class Pass(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self.inside:
             return self.within(name, func, args, given)
-        if name in _ABOUT:
-            return self.read(func, args, given)
-        return self.operation(name, func, args, given, None)
+        return self.read(func, args, given) if name in _ABOUT else self.operation(name, func, args, given, None)
 
     def within(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Take a call within an operation."""
@@ -184,11 +184,9 @@ class RecordingPass(Pass):
         self.tensors: list[Tensor] = []
         self._index: dict[int, int] = {}
         named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-        self._state: dict[int, list[str]] = {}
         # Kept, for one that `forward` replaces would leave its identity to another tensor.
         self._kept = [tensor for _, tensor in named]
-        for name, tensor in named:
-            self._state.setdefault(id(tensor), []).append(name)
+        self._state = group_pairs((id(tensor), name) for name, tensor in named)
         self.inputs = [self._index_of(x) for x in inputs]
         self.starts: dict[str, list[int]] = {target: [] for target in targets}
         """Submodule -> number of operations at the beginning of each call of it."""

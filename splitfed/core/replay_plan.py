@@ -103,8 +103,7 @@ class Way:
                 if name in raw:
                     del raw[name]
                     self.raw[0][name] = None
-                    made = Made(INPUT, inputs.index(name))
-                    received[f"{name}_sent"] = CrossingValue(f"{name}_sent", 0, made)
+                    received[f"{name}_sent"] = CrossingValue(f"{name}_sent", 0, Made(INPUT, inputs.index(name)))
 
     def hand_on(self, chain: Sequence[str]) -> None:
         """Let what crosses go along `chain`, the party of each segment; see `cut_names.relays`."""
@@ -179,12 +178,8 @@ def _held_by(function: FunctionType) -> str:
     """Return the name of the first variable of a function's closure or defaults that holds modules or tensors."""
     values = dict(inspect.getclosurevars(function).nonlocals)
     values |= {name: p.default for name, p in inspect.signature(function).parameters.items()}
-    held = (name for name, value in values.items() if any(map(_is_state, _pytree.tree_leaves(value))))
-    return next(held, "")
-
-
-def _is_state(value: Any) -> bool:
-    return isinstance(value, (Tensor, nn.Module))
+    leaves = ((name, leaf) for name, value in values.items() for leaf in _pytree.tree_leaves(value))
+    return next((name for name, leaf in leaves if isinstance(leaf, (Tensor, nn.Module))), "")
 
 
 def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> nn.Module:
@@ -207,8 +202,7 @@ def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> 
     try:
         made: nn.Module = copy.deepcopy(model, memo)
     except (RuntimeError, TypeError, AttributeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InvalidInput(f"{type(model).__name__} cannot be copied for its parties: {reason}") from error
+        raise InvalidInput(f"{type(model).__name__} cannot be copied for its parties: {first_line(error)}") from error
     for module in made.modules():
         vars(module)["_named_members"] = AllMembers(module)
     for path, module in made.named_modules(remove_duplicate=False):
@@ -362,8 +356,7 @@ def _batch(value: Tensor, with_one_row_more: Tensor) -> int | None:
 
 
 def _where(error: BaseException) -> str:
-    library = str(Path(torch.__file__).parent)
-    skipped = (library, str(Path(__file__).parent / "replay"))
+    skipped = (str(Path(torch.__file__).parent), str(Path(__file__).parent / "replay"))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(skipped)]
     return f" at {frames[-1].line!r} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 

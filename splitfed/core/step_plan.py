@@ -24,6 +24,7 @@ from splitfed.core.defense import (
     WeightDefense,
 )
 from splitfed.core.errors import InvalidInput
+from splitfed.core.grouping import nest
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Edge, Head, Topology, frozen_modules
 from splitfed.core.usage_counts import counted_kinds, counted_labels
@@ -209,16 +210,15 @@ def find_relabelled_heads(
 ) -> dict[str, dict[str, tuple[Head, tuple[EdgeDefense[LabelDefense], ...]]]]:
     """Return the heads whose labels some defense changes: role that holds the labels -> value -> (head, defenses)."""
     heads_of_defense = [(i, d, d.heads(topology)) for i, d in enumerate(defenses) if isinstance(d, LabelDefense)]
-    heads_of_role: dict[str, dict[str, tuple[Head, tuple[EdgeDefense[LabelDefense], ...]]]] = {}
-    for head in topology.heads:
-        guards = tuple(
+    guards = {
+        head.value: tuple(
             EdgeDefense(d, i, 1.0, counted_labels(d, head.task))
             for i, d, heads in heads_of_defense
             if head.value in heads
         )
-        if guards:
-            heads_of_role.setdefault(head.labels, {})[head.value] = (head, guards)
-    return heads_of_role
+        for head in topology.heads
+    }
+    return nest((h.labels, h.value, (h, guards[h.value])) for h in topology.heads if guards[h.value])
 
 
 def find_weight_defenses(topology: Topology, defenses: Sequence[Defense]) -> dict[str, tuple[int, WeightDefense]]:

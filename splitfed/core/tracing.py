@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from splitfed.core.aliasing import check_in_place
 from splitfed.core.cut_names import Cut, check_places, relays
-from splitfed.core.errors import InvalidInput, check_names
+from splitfed.core.errors import InvalidInput, check_names, first_line
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.topology import CutPiece, Original
 
@@ -120,7 +120,7 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
             _check_replaced(model)
     except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError, KeyError, NameError) as error:
         raise NotTraceable(
-            f"{type(model).__name__} cannot be traced{_where(error)}: {str(error).splitlines()[0]}; "
+            f"{type(model).__name__} cannot be traced{_where(error)}: {first_line(error)}; "
             "rewrite that line, or pass segments by hand (splitfed.Segment)"
         ) from error
     finally:

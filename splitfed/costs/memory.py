@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.errors import check_count, check_number, unknown
+from splitfed.core.errors import check_count, check_names, check_number
 from splitfed.core.optimizers import Optim
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
@@ -46,8 +46,7 @@ def role_memory(
     check_count("batch_size", batch_size, low=1)
     copies = optim_copies if isinstance(optim_copies, Mapping) else dict.fromkeys(topology.roles, optim_copies)
     for role in topology.roles:
-        if role not in copies:
-            raise unknown("role in optim_copies: nothing is said of", role, copies)
+        check_names("role in optim_copies: nothing is said of", copies, role)
         check_number(f"optim_copies of role {role!r}", copies[role], low=0)
     return {role: _of_role(topology, facts, role, batch_size, copies[role]) for role in topology.roles}
 

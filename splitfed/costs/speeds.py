@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from splitfed.core.errors import InvalidInput, check_number, unknown
+from splitfed.core.errors import InvalidInput, check_names, check_number
 from splitfed.core.random import generator
 
 
@@ -59,12 +59,8 @@ class Speeds:
     def check(self, parties: Iterable[str], roles: Iterable[str]) -> None:
         """Refuse a name that is neither one of `parties` nor of `roles`, and a straggler that is no party."""
         known = set(parties)
-        for name in self.named:
-            if name not in known.union(roles):
-                raise unknown("party or role with a speed", name, known.union(roles))
-        for name in self.stragglers:
-            if name not in known:
-                raise unknown("straggler", name, known)
+        check_names("party or role with a speed", known.union(roles), *self.named)
+        check_names("straggler", known, *self.stragglers)
 
     def of(self, party: str, role: str | None = None) -> Machine:
         """Return the machine of `party`, which plays `role` (None: one of its own name)."""

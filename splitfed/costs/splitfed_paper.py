@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from splitfed.core.errors import check_fields, require_number, unknown
+from splitfed.core.errors import check_fields, check_names, require_number
 from splitfed.costs.singh import Sizes, federated_client
 
 METHODS = ("federated", "split", "splitfed_v1", "splitfed_v2")
@@ -57,5 +57,4 @@ def epoch_time(method: str, s: Sizes, t: Times) -> float:
 
 
 def _check(method: str) -> None:
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
+    check_names("method", METHODS, method)

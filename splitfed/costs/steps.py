@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from splitfed.core.errors import check_number
+from splitfed.core.grouping import group_pairs
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.costs.bytes import value_bytes
@@ -147,11 +148,12 @@ def _add_backward(
 def _link_steps(tasks: Iterable[WorkItem]) -> tuple[WorkItem, ...]:
     """Make what a role begins a step with wait for what it ended the last one with."""
     items = tuple(tasks)
-    ends: dict[str, list[int]] = {}
-    for index, task in enumerate(items):
-        within = any(index in t.after for t in items if t.receiver is None and t.role == task.role)
-        if task.receiver is None and task.backward and not within:
-            ends.setdefault(task.role, []).append(index)
+    ends = group_pairs(
+        (task.role, index)
+        for index, task in enumerate(items)
+        if task.receiver is None and task.backward
+        if not any(index in t.after for t in items if t.receiver is None and t.role == task.role)
+    )
     ready = []
     for index, task in enumerate(items):
         begins = not task.backward if task.receiver is None else not task.after

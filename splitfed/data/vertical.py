@@ -47,8 +47,7 @@ def strips(name: str, shape: tuple[int, ...], count: int, names: Sequence[str] |
         called = list(names)
         if len(called) != count or len(set(called)) < count:
             raise InvalidInput(f"names={called} of strips are not allowed; expected {count}, each once")
-    positions = torch.arange(math.prod(shape)).reshape(shape)
-    parts = positions.tensor_split(count, dim=-1)
+    parts = torch.arange(math.prod(shape)).reshape(shape).tensor_split(count, dim=-1)
     return {part: Feature(piece.flatten(), tuple(piece.shape)) for part, piece in zip(called, parts, strict=True)}
 
 

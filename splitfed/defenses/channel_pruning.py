@@ -116,7 +116,10 @@ class Pruner(Layer):
     def forward(self, z: Tensor) -> Tensor:
         """Return `z` with the channels that score least hidden."""
         self.kept = (z.detach(),)
-        weights = {name: _scale_backward(p, self.share) for name, p in self.scores.named_parameters()}
+        weights: dict[str, Tensor] = {
+            name: _Share.apply(p, self.share)  # type: ignore[no-untyped-call]
+            for name, p in self.scores.named_parameters()
+        }
         return self.prune(z, functional_call(self.scores, weights, (z,)))
 
     def prune(self, z: Tensor, scores: Tensor) -> Tensor:
@@ -138,8 +141,3 @@ class _Share(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         return g * ctx.share, None
-
-
-def _scale_backward(x: Tensor, share: float) -> Tensor:
-    found: Tensor = _Share.apply(x, share)  # type: ignore[no-untyped-call]
-    return found

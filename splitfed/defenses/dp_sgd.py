@@ -185,7 +185,9 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
             if (doubt := self._missing_guarantee(terms)) is not None:
                 raise InvalidInput(f"dp_sgd epsilon={self.epsilon:g} cannot be promised: {doubt}")
             settled = changed(self, noise_multiplier=self._calibrated(terms), epsilon=None)
-        return _with_terms(settled, terms)
+        settled = changed(settled)
+        object.__setattr__(settled, "_terms", terms)
+        return settled
 
     def weight_uses(self, client: int, steps: int, epochs: int) -> tuple[Event, int] | None:
         """Return the joint event of all guarded parties, and how often it happened to an example of `client`."""
@@ -234,14 +236,13 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
 
         # Clients with equal numbers need the same.
         plans = {(terms.rows[c], terms.steps[c], terms.epochs[c]): c for c in range(len(terms.rows)) if terms.steps[c]}
-        target = self.epsilon, self.delta, self.accountant
-        return max((terms.calibrate(partial(uses, client), *target) for client in plans.values()), default=1.0)
-
-
-def _with_terms(defense: DpSgd, terms: Terms) -> DpSgd:
-    made = changed(defense)
-    object.__setattr__(made, "_terms", terms)
-    return made
+        return max(
+            (
+                terms.calibrate(partial(uses, client), self.epsilon, self.delta, self.accountant)
+                for client in plans.values()
+            ),
+            default=1.0,
+        )
 
 
 def _trainable_roles(topology: Topology) -> tuple[str, ...]:

@@ -100,8 +100,7 @@ class LabelDp(LabelDefense, Accounted):
         classes = classes_of(task)
         away = torch.rand(y.shape, generator=generator, device=y.device, dtype=torch.float64)
         # One of the others, all as likely: a step around the circle of classes.
-        step = torch.randint(1, classes, y.shape, generator=generator, device=y.device)
-        moved = (y.long() + step) % classes
+        moved = (y.long() + torch.randint(1, classes, y.shape, generator=generator, device=y.device)) % classes
         return torch.where(away < keep_probability(self.epsilon, classes), y, moved.to(y.dtype))
 
     def targets(self, y: Tensor, task: Task, generator: torch.Generator) -> Tensor:

@@ -74,7 +74,9 @@ def record_calls(layers: Sequence[nn.Module], calls: list[Call]) -> Iterator[Non
 
 def per_row_gradients(used: LayerUse) -> Samples:
     """Return, for every trainable weight of the layer, the gradient of each row: (rows, *shape of the weight)."""
-    formula = _formulas().get(type(used.layer))
+    from opacus.grad_sample import GradSampleModule
+
+    formula = GradSampleModule.GRAD_SAMPLERS.get(type(used.layer))
     if formula is None:
         return _by_transform(used)
     found = formula(used.layer, [used.x], used.g)
@@ -137,8 +139,7 @@ def _square_sum(rows: Tensor) -> Tensor:
 def _weighted_sum(factors: Tensor, found: Tensor) -> Tensor:
     """Return the sum over rows of `factors` (rows,) times `found` (rows, ...), in float64; a few rows at a time."""
     parts = zip(factors.to(found.device).split(_AT_ONCE), found.split(_AT_ONCE), strict=True)
-    sums = [torch.tensordot(f, part.double(), dims=1) for f, part in parts]
-    return torch.stack(sums).sum(0)
+    return torch.stack([torch.tensordot(f, part.double(), dims=1) for f, part in parts]).sum(0)
 
 
 def _zero_other_rows(found: Tensor, fine: Tensor) -> Tensor:
@@ -152,13 +153,6 @@ def _dense(one: LayerUse, all_used: Sequence[LayerUse]) -> bool:
         return False
     mine = {id(weight) for weight in own_weights(one.layer)}
     return sum(any(id(weight) in mine for weight in own_weights(other.layer)) for other in all_used) == 1
-
-
-def _formulas() -> dict[type, Callable[..., dict[nn.Parameter, Tensor]]]:
-    from opacus.grad_sample import GradSampleModule
-
-    found: dict[type, Callable[..., dict[nn.Parameter, Tensor]]] = GradSampleModule.GRAD_SAMPLERS
-    return found
 
 
 def _by_transform(used: LayerUse) -> Samples:

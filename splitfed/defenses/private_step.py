@@ -113,8 +113,9 @@ class PrivateStep:
         if step is None:
             return 0
         sums = self._sum_clipped(step) if step.rows else {}
-        words = (holder.party, holder.role, holder.position, *step.stamp)
-        random = wide_generator(holder.seed, "dp_sgd", *words, device=holder.device)
+        random = wide_generator(
+            holder.seed, "dp_sgd", holder.party, holder.role, holder.position, *step.stamp, device=holder.device
+        )
         size = sum(weight.numel() for weight in self._weights)
         for weight in self._weights:
             total = sums.get(weight, torch.zeros(weight.shape, dtype=torch.float64)).to(weight.device)

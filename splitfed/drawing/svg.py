@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import cycle, pairwise
 
-from splitfed.core.errors import unknown
+from splitfed.core.errors import check_names
 from splitfed.core.topology import Edge, Head, Segment, Topology
 from splitfed.drawing.layout import DrawingLayout, Node, Point, Wire, lane_order, plan, text_width
 
@@ -78,10 +78,7 @@ def _mermaid_shape(node: Node) -> str:
 
 
 def _check_defended(topology: Topology, defended: Mapping[str, str] | None) -> Mapping[str, str]:
-    names = [e.name for e in topology.crossings]
-    for name in defended or {}:
-        if name not in names:
-            raise unknown("crossing", name, names)
+    check_names("crossing", [e.name for e in topology.crossings], *(defended or {}))
     return defended or {}
 
 
@@ -148,9 +145,15 @@ def _edge_wire(topology: Topology, edge: Edge, guard: str) -> Wire:
     values = _shorten(edge.values[0], 16) + (f" +{len(edge.values) - 1}" if len(edge.values) > 1 else "")
     returns = edge.name not in topology.forward_only
     text = (f"activation {values}", "⇄ gradient" if returns else "no gradient back") if crosses else (values,)
-    ends = f"segment {edge.source}", f"segment {edge.target}"
     kind = ("crossing" if returns else "one way") if crosses else "inside"
-    return Wire(*ends, kind, text, _shorten(guard, 30), f"{edge.name}: {', '.join(edge.values)} {guard}".strip())
+    return Wire(
+        f"segment {edge.source}",
+        f"segment {edge.target}",
+        kind,
+        text,
+        _shorten(guard, 30),
+        f"{edge.name}: {', '.join(edge.values)} {guard}".strip(),
+    )
 
 
 def _lanes(layout: DrawingLayout) -> list[str]:

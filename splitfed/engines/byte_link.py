@@ -121,8 +121,16 @@ def from_bytes(data: bytes) -> Message:
         start += nbytes
     if start != len(data):
         raise InvalidInput(f"message: {len(data) - start} bytes follow the last tensor; expected none")
-    who = (header["sender"], header["receiver"], header["kind"], header["edge"])
-    return Message(*who, tensors, Stamp(*header["stamp"]), header["packed"], layouts or None)
+    return Message(
+        header["sender"],
+        header["receiver"],
+        header["kind"],
+        header["edge"],
+        tensors,
+        Stamp(*header["stamp"]),
+        header["packed"],
+        layouts or None,
+    )
 
 
 def _parse_header(data: bytes) -> tuple[dict[str, Any], int]:

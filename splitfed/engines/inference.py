@@ -68,10 +68,11 @@ class Inference(Protocol):
 
     def consult(self, replica: int, value: str, rows: Tensor, part: str, number: int) -> Tensor:
         """Pass `rows` of `part` of `replica` forward in evaluation mode; return the output `value` of the model."""
-        place, found = self.run_parties.replicas[replica], []
-        for step, few in enumerate(rows.split(CONSULTED)):
-            stamp = place.stamp("consult", number, step, part)
-            found.append(predict_step(place, self.link, Batch(part, few), stamp)[value])
+        place = self.run_parties.replicas[replica]
+        found = [
+            predict_step(place, self.link, Batch(part, few), place.stamp("consult", number, step, part))[value]
+            for step, few in enumerate(rows.split(CONSULTED))
+        ]
         return torch.cat(found)
 
     def rehearse(

@@ -77,8 +77,7 @@ class Observable(Protocol):
 
     def view(self, party: str) -> View:
         """Return what was recorded of `party`, with the segments it holds."""
-        recorder = self.link.recorders.get(party, Recorder(party))
-        return recorder.view(self.parties[party].state.modules)
+        return self.link.recorders.get(party, Recorder(party)).view(self.parties[party].state.modules)
 
     @contextmanager
     def record_party(self, party: str | None) -> Iterator[Recorder]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.topology import Topology
 from splitfed.federated.topology_values import only_client
 
@@ -20,7 +20,6 @@ def split_base_head(who: str, topology: Topology, head: str | None) -> tuple[tup
             "model there (splitfed.topologies.local(model, cuts=...))"
         )
     first_of_head = names[-1] if head is None else head
-    if first_of_head not in names[1:]:
-        raise unknown(f"{who} head", first_of_head, names[1:])
+    check_names(f"{who} head", names[1:], first_of_head)
     place = names.index(first_of_head)
     return names[:place], names[place:]

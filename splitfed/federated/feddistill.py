@@ -21,6 +21,7 @@ For whole models. Clients start from the weights that the run's `starts` says: n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,6 +33,7 @@ from torch.nn import functional
 from splitfed.aggregation.lookup import secure_of
 from splitfed.aggregation.update_aggregation import UpdateAggregation
 from splitfed.core.errors import require_number
+from splitfed.core.grouping import total_pairs
 from splitfed.core.messages import Stamp
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import check_whole
@@ -97,12 +99,8 @@ class FedDistill(Method):
             open_round(self.settings, learners, number, state)
             return
         known: dict[str, dict[str, Tensor]] = state["means"]
-        sums: dict[str, Tensor] = {}
-        counts: dict[str, int] = {}
-        for means in known.values():
-            for label, scores in means.items():
-                sums[label] = sums[label] + scores.double() if label in sums else scores.double()
-                counts[label] = counts.get(label, 0) + 1
+        sums = total_pairs((label, scores.double()) for means in known.values() for label, scores in means.items())
+        counts = Counter(label for means in known.values() for label in means)
         labels = sorted(sums, key=int)
         for learner in learners:
             own = known.get(str(learner.replica), {})

@@ -35,6 +35,7 @@ from torch.nn import functional
 
 from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import InvalidInput, require_count, require_number
+from splitfed.core.grouping import total_pairs
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts, probe
 from splitfed.core.random import derive, stream
@@ -223,11 +224,7 @@ class MentorObjective(NoObjective):
             (hidden, functional.mse_loss(flat, made[projected].detach())),
             (projected, functional.mse_loss(made[projected], flat.detach())),
         )
-        losses: dict[str, Tensor] = {}
-        for value, term in terms:
-            segment = self.places[value]
-            losses[segment] = losses[segment] + term / below if segment in losses else term / below
-        return losses
+        return total_pairs((self.places[value], term / below) for value, term in terms)
 
 
 def _mentee(topology: Topology) -> tuple[str, ...]:

@@ -62,7 +62,6 @@ def ensemble_loss(heads: Sequence[ClientHead], z: Tensor, y: Tensor, counts: Ten
     z: (rows, ...) inputs of the heads; y: (rows,) labels; `counts`: (heads, classes), rows of each class at each
     head's client.
     """
-    parts = counts / counts.sum(0).clamp_min(1)
-    pairs = zip(heads, parts, strict=True)
+    pairs = zip(heads, counts / counts.sum(0).clamp_min(1), strict=True)
     losses = [functional.cross_entropy(head(z), y, reduction="none") * part[y] for head, part in pairs]
     return torch.stack(losses).sum(0).mean()

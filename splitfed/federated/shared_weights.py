@@ -28,14 +28,9 @@ def broadcast_current(
 ) -> Mapping[str, Tensor]:
     """Send every learner the server's weights of `segments`: `known`, or the initial ones if empty; return them."""
     tensors = known or initial_weights(learners[0].topology, segments)
-    broadcast_weights(learners, tensors, number)
-    return tensors
-
-
-def broadcast_weights(learners: Sequence[Learner], tensors: Mapping[str, Tensor], number: int) -> None:
-    """Send `tensors` to every learner, which puts them in place of its own."""
     for learner in learners:
         learner.adopt(learner.receive("weights", tensors, number))
+    return tensors
 
 
 def average_weights(

@@ -16,6 +16,7 @@ from torch import Tensor
 from splitfed.aggregation.running_mean import RunningMean
 from splitfed.aggregation.update_aggregation import UpdateAggregation
 from splitfed.core.errors import InvalidInput
+from splitfed.core.grouping import nest
 from splitfed.core.messages import Message
 from splitfed.core.topology import member
 from splitfed.engines.base import FED
@@ -145,8 +146,5 @@ def _join(upload: Upload) -> dict[str, Tensor]:
 
 
 def _split(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    found: dict[str, dict[str, Tensor]] = {}
-    for joined, tensor in tensors.items():
-        kind, _, name = joined.partition(": ")
-        found.setdefault(kind, {})[name] = tensor
-    return found
+    parts = ((joined.partition(": "), tensor) for joined, tensor in tensors.items())
+    return nest((kind, name, tensor) for (kind, _, name), tensor in parts)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.messages import Message, Stamp
 from splitfed.matching.autoencoder import encode, from_state, reconstruct
 
@@ -62,6 +62,5 @@ class Client:
         return Message(self.name, receiver, "activation", "decoder->matcher", {expert: errors}, stamp)
 
     def _find_network(self, home: dict[str, nn.Module], expert: str) -> nn.Module:
-        if expert not in home:
-            raise unknown(f"expert whose weights {self.name} holds:", expert, home)
+        check_names(f"expert whose weights {self.name} holds:", home, expert)
         return home[expert]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.core.errors import InvalidInput, check_count, check_names
 from splitfed.core.messages import Message, Recorder, Stamp
 from splitfed.core.random import generator
 from splitfed.core.traffic import Traffic
@@ -85,8 +85,7 @@ class Matcher:
         """Refuse unknown measures, evidence the client would not send, and a repository of fewer than two experts."""
         names = (measure,) if evidence is None else tuple(evidence)
         for name in (measure, *names):
-            if name not in MEASURES:
-                raise unknown("measure", name, MEASURES)
+            check_names("measure", MEASURES, name)
             if MEASURES[name].on_errors != MEASURES[measure].on_errors:
                 raise InvalidInput(
                     f"evidence {name!r} is not allowed with measure={measure!r}; one reads errors, one codes"
@@ -145,9 +144,7 @@ class Matcher:
         return Match(expert, scores, expert.reference.labels[nearest], probability >= 0.5, probability)
 
     def _check(self, values: Mapping[str, Tensor]) -> None:
-        for name in values:
-            if name not in self._experts:
-                raise unknown("expert", name, self._experts)
+        check_names("expert", self._experts, *values)
         least = max(MEASURES[name].least for name in (self.measure, *self.evidence))
         for name, expert in self._experts.items():
             width = () if self._on_errors else (expert.reference.means.shape[1],)

@@ -56,14 +56,6 @@ class Measure:
     on_errors: bool = False
 
 
-def _reconstruction(errors: Tensor, reference: Reference) -> float:
-    return -float(errors.mean())
-
-
-def _cosine(codes: Tensor, reference: Reference) -> float:
-    return float(similarity.cosine(codes, reference.means).amax(1).mean())
-
-
 def _mmd(codes: Tensor, reference: Reference) -> float:
     # The reference alone sets the bandwidth: a client far away may not choose the scale it is judged at.
     return -float(similarity.mmd_sqr(codes, reference.codes, bandwidths=[reference.bandwidth]))
@@ -79,8 +71,10 @@ def _paired(statistic: Callable[[Tensor, Tensor], Tensor]) -> Measure:
 
 
 MEASURES = {
-    "reconstruction": Measure(_reconstruction, 1, paired=False, on_errors=True),
-    "cosine": Measure(_cosine, 1, paired=False),
+    "reconstruction": Measure(lambda errors, reference: -float(errors.mean()), 1, paired=False, on_errors=True),
+    "cosine": Measure(
+        lambda codes, reference: float(similarity.cosine(codes, reference.means).amax(1).mean()), 1, paired=False
+    ),
     "mmd": Measure(_mmd, 2, paired=False),
     "alignment": _paired(similarity.kernel_alignment),
     "hsic": _paired(similarity.hsic),

@@ -17,7 +17,7 @@ from typing import Concatenate, ParamSpec
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.core.errors import InvalidInput, check_count, check_names
 from splitfed.core.random import derive, generator
 from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
@@ -76,8 +76,7 @@ class Repository:
 
     def __getitem__(self, name: str) -> Expert:
         """Return the expert called `name`."""
-        if name not in self.experts:
-            raise unknown("expert", name, self.experts)
+        check_names("expert", self.experts, name)
         return self.experts[name]
 
     def __len__(self) -> int:

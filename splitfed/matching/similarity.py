@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.core.errors import InvalidInput, check_number, unknown
+from splitfed.core.errors import InvalidInput, check_names, check_number
 from splitfed.matching.kernels import check_rows, gaussian_kernel, linear_kernel, median_bandwidth
 
 Kernel = Literal["linear", "gaussian"]
@@ -52,7 +52,7 @@ def hsic(x: Tensor, z: Tensor, *, kernel: Kernel = "gaussian", unbiased: bool = 
     """
     _check_pairs(x, z, least=4 if unbiased else 2)
     kx, kz = _kernel(x, kernel), _kernel(z, kernel)
-    return _unbiased(kx, kz) if unbiased else _biased(kx, kz)
+    return _unbiased(kx, kz) if unbiased else (_centered(kx) * _centered(kz)).sum((-2, -1)) / (x.shape[-2] - 1) ** 2
 
 
 def kernel_alignment(x: Tensor, z: Tensor, *, kernel: Kernel = "linear") -> Tensor:
@@ -95,10 +95,9 @@ def _mmd(x: Tensor, y: Tensor, width: Tensor | float, unbiased: bool) -> Tensor:
 
 
 def _mean_within(k: Tensor, unbiased: bool) -> Tensor:
-    n = k.shape[-1]
     if not unbiased:
         return k.mean((-2, -1))
-    return (k.sum((-2, -1)) - k.diagonal(dim1=-2, dim2=-1).sum(-1)) / (n * (n - 1))
+    return (k.sum((-2, -1)) - k.diagonal(dim1=-2, dim2=-1).sum(-1)) / (k.shape[-1] * (k.shape[-1] - 1))
 
 
 def _check_sets(x: Tensor, y: Tensor, least: int) -> None:
@@ -118,8 +117,7 @@ def _check_pairs(x: Tensor, z: Tensor, least: int) -> None:
 
 
 def _kernel(x: Tensor, kernel: Kernel) -> Tensor:
-    if kernel not in get_args(Kernel):
-        raise unknown("kernel", kernel, get_args(Kernel))
+    check_names("kernel", get_args(Kernel), kernel)
     if kernel == "gaussian":
         return gaussian_kernel(x, x, median_bandwidth(x))
     # The mean row cancels in every centred product; without it no digits are lost far from the origin.
@@ -138,10 +136,6 @@ def _unit(x: Tensor, kernel: Kernel) -> Tensor:
     rounding = 64 * torch.finfo(x.dtype).eps
     floor = rounding**2 * x.square().sum((-2, -1)) if kernel == "linear" else rounding * x.shape[-2]
     return k.div(norm.masked_fill(norm <= floor, torch.inf)[..., None, None])
-
-
-def _biased(kx: Tensor, kz: Tensor) -> Tensor:
-    return (_centered(kx) * _centered(kz)).sum((-2, -1)) / (kx.shape[-1] - 1) ** 2
 
 
 def _unbiased(kx: Tensor, kz: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.core.errors import InvalidInput, check_count, check_names
 from splitfed.core.random import generator, initialization
 
 _OUTPUTS = ("logits", "last_hidden_state")
@@ -51,8 +51,7 @@ class OneOutputModel(nn.Module):
         """Return the output that was asked for among those of `result`."""
         found = {name: value for name, value in result.items() if isinstance(value, Tensor)}
         name = self.output_name or next((one for one in _OUTPUTS if one in found), "logits")
-        if name not in found:
-            raise unknown(f"output of {type(self).__name__}:", name, found)
+        check_names(f"output of {type(self).__name__}:", found, name)
         return found[name]
 
 
@@ -110,8 +109,7 @@ def transformers(
     something.
     """
     check_count("outputs", outputs, low=1)
-    if attention not in ("eager", "sdpa"):
-        raise unknown("attention", attention, ("eager", "sdpa"))
+    check_names("attention", ("eager", "sdpa"), attention)
     package = _import_package()
     saved = None if folder is None else _SavedModel(folder)
     kind = _find_class(package, architecture, saved)
@@ -272,8 +270,7 @@ def _check_settings(
             raise InvalidInput(f"config key {key!r} is not allowed; outputs says how many labels there are")
         if key in _SET_HERE:
             raise InvalidInput(f"config key {key!r} is not allowed; it is set as cutting and training need it")
-        if key not in allowed:
-            raise unknown(f"key of {kind.config_class.__name__}:", key, allowed)
+        check_names(f"key of {kind.config_class.__name__}:", allowed, key)
     tokens = kind.main_input_name == "input_ids"
     if min(shape) < 1 or (len(shape) != 1 and (len(shape) != 2 or shape[0] != 2) if tokens else len(shape) != 3):
         row = "(length,) of tokens, or (2, length) with their mask" if tokens else "(channels, height, width)"

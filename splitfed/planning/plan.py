@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.grouping import total_pairs
 from splitfed.core.topology import member
 from splitfed.core.traffic import Flow
 from splitfed.costs.bytes import weight_bytes
@@ -52,10 +53,7 @@ class Cost:
     @property
     def by_kind(self) -> dict[str, int]:
         """Bytes by kind of message."""
-        found: dict[str, int] = {}
-        for flow, (_, nbytes) in self.flows.items():
-            found[flow.kind] = found.get(flow.kind, 0) + nbytes
-        return dict(sorted(found.items()))
+        return dict(sorted(total_pairs((flow.kind, nbytes) for flow, (_, nbytes) in self.flows.items()).items()))
 
     def client_bytes(self, replica: int) -> int:
         """Bytes that the parties of one client send or receive, among themselves once."""
@@ -102,15 +100,13 @@ def federated_bytes(prepared: Prepared, rounds: int) -> int:
 
 
 def _flops(prepared: Prepared, counting: CountingTrainer) -> dict[str, float]:
-    rates: dict[int, dict[str, float]] = {}
-    found: dict[str, float] = {}
-    for replica, (topology, facts) in enumerate(zip(prepared.topologies, prepared.facts, strict=True)):
-        if id(topology) not in rates:
-            rates[id(topology)] = role_flops(topology, facts)
-        for role, rate in rates[id(topology)].items():
-            party = member(role, replica) if role in topology.data_roles else role
-            found[party] = found.get(party, 0.0) + rate * sum(counting.steps[replica])
-    return found
+    known = {id(t): (t, facts) for t, facts in zip(prepared.topologies, prepared.facts, strict=True)}
+    rates = {key: role_flops(*one) for key, one in known.items()}
+    return total_pairs(
+        (member(role, replica) if role in topology.data_roles else role, rate * sum(counting.steps[replica]))
+        for replica, topology in enumerate(prepared.topologies)
+        for role, rate in rates[id(topology)].items()
+    )
 
 
 def _memory(prepared: Prepared) -> dict[str, RoleMemory]:

@@ -189,18 +189,21 @@ def _make_ledger(
     topology, clients, defenses = run.topologies[0], len(run.topologies), run.defenses
     flows = released.traffic.flows
     kinds = frozenset(flow.kind for flow in flows if flow.receiver == FED and flow.phase == "train")
+    by_schedule = clients > 1 and schedule.binds(clients) is not None
     run_charges = charges(
         run.topologies,
         run.facts,
         defenses,
         released.counts,
         released.taken,
-        weights_reach_others(schedule, clients, method),
+        # Whether what one client's weights have learnt reaches other clients' segments.
+        by_schedule or (clients > 1 and method is not None),
         _shows_rows_of_others(topology, schedule, clients, defenses, kinds),
     )
-    weights_move = _weights_move(topology, schedule, clients, method, kinds)
+    # A method moves weights that sends them, or what they make.
+    by_method = bool(kinds) and method is not None and ("weights" in kinds or method.traits(topology).post_processing)
     exposed = [
-        *unprotected(topology, defenses, run.placement.fused, weights_move),
+        *unprotected(topology, defenses, run.placement.fused, by_schedule or by_method),
         *_uploads(topology, method, defenses, kinds),
     ]
     return make_ledger(run_charges, _delta(defenses, released.rows, delta), exposed, released.replaced)
@@ -212,21 +215,6 @@ def _delta(defenses: Sequence[Defense], rows: int, wanted: float | None) -> floa
         return wanted
     stated = [defense.stated_delta for defense in defenses if isinstance(defense, Calibrated)]
     return min((delta for delta in stated if delta is not None), default=default_delta(rows))
-
-
-def weights_reach_others(schedule: Schedule, clients: int, method: Method | None) -> bool:
-    """Return whether what one client's weights have learnt reaches other clients' segments."""
-    return clients > 1 and (schedule.binds(clients) is not None or method is not None)
-
-
-def _weights_move(
-    topology: Topology, schedule: Schedule, clients: int, method: Method | None, kinds: frozenset[str]
-) -> bool:
-    """Return whether weights leave the clients: by the schedule, or by a method that sends them or what they make."""
-    by_schedule = clients > 1 and schedule.binds(clients) is not None
-    if method is None or not kinds:
-        return by_schedule
-    return by_schedule or "weights" in kinds or method.traits(topology).post_processing
 
 
 def _shows_rows_of_others(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from splitfed.core.defense import Defense, LabelDefense, LayerDefense, PenaltyDefense, ReceiverPenaltyDefense
 from splitfed.core.equivalence import EXAMPLES, check_topology
-from splitfed.core.errors import InvalidInput, about, unknown
+from splitfed.core.errors import InvalidInput, about, check_names
 from splitfed.core.initial_weights import first_weights, local_segments, resolve_starts
 from splitfed.core.optimizers import Optim
 from splitfed.core.per_client_defenses import check_clients, of_client
@@ -114,8 +114,8 @@ def complete(
     clients = len(data.clients)
 
     def defend(replica: int) -> tuple[Topology, Facts]:
-        given = topologies[replica], facts[replica], data.clients[replica].train
-        fitted, found = fit_defenses(*given, defenses, training.seed)
+        rows = data.clients[replica].train
+        fitted, found = fit_defenses(topologies[replica], facts[replica], rows, defenses, training.seed)
         if method is not None or any(isinstance(d, PenaltyDefense | ReceiverPenaltyDefense) for d in defenses):
             # Their terms may send a gradient where the losses of the heads send none.
             found = replace(found, no_gradient=frozenset())
@@ -261,11 +261,6 @@ def probe_with(topology: Topology, rows: Dataset) -> Facts:
     return probe(topology, {n: x if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1)) for n, x in few.items()})
 
 
-def check_exact(topology: Topology, rows: Dataset) -> None:
-    """Refuse a topology whose segments do not train as the models they were cut from, tried with a few of `rows`."""
-    check_topology(topology, inputs_of(topology, rows.rows(range(min(EXAMPLES, len(rows))))))
-
-
 def optims_of(topology: Topology, optimizer: str | Optim | Mapping[str, Optim] | None) -> dict[str, Optim]:
     """Return each role's optimizer, from one for all (an `Optim`, or a name with torch's defaults) or by role."""
     if isinstance(optimizer, str):
@@ -274,9 +269,7 @@ def optims_of(topology: Topology, optimizer: str | Optim | Mapping[str, Optim] |
         return dict.fromkeys(topology.roles, optimizer or Optim())
     if not isinstance(optimizer, Mapping) or not all(isinstance(o, Optim) for o in optimizer.values()):
         raise InvalidInput(f"optimizer={optimizer!r} is not allowed; expected an Optim, a name, or role -> Optim")
-    for role in optimizer:
-        if role not in topology.roles:
-            raise unknown("role in optimizer", role, topology.roles)
+    check_names("role in optimizer", topology.roles, *optimizer)
     return {role: optimizer.get(role, Optim()) for role in topology.roles}
 
 
@@ -427,7 +420,7 @@ def _assemble_one(
         schedule.check(checked_topology, clients)
     facts = probe_with(checked_topology, rows)
     check_outputs(checked_topology, facts)
-    check_exact(checked_topology, rows)
+    check_topology(checked_topology, inputs_of(checked_topology, rows.rows(range(min(EXAMPLES, len(rows))))))
     # Who is handed a topology must not find the user's model behind it.
     checked_topology = replace(
         checked_topology, segments=tuple(replace(s, original=None) for s in checked_topology.segments)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_number, require_count, require_number, unknown
+from splitfed.core.errors import InvalidInput, check_names, check_number, require_count, require_number
 from splitfed.core.messages import Message
 from splitfed.core.party import Party
 from splitfed.core.random import generator
@@ -60,8 +60,7 @@ class GradientReplacement(Poisoning):
         """Refuse a party without a part of the rows, a trigger larger than that, and a row of another class."""
         super().check(data)
         check_class("gradient_replacement target", self.target, data)
-        if self.party not in data.features:
-            raise unknown("party of a gradient replacement:", self.party, data.features)
+        check_names("party of a gradient replacement:", data.features, self.party)
         room = math.prod(data.features[self.party].shape)
         if self.size > room:
             raise InvalidInput(f"gradient_replacement size={self.size} is not allowed; the part has {room} numbers")

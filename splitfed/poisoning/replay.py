@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, require_count, unknown
+from splitfed.core.errors import InvalidInput, check_names, require_count
 from splitfed.data.federation import Federation
 from splitfed.poisoning.base import Poisoning, check_class
 
@@ -34,8 +34,7 @@ class Replay(Poisoning):
         """Refuse a party without a part of the rows, a row that is not there or is of another class."""
         super().check(data)
         check_class("replay target", self.target, data)
-        if self.party not in data.features:
-            raise unknown("party of a replay:", self.party, data.features)
+        check_names("party of a replay:", data.features, self.party)
         rows = data.clients[self.clients[0]].train
         if self.row >= len(rows):
             raise InvalidInput(f"replay row={self.row} is not allowed; expected 0 to {len(rows) - 1}")

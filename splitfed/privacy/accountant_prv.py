@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from splitfed.core.errors import first_line
 from splitfed.core.privacy_events import Event, Gaussian
 from splitfed.privacy.accountant_pld import MOST_REACH
 from splitfed.privacy.accountant_rdp import SAMPLED_ORDERS, renyi, renyi_epsilon
@@ -52,8 +53,7 @@ def prv_epsilon(uses: Sequence[tuple[Event, int]], delta: float) -> float | str:
                 accountant.get_epsilon(delta=delta, eps_error=EPSILON_ERROR, delta_error=DELTA_ERROR * delta)
             )
         except (ArithmeticError, ValueError, RuntimeError, IndexError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            return f"privacy loss variables do not resolve it ({reason})"
+            return f"privacy loss variables do not resolve it ({first_line(error)})"
     return max(0.0, epsilon) if math.isfinite(epsilon) else "privacy loss variables do not resolve it"
 
 

@@ -21,7 +21,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
+from splitfed.core.errors import InvalidInput, check_count, check_names, check_number
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours
 from splitfed.privacy.accountant_pld import LEAST_DELTA, MOST_REACH, MOST_USES, loss_epsilon
 from splitfed.privacy.accountant_prv import NAME as VARIABLES
@@ -73,8 +73,7 @@ def compose(uses: Iterable[tuple[Event, int]], delta: float, accountant: str = "
 
 def _check_and_compose(uses: Iterable[tuple[Event, int]], delta: float, accountant: str, stand_in: bool) -> Bound:
     check_number("delta", delta, low=0.0, high=1.0, open_low=True, open_high=True)
-    if accountant not in ACCOUNTANTS:
-        raise unknown("accountant", accountant, ACCOUNTANTS)
+    check_names("accountant", ACCOUNTANTS, accountant)
     totals: Counter[Event] = Counter()
     for event, times in uses:
         check_count("uses", times)

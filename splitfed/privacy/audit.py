@@ -77,8 +77,15 @@ def lower_bound(
     epsilon = float(
         _epsilon(np.array([(a >= threshold).sum()]), np.array([(b >= threshold).sum()]), len(a), delta, alpha)[0]
     )
-    rates = (float((a >= threshold).mean()), float((b >= threshold).mean()))
-    return LowerBound(max(0.0, epsilon), delta, confidence, *rates, len(a), name)
+    return LowerBound(
+        max(0.0, epsilon),
+        delta,
+        confidence,
+        float((a >= threshold).mean()),
+        float((b >= threshold).mean()),
+        len(a),
+        name,
+    )
 
 
 def outcomes_bound(chosen: Counts, tested: Counts, delta: float, confidence: float = 0.95) -> LowerBound:
@@ -100,8 +107,15 @@ def outcomes_bound(chosen: Counts, tested: Counts, delta: float, confidence: flo
     yes, no, outcome = (int(i) for i in np.unravel_index(int(guesses.argmax()), guesses.shape))
     hits, alarm = tested[yes, outcome], tested[no, outcome]
     epsilon = float(_epsilon(np.array([hits]), np.array([alarm]), sizes[1], delta, alpha)[0])
-    rates = (int(hits) / sizes[1], int(alarm) / sizes[1])
-    return LowerBound(max(0.0, epsilon), delta, confidence, *rates, sizes[1], f"{yes} or {no} by {outcome}")
+    return LowerBound(
+        max(0.0, epsilon),
+        delta,
+        confidence,
+        int(hits) / sizes[1],
+        int(alarm) / sizes[1],
+        sizes[1],
+        f"{yes} or {no} by {outcome}",
+    )
 
 
 def _threshold(a: Array, b: Array, delta: float, alpha: float) -> tuple[float, float]:

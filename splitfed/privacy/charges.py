@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from splitfed.core.defense import UPLOAD, Defense, LabelDefense, WeightDefense, privacy_event
+from splitfed.core.grouping import nest
 from splitfed.core.privacy_events import Neighbours, Protects
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Edge, Topology, member
@@ -38,7 +39,7 @@ def charges(
     topologies: Sequence[Topology],
     facts: Sequence[Facts],
     defenses: Sequence[Defense],
-    counts: Iterable[PartyCounts],
+    counts: Sequence[PartyCounts],
     taken: Sequence[Taken],
     travels: bool,
     mingles: bool = True,
@@ -49,13 +50,12 @@ def charges(
     hands weights on or averages them. `mingles`: whether what one client sends to the aggregation server may show the
     rows of others in any way but by what they sent there under a promise.
     """
-    rows_of_uses: dict[tuple[int, str, str, int], dict[str, Tensor]] = {}
-    roles: dict[str, str] = {}
-    for party, role, client, uses in counts:
-        roles[party] = role
-        for (place, position, replica, part), rows in uses.items():
-            whose = client if replica == OWN and client is not None else replica
-            rows_of_uses.setdefault((whose, party, place, position), {})[part] = rows
+    rows_of_uses = nest(
+        ((client if replica == OWN and client is not None else replica, party, place, position), part, rows)
+        for party, _, client, uses in counts
+        for (place, position, replica, part), rows in uses.items()
+    )
+    roles = {party: role for party, role, *_ in counts}
     charge_list = []
     mixing: dict[tuple[int, str, int], bool] = {}
     for (client, party, place, position), parts in rows_of_uses.items():

@@ -95,9 +95,18 @@ def gdp_audit(
     mu, chosen, misses, alarms = _choose_and_test(a, b, 1 - confidence, rate)
     samples = count - count // CHOICE
     bound = max(0.0, float(mu[0]))
-    rates = (int(misses[0]) / samples, int(alarms[0]) / samples)
     score = names[int(chosen[0])]
-    return GaussianFound(mu_epsilon(bound, delta, rate), bound, delta, confidence, *rates, samples, score, rate)
+    return GaussianFound(
+        mu_epsilon(bound, delta, rate),
+        bound,
+        delta,
+        confidence,
+        int(misses[0]) / samples,
+        int(alarms[0]) / samples,
+        samples,
+        score,
+        rate,
+    )
 
 
 def gdp_bounds(first: Array, second: Array, confidence: float = 0.95, rate: float = 1.0) -> Array:

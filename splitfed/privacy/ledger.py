@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.grouping import group_pairs
 from splitfed.core.privacy_events import Event, Gaussian, Laplace, Neighbours, Protects, Unit
 from splitfed.privacy.accountants import Bound, compose
 
@@ -191,22 +192,15 @@ def describe_total(total: Mapping[str, Any], unprotected: Sequence[str]) -> str:
     """Say what a total, as plain values, promises, and what of `unprotected` crosses beside it without a promise."""
     # JSON knows no infinity.
     epsilon = "without bound" if total["epsilon"] is None else f"{total['epsilon']:.4g}"
+    counted = PER_ROW if total["counted"] == PER_ROW else f"over {total['counted']}"
+    alone = f", for client {', '.join(map(str, total['only']))} alone" if total.get("only") else ""
     left = related_exposure(total, unprotected)
     return (
         f"epsilon {epsilon} at delta {total['delta']:.1g} for {total['protects']}, unit: {total['unit']} "
-        f"({total['neighbours']}), counted {_counted_text(total['counted'])}, {total['method']}"
-        f"{_clients_text(total.get('only'))}"
+        f"({total['neighbours']}), counted {counted}, {total['method']}{alone}"
         f"{': ' if total['note'] else ''}{total['note']}; "
         + (f"without a promise: {', '.join(left)}" if left else "nothing else crosses that depends on it")
     )
-
-
-def _counted_text(counted: str) -> str:
-    return counted if counted == PER_ROW else f"over {counted}"
-
-
-def _clients_text(clients: Sequence[int] | None) -> str:
-    return f", for client {', '.join(map(str, clients))} alone" if clients else ""
 
 
 def default_delta(rows: int) -> float:
@@ -230,9 +224,7 @@ def make_ledger(
     `unprotected`: what else leaves a data owner. `replaced`: place -> rows that were not finite there.
     """
     used = [charge for charge in charges if charge.sum]
-    groups: dict[Group, list[Charge]] = {}
-    for charge in used:
-        groups.setdefault(charge.group, []).append(charge)
+    groups = group_pairs((charge.group, charge) for charge in used)
     lines = [line for group in groups.values() for line in _lines(group, delta)]
     totals = [_total(group, groups, delta) for group in groups.values()]
     zeros = [
@@ -244,21 +236,28 @@ def make_ledger(
 
 def _lines(charges: Sequence[Charge], delta: float) -> list[Line]:
     """Return a line for each place: that of the client it costs most."""
-    places: dict[tuple[str, str], list[Charge]] = {}
-    for charge in charges:
-        places.setdefault((charge.place, charge.defense), []).append(charge)
     lines = []
-    for place_charges in places.values():
+    for place_charges in group_pairs(((charge.place, charge.defense), charge) for charge in charges).values():
         costs = [_cost([charge], charges, delta) for charge in place_charges]
         worst = max(range(len(place_charges)), key=lambda i: costs[i][0].epsilon)
         charge, (bound, counted) = place_charges[worst], costs[worst]
         uses = charge.most if not charge.learns else sum(c.sum for c in _reaching_charges(charge, charges))
         event = charge.event
-        names = (str(event.protects), str(event.unit), str(event.neighbours))
-        about = (charge.party, charge.place, charge.defense, mechanism(event), *names)
         lines.append(
             Line(
-                *about, len({c.client for c in place_charges}), uses, bound.epsilon, bound.delta, counted, bound.method
+                charge.party,
+                charge.place,
+                charge.defense,
+                mechanism(event),
+                str(event.protects),
+                str(event.unit),
+                str(event.neighbours),
+                len({c.client for c in place_charges}),
+                uses,
+                bound.epsilon,
+                bound.delta,
+                counted,
+                bound.method,
             )
         )
     return lines
@@ -283,9 +282,10 @@ def _total(charges: Sequence[Charge], groups: Mapping[Group, Sequence[Charge]], 
     clients = dict.fromkeys(charge.client for charge in charges)
     client_costs = [(c, *_cost([one for one in everybody if one.client == c], everybody, delta)) for c in clients]
     client, bound, counted = max(client_costs, key=lambda one: one[1].epsilon)
-    names = (str(protects), str(unit), str(neighbours))
     only = tuple(sorted({c.client for c in charges})) if any(c.some for c in charges) else ()
-    return Total(*names, client, bound.epsilon, bound.delta, counted, bound.method, note, only)
+    return Total(
+        str(protects), str(unit), str(neighbours), client, bound.epsilon, bound.delta, counted, bound.method, note, only
+    )
 
 
 def _cost(client_charges: Sequence[Charge], everybody: Sequence[Charge], delta: float) -> tuple[Bound, str]:
@@ -332,8 +332,9 @@ def _uses_of_rows(charges: Sequence[Charge]) -> list[list[tuple[Event, int]]]:
 def mechanism(event: Event) -> str:
     """Return what the mechanism of `event` is, in a few words."""
     found = event.mechanism
-    if isinstance(found, (Gaussian, Laplace)):
-        text = f"{type(found).__name__}, noise multiplier {found.noise_multiplier:.4g}"
-    else:
-        text = f"epsilon {found.epsilon:.4g} a use"
+    text = (
+        f"{type(found).__name__}, noise multiplier {found.noise_multiplier:.4g}"
+        if isinstance(found, (Gaussian, Laplace))
+        else f"epsilon {found.epsilon:.4g} a use"
+    )
     return text if event.sampling_rate == 1 else f"{text}, sampling rate {event.sampling_rate:.4g}"

@@ -57,6 +57,5 @@ class Independent(Sampled):
         found: list[Tensor] = []
         for epoch in range(first // whole, (first + self.steps - 1) // whole + 1):
             here = training.batches(rows, epoch, client)
-            start = max(first - epoch * whole, 0)
-            found += here[start : first + self.steps - epoch * whole]
+            found += here[max(first - epoch * whole, 0) : first + self.steps - epoch * whole]
         return found

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.core.errors import InvalidInput, check_count, check_names
 
 Statistic = Literal["u_distance_correlation_sqr", "distance_correlation_sqr", "distance_correlation"]
 Number = Any  # a float, or a tensor of one number
@@ -143,8 +143,7 @@ def permutation_test(
     float64; distances cost n² d, once. Raises `InvalidInput` for values that are not finite.
     """
     check_count("permutations", permutations, low=1)
-    if statistic not in get_args(Statistic):
-        raise unknown("statistic", statistic, get_args(Statistic))
+    check_names("statistic", get_args(Statistic), statistic)
     for name, value in (("x", x), ("z", z)):
         if not bool(torch.isfinite(value).all()):
             raise InvalidInput(f"{name} holds a value that is not finite; expected finite numbers")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from splitfed.attacks.base import Knowledge, Needs, check_rows
 from splitfed.attacks.training_time.training_attack import GRANTED_IN_TRAINING, AttackSite, TrainingAttack
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.messages import View
 from splitfed.core.payload import copy_modules
 from splitfed.core.per_client_defenses import of_client
@@ -32,8 +32,7 @@ def place_attacks(engine: Observable, prepared: Prepared, attacks: Mapping[str, 
     """
     for name, attack in attacks.items():
         plan = resolve_attack(attack)
-        if name not in engine.parties:
-            raise unknown("party for a training attack", name, engine.parties)
+        check_names("party for a training attack", engine.parties, name)
         check_rows(plan, prepared.data.victims.discrete, prepared.data.name)
         needs = plan.needs(_labels(prepared.topology, engine.parties[name].role) is not None)
         if never := [need for need in Needs if need in needs.difference(GRANTED_IN_TRAINING)]:
@@ -51,8 +50,7 @@ def place_attacks(engine: Observable, prepared: Prepared, attacks: Mapping[str, 
 def check_questions(engine: Observable, data: Federation, evaluated: Iterable[str]) -> None:
     """Raise `InvalidInput` for a party in `evaluated` that has no training attack, and for a run without victims."""
     for party in evaluated:
-        if party not in engine.training_attacks:
-            raise unknown("party with a training attack", party, engine.training_attacks)
+        check_names("party with a training attack", engine.training_attacks, party)
         if len(data.victims) == 0:
             raise InvalidInput(
                 f"there are no victims to evaluate the attack at {party!r} on: set some aside (victims=64)"

@@ -21,7 +21,7 @@ from torch import Tensor
 from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Releases, Target, unwrap
 from splitfed.attacks.scoring.prediction_scores import score_prediction
 from splitfed.attacks.search_space import Choice, Span, check_choice
-from splitfed.core.errors import InvalidInput, check_count, check_number, unknown
+from splitfed.core.errors import InvalidInput, check_count, check_names, check_number
 from splitfed.core.messages import Message, Stamp, View
 from splitfed.core.random import derive, generator
 from splitfed.data.dataset import Dataset
@@ -58,8 +58,7 @@ def check_tunable(name: str, attack: Attack, space: Mapping[str, Choice]) -> Non
         raise InvalidInput(f"{name} has no space of parameters to tune")
     known = [field.name for field in fields(attack)]
     for parameter, choice in space.items():
-        if parameter not in known:
-            raise unknown(f"parameter of {name}", parameter, known)
+        check_names(f"parameter of {name}", known, parameter)
         check_choice(f"space[{parameter!r}]", choice)
     if attack.target not in METRICS or attack.phase is not Phase.INFERENCE:
         raise InvalidInput(f"{name} cannot be tuned: it predicts no inputs or labels from releases alone")

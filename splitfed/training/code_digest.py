@@ -17,6 +17,7 @@ from types import CodeType
 from typing import Any
 
 from splitfed.core import digests
+from splitfed.core.grouping import group_pairs
 
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _IDLE = {"NOP", "RESUME", "CACHE", "EXTENDED_ARG", "MAKE_CELL", "COPY_FREE_VARS", "PRECALL"}
@@ -70,23 +71,23 @@ Place = tuple[str, int]
 @lru_cache(maxsize=32)
 def _parse_definitions(name: str, text: str) -> tuple[dict[Place, list[CodeType]], dict[Place, list[ast.AST]]]:
     """Return the code and the definitions in a source file, by their name and first line."""
-    codes: dict[Place, list[CodeType]] = {}
-    nodes: dict[Place, list[ast.AST]] = {}
     try:
         whole = ast.parse(text)
         compiled = compile(text, name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError):
-        return codes, nodes
-    for code in nested_code(compiled):
-        codes.setdefault((code.co_name, code.co_firstlineno), []).append(code)
-    for node in ast.walk(whole):
-        match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
-                first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-                nodes.setdefault((node.name, first), []).append(node)
-            case ast.Lambda():
-                nodes.setdefault(("<lambda>", node.lineno), []).append(node)
-    return codes, nodes
+        return {}, {}
+    codes = group_pairs(((code.co_name, code.co_firstlineno), code) for code in nested_code(compiled))
+    return codes, group_pairs((place, node) for node in ast.walk(whole) if (place := _place_of(node)) is not None)
+
+
+def _place_of(node: ast.AST) -> Place | None:
+    """Return the name and the first line of a definition, decorators included; None of any other node."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            return node.name, min([node.lineno, *(one.lineno for one in node.decorator_list)])
+        case ast.Lambda():
+            return "<lambda>", node.lineno
+    return None
 
 
 def _equal(code: CodeType, other: object) -> bool:

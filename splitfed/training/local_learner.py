@@ -60,11 +60,11 @@ class LocalLearner:
     @property
     def shown(self) -> Tensor:
         """Which rows of "train" are the public ones."""
-        return self.engine.party(self.replica, self.topology.data_roles[0]).state.train_rows("public")
+        return self.engine.party(self.replica, self.topology.data_roles[0]).state.among["public"]
 
     def inputs(self, part: str = "train") -> dict[str, Tensor]:
         """Return the client's raw inputs in `part`: name -> (rows, ...)."""
-        return {name: x for party in self._parties().values() for name, x in party.state.raw_inputs(part).items()}
+        return {name: x for party in self._parties().values() for name, x in party.state.data[part][0].items()}
 
     @property
     def rate(self) -> float:

@@ -14,6 +14,7 @@ from splitfed.attacks.base import Attack, Phase, Progress
 from splitfed.attacks.search_space import Choice
 from splitfed.core.deprecation import accept_renamed_keywords, warn
 from splitfed.core.errors import InvalidInput, check_names, unknown
+from splitfed.core.grouping import nest
 from splitfed.core.messages import View
 from splitfed.core.random import derive, generator
 from splitfed.core.topology import Head
@@ -246,8 +247,9 @@ class Run:
         assert task is not None
         several: dict[str, Any] = {"heads": unions} if len(heads) > 1 else {}
         if interval and made:
-            every = torch.cat(outputs[first]), torch.cat(labels[first])
-            several["interval"] = over_rows(task, *every, generator(self.seed, "interval", part))
+            several["interval"] = over_rows(
+                task, torch.cat(outputs[first]), torch.cat(labels[first]), generator(self.seed, "interval", part)
+            )
         if len(scores) > 1:
             several["spread"] = summarize_clients(scores, task.higher_is_better)
         if self.method is not None:
@@ -392,11 +394,8 @@ class Run:
             (result,) = self.attack(plan, adversary=party)
         except InvalidInput as error:
             return {"refused": str(error)}
-        answer: dict[str, Any] = {}
-        for who, metrics in result.scores.items():
-            for metric, interval in metrics.items():
-                answer.setdefault(metric, {})[who] = interval.mean
-        return answer
+        scores = ((who, *score) for who, metrics in result.scores.items() for score in metrics.items())
+        return nest((metric, who, interval.mean) for who, metric, interval in scores)
 
     def tune(
         self,

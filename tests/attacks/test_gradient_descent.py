@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.attacks.base import unwrap
-from splitfed.attacks.networks.gradient_descent import draw_batches, take_step
+from splitfed.attacks.networks.gradient_descent import descend, draw_batches, take_step
 from splitfed.attacks.scoring.classifier import train_classifier
 from splitfed.core.random import generator, stream
 
@@ -49,6 +49,33 @@ def test_a_classifier_reads_the_passes_in_turn() -> None:
 
     assert torch.equal(trained(one, two), trained(one, two, one, two))
     assert not torch.equal(trained(one, two), trained(one))
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_the_descent_is_that_of_adam_at_a_rate_that_falls_along_half_a_cosine(least: int) -> None:
+    """Three epochs over two passes, step by step by torch's own parts: to the bit, in the same order."""
+    passes = [torch.randn(7, 3, generator=generator(seed)) for seed in (1, 2)]
+    told: list[tuple[int, int]] = []
+
+    def weight() -> nn.Parameter:
+        return nn.Parameter(torch.tensor([1.0, -1.0, 0.5]))
+
+    found, expected = weight(), weight()
+    with torch.enable_grad():
+        descend(
+            [found], passes, lambda z, rows: (z[rows] @ found).square().mean(), 7, generator(3),
+            lambda done, of: told.append((done, of)), epochs=3, lr=0.1, batch_size=3, least=least,
+        )  # fmt: skip
+        random, adam = generator(3), torch.optim.Adam([expected], lr=0.1)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, 3)
+        for z in (passes[0], passes[1], passes[0]):
+            for rows in torch.randperm(7, generator=random).split(3)[: 3 if least == 1 else 2]:
+                adam.zero_grad()
+                (z[rows] @ expected).square().mean().backward()
+                adam.step()
+            cosine.step()
+    assert torch.equal(found, expected)
+    assert told == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_what_is_known_to_be_there_is_unwrapped() -> None:

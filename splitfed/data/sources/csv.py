@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from splitfed.core.errors import InvalidInput, check_names
+from splitfed.core.errors import InvalidInput, check_names, first_line
 from splitfed.data import arrays
 from splitfed.data.dataset import Dataset
 from splitfed.data.from_python import RowType, TaskLike, as_rows, from_arrays
@@ -77,7 +77,7 @@ def _read(source: Path, separator: str) -> pd.DataFrame:
         with _open_text(source) as file:
             table = pd.read_csv(file, sep=separator, skipinitialspace=True)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{source} cannot be read as CSV: {str(error).strip().splitlines()[0]}") from None
+        raise InvalidInput(f"{source} cannot be read as CSV: {first_line(error)}") from None
     except (EOFError, ValueError, OSError, zlib.error, lzma.LZMAError) as error:
         if isinstance(error, InvalidInput) or (isinstance(error, OSError) and error.errno is not None):
             raise

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, check_count, first_line
 from splitfed.core.tasks import classification
 from splitfed.data.dataset import Dataset
 from splitfed.data.from_python import from_arrays
@@ -84,7 +84,7 @@ def _read(file: Path, size: tuple[int, int] | None, mode: str) -> np.ndarray:
                 raise InvalidInput(f"{file} has pixels of type {picture.mode}; expected 8 bits a channel")
             converted = picture.convert(mode)
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InvalidInput(f"{file} cannot be read as a picture: {str(error).splitlines()[0]}") from None
+        raise InvalidInput(f"{file} cannot be read as a picture: {first_line(error)}") from None
     if size is not None:
         converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
     pixels = np.asarray(converted)

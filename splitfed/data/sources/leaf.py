@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, check_count, first_line
 from splitfed.core.tasks import classification
 from splitfed.data.dataset import Dataset
 from splitfed.data.from_python import RowType, from_arrays
@@ -77,7 +77,7 @@ def _users(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     try:
         known = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"{file} is no JSON: {str(error).splitlines()[0]}") from None
+        raise InvalidInput(f"{file} is no JSON: {first_line(error)}") from None
     if not isinstance(known, Mapping) or not isinstance(known.get("users"), list):
         raise InvalidInput(f"{file} has no list of users; expected users, num_samples and user_data")
     rows, counts = known.get("user_data"), known.get("num_samples")

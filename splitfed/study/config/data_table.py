@@ -27,8 +27,7 @@ HINTS = {
 def parse_parts(mistakes: Mistakes, table: DataTable) -> dict[str, Any]:
     """Return the keys of `table` that divide rows or add label sets, after a check of their types."""
     keys = {key: getattr(table, key) for key in DataTable.PARTS if getattr(table, key) is not None}
-    allowed = {key: Parameter(key, HINTS[key], None) for key in keys}
-    check_parameters(mistakes, "data", allowed, keys)
+    check_parameters(mistakes, "data", {key: Parameter(key, HINTS[key], None) for key in keys}, keys)
     ways = [way for way in WAYS if keys.get(way) not in (None, False)]
     for way in ways[1:]:
         mistakes.add(f"data.{way}", f"is not allowed beside {ways[0]}: rows are divided in one way")

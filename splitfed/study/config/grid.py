@@ -97,15 +97,16 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         seeds,
     )
     for (first, place), (way, plan), (tier, layer), (second, guard), world, seed in grid:
-        parts = [
-            first,
-            *([way] if len(plans) > 1 else []),
-            *([tier] if len(methods) > 1 else []),
-            second,
-            *([] if world.training_attack is None else [f"{world.training_attack.key}-inside"]),
-            f"seed{seed}",
-        ]
-        name = "--".join(parts)
+        name = "--".join(
+            [
+                first,
+                *([way] if len(plans) > 1 else []),
+                *([tier] if len(methods) > 1 else []),
+                second,
+                *([] if world.training_attack is None else [f"{world.training_attack.key}-inside"]),
+                f"seed{seed}",
+            ]
+        )
         cut = model if _cuts_model(reader.code, place.builder.name) else None
         own_tables = {
             "topology": [place.builder.table],

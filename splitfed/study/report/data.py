@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
+from splitfed.core.grouping import group_pairs
 from splitfed.old_names import current_keys
 from splitfed.stats.intervals import mean_interval
 from splitfed.study.config.grid import expand
@@ -276,10 +277,7 @@ def score(runs: Sequence[Mapping[str, Any]], attack: str, metric: str, who: str 
 
 def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """Return key -> the `items` that have it; keys, and the items of each, in the order in which they come."""
-    groups: dict[K, list[T]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
+    return group_pairs((key(item), item) for item in items)
 
 
 def by_round(history: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], T | None]) -> dict[int, T]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import STEPS
 from splitfed.core.errors import InvalidInput
+from splitfed.core.grouping import group_pairs, nest
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Flow
@@ -37,9 +38,12 @@ def role_holdings(
     gradients; `flows`: messages and bytes counted, from which weights that moved are told; `roles`: party -> role.
     Bytes of a received value are those of a row, of weights those of a message.
     """
-    received = _received_in_steps(topology, facts, labels, guards, back)
-    for role, entries in _received_between_steps(topology, flows, roles, guards).items():
-        received.setdefault(role, []).extend(entries)
+    received = group_pairs(
+        [
+            *_received_in_steps(topology, facts, labels, guards, back),
+            *_received_between_steps(topology, flows, roles, guards),
+        ]
+    )
     return [
         {
             "role": role,
@@ -63,41 +67,36 @@ def _received_in_steps(
     labels: Mapping[str, Tensor],
     guards: Mapping[str, str],
     back: Mapping[str, str],
-) -> dict[str, list[Json]]:
-    found: dict[str, list[Json]] = {role: [] for role in topology.roles}
+) -> Iterator[tuple[str, Json]]:
+    """Yield receiver, and what it gets in a step: releases and gradients at the cuts, and labels."""
     for edge in topology.crossings:
         source, target = topology.role_of(edge.source), topology.role_of(edge.target)
         returns = edge.name not in topology.forward_only
         for value in edge.values:
             shape, size = list(facts.shapes[value]), value_bytes(facts, value)
             guard = guards.get(edge.name, "")
-            found[target].append(_entry("activation", value, shape, size, source, edge.name, guard, returns))
+            yield target, _entry("activation", value, shape, size, source, edge.name, guard, returns)
             if returns:
-                guard = back.get(edge.name, "")
-                found[source].append(_entry("gradient", value, shape, size, target, edge.name, guard))
+                yield source, _entry("gradient", value, shape, size, target, edge.name, back.get(edge.name, ""))
     for head in topology.heads:
         y = labels[head.value]
         for sender, receiver in pairwise(head.path):
-            found[receiver].append(_entry("label", f"labels of {head.value}", list(y.shape[1:]), y[0].nbytes, sender))
-    return found
+            yield receiver, _entry("label", f"labels of {head.value}", list(y.shape[1:]), y[0].nbytes, sender)
 
 
 def _received_between_steps(
     topology: Topology, flows: Mapping[Flow, tuple[int, int]], roles: Mapping[str, str], guards: Mapping[str, str]
-) -> dict[str, list[Json]]:
-    """Return receiver -> what it gets between steps, as it was counted: segments, and what a federated method sends."""
-    found: dict[tuple[str, str, str], list[int]] = {}
-    for flow, counted in flows.items():
-        if flow.kind not in (*STEPS, *SUMMING) and flow.phase == "train":
-            ends = roles.get(flow.receiver, flow.receiver), roles.get(flow.sender, flow.sender)
-            found.setdefault((flow.kind, *ends), []).append(counted[1] // counted[0])
-    received: dict[str, list[Json]] = {}
+) -> Iterator[tuple[str, Json]]:
+    """Yield receiver, and what it gets between steps, as counted: segments, and what a federated method sends."""
+    found = group_pairs(
+        ((flow.kind, roles.get(flow.receiver, flow.receiver), roles.get(flow.sender, flow.sender)), nbytes // messages)
+        for flow, (messages, nbytes) in flows.items()
+        if flow.kind not in (*STEPS, *SUMMING) and flow.phase == "train"
+    )
     for (kind, receiver, sender), sizes in found.items():
         owner, edge = sender if sender in topology.data_roles else receiver, f"{kind}->{receiver}"
         value = f"segments of {owner}" if kind in ("weights", "masked") else "for the federated method"
-        entry = _entry(kind, value, None, max(sizes), sender, edge, guards.get(edge, ""))
-        received.setdefault(receiver, []).append(entry)
-    return received
+        yield receiver, _entry(kind, value, None, max(sizes), sender, edge, guards.get(edge, ""))
 
 
 def _entry(
@@ -129,8 +128,12 @@ def topology_sections(study: Study, summary: Summary) -> list[Json]:
         settings = [s for s in study.settings if s.place == place]
         runs = [run for s in settings for run in s.runs]
         run = next((r for r in runs if not r["defense"]["parts"]), runs[0])
-        new = {"labels": [place], "svg": _draw_topology(run), "parties": _party_rows(run, settings, summary)}
-        new["cut_choice"] = run["topology"].get("cut_choice", "")
+        new = {
+            "labels": [place],
+            "svg": _draw_topology(run),
+            "parties": _party_rows(run, settings, summary),
+            "cut_choice": run["topology"].get("cut_choice", ""),
+        }
         same = next((old for old in found if all(old[k] == new[k] for k in ("svg", "parties", "cut_choice"))), None)
         if same is None:
             found.append(new)
@@ -151,31 +154,27 @@ def _draw_topology(run: Mapping[str, Any]) -> Markup:
 
 def _party_rows(run: Mapping[str, Any], settings: Sequence[Setting], summary: Summary) -> list[Json]:
     """Return the table's rows; a value is guarded by what stands there in some setting of the place."""
-    guards: dict[tuple[str, str, str], dict[str, None]] = {}
-    for setting in settings:
-        for party in setting.runs[0].get("parties", []):
-            for entry in party["receives"]:
-                if entry["guard"]:
-                    key = (party["role"], entry["kind"], entry["value"])
-                    guards.setdefault(key, {})[summary["names"][setting.defense]] = None
+    guards = nest(
+        ((party["role"], entry["kind"], entry["value"]), summary["names"][setting.defense], None)
+        for setting in settings
+        for party in setting.runs[0].get("parties", [])
+        for entry in party["receives"]
+        if entry["guard"]
+    )
     return [
         {
             "name": party["role"],
             "count": party["parties"],
-            "holds": _list_holdings(party),
+            "holds": [
+                *(f"{s['name']} ({s['parameters']:,} parameters)" for s in party["segments"]),
+                *(f"raw data {value}" for value in party["data"]),
+                *(f"labels of {head}" for head in party["labels"]),
+                *(f"the loss at {head}" for head in party["losses"]),
+            ],
             "receives": [
                 entry | {"guards": list(guards.get((party["role"], entry["kind"], entry["value"]), {}))}
                 for entry in party["receives"]
             ],
         }
         for party in run.get("parties", [])
-    ]
-
-
-def _list_holdings(party: Mapping[str, Any]) -> list[str]:
-    return [
-        *(f"{s['name']} ({s['parameters']:,} parameters)" for s in party["segments"]),
-        *(f"raw data {value}" for value in party["data"]),
-        *(f"labels of {head}" for head in party["labels"]),
-        *(f"the loss at {head}" for head in party["losses"]),
     ]

@@ -29,12 +29,8 @@ def predict_costs(cell: Cell, ready: Prepared) -> Json:
     """Return what the run `cell` costs, worked out from shapes: see `cost_to_json`."""
     names = PartyNames(ready.topology, ready.schedule, len(ready.topologies), aggregated=ready.method is not None)
     speeds = names.of(cell.training.speeds)
-    return {**cost_to_json(cost(ready, cell.training.rounds, speeds), ready.topology), **starting_state(ready)}
-
-
-def starting_state(ready: Prepared) -> Json:
-    """Return whether the run restarts optimizers every round, and from which weights its clients start."""
-    return {"restart_optimizers": ready.training.restart_optimizers, "starts": ready.training.starts}
+    begins = {"restart_optimizers": ready.training.restart_optimizers, "starts": ready.training.starts}
+    return cost_to_json(cost(ready, cell.training.rounds, speeds), ready.topology) | begins
 
 
 def cost_to_json(found: Cost, topology: Topology) -> Json:

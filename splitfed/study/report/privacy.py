@@ -8,6 +8,7 @@ from typing import Any
 
 from splitfed.core.defense import Accounted
 from splitfed.core.errors import InvalidInput
+from splitfed.core.grouping import group_pairs, nest
 from splitfed.data.dataset import Dataset
 from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.private import planned_ledger
@@ -63,11 +64,12 @@ def _epsilon(total: Mapping[str, Any]) -> float:
 
 def epsilon_per_round(runs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[list[int], list[float]]]:
     """Return what is protected -> rounds and epsilon after each, the largest over seeds."""
-    epsilons: dict[str, dict[int, float]] = {}
-    for run in runs:
-        for entry in run["history"]:
-            for protects, epsilon in (entry.get("epsilons") or {}).items():
-                if epsilon is not None:
-                    rounds = epsilons.setdefault(protects, {})
-                    rounds[entry["round"] + 1] = max(epsilon, rounds.get(entry["round"] + 1, 0.0))
+    over_seeds = group_pairs(
+        ((protects, entry["round"] + 1), epsilon)
+        for run in runs
+        for entry in run["history"]
+        for protects, epsilon in (entry.get("epsilons") or {}).items()
+        if epsilon is not None
+    )
+    epsilons = nest((protects, number, max(found)) for (protects, number), found in over_seeds.items())
     return {name: (sorted(rounds), [rounds[r] for r in sorted(rounds)]) for name, rounds in epsilons.items()}

@@ -252,9 +252,7 @@ def short_names(labels: Sequence[str], *, alone: bool = False) -> dict[str, str]
             names[label] = f"{name}({telling})" if telling else name
     if NO_DEFENSE in names:
         names[NO_DEFENSE] = "undefended"
-    if len(set(names.values())) < len(names):
-        return {label: label for label in names}
-    return names
+    return names if len(set(names.values())) == len(names) else {label: label for label in names}
 
 
 SPREAD = ("mean", "min", "max", "std", "worst_decile")

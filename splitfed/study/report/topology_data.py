@@ -102,8 +102,10 @@ def draw_graph(graph: object) -> str:
     heads = tuple(
         Head(h.value, h.role, h.labels, weight=h.weight, target=h.target, via=tuple(h.via)) for h in known.heads
     )
-    lessons = frozenset(known.forward_only), frozenset(known.lessons)
-    return to_svg(Topology(known.name, segments, known.inputs, heads, *lessons), known.defended)
+    return to_svg(
+        Topology(known.name, segments, known.inputs, heads, frozenset(known.forward_only), frozenset(known.lessons)),
+        known.defended,
+    )
 
 
 def input_depth(topology: Topology, role: str) -> int:
@@ -114,11 +116,7 @@ def input_depth(topology: Topology, role: str) -> int:
     """
     known: dict[str, int] = dict.fromkeys(topology.inputs, 0)
     for segment in topology.segments:
-        done = max((known[value] for value in segment.inputs), default=0) + _count_modules(segment)
-        known |= dict.fromkeys(segment.outputs, done)
+        steps = sum(not list(module.children()) for module in segment.module.modules())
+        known |= dict.fromkeys(segment.outputs, max((known[value] for value in segment.inputs), default=0) + steps)
     arriving = [e for e in topology.crossings if topology.role_of(e.target) == role]
     return max((known[value] for edge in arriving for value in edge.values), default=0)
-
-
-def _count_modules(segment: Segment) -> int:
-    return sum(not list(module.children()) for module in segment.module.modules())

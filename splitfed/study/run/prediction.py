@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ from safetensors.torch import save
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.grouping import group_pairs, total_pairs
 from splitfed.core.messages import Recorder
 from splitfed.core.random import derive
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head
+from splitfed.core.traffic import Flow
 from splitfed.study.report.units import count_noun, format_bytes
 from splitfed.study.run.input_rows import check_kind, read_rows
 from splitfed.study.run.progress import Lines
@@ -59,7 +61,7 @@ def predict(
         raise InvalidInput(f"client={client} is not allowed; expected 0 to {run.engine.replicas - 1}")
     if view is not None and view not in run.engine.parties:
         raise unknown("party", view, run.engine.parties)
-    before = {flow: counted for flow, counted in run.engine.traffic.flows.items() if flow.phase == "predict"}
+    before = _predict_flows(run)
     with ExitStack() as recorder_stack:
         recorders = {name: recorder_stack.enter_context(run.engine.record_party(name)) for name in run.engine.parties}
         outputs = run.predict(x, client=client, head=head, number=_draw_number(run, x))
@@ -154,24 +156,25 @@ def _check_writable(path: Path, rows: Path) -> None:
         raise InvalidInput(f"{str(path)!r} is the input; give another file for what comes out")
 
 
-def _predict_traffic(run: Run, before: Any) -> Json:
+def _predict_flows(run: Run) -> dict[Flow, tuple[int, int]]:
+    return {flow: counted for flow, counted in run.engine.traffic.flows.items() if flow.phase == "predict"}
+
+
+def _predict_traffic(run: Run, before: Mapping[Flow, tuple[int, int]]) -> Json:
     """Return messages and bytes of phase "predict" since `before`."""
-    sent: Counter[str] = Counter()
-    nbytes: Counter[str] = Counter()
-    for flow, counted in run.engine.traffic.flows.items():
-        if flow.phase == "predict":
-            messages_before, bytes_before = before.get(flow, (0, 0))
-            sent[flow.kind] += counted[0] - messages_before
-            nbytes[flow.kind] += counted[1] - bytes_before
-    return {"messages": sent.total(), "bytes": nbytes.total(), "bytes_by_kind": dict(sorted(nbytes.items()))}
+    now = [(flow.kind, counted, before.get(flow, (0, 0))) for flow, counted in _predict_flows(run).items()]
+    nbytes = total_pairs((kind, counted[1] - earlier[1]) for kind, counted, earlier in now)
+    messages = sum(counted[0] - earlier[0] for _, counted, earlier in now)
+    return {"messages": messages, "bytes": sum(nbytes.values()), "bytes_by_kind": dict(sorted(nbytes.items()))}
 
 
 def _list_views(recorder: Recorder) -> list[Json]:
     """Return what one party received: each value with its whole shape, sender and edge."""
-    tensors_by_message: dict[tuple[str, str, str, str], list[Tensor]] = {}
-    for message in recorder.view().messages:
-        for value, tensor in message.tensors.items():
-            tensors_by_message.setdefault((value, message.kind, message.sender, message.edge), []).append(tensor)
+    tensors_by_message = group_pairs(
+        ((value, message.kind, message.sender, message.edge), tensor)
+        for message in recorder.view().messages
+        for value, tensor in message.tensors.items()
+    )
     return [
         {
             "value": value,

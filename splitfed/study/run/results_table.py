@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from splitfed.core.grouping import group_pairs, nest
 from splitfed.study.report.data import METRICS, group_by
 from splitfed.study.report.remarks import remarks
 from splitfed.study.run.runner import Json
@@ -99,12 +100,14 @@ def _format_epsilon(row: dict[str, Any]) -> str:
 
 def _mean_scores(scores: Sequence[Json]) -> dict[str, dict[str, float]]:
     """Average what the seeds have: metric -> who -> mean; nothing where a metric came out as no number."""
-    values_by_metric: dict[str, dict[str, list[float]]] = {}
-    for metric, by in (pair for one in scores for pair in one.items()):
-        for who, score in by.items():
-            if score["mean"] is not None:
-                values_by_metric.setdefault(metric, {}).setdefault(who, []).append(score["mean"])
-    return {metric: {who: fmean(values) for who, values in by.items()} for metric, by in values_by_metric.items()}
+    means = group_pairs(
+        ((metric, who), score["mean"])
+        for one in scores
+        for metric, by in one.items()
+        for who, score in by.items()
+        if score["mean"] is not None
+    )
+    return nest((metric, who, fmean(values)) for (metric, who), values in means.items())
 
 
 def print_table(results: Sequence[Json], console: Console) -> None:
@@ -127,11 +130,13 @@ def print_table(results: Sequence[Json], console: Console) -> None:
             for name, metrics in attacks.items()
         ),
     ]
-    columns = [
+    table = Table(
         *(Column(title, overflow="fold") for title in (*names, "defense")),
         *(Column(title, justify="right", overflow="fold") for title in numbers),
-    ]
-    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+        box=None,
+        header_style="bold",
+        pad_edge=False,
+    )
     for row in rows:
         table.add_row(
             *(row.get(name, "") for name in names),

@@ -29,6 +29,7 @@ from splitfed.core.defense import (
     ReleaseDefense,
 )
 from splitfed.core.errors import NonFinite, SplitfedError
+from splitfed.core.grouping import group_pairs, nest
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
@@ -97,9 +98,7 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
 def read_result(folder: Path) -> Json | None:
     """Return the result in the run folder `folder`, or None if it has not finished."""
     path = folder / "result.json"
-    if not path.is_file():
-        return None
-    return current_keys(digests.read(path, digests.REMEASURE))
+    return current_keys(digests.read(path, digests.REMEASURE)) if path.is_file() else None
 
 
 def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
@@ -333,12 +332,13 @@ def _defense_labels(
     cell: Cell, topology: Topology, counts: Callable[[Defense], bool] = lambda defense: True, uploads: bool = False
 ) -> dict[str, str]:
     """Return for each guarded edge, and each message of a method if `uploads`, the defenses there that count."""
-    labels: dict[str, list[str]] = {}
-    for part, defense in zip(cell.defense.parts, build.defenses(cell), strict=True):
-        # A drawing shows edges alone.
-        sent = [kind + UPLOAD for kind in defense.uploads] if uploads else []
-        for edge in (*defense.edges(topology), *sent) if counts(defense) else ():
-            labels.setdefault(edge, []).append(part.label)
+    # A drawing shows edges alone.
+    labels = group_pairs(
+        (edge, part.label)
+        for part, defense in zip(cell.defense.parts, build.defenses(cell), strict=True)
+        if counts(defense)
+        for edge in (*defense.edges(topology), *(kind + UPLOAD for kind in defense.uploads if uploads))
+    )
     return {edge: " + ".join(parts) for edge, parts in labels.items()}
 
 
@@ -367,11 +367,11 @@ def _measure_dependence(run: Run) -> Json | None:
 
 def _score_table(found: Scores) -> Json:
     """Return metric -> predictor -> mean and interval, the order in which the report reads them."""
-    scores: Json = {}
-    for who, metrics in found.items():
-        for metric, interval in metrics.items():
-            scores.setdefault(metric, {})[who] = {key: getattr(interval, key) for key in ("mean", "low", "high")}
-    return scores
+    return nest(
+        (metric, who, {key: getattr(interval, key) for key in ("mean", "low", "high")})
+        for who, metrics in found.items()
+        for metric, interval in metrics.items()
+    )
 
 
 def write_result(folder: Path, found: Json) -> Json:

@@ -58,8 +58,16 @@ def plot_accuracy_over_time(
         for (label, times, values), each, (colour, marker, dashes) in zip(curves, thin, looks, strict=False):
             for when, one in each:
                 axes[0].plot([t / scale for t in when], list(one), lw=0.6, color=colour, ls=dashes)
-            look = {"color": colour, "marker": marker, "ls": dashes}
-            axes[0].plot([t / scale for t in times], list(values), lw=1.8, ms=4, label=label, **look)
+            axes[0].plot(
+                [t / scale for t in times],
+                list(values),
+                lw=1.8,
+                ms=4,
+                label=label,
+                color=colour,
+                marker=marker,
+                ls=dashes,
+            )
         axes[0].set_xlim(left=0)
         axes[0].set(xlabel=f"simulated time in {unit}", ylabel=metric)
         return as_svg(figure, name, axes[0])

@@ -77,8 +77,7 @@ def plot_prototypes(found: PrototypeEmbeddings, name: str, seed: int = 0, rows: 
     """Return an SVG element: a dot a row, and a large mark with the class's name for each prototype."""
     flat = lay_out(found, seed, rows)
     with canvas(1, 6.4, 5.4) as (figure, (axis,)):
-        labels = sorted({*flat.y.tolist(), *(int(label) for label in flat.prototypes)})
-        for number, label in enumerate(labels):
+        for number, label in enumerate(sorted({*flat.y.tolist(), *(int(label) for label in flat.prototypes)})):
             look: dict[str, Any] = {
                 "color": PALETTE[number % len(PALETTE)],
                 "marker": MARKERS[number // len(PALETTE) % len(MARKERS)],
