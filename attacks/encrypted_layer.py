@@ -7,40 +7,35 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from splitfed.encryption.noise import TAIL, scalar_noise, vector_noise
-from splitfed.encryption.parameters import CkksParameters
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EncryptedLayer:
     """One linear layer of a server that reads ciphertexts and whose gradients arrive in plain.
 
-    `protocol`: which of `splitfed.core.encryption_settings.PROTOCOLS`. `segment`: that has the layer; `value`: what it
-    reads; `result`: what it returns, whose gradient arrives. `rate`: of its SGD. `mask`: what is added to its weights
-    before the key holder sees them. `bound`: the declared largest magnitude of what it reads. `parameters`: of CKKS.
+    `segment`: that has the layer; `value`: what it reads; `result`: what it returns, whose gradient arrives. `weight`:
+    under which name the gradient of its weights arrives beside that. `masked`: the kind of messages in which, instead,
+    its weights after a step arrive under that name, each plus `mask`; None where the gradient arrives. `rate`: of its
+    SGD. `bound`: the declared largest magnitude of what it reads.
+    Errors at their largest: `fresh`, of a number of what it reads; `encoding`, of the product of that and a number of
+    the server; `rounding`, of a sum of such products.
     """
 
-    protocol: str
     segment: str
     value: str
     result: str
-    rate: float
+    weight: str
+    masked: str | None
     mask: float
+    rate: float
     bound: float
-    parameters: CkksParameters
+    fresh: float
+    encoding: float
+    rounding: float
 
     def weight_error(self, gradient: Tensor) -> float:
-        """Return the largest error of a weight after a step that was computed on ciphertexts and decrypted.
+        """Return the largest error of a weight after a step of the server on ciphertexts, once it is decrypted.
 
-        `gradient`: of the results, (rows, results). At 16 standard deviations of the noise of fresh encryptions, times
-        the Euclidean norm of what they are multiplied by, of the encoding of that, of one rescaling and of a sum.
+        `gradient`: of the results, (rows, results). Errors are independent, so that their squares add up.
         """
-        parameters = self.parameters
-        rows, scale = len(gradient), 2.0**parameters.scale_bits
-        factors = self.rate * float(gradient.double().square().sum(0).max().sqrt())
-        return TAIL * math.hypot(
-            factors * parameters.noise,
-            scalar_noise(rows, self.bound, scale),
-            parameters.noise,
-            vector_noise(parameters.degree, 1, 1.0, scale),
-        )
+        norm = float(gradient.double().square().sum(0).max().sqrt())
+        return math.hypot(self.rate * norm * self.fresh, math.sqrt(len(gradient)) * self.encoding, self.rounding)

@@ -39,16 +39,14 @@ from splitfed.attacks.base import (
     unwrap,
 )
 from splitfed.attacks.encrypted_layer import EncryptedLayer
-from splitfed.core.encryption_settings import CONSTANT_MASK
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import Message, View
-from splitfed.encryption.key_holder_party import MASKED_WEIGHTS, WEIGHT
 
 ROUNDING = 2.0**-24
 """Largest relative error of a number that is rounded to float32."""
 
 
-class _Step(NamedTuple):
+class _LayerStep(NamedTuple):
     """One step: the gradients of results (rows, results) and weights (results, features), the latter up to `error`."""
 
     results: Tensor
@@ -101,28 +99,28 @@ def solve(results: Tensor, weights: Tensor, error: float, bound: float) -> tuple
     return solution, torch.full((rows,), stated, dtype=torch.float64)
 
 
-def _steps(view: View, layer: EncryptedLayer) -> Iterator[_Step]:
+def _steps(view: View, layer: EncryptedLayer) -> Iterator[_LayerStep]:
     """Return what each step says of its victims, in their order."""
-    after = {m.stamp: m.tensors[WEIGHT] for m in view.messages if m.kind == MASKED_WEIGHTS}
+    after = {m.stamp: m.tensors[layer.weight] for m in view.messages if m.kind == layer.masked}
     for message in view.select(kind="gradient").messages:
         if layer.result not in message.tensors:
             continue
         results = message.tensors[layer.result].flatten(1).double().cpu()
-        if layer.protocol == CONSTANT_MASK:
-            yield _masked_step(view, layer, results, after[message.stamp].double().cpu())
-        else:
+        if layer.masked is None:
             yield _plain_step(layer, results, message)
+        else:
+            yield _masked_step(view, layer, results, after[message.stamp].double().cpu())
 
 
-def _plain_step(layer: EncryptedLayer, results: Tensor, message: Message) -> _Step:
+def _plain_step(layer: EncryptedLayer, results: Tensor, message: Message) -> _LayerStep:
     """Return a step whose weight gradient arrived, a sum over the rows that was added up in float32."""
     largest = layer.bound * float(results.abs().sum(0).max())
-    return _Step(results, message.tensors[WEIGHT].double().cpu(), (len(results) + 1) * ROUNDING * largest)
+    return _LayerStep(results, message.tensors[layer.weight].double().cpu(), (len(results) + 1) * ROUNDING * largest)
 
 
-def _masked_step(view: View, layer: EncryptedLayer, results: Tensor, after: Tensor) -> _Step:
+def _masked_step(view: View, layer: EncryptedLayer, results: Tensor, after: Tensor) -> _LayerStep:
     """Return a step whose weight gradient is what its weights, and those `after` it behind the mask, differ by."""
     (before,) = (m.weight for m in view.segments[layer.segment].modules() if isinstance(m, nn.Linear))
     difference = before.detach().double().cpu() - (after - layer.mask)
     error = layer.weight_error(results) + ROUNDING * float(after.abs().max())
-    return _Step(results, difference / layer.rate, error / layer.rate)
+    return _LayerStep(results, difference / layer.rate, error / layer.rate)

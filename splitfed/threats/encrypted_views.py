@@ -6,17 +6,21 @@ cannot take bytes of ciphertexts for numbers; one that asks for `Needs.ENCRYPTED
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from splitfed.attacks.base import Attack, Needs
 from splitfed.attacks.encrypted_layer import EncryptedLayer
-from splitfed.core.encryption_settings import Encryption
+from splitfed.core.encryption_settings import CONSTANT_MASK, Encryption
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import FED, View
 from splitfed.core.topology import Topology
 from splitfed.encryption.ciphertexts import decrypt, load_ciphertexts
 from splitfed.encryption.evaluating_party import MASK
+from splitfed.encryption.key_holder_party import MASKED_WEIGHTS, WEIGHT
+from splitfed.encryption.noise import TAIL, scalar_noise, vector_noise
 from splitfed.engines.engine import Engine
 from splitfed.planning.encryption import parameters_of
 
@@ -65,10 +69,22 @@ def encrypted_layer(engine: Engine, party: str, client: int) -> EncryptedLayer |
     segments, rate = topology.segments_of(role), engine.parties[party].state.rate
     if len(segments) != 1 or rate is None:
         return None
-    (segment,) = segments
+    (segment,), parameters = segments, parameters_of(topology)
     (value,), (result,) = segment.inputs, segment.outputs
+    scale = 2.0**parameters.scale_bits
     return EncryptedLayer(
-        settings.protocol, segment.name, value, result, rate, MASK, settings.bound, parameters_of(topology)
+        segment=segment.name,
+        value=value,
+        result=result,
+        weight=WEIGHT,
+        masked=MASKED_WEIGHTS if settings.protocol == CONSTANT_MASK else None,
+        mask=MASK,
+        rate=rate,
+        bound=settings.bound,
+        fresh=TAIL * parameters.noise,
+        encoding=TAIL * scalar_noise(1, settings.bound, scale),
+        # One rescaling of the sum, and the weights that are added to it.
+        rounding=TAIL * math.hypot(parameters.noise, vector_noise(parameters.degree, 1, 1.0, scale)),
     )
 
 
