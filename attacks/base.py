@@ -74,11 +74,11 @@ class PredictionAndBound(NamedTuple):
 
 @runtime_checkable
 class StatesStepRows(Protocol):
-    """An attack that says how many victims pass in one training step; None: as many as the run trains on in one."""
+    """An attack that says how many victims pass in one training step."""
 
     @property
-    def step_rows(self) -> int | None:
-        """Victims in a step, at least 1; the last step has what is left."""
+    def step_rows(self) -> int:
+        """Victims in a step, the last one has what is left; 0: as many as the run trained on in one."""
         ...
 
 

@@ -56,14 +56,14 @@ class _LayerStep(NamedTuple):
 
 @dataclass(frozen=True)
 class LinearGradientInversion(Attack):
-    """`step_rows`: victims in one training step; None: as many as the run trains on in one."""
+    """`step_rows`: victims in one training step, 4 as published; 0: as many as the run trained on in one."""
 
     target: ClassVar[Target] = Target.RELEASES
     phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.ENCRYPTED_LAYER})
     budgets: ClassVar[Budgets] = {"fast": {"step_rows": 4}, "paper": {"step_rows": 4}}
 
-    step_rows: int | None = field(default=None, metadata=require_count("linear_gradient_inversion step_rows", low=1))
+    step_rows: int = field(default=4, metadata=require_count("linear_gradient_inversion step_rows"))
 
     def run(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress

@@ -233,8 +233,7 @@ class Evaluator:
         if not isinstance(attack, StatesStepRows):
             return STEP_ROWS
         training = self.grants.training
-        usual = STEP_ROWS if training is None else training.batch_size
-        return usual if attack.step_rows is None else attack.step_rows
+        return attack.step_rows or (STEP_ROWS if training is None else training.batch_size)
 
     def _true_releases(self, case: _Case, outcome: Outcome, party: str, client: int) -> TrueReleases:
         """Return what was in the ciphertexts that `party` received, and what auxiliary rows release, for the scorer."""

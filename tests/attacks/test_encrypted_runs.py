@@ -133,7 +133,7 @@ def test_errors_of_successive_weights_are_those_of_ckks_over_rate_and_smallest_s
 
 def test_steps_as_large_as_the_run_had_are_read_in_part_and_nothing_is_stated_of_them() -> None:
     """Ten victims and two: gradients of ten classes have nine independent rows at most."""
-    run, attack = encrypted_digits("plain_gradient"), LinearGradientInversion()
+    run, attack = encrypted_digits("plain_gradient"), LinearGradientInversion(step_rows=0)
     assert isinstance(attack, StatesStepRows)
     result = one(run, attack)
     assert result.error_bound is not None
