@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import splitfed
 from splitfed.attacks.base import Attack, Phase, StatesStepRows, Target
+from splitfed.attacks.encrypted_layer import EncryptedLayer
 from splitfed.attacks.labels.direct_label import DirectLabel
 from splitfed.attacks.labels.norm import Norm
 from splitfed.attacks.membership.membership_threshold import MembershipThreshold
@@ -115,6 +116,7 @@ def test_errors_of_successive_weights_are_those_of_ckks_over_rate_and_smallest_s
     view = run.evaluator.observe("server", run.data.victims, 0, 0, Phase.STEP, 4)
     layer = encrypted_layer(run.engine, "server", 0)
     assert layer is not None
+    assert layer.fresh == pytest.approx(FRESH)
     outcome = SMALL(view, replace(run.evaluator.grants.knowledge("server", 0, 0), encrypted_layer=layer), generator(0))
     assert outcome.error_bound is not None
     steps = steps_of(run, view)
@@ -198,9 +200,9 @@ def test_a_server_that_is_not_encrypted_has_no_layer_that_is() -> None:
 def test_a_key_holder_is_told_that_its_view_is_encrypted_and_keeps_its_queries() -> None:
     run = encrypted_digits(SHARES)
     refusals = run.applicable("client0")
-    assert refusals["membership_releases"] == (
-        "what 'client0' receives is encrypted under 'weight_shares'; membership_releases has nothing to read"
-    )
+    for name in ("membership_releases", "direct_label"):
+        line = f"what 'client0' receives is encrypted under 'weight_shares'; {name} has nothing to read"
+        assert refusals[name] == line
     assert refusals["membership_threshold"] is None
 
 
@@ -263,6 +265,13 @@ def test_a_step_with_dependent_gradients_is_solved_in_its_space_alone() -> None:
     solution, stated = solve(faint, faint.T @ z[:3] + 1e-6, 1e-6, 4.0)
     assert bool(stated.isinf().all())
     assert float(solution.abs().max()) < 10.0
+
+
+def test_errors_of_a_weight_add_up_by_their_squares() -> None:
+    """Half of a column of norm 2 times 3, twice 2 for four rows, and 12: the root of 9 + 16 + 144."""
+    names: Any = {"segment": "middle", "value": "z", "result": "o", "weight": "weight", "masked": None}
+    layer = EncryptedLayer(**names, mask=1.0, rate=0.5, bound=2.0, fresh=3.0, encoding=2.0, rounding=12.0)
+    assert layer.weight_error(torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.5], [1.0, 0.0]])) == pytest.approx(13.0)
 
 
 def test_scores_of_releases() -> None:
