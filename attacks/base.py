@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -41,9 +41,11 @@ __all__ = [
     "Needs",
     "Outcome",
     "Phase",
+    "PredictionAndBound",
     "PredictionAndClone",
     "Progress",
     "Releases",
+    "StatesStepRows",
     "Target",
     "TrainedAttack",
     "quick_look",
@@ -63,13 +65,34 @@ class PredictionAndClone(NamedTuple):
     clone: Clone
 
 
+class PredictionAndBound(NamedTuple):
+    """A prediction, (victims, ...), and the largest error of a number of each row, (victims,); infinity: unknown."""
+
+    prediction: Tensor
+    error_bound: Tensor
+
+
+@runtime_checkable
+class StatesStepRows(Protocol):
+    """An attack that says how many victims pass in one training step."""
+
+    @property
+    def step_rows(self) -> int:
+        """Victims in a step, the last one has what is left; 0: as many as the run trained on in one."""
+        ...
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """A prediction, (victims, ...), the wall-clock seconds it took, and the stolen upstream function, if any."""
+    """A prediction, (victims, ...), the wall-clock seconds it took, and the stolen upstream function, if any.
+
+    `error_bound`: the largest error of a number of each row that the attack vouches for, (victims,), if it does.
+    """
 
     prediction: Tensor
     seconds: float
     clone: Clone | None = None
+    error_bound: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -129,8 +152,11 @@ class Attack:
 
     def run(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
-    ) -> Tensor | PredictionAndClone:
-        """Return the prediction, a row a victim, alone or with a clone; call `progress(done, all)` now and then."""
+    ) -> Tensor | PredictionAndClone | PredictionAndBound:
+        """Return the prediction, a row a victim, alone, with a clone or with a bound of its error.
+
+        It calls `progress(done, all)` now and then.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define run(view, knowledge, generator, progress)")
 
     def __call__(
@@ -144,11 +170,12 @@ class Attack:
         with torch.enable_grad(), stream(int(torch.randint(2**62, (), generator=generator)), knowledge.device):
             granted = knowledge.only(self.requires).copy()
             found = self.run(view.copy(), granted, generator, progress or (lambda done, total: None))
-        prediction, clone = found if isinstance(found, PredictionAndClone) else (found, None)
-        prediction = prediction.detach().cpu()
+        prediction = (found if isinstance(found, Tensor) else found.prediction).detach().cpu()
+        clone = found.clone if isinstance(found, PredictionAndClone) else None
+        bound = found.error_bound.detach().cpu() if isinstance(found, PredictionAndBound) else None
         if self.target is Target.INPUTS and knowledge.value_range is not None:
             prediction = prediction.clamp(*knowledge.value_range)
-        return Outcome(prediction, time.perf_counter() - started, clone)
+        return Outcome(prediction, time.perf_counter() - started, clone, bound)
 
 
 def check_rows(attack: Attack, discrete: bool, data: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from splitfed.attacks.encrypted_layer import EncryptedLayer
 from splitfed.attacks.gradients.local_training import LocalTraining
 from splitfed.attacks.local_models import Clone, Imitate, Releases, TrainedAttack
 from splitfed.attacks.threat_model import STEPS, Needs
@@ -119,6 +120,7 @@ class Knowledge:
     `extractor(x)`: a differentiable function from the client's weights after training: kind of message -> what of rows
     x (n, *shape) a message of that kind holds class means of, (n, ...), in evaluation mode.
     `imitate`: trains a copy from fresh weights as the run did: topology, defenses and optimizers.
+    `encrypted_layer`: how the adversary's own layer computes on ciphertexts, and learns.
     """
 
     shape: tuple[int, ...] = field(metadata=public())
@@ -167,6 +169,7 @@ class Knowledge:
     )
     places: Mapping[str, Tensor] = field(default_factory=dict, metadata=public(copy=copy_nested))
     origins: Mapping[str, tuple[str, ...]] = field(default_factory=dict, metadata=public(copy=copy_nested))
+    encrypted_layer: EncryptedLayer | None = field(default=None, metadata=granted(Needs.ENCRYPTED_LAYER))
     insider = OldAttribute("training_attack")
 
     def only(self, needs: frozenset[Needs]) -> Knowledge:

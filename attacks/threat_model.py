@@ -25,6 +25,7 @@ class Target(StrEnum):
     the candidates were trained on, (candidates,), the greater, the more likely. REPRESENTATIVES: a row for each
     class, (classes, *shape). TOKENS: the victims' inputs where these are token ids, (victims, *shape) int64; INPUTS and
     REPRESENTATIVES are real numbers. SHARES: how much of a client's training rows is of each class, (classes,).
+    RELEASES: what the victims' party sent encrypted, in plain, (victims, numbers).
     """
 
     INPUTS = "inputs"
@@ -33,6 +34,7 @@ class Target(StrEnum):
     MEMBERS = "members"
     REPRESENTATIVES = "a row that stands for each class"
     SHARES = "the share of each class"
+    RELEASES = "releases that were sent encrypted"
 
 
 class Needs(StrEnum):
@@ -55,6 +57,7 @@ class Needs(StrEnum):
     OWN_INPUTS = "inputs of its own"
     HEAD = "architecture of the head"
     UPLOADS = "what the clients of a federated method send"
+    ENCRYPTED_LAYER = "a layer of its own that computes on ciphertexts"
     EXTRACTOR = "weights of a client's segments before what it sends class means of"
     TRAINING_ATTACK = "an attack in the training, train(..., adversaries=Adversaries({party: ...}))"
     INSIDER = OldAttribute("TRAINING_ATTACK")

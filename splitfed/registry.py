@@ -78,6 +78,9 @@ TABLES: dict[str, dict[str, str]] = {
         "grn": "splitfed.attacks.reconstruction.grn:Grn",
         "shadow": "splitfed.attacks.reconstruction.shadow:Shadow",
         "unsplit": "splitfed.attacks.reconstruction.unsplit:Unsplit",
+        "linear_gradient_inversion": (
+            "splitfed.attacks.reconstruction.linear_gradient_inversion:LinearGradientInversion"
+        ),
         "dlg": "splitfed.attacks.gradients.dlg:Dlg",
         "idlg": "splitfed.attacks.gradients.idlg:Idlg",
         "inverting_gradients": "splitfed.attacks.gradients.inverting_gradients:InvertingGradients",

@@ -7,6 +7,9 @@ With cross-entropy on a sum (or mean) of logits, the gradient at the cut is a po
 the entry of the true class is negative. The score of a class is its negated gradient, so the most negative entry wins;
 under noise on the gradient that is still the best reading of a row. With one logit for two classes (logistic loss) the
 gradient is negative for positives.
+
+So it is where a server in a U-shape returns the logits: whatever of the rest is encrypted, a gradient of them in plain,
+as in the published protocols of encrypted split learning, gives all labels away.
 """
 
 from __future__ import annotations

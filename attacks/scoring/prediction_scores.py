@@ -15,6 +15,7 @@ from splitfed.attacks.scoring.class_metrics import LabelledRows, accuracies, sco
 from splitfed.attacks.scoring.label_metrics import score_labels
 from splitfed.attacks.scoring.member_metrics import score_members
 from splitfed.attacks.scoring.reconstruction_metrics import Scores, score_reconstruction
+from splitfed.attacks.scoring.release_metrics import TrueReleases, score_releases
 from splitfed.attacks.scoring.share_metrics import score_shares
 from splitfed.attacks.scoring.token_metrics import score_tokens
 from splitfed.stats.intervals import bootstrap_interval
@@ -54,6 +55,7 @@ def score_prediction(
     trained: Rows | None = None,
     classifier: bool = False,
     part: Callable[[Tensor], Tensor] | None = None,
+    releases: TrueReleases | None = None,
 ) -> tuple[Tensor, Scores]:
     """Return the truth that `prediction` is about, and its scores beside the baselines'.
 
@@ -61,7 +63,7 @@ def score_prediction(
     which labels are predicted. `members`: (victims,) bool, who was trained on, for a prediction of that;
     `trained`: all rows that were, for representatives and shares. `classifier`: whether reconstructions are also scored
     by a classifier of clean auxiliary rows. `part(x)`: what of rows x is scored where the adversary holds the rest
-    itself; such a classifier sees whole rows all the same.
+    itself; such a classifier sees whole rows all the same. `releases`: the truth of a prediction of releases.
     """
     match target:
         case Target.MEMBERS:
@@ -73,6 +75,8 @@ def score_prediction(
         case Target.LABELS:
             truth, left = victims.label(label_set), rows_without_hints(len(victims.y), hints or {})
             return truth, score_labels(truth, prediction, auxiliary.label(label_set), generator, left)
+        case Target.RELEASES:
+            return unwrap(releases).victims, score_releases(unwrap(releases), prediction, generator)
     part = part or (lambda x: x)
     seen, shown, blind = (part(t) for t in (victims.x, prediction, auxiliary.x))
     if target is Target.TOKENS:

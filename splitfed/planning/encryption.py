@@ -168,9 +168,11 @@ def _check_graph(topology: Topology, settings: Encryption) -> None:
             raise InvalidInput(f"input {value!r} belongs to {role!r}; expected the key holder ({holders})")
     if len(settings.holders) > 1 and settings.leaks:
         raise InvalidInput(f"protocol {settings.protocol!r} has one key holder; {holders} were given")
-    for edge in topology.crossings:
-        if settings.leaks and topology.role_of(edge.source) != settings.key_holder and len(edge.values) != 1:
-            raise InvalidInput(f"edge {edge.name!r} carries {len(edge.values)} values; one can be encrypted")
+    if settings.leaks and len(_evaluated(topology)) != 1:
+        raise InvalidInput(
+            f"protocol {settings.protocol!r} has one server segment of one linear layer; {len(_evaluated(topology))} "
+            "were given"
+        )
 
 
 def _check_schedule(topology: Topology, settings: Encryption, plan: Schedule, clients: int) -> None:

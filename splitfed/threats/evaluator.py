@@ -10,13 +10,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Attack, Clone, Knowledge, Needs, Phase, Progress, Target, check_rows
+from splitfed.attacks.base import (
+    Attack,
+    Clone,
+    Knowledge,
+    Needs,
+    Outcome,
+    Phase,
+    Progress,
+    StatesStepRows,
+    Target,
+    check_rows,
+)
 from splitfed.attacks.gradients.local_training import check_one_step
 from splitfed.attacks.labels.known_labels import draw_hints
 from splitfed.attacks.scoring.assignment import assignment
 from splitfed.attacks.scoring.class_metrics import check_scorable
 from splitfed.attacks.scoring.prediction_scores import score_clone, score_prediction
 from splitfed.attacks.scoring.reconstruction_metrics import Scores
+from splitfed.attacks.scoring.release_metrics import TrueReleases
 from splitfed.attacks.scoring.unknown_features import select_unknown
 from splitfed.core.deprecation import OldAttribute, warn
 from splitfed.core.errors import InvalidInput, check_count, unknown
@@ -30,6 +42,7 @@ from splitfed.engines.base import FED, Source
 from splitfed.engines.engine import Engine
 from splitfed.registry import TABLES, load
 from splitfed.threats.dry_run import AttackBegun, stop_at_first_use, stop_attack
+from splitfed.threats.encrypted_views import check_readable, decrypt_releases, encrypted_layer, select_plain
 from splitfed.threats.fresh_segments import head_after
 from splitfed.threats.knowledge import Grants, check_client
 from splitfed.threats.segment_runner import SegmentRunner
@@ -43,6 +56,8 @@ class AttackResult:
     Where the adversary holds some of a row itself, a reconstruction is scored on the rest alone.
     `clone`: the upstream function that it stole, if it stole one, and `stolen` how good that is; see `score_clone`.
     `quick`: whether the attack had the parameters of the budget "fast", a quick look: with more work it may find more.
+    `error_bound`: the largest error of a number of each row, (victims,), where the attack states it, else infinity;
+    None for attacks that never do.
     """
 
     attack: str
@@ -54,6 +69,7 @@ class AttackResult:
     clone: Clone | None = None
     stolen: Scores | None = None
     quick: bool = False
+    error_bound: Tensor | None = None
 
     guess = OldAttribute("prediction")
 
@@ -70,14 +86,22 @@ class AttackResult:
         return found is not None and (found.high if found.known else found.mean) < 0.5
 
 
+STEP_ROWS = 64
+"""Victims in a training step, where the attack does not say how many."""
+
+
 class _Case(NamedTuple):
-    """An attack about to begin: what the adversary gets, and what only the scorer knows."""
+    """An attack about to begin: what the adversary gets, and what only the scorer knows.
+
+    `received`: all that has arrived, of which the attack gets `view`.
+    """
 
     victims: Dataset
     members: Tensor | None
     hints: Mapping[int, Tensor]
     view: View
     knowledge: Knowledge
+    received: View
 
 
 class Evaluator:
@@ -105,13 +129,24 @@ class Evaluator:
             raise InvalidInput("there are no victims to attack: set some aside (victims=64)")
         return chosen
 
-    def observe(self, party: str, victims: Dataset, client: int, seed: int, phase: Phase = Phase.INFERENCE) -> View:
-        """Put the victims' rows through the parties of `client` once; return what `party` received."""
+    def observe(
+        self,
+        party: str,
+        victims: Dataset,
+        client: int,
+        seed: int,
+        phase: Phase = Phase.INFERENCE,
+        step_rows: int = STEP_ROWS,
+    ) -> View:
+        """Put the victims' rows through the parties of `client` once; return what `party` received.
+
+        `step_rows`: how many of them pass in one training step.
+        """
         number = derive(seed, "victims")
         self.grants.lend(client, "victims", victims.x, victims if phase is Phase.STEP else None)
         with self.engine.record_party(party) as recorder:
             if phase is Phase.STEP:
-                self.engine.rehearse(client, "victims", number, borrow=self.grants.newest(client))
+                self.engine.rehearse(client, "victims", number, self.grants.newest(client), step_rows)
             else:
                 self.engine.predict(client, "victims", "predict", number, borrow=self.grants.newest(client))
         return recorder.view(copy.deepcopy(self.engine.modules_of_party(party, client)))
@@ -155,13 +190,18 @@ class Evaluator:
             trained=trained_rows(self.data) if attack.target is Target.REPRESENTATIVES else None,
             classifier=classifier,
             part=select_unknown(self.data.shape, case.knowledge.places, case.knowledge.own or {}),
+            releases=self._true_releases(case, outcome, party, client) if attack.target is Target.RELEASES else None,
         )
         stolen = self._score_stolen_model(outcome.clone, party, client, derive(seed, "stolen"))
-        return AttackResult(name, party, outcome.prediction, truth, scores, outcome.seconds, outcome.clone, stolen)
+        return AttackResult(
+            *(name, party, outcome.prediction, truth, scores, outcome.seconds, outcome.clone, stolen),
+            error_bound=outcome.error_bound,
+        )
 
     def _case(self, name: str, attack: Attack, party: str, victims: Dataset, client: int, seed: int) -> _Case:
         """Put the victims' rows through the parties, or refuse what could not be scored or is known already."""
         check_client(self.engine, client)
+        check_readable(name, attack, self.engine, party, client)
         if attack.target is Target.REPRESENTATIVES:
             check_scorable(self.data.auxiliary)
         if attack.target in (Target.INPUTS, Target.TOKENS) and self._owns_all(party, client):
@@ -172,7 +212,7 @@ class Evaluator:
         if attack.target is Target.MEMBERS:
             victims, members = candidates(self.data, victims, generator(seed, "candidates"))
         hints = draw_hints(victims.y, attack.asks(self.grants.classes), generator(seed, "hints", name))
-        view = self.observe(party, victims, client, seed, attack.phase)
+        received = self.observe(party, victims, client, seed, attack.phase, self._step_rows(attack))
         knowledge = replace(
             self.grants.knowledge(party, client, derive(seed, "queries", name)),
             own=self.grants.own_inputs(party, client, victims.x),
@@ -183,8 +223,29 @@ class Evaluator:
             hints=hints,
             candidates=None if members is None else victims.x.to(self.engine.device),
             candidate_labels=None if members is None else victims.y.to(self.engine.device),
+            encrypted_layer=encrypted_layer(self.engine, party, client),
         )
-        return _Case(victims, members, hints, view, knowledge)
+        view = select_plain(received, attack, self.engine.topologies[client])
+        return _Case(victims, members, hints, view, knowledge, received)
+
+    def _step_rows(self, attack: Attack) -> int:
+        """Return how many victims pass in one training step: as the attack says, or as many as the run trained on."""
+        if not isinstance(attack, StatesStepRows):
+            return STEP_ROWS
+        training = self.grants.training
+        return attack.step_rows or (STEP_ROWS if training is None else training.batch_size)
+
+    def _true_releases(self, case: _Case, outcome: Outcome, party: str, client: int) -> TrueReleases:
+        """Return what was in the ciphertexts that `party` received, and what auxiliary rows release, for the scorer."""
+        layer = case.knowledge.encrypted_layer
+        assert layer is not None
+        victims, precision = decrypt_releases(self.engine, case.received, layer.value)
+        auxiliary = torch.zeros(0, victims.shape[1])
+        if len(self.data.auxiliary):
+            upstream = self.grants.trained_segments(client, self.engine.parties[party].role)
+            with torch.no_grad():
+                auxiliary = upstream(self.data.auxiliary.x.to(self.engine.device))[layer.value].flatten(1).cpu()
+        return TrueReleases(victims, auxiliary, precision, outcome.error_bound)
 
     def applicable(self, adversary: str | None = None, client: int = 0) -> dict[str, str | None]:
         """Return attack -> None if `adversary` can run it with its "fast" budget, else the reason; see `refusal`.

@@ -20,6 +20,7 @@ from splitfed.data.federation import Federation
 from splitfed.engines.observers import Observable
 from splitfed.planning.validation import Prepared
 from splitfed.registry import load
+from splitfed.threats.encrypted_views import check_training_attack
 from splitfed.threats.fresh_segments import Architecture, head_after
 from splitfed.threats.imitated_defenses import ImitatedSender
 from splitfed.threats.knowledge import class_count
@@ -33,6 +34,7 @@ def place_attacks(engine: Observable, prepared: Prepared, attacks: Mapping[str, 
     for name, attack in attacks.items():
         plan = resolve_attack(attack)
         check_names("party for a training attack", engine.parties, name)
+        check_training_attack(name, type(plan).__name__, prepared.topology.encryption, engine.parties[name].role)
         check_rows(plan, prepared.data.victims.discrete, prepared.data.name)
         needs = plan.needs(_labels(prepared.topology, engine.parties[name].role) is not None)
         if never := [need for need in Needs if need in needs.difference(GRANTED_IN_TRAINING)]:

@@ -25,6 +25,7 @@ from splitfed.core.errors import InvalidInput, check_count, check_names, check_n
 from splitfed.core.messages import Message, Stamp, View
 from splitfed.core.random import derive, generator
 from splitfed.data.dataset import Dataset
+from splitfed.threats.encrypted_views import check_readable
 from splitfed.threats.evaluator import Evaluator
 
 SHARE = 0.25
@@ -72,6 +73,7 @@ class Bench:
     """Where settings of an attack by `party` are compared: `share` of the auxiliary rows stand in for victims."""
 
     def __init__(self, evaluator: Evaluator, attack: Attack, party: str, client: int, seed: int, share: float) -> None:
+        check_readable(type(attack).__name__, attack, evaluator.engine, party, client)
         check_number("tune share", share, low=0.0, high=1.0, open_low=True, open_high=True)
         self._evaluator, self._party, self._client, self._seed = evaluator, party, client, seed
         rows = evaluator.data.auxiliary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import splitfed
 from splitfed.core.defense import Defense, GradientDefense
 from splitfed.core.defense_context import Context
+from splitfed.core.encryption_settings import Encryption
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
@@ -97,6 +99,33 @@ def u_digits(*defenses: Defense) -> Run:
         model = mlp((1, 8, 8), 10, (32, 16), seed=None)
     data = splitfed.data.digits().clients(1, auxiliary=200, victims=96)
     return splitfed.train(u_shaped(model, ("relu1", "relu2")), data, rounds=1, defenses=defenses)
+
+
+def encrypted_u(protocol: str | None, hidden: int | None = None) -> Topology:
+    """Digits in a U whose server, one linear layer, computes on ciphertexts by `protocol`; None: in plain.
+
+    The server's layer returns the logits, or `hidden` features of which a layer of the client makes them.
+    """
+    with stream(0):
+        parts = {
+            "features": nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh()),
+            "middle": nn.Linear(6, hidden or 10),
+            "head": nn.Identity() if hidden is None else nn.Sequential(nn.Tanh(), nn.Linear(hidden, 10)),
+        }
+    settings = None
+    if protocol is not None:
+        settings = Encryption(
+            protocol=protocol, accept_leak=True, parameters="depth_1_coarse", bound=2.0, precision=1e-2
+        )
+    return u_shaped(nn.Sequential(OrderedDict(parts)), ("features", "middle"), encryption=settings)
+
+
+@cache
+def encrypted_digits(protocol: str, rate: float = 0.5, hidden: int | None = None, momentum: float = 0.0) -> Run:
+    """That U after two steps of ten rows at most, for ten classes; 12 victims."""
+    data = splitfed.data.digits().rows(range(70)).clients(1, auxiliary=40, victims=12, validation=0.0, test=0.3)
+    optimizer = Optim("SGD", {"lr": rate, "momentum": momentum})
+    return splitfed.train(encrypted_u(protocol, hidden), data, rounds=1, batch_size=10, optimizer=optimizer)
 
 
 MEMBER_ROUNDS, MEMBER_BATCH = 40, 20

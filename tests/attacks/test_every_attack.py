@@ -37,6 +37,7 @@ from splitfed.attacks.properties.attribute import Attribute
 from splitfed.attacks.reconstruction.grn import Grn
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
 from splitfed.attacks.reconstruction.ladder import Ladder
+from splitfed.attacks.reconstruction.linear_gradient_inversion import LinearGradientInversion
 from splitfed.attacks.reconstruction.model_inversion import ModelInversion
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.reconstruction.shadow import Shadow
@@ -62,6 +63,7 @@ from tests.attacks.examples import (
     by_heart,
     classes_run,
     drowned,
+    encrypted_digits,
     fed_run,
     lenet_run,
     noted_by_heart,
@@ -86,8 +88,9 @@ BASELINES = {
     Target.MEMBERS: "chance",
     Target.REPRESENTATIVES: "mean_image",
     Target.SHARES: "uniform",
+    Target.RELEASES: "mean_release",
 }
-OF_VICTIMS = (Target.INPUTS, Target.TOKENS, Target.LABELS)
+OF_VICTIMS = (Target.INPUTS, Target.TOKENS, Target.LABELS, Target.RELEASES)
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,8 @@ class Row:
 
     There it may be better than the baseline by `tolerance` at most; an AUC may be no further from one half either way,
     as one below it leaks too. `quick`: the same attack with less work, where how much it finds does not matter.
-    `seeds`: over how many seeds of the attack the hopeless score is averaged, where there are few victims.
+    `seeds`: over how many seeds of the attack the hopeless score is averaged, where there are few victims. `noise`: how
+    much of a prediction changes from call to call, where ciphertexts are random.
     """
 
     attack: Attack
@@ -108,6 +112,7 @@ class Row:
     adversary: str | None = None
     quick: Attack | None = None
     seeds: int = 1
+    noise: float = 0.0
 
 
 def images(attack: Attack, margin: float, quick: Attack | None = None, rounds: int = 3) -> Row:
@@ -167,6 +172,14 @@ TABLE: dict[str, Row] = {
     ),
     "shadow": images(Shadow(), 0.3, Shadow(epochs=2, iterations=100), rounds=10),
     "unsplit": images(Unsplit(rounds=12), 1.0, Unsplit(rounds=4, restarts=1), rounds=10),
+    # Where the rate is so small that a step is lost in the noise of CKKS, weights tell nothing of it.
+    "linear_gradient_inversion": Row(
+        LinearGradientInversion(step_rows=4),
+        partial(encrypted_digits, "plain_gradient"),
+        partial(encrypted_digits, "constant_mask", rate=1e-9),
+        *("r2", 0.99, 0.1),
+        noise=1e-2,
+    ),
     "dlg": updates(Dlg(iterations=120, restarts=2)),
     "idlg": updates(Idlg(iterations=120, restarts=2)),
     "inverting_gradients": updates(InvertingGradients(iterations=200, lr=0.1)),
@@ -303,6 +316,8 @@ def test_the_scorer_alone_knows_the_truth(name: str, monkeypatch: pytest.MonkeyP
             options["members"] = options["members"].roll(1)
         if options.get("trained") is not None:
             options["trained"] = renamed(options["trained"]) if target is Target.SHARES else turned(options["trained"])
+        if options.get("releases") is not None:
+            options["releases"] = options["releases"]._replace(victims=options["releases"].victims.roll(1, 0))
         # A batch of one row has no other order: there another row takes its place.
         others = victims.rows(torch.arange(len(victims)).roll(1)) if len(victims) > 1 else run.data.victims.rows([0])
         return score_prediction(target, prediction, others, auxiliary, drawn, **options)
@@ -310,8 +325,8 @@ def test_the_scorer_alone_knows_the_truth(name: str, monkeypatch: pytest.MonkeyP
     for scorer in (evaluator, upload_attacks):
         monkeypatch.setattr(scorer, "score_prediction", misled)
     after = attacked(row, run, row.quick or row.attack)
-    assert torch.equal(after.prediction, before.prediction)
-    assert not torch.equal(after.truth, before.truth)
+    assert torch.allclose(after.prediction, before.prediction, rtol=0.0, atol=row.noise)
+    assert not torch.allclose(after.truth, before.truth, rtol=0.0, atol=row.noise)
 
 
 def renamed(rows: Dataset) -> Dataset:

@@ -45,6 +45,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("unsplit", {"tv": -1}, "unsplit tv=-1 is not allowed; expected a number in [0,"),
     ("unsplit", {"l2": -1}, "unsplit l2=-1 is not allowed; expected a number in [0,"),
     ("unsplit", {"stretch": 0}, "unsplit stretch=0 is not allowed; expected true or false"),
+    ("linear_gradient_inversion", {"step_rows": -1}, "linear_gradient_inversion step_rows=-1 is not allowed"),
     ("model_inversion", {"iterations": 0}, "model_inversion iterations=0 is not allowed"),
     ("model_inversion", {"patience": 0}, "model_inversion patience=0 is not allowed"),
     ("model_inversion", {"lr": 0.0}, "model_inversion lr=0.0 is not allowed; expected a number in (0, inf)"),

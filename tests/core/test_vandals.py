@@ -276,7 +276,7 @@ def test_an_attack_that_writes_zeros_into_all_it_gets_changes_nothing(name: str)
 
 
 def test_every_attribute_of_knowledge_is_in_some_case() -> None:
-    plain = {"shape", "value_range", "device", "classes", "origins"}
+    plain = {"shape", "value_range", "device", "classes", "origins", "encrypted_layer"}
     found = {name.removesuffix("()") for held in HELD.values() for name in held}
     assert found - {"messages", "segments"} == {f.name for f in dataclasses.fields(Knowledge)} - plain
     assert {f.name for f in dataclasses.fields(View)} == {"party", "messages", "segments"}

@@ -283,6 +283,14 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"schedule": "splitfed_v1", "clients": 2},
         "SplitFedV1 trains copies of the server's layer",
     ),
+    "two segments in plain": (
+        {"protocol": "constant_mask", "accept_leak": True},
+        {
+            "cuts": ["features", "middle", "head.0", "head.1"],
+            "head": nn.Sequential(nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 10)),
+        },
+        "has one server segment of one linear layer; 2 were given",
+    ),
     "convolution in plain": (
         {"protocol": "constant_mask", "accept_leak": True},
         {"middle": nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 1, 2), nn.Flatten())},
@@ -302,7 +310,9 @@ def test_what_cannot_be_encrypted_is_refused_in_one_line(name: str, tmp_path: Pa
         whole.head[1] = nn.Linear(options.pop("width", 5), 10)
     data = rows(clients=options.pop("clients", 1), each=12)
     folder = tmp_path / "run"
-    topology = u_shaped(whole, ["features", "middle"], encryption=settings(**changes))
+    whole.head = options.pop("head", whole.head)
+    cuts = options.pop("cuts", ["features", "middle"])
+    topology = u_shaped(whole, cuts, encryption=settings(**changes))
     with pytest.raises(InvalidInput) as error:
         sf.train(topology, data, rounds=1, logging=sf.Logging(folder=folder), **options)
     assert told in str(error.value)

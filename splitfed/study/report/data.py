@@ -69,6 +69,10 @@ METRICS = {
     "tpr_at_fpr_1%": Metric("TPR at FPR 1 %", "", True, 3, SHARE),
     "tpr_at_fpr_0.1%": Metric("TPR at FPR 0.1 %", "", True, 3, SHARE),
     "total_variation": Metric("total variation", "", False, 3, SHARE),
+    "relative_error": Metric("relative error", "", False, 3, AMOUNT),
+    "max_error": Metric("largest error", "", False, 5, AMOUNT),
+    "error_bound": Metric("stated error", "", False, 5, AMOUNT),
+    "determined": Metric("rows determined", "", True, 3, SHARE),
 }
 
 
@@ -107,6 +111,9 @@ TARGETS = {
     ),
     "representatives": TargetDescription(
         "class representatives", "shows what classes look like at", MEANS, ("accuracy",)
+    ),
+    "releases": TargetDescription(
+        "decrypted activations", "reads activations at", {"mean_release": "mean", "random_pairing": "other"}
     ),
 }
 

@@ -17,6 +17,7 @@ from splitfed.study.run.runner import Json
 
 BASELINES = {
     "mean_image": "mean",
+    "mean_release": "mean release",
     "frequent_token": "frequent token",
     "majority": "frequent label",
     "chance": "chance",

@@ -349,7 +349,8 @@ def _acts_on_gradients(defense: Defense) -> bool:
 def _measure_dependence(run: Run) -> Json | None:
     """Return how strongly the victims' releases, as the curious party received them, depend on their input."""
     topology = run.engine.topology
-    if len(run.data.victims) < 4 or all(role in topology.data_roles for role in topology.roles):
+    curious = any(role not in topology.data_roles for role in topology.roles)
+    if len(run.data.victims) < 4 or not curious or topology.encryption is not None:
         return None
     view = run.observe().select(kind="activation")
     released = torch.cat([z.flatten(1) for z in view.tensors().values()], 1)

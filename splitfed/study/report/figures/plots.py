@@ -10,6 +10,7 @@ from splitfed.study.report.figures.style import MUTED, SeriesStyles, as_svg, can
 
 BASELINE_STYLES = {
     "mean_image": ("the mean", (0, (5, 3))),
+    "mean_release": ("the mean", (0, (5, 3))),
     "frequent_token": ("the most frequent token", (0, (5, 3))),
     "majority": ("the most frequent label", (0, (5, 3))),
     "chance": ("chance", (0, (5, 3))),
