@@ -19,14 +19,9 @@ from splitfed.encryption.parameters import CkksParameters
 from splitfed.encryption.server_program import ServerProgram
 
 ENCRYPTION, DECRYPTION, SAVING, LOADING = "encryption", "decryption", "saving", "loading"
-NUMBER_PRODUCT, PACKED_PRODUCT, PACKED_WEIGHTS = (
-    "product with a number",
-    "product with packed numbers",
-    "packed weights",
-)
-CIPHERTEXT_PRODUCT, RESCALING, ROTATION = "product of ciphertexts", "rescaling", "rotation"
-KINDS = (ENCRYPTION, DECRYPTION, SAVING, LOADING, NUMBER_PRODUCT, PACKED_PRODUCT, PACKED_WEIGHTS, CIPHERTEXT_PRODUCT)
-KINDS += (RESCALING, ROTATION)
+NUMBER_PRODUCT, PACKED_PRODUCT = "product with a number", "product with packed numbers"
+PACKED_WEIGHTS, CIPHERTEXT_PRODUCT = "packing of weights", "product of ciphertexts"
+RESCALING, ROTATION = "rescaling", "rotation"
 
 
 class Operation(NamedTuple):

@@ -44,11 +44,11 @@ def check_grid(grid: Grid, source: str) -> tuple[Grid, Dataset]:
     mistakes.stop()
     with mistakes.at("study.target"):
         _check_target(first.target, data, list(splits.values()))
-    assembled: dict[tuple[str, str, str], Assembled | None] = {}
-    cells: dict[tuple[str, str, str, str], Cell] = {}
+    assembled: dict[tuple[str, ...], Assembled | None] = {}
+    cells: dict[tuple[str, ...], Cell] = {}
     for cell in grid.cells:
         mistakes.stop_if_many()
-        label = (cell.topology.builder.label, cell.training.schedule.label, cell.method.label)
+        label = (cell.topology.builder.label, cell.training.schedule.label, cell.method.label, cell.encryption.label)
         if label not in assembled:
             assembled[label] = _assemble_cell(mistakes, cell, data, splits[cell.seed])
         if (found := assembled[label]) is not None:
@@ -109,6 +109,7 @@ def _place_of(cell: Cell, error: InvalidInput) -> str:
         **dict.fromkeys(("topology", ""), cell.topology.where),
         "schedule": cell.training.where,
         "method": cell.method.where,
+        "encryption": cell.encryption.where,
         "defenses": cell.defense.where,
     }
     return places.get(error.part) or f"training.{error.part}"

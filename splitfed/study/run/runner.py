@@ -48,6 +48,7 @@ from splitfed.study.report import planned_costs, privacy
 from splitfed.study.report.exposure import role_holdings
 from splitfed.study.report.figures.federated import save_prototypes
 from splitfed.study.report.topology_data import graph_of, input_depth
+from splitfed.study.run.encryption_keys import with_key_folder
 from splitfed.study.run.progress import Watcher
 from splitfed.study.run.trust import write_mark
 from splitfed.training.checkpoint import write_atomic
@@ -113,7 +114,7 @@ def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run
         watcher.round(done, total, **({} if epsilon is None else {"epsilon": epsilon}))
 
     return train(
-        topology,
+        with_key_folder(topology, cell, folder),
         build.federation(data, cell.data, cell.seed),
         schedule=schedule,
         defenses=build.defenses(cell),
@@ -219,6 +220,7 @@ def _identity(cell: Cell) -> Json:
         "training_attack": None if cell.training_attack is None else cell.training_attack.label,
         "schedule": cell.training.schedule.label,
         "method": cell.method.label,
+        "encryption": cell.encryption.label,
         "model": cell.model.label if cell.model else "models by piece",
         "data": cell.data.name,
         "clients": cell.data.clients,
@@ -349,7 +351,8 @@ def _acts_on_gradients(defense: Defense) -> bool:
 def _measure_dependence(run: Run) -> Json | None:
     """Return how strongly the victims' releases, as the curious party received them, depend on their input."""
     topology = run.engine.topology
-    if len(run.data.victims) < 4 or all(role in topology.data_roles for role in topology.roles):
+    # Of ciphertexts no dependence could be measured.
+    if topology.encryption is not None or len(run.data.victims) < 4 or all(role in topology.data_roles for role in topology.roles):
         return None
     view = run.observe().select(kind="activation")
     released = torch.cat([z.flatten(1) for z in view.tensors().values()], 1)
