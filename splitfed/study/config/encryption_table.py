@@ -51,6 +51,4 @@ def _setting(reader: StudyReader, where: str, point: GridPoint, defended: bool) 
         blamed = [key for key in reversed(point.full) if f"{key}=" in text] or [k for k in point.full if k in text]
         reader.mistakes.add(f"{where}.{blamed[0]}" if blamed else where, error)
         return None
-    return EncryptionSetting(
-        where, replace(settings, key_folder=None), told, point.full.get("key_folder"), defended
-    )
+    return EncryptionSetting(where, replace(settings, key_folder=None), told, point.full.get("key_folder"), defended)

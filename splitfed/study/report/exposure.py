@@ -15,11 +15,19 @@ from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Flow
 from splitfed.costs.bytes import value_bytes
+from splitfed.encryption.key_holder_party import MASKED_WEIGHTS, PUBLIC_CONTEXT
 from splitfed.study.report.data import Json, Setting, Study, Summary
 from splitfed.study.report.topology_data import draw_graph
 
 SUMMING = ("keys", "shares", "survivors", "unmasking")
 """What a secure sum sends besides what is summed."""
+
+
+ENCRYPTED = "encryption"
+"""What guards a value that crosses as ciphertexts."""
+
+SETUP = {PUBLIC_CONTEXT: "keys without the secret one", MASKED_WEIGHTS: "the server's layer after a step"}
+"""Kinds of messages that encrypted runs have besides -> what they hold."""
 
 
 def role_holdings(
@@ -65,15 +73,18 @@ def _received_in_steps(
     back: Mapping[str, str],
 ) -> dict[str, list[Json]]:
     found: dict[str, list[Json]] = {role: [] for role in topology.roles}
+    settings = topology.encryption
+    # As messages of a leaking protocol are: gradients in plain, everything else encrypted.
+    sealed = () if settings is None else ("activation",) if settings.leaks else ("activation", "gradient")
     for edge in topology.crossings:
         source, target = topology.role_of(edge.source), topology.role_of(edge.target)
         returns = edge.name not in topology.forward_only
         for value in edge.values:
             shape, size = list(facts.shapes[value]), value_bytes(facts, value)
-            guard = guards.get(edge.name, "")
+            guard = ENCRYPTED if "activation" in sealed else guards.get(edge.name, "")
             found[target].append(_entry("activation", value, shape, size, source, edge.name, guard, returns))
             if returns:
-                guard = back.get(edge.name, "")
+                guard = ENCRYPTED if "gradient" in sealed else back.get(edge.name, "")
                 found[source].append(_entry("gradient", value, shape, size, target, edge.name, guard))
     for head in topology.heads:
         y = labels[head.value]
@@ -94,7 +105,8 @@ def _received_between_steps(
     received: dict[str, list[Json]] = {}
     for (kind, receiver, sender), sizes in found.items():
         owner, edge = sender if sender in topology.data_roles else receiver, f"{kind}->{receiver}"
-        value = f"segments of {owner}" if kind in ("weights", "masked") else "for the federated method"
+        others = f"segments of {owner}" if kind in ("weights", "masked") else "for the federated method"
+        value = SETUP.get(kind, others)
         entry = _entry(kind, value, None, max(sizes), sender, edge, guards.get(edge, ""))
         received.setdefault(receiver, []).append(entry)
     return received
@@ -157,7 +169,8 @@ def _party_rows(run: Mapping[str, Any], settings: Sequence[Setting], summary: Su
             for entry in party["receives"]:
                 if entry["guard"]:
                     key = (party["role"], entry["kind"], entry["value"])
-                    guards.setdefault(key, {})[summary["names"][setting.defense]] = None
+                    name = ENCRYPTED if entry["guard"] == ENCRYPTED else summary["names"][setting.defense]
+                    guards.setdefault(key, {})[name] = None
     return [
         {
             "name": party["role"],

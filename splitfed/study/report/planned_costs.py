@@ -70,7 +70,12 @@ def sizes(ready: Prepared) -> Sizes | None:
     in plain.
     """
     topology = ready.topology
-    if topology.encryption is not None or len({id(t) for t in ready.topologies}) > 1 or len(topology.roles) != 2 or len(topology.data_roles) != 1:
+    if (
+        topology.encryption is not None
+        or len({id(t) for t in ready.topologies}) > 1
+        or len(topology.roles) != 2
+        or len(topology.data_roles) != 1
+    ):
         return None
     examples = sum(len(client.train) for client in ready.data.clients)
     try:

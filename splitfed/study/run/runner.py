@@ -352,7 +352,11 @@ def _measure_dependence(run: Run) -> Json | None:
     """Return how strongly the victims' releases, as the curious party received them, depend on their input."""
     topology = run.engine.topology
     # Of ciphertexts no dependence could be measured.
-    if topology.encryption is not None or len(run.data.victims) < 4 or all(role in topology.data_roles for role in topology.roles):
+    if (
+        topology.encryption is not None
+        or len(run.data.victims) < 4
+        or all(role in topology.data_roles for role in topology.roles)
+    ):
         return None
     view = run.observe().select(kind="activation")
     released = torch.cat([z.flatten(1) for z in view.tensors().values()], 1)
