@@ -26,7 +26,8 @@ def plot_encrypted_costs(rows: Sequence[Mapping[str, Any]], metric: str, name: s
             for place, row in enumerate(reversed(rows)):
                 if not (found := row["setting"][key]):
                     continue
-                axis.errorbar(found["mean"], place, xerr=error_bars([found]), ms=7, capsize=3, ls="", **_look(row))
+                look = {**_look(row), "label": None}
+                axis.errorbar(found["mean"], place, xerr=error_bars([found]), ms=7, capsize=3, ls="", **look)
             axis.set_yticks(range(len(names)), list(reversed(names)))
             axis.set(ylim=(-0.6, len(names) - 0.4), xlabel=title)
             if key != "utility":
