@@ -24,7 +24,7 @@ PACKED_WEIGHTS, CIPHERTEXT_PRODUCT = "packing of weights", "product of ciphertex
 RESCALING, ROTATION = "rescaling", "rotation"
 
 
-class Operation(NamedTuple):
+class CiphertextOperation(NamedTuple):
     """A `kind` of work on one ciphertext that has `level` multiplications left before it."""
 
     kind: str
@@ -55,7 +55,7 @@ class CiphertextCounter:
 
     def __init__(self, parameters: CkksParameters) -> None:
         self.parameters = parameters
-        self.operations: Counter[Operation] = Counter()
+        self.operations: Counter[CiphertextOperation] = Counter()
 
     def send_fresh(self, x: CiphertextShape) -> int:
         """Count encryption, writing and reading of `x`; return the bytes of its message, within 1 %."""
@@ -131,7 +131,7 @@ class CiphertextCounter:
         return message_bytes(self.parameters, x.layout, (x.rows, x.features), level=x.level, width=width)
 
     def _add(self, kind: str, level: int, times: int) -> None:
-        self.operations[Operation(kind, level)] += times
+        self.operations[CiphertextOperation(kind, level)] += times
 
 
 def count_forward(

@@ -21,7 +21,7 @@ from splitfed.encryption.server_program import row_features
 from splitfed.planning.ciphertext_counts import (
     CiphertextCounter,
     CiphertextShape,
-    Operation,
+    CiphertextOperation,
     count_backward,
     count_forward,
 )
@@ -55,7 +55,7 @@ class EncryptedStep(NamedTuple):
     """What a training step takes: its messages, in an order that rows do not change, and its operations."""
 
     messages: tuple[EncryptedMessage, ...]
-    operations: Mapping[Operation, int]
+    operations: Mapping[CiphertextOperation, int]
 
 
 class EncryptedSteps:

@@ -29,7 +29,7 @@ from splitfed.planning.ciphertext_counts import (
     RESCALING,
     ROTATION,
     SAVING,
-    Operation,
+    CiphertextOperation,
 )
 from splitfed.planning.encrypted_flows import EncryptedSteps
 from splitfed.planning.validation import Prepared
@@ -77,7 +77,7 @@ def estimate_batch(prepared: Prepared) -> dict[str, Any] | None:
     }
 
 
-def estimate_seconds(parameters: CkksParameters, operations: Mapping[Operation, int]) -> float | None:
+def estimate_seconds(parameters: CkksParameters, operations: Mapping[CiphertextOperation, int]) -> float | None:
     """Return the CPU time of `operations` on this machine, in seconds; None where TenSEAL is not installed."""
     try:
         import_tenseal()
@@ -88,7 +88,9 @@ def estimate_seconds(parameters: CkksParameters, operations: Mapping[Operation, 
 
 
 @lru_cache(maxsize=64)
-def unit_seconds(parameters: CkksParameters, operations: frozenset[Operation]) -> Mapping[Operation, float]:
+def unit_seconds(
+    parameters: CkksParameters, operations: frozenset[CiphertextOperation]
+) -> Mapping[CiphertextOperation, float]:
     """Return the CPU time of each of `operations` on this machine, in seconds; needs TenSEAL."""
     rotations = any(operation.kind == ROTATION for operation in operations)
     workload = _Workload(make_keys(parameters, rotations=rotations))
@@ -115,7 +117,7 @@ class _Workload:
         self._scale = 2.0**keys.parameters.scale_bits
         self._numbers = [0.5] * keys.parameters.slots
 
-    def of(self, operation: Operation) -> Callable[[], object]:
+    def of(self, operation: CiphertextOperation) -> Callable[[], object]:
         """Return what does `operation` once."""
         evaluator, seal = self._context.evaluator, self._seal
         if operation.kind == ENCRYPTION:

@@ -28,7 +28,7 @@ from splitfed.planning.ciphertext_counts import (
     RESCALING,
     ROTATION,
     SAVING,
-    Operation,
+    CiphertextOperation,
 )
 from splitfed.planning.encrypted_flows import EncryptedSteps
 from splitfed.planning.encrypted_seconds import estimate_batch, unit_seconds
@@ -150,7 +150,7 @@ def test_a_batch_is_estimated_from_what_operations_take_here() -> None:
     assert found is not None
     costs = unit_seconds(PRESETS["depth_1_coarse"], frozenset(operations(settings("weight_shares"), 32)))
     times = operations(settings("weight_shares"), 32)
-    assert found["seconds"] == pytest.approx(sum(costs[Operation(*one)] * n for one, n in times.items()))
+    assert found["seconds"] == pytest.approx(sum(costs[CiphertextOperation(*one)] * n for one, n in times.items()))
     assert all(seconds > 0 for seconds in costs.values())
     assert (found["rows"], found["parameters"], found["operations"][NUMBER_PRODUCT]) == (32, "depth_1_coarse", 24)
     assert found["bytes"] == sum(m["ciphertext_bytes"] + m["plain_bytes"] for m in found["messages"])
