@@ -20,8 +20,8 @@ from splitfed.encryption.key_holder_party import MASKED_WEIGHTS, PUBLIC_CONTEXT
 from splitfed.encryption.server_program import row_features
 from splitfed.planning.ciphertext_counts import (
     CiphertextCounter,
-    CiphertextShape,
     CiphertextOperation,
+    CiphertextShape,
     count_backward,
     count_forward,
 )

@@ -12,11 +12,13 @@ import pytest
 
 from splitfed.cli import main
 from splitfed.core.encryption_settings import Encryption
+from splitfed.core.errors import InvalidInput
 from splitfed.encryption.key_search import find_secret_key_files
 from splitfed.encryption.keys import load_keys
 from splitfed.study.config.schema import EncryptionTable
 from splitfed.study.report.summary import summarise
-from splitfed.study.run import reattack, session
+from splitfed.study.run import reattack
+from splitfed.threats.evaluator import Evaluator
 from tests.pages import ROOT, blocks
 from tests.study.examples import checked, small, write
 from tests.study.report_page import check
@@ -133,7 +135,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("made", "pattern"), WRONG, ids=[str(i) for i in range(len(WRONG))])
 def test_a_mistake_is_one_line(made: dict[str, Any], pattern: str) -> None:
-    with pytest.raises(session.InvalidInput, match=r"\Astudy\.toml: " + pattern) as caught:
+    with pytest.raises(InvalidInput, match=r"\Astudy\.toml: " + pattern) as caught:
         checked(made)
     assert "\n" not in str(caught.value)
 
@@ -193,12 +195,12 @@ def test_keys_lie_beside_the_study_and_a_run_is_opened_with_them(done: Path) -> 
     # Without its file, one line.
     hidden = file.rename(file.with_suffix(".away"))
     try:
-        with pytest.raises(session.InvalidInput, match=r"key file .* is missing: the checkpoint was written under"):
+        with pytest.raises(InvalidInput, match=r"key file .* is missing: the checkpoint was written under"):
             reattack.rebuild_run(folder)
     finally:
         hidden.rename(file)
     # Another folder than that of the study is not asked for keys that were in no file.
-    with pytest.raises(session.InvalidInput, match="keys that lasted as long as its process"):
+    with pytest.raises(InvalidInput, match="keys that lasted as long as its process"):
         reattack.rebuild_run(done / "out" / "runs" / runs(done)["plain_gradient, none"]["id"])
 
 
@@ -232,6 +234,27 @@ def test_the_report_sets_encrypted_runs_beside_the_others(done: Path) -> None:
     assert "Predicted and counted differ" not in text
     places = {s["encryption"]: s for s in summarise(done / "out")["settings"] if s["family"] == "none"}
     assert list(places) == ["in plain", "plain_gradient(precision=0.1)", "weight_shares(precision=0.1)"]
+
+
+def test_an_attack_that_cannot_begin_is_a_result_of_an_encrypted_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Evaluator.refusal
+
+    def refuse(self: Evaluator, name: str, attack: Any, adversary: str | None) -> Any:
+        sealed = self.engine.topology.encryption is not None
+        return "nothing to read" if sealed else before(self, name, attack, adversary)
+
+    monkeypatch.setattr(Evaluator, "refusal", refuse)
+    attacks = [{"name": "rmle", "budget": "fast", "iterations": 2}]
+    path = write(tmp_path, study({"protocol": "none"}, SHARES, attack=attacks))
+    assert main(["run", str(path), "--folder", str(tmp_path / "out")]) == 0
+    plain, sealed = (json.loads(one.read_text()) for one in sorted((tmp_path / "out" / "runs").glob("*/result.json")))
+    assert (len(plain["attacks"]), plain.get("refused")) == (1, None)
+    assert (sealed["attacks"], [one["why"] for one in sealed["refused"]]) == ([], ["nothing to read"])
+    text = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert "Attacks that found nothing to begin with" in text
+    check(text)
 
 
 PROTOCOLS_SHOWN = ("weight_shares", "plain_gradient")

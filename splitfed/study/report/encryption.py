@@ -53,7 +53,7 @@ def encryption_section(study: Study, summary: Summary) -> Json | None:
     readings: list[Json] = []
     for name, setting in first.items():
         new = _reading(setting)
-        same = next((old for old in readings if old["told"] == new["told"]), None)
+        same = next((old for old in readings if all(old[k] == new[k] for k in ("protocol", "told", "refused"))), None)
         if same is None:
             readings.append({**new, "names": [summary["names"][name]]})
         else:
@@ -94,7 +94,8 @@ def _reading(setting: Setting) -> Json:
         "always": ALWAYS,
         "holders": TRUST[batch["keys"]].format(holder=holder),
         "weights": _weights_sentence(run, protocol),
-        "told": (protocol, batch["keys"], holder, batch["rows"], str(rows), _weights_sentence(run, protocol)),
+        "refused": run.get("refused", []),
+        "told": (batch["keys"], holder, batch["rows"], str(rows), _weights_sentence(run, protocol)),
     }
 
 

@@ -118,7 +118,8 @@ def _place_of(cell: Cell, error: InvalidInput) -> str:
 def check_attack(probe: Probe, run: Run) -> None:
     """Refuse an attack that `run`, trained or not, does not grant, and one that could not be scored.
 
-    What an attack needs only the attack knows: it is begun and stopped; see `Evaluator.refusal`.
+    What an attack needs only the attack knows: it is begun and stopped; see `Evaluator.refusal`. Of an encrypted run
+    that is asked after its training, and told with its results.
     """
     attack, data = build.attack(probe), run.data
     shows_inputs = attack.target in (Target.INPUTS, Target.REPRESENTATIVES)
@@ -138,6 +139,9 @@ def check_attack(probe: Probe, run: Run) -> None:
     if probe.tune:
         check_tunable(probe.attack.name, attack, attack.space)
         Bench(run.evaluator, attack, run.evaluator.adversary(probe.adversary), 0, run.seed, SHARE)
+    if run.engine.topology.encryption is not None:
+        # That an attack finds nothing to read there is a result, beside those of the study's runs in plain.
+        return
     if (refusal := run.evaluator.refusal(probe.attack.name, attack, probe.adversary)) is not None:
         raise _attack_error(probe, refusal)
 

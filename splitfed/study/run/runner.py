@@ -86,6 +86,9 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
         "files": save_prototypes(run, folder),
     }
     for probe in cell.attacks:
+        if (why := _encryption_refusal(run, probe)) is not None:
+            measurements.setdefault("refused", []).append({"attack": probe.label, "why": why})
+            continue
         try:
             measurements["attacks"].append(run_attack(run, probe, folder, watcher))
         except digests.Damaged:
@@ -93,6 +96,13 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
         except SplitfedError as error:
             return write_result(folder, {**_identity(cell), "failed": f"attack {probe.key}: {error}"})
     return write_result(folder, measurements)
+
+
+def _encryption_refusal(run: Run, probe: Probe) -> str | None:
+    """Return why an attack on an encrypted run cannot begin; None where it can, and for a run in plain."""
+    if run.engine.topology.encryption is None or probe.lives != "outside":
+        return None
+    return run.evaluator.refusal(probe.attack.name, build.attack(probe), probe.adversary)
 
 
 def read_result(folder: Path) -> Json | None:
