@@ -216,8 +216,8 @@ def _commands() -> dict[str, Command]:
             _argument(
                 "kind",
                 nargs="?",
-                help="topologies, schedules, defenses, attacks, detectors, poisoning, aggregation, methods, data or "
-                "models (default: all)",
+                help="topologies, schedules, defenses, attacks, detectors, poisoning, aggregation, methods, data, "
+                "models or encryption (default: all)",
             ),
         ),
     }
@@ -395,14 +395,18 @@ def _write_report(options: Options) -> None:
 
 
 def _list(options: Options) -> None:
+    from splitfed.core.encryption_settings import describe_protocols
     from splitfed.old_names import current_kind
     from splitfed.registry import TABLES, read_head
 
-    kind = options.kind and current_kind(options.kind)
-    if kind and kind not in TABLES:
-        raise unknown("kind", kind, TABLES)
-    kinds = [kind] if kind else list(TABLES)
-    found = {kind: [read_head(kind, name)._asdict() for name in TABLES[kind]] for kind in kinds}
+    kind, known = options.kind and current_kind(options.kind), [*TABLES, "encryption"]
+    if kind and kind not in known:
+        raise unknown("kind", kind, known)
+    kinds = [kind] if kind else known
+    found = {
+        kind: [read_head(kind, name)._asdict() for name in TABLES[kind]] if kind in TABLES else describe_protocols()
+        for kind in kinds
+    }
     if options.json:
         print(json.dumps(found[kind] if kind else found))
         return

@@ -14,6 +14,7 @@ import pytest
 import splitfed
 from splitfed import __version__, cli
 from splitfed.cli import main
+from splitfed.core.encryption_settings import LEAKING, PROTOCOLS
 from splitfed.registry import TABLES
 from tests.study.examples import small, write
 
@@ -50,8 +51,12 @@ def test_list_prints_names_summaries_and_papers(capsys: pytest.CaptureFixture[st
     assert main(["list", "--json"]) == 0
     everything = json.loads(capsys.readouterr().out)
     assert {kind: [entry["name"] for entry in heads] for kind, heads in everything.items()} == {
-        kind: list(table) for kind, table in TABLES.items()
+        **{kind: list(table) for kind, table in TABLES.items()},
+        "encryption": list(PROTOCOLS),
     }
+    assert main(["list", "encryption"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("leaks labels and activations") == len(LEAKING) == 2
     assert main(["list", "defenses"]) == 0
     printed = capsys.readouterr().out
     assert "distance_correlation" in printed
@@ -61,7 +66,7 @@ def test_list_prints_names_summaries_and_papers(capsys: pytest.CaptureFixture[st
 def test_the_help_of_list_names_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--help"]) == 0
     named = capsys.readouterr().out.replace(",", " ").split()
-    assert [kind for kind in TABLES if kind not in named] == []
+    assert [kind for kind in (*TABLES, "encryption") if kind not in named] == []
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,8 +40,9 @@ EXAMPLES = {
 }
 """Page -> how many Python examples it has; the tests below run every one."""
 # Page and number of a study, and its runs: four strengths (none and three) over three seeds; two fusions; two weights,
-# guarded and not, over three seeds; two cuts.
+# guarded and not, over three seeds; two cuts; in plain undefended and private, and encrypted, over three seeds.
 STUDIES = [("README.md", 0, 12), ("studies.md", 0, 2), ("methods.md", 0, 12), ("models.md", 0, 2)]
+STUDIES += [("encryption.md", 0, 9)]
 
 
 def example(page: str, number: int = 0) -> str:

@@ -24,10 +24,26 @@ PROTOCOLS: Mapping[str, str] = MappingProxyType(
 )
 """Protocol -> what it gives away to the server."""
 
+PAPERS: Mapping[str, str] = MappingProxyType(
+    {
+        WEIGHT_SHARES: "none; this project's answer to what the two others give away",
+        PLAIN_GRADIENT: 'Khan, Nguyen, Michalas, "Split ways: privacy-preserving training of encrypted data using '
+        'split learning", 2023',
+        CONSTANT_MASK: 'Khan, Nguyen, Michalas, "Split without a leak: reducing privacy leakage in split learning", '
+        "2023",
+    }
+)
+"""Protocol -> where it was published."""
+
 LEAKING = (PLAIN_GRADIENT, CONSTANT_MASK)
 """The protocols that give labels and activations away."""
 
 KEYS, LAYOUTS, AUTO = ("own", "shared"), ("batch", "rows"), "auto"
+
+
+def describe_protocols() -> list[dict[str, str]]:
+    """Return name, summary (what it gives away) and paper of every protocol, as the registry tells of algorithms."""
+    return [{"name": name, "summary": text, "paper": PAPERS[name]} for name, text in PROTOCOLS.items()]
 
 
 @dataclass(frozen=True, kw_only=True)

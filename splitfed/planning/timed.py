@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from splitfed.core.errors import InvalidInput
 from splitfed.core.executor import Combine
 from splitfed.core.topology import Topology
 from splitfed.costs.clock import Clock, party_names
@@ -89,8 +90,18 @@ def _sizes(batches: Sequence[Tensor]) -> list[int]:
     return [len(rows) for rows in batches if len(rows)]
 
 
+def check_speeds(prepared: Prepared, speeds: Speeds | None) -> None:
+    """Refuse a simulated clock for a run whose time goes into ciphertexts."""
+    if speeds is not None and prepared.topology.encryption is not None:
+        raise InvalidInput(
+            "speeds count arithmetic in plain, and an encrypted run spends its time on ciphertexts: leave one of them "
+            "out; the seconds of a batch are estimated without"
+        )
+
+
 def clock_of(prepared: Prepared, speeds: Speeds) -> Clock:
     """Return a simulated clock at time zero for the parties of `prepared`, whose machines and links have `speeds`."""
+    check_speeds(prepared, speeds)
     shape_of_topology: dict[int, StepShape] = {}
     shapes = {}
     for replica, (topology, facts) in enumerate(zip(prepared.topologies, prepared.facts, strict=True)):

@@ -21,7 +21,7 @@ from splitfed.engines.engine import Engine
 from splitfed.engines.factory import make_engine
 from splitfed.federated.base import Method
 from splitfed.planning.calibration import calibrate_defenses
-from splitfed.planning.timed import clock_of
+from splitfed.planning.timed import check_speeds, clock_of
 from splitfed.planning.uploads import check_uploads
 from splitfed.planning.validation import Prepared, inputs_of, labels_of, prepare
 from splitfed.poisoning import injection
@@ -106,6 +106,8 @@ def check_run(
         check_uploads(prepared)
     with about("across"):
         check_across(evaluation.across_clients, prepared.defenses)
+    with about("speeds"):
+        check_speeds(prepared, evaluation.speeds)
     return prepared
 
 

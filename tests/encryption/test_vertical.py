@@ -13,6 +13,9 @@ import splitfed as sf
 from splitfed.core.errors import InvalidInput
 from splitfed.data.federation import Federation
 from splitfed.encryption.weight_shares import merge_weight_shares
+from splitfed.planning.plan import cost
+from splitfed.planning.validation import prepare
+from splitfed.schedules.base import Training
 from splitfed.topologies import vertical
 
 CLOSE = 2e-5
@@ -24,9 +27,10 @@ def columns(parties: int) -> Federation:
     return few.clients(1, auxiliary=8, victims=4, validation=0.0, test=0.2, seed=0)
 
 
-def train(settings: sf.Encryption | None, parties: int = 2, fusion: str = "sum", top: bool = True) -> sf.Run:
-    """Train a bottom a party, a joint layer at the server, and a head at the first party, which has the labels."""
-    data = columns(parties)
+def vertical_topology(
+    data: Federation, settings: sf.Encryption | None, parties: int, fusion: str, top: bool
+) -> sf.Topology:
+    """Return a bottom a party, a joint layer at the server, and a head at the first party, which has the labels."""
     widths = [feature.shape[0] for feature in data.clients[0].train.features.values()]
     torch.manual_seed(0)
     bottoms = {f"party{i}": nn.Sequential(nn.Linear(width, WIDE), nn.Tanh()) for i, width in enumerate(widths)}
@@ -34,7 +38,12 @@ def train(settings: sf.Encryption | None, parties: int = 2, fusion: str = "sum",
     layer, out = (nn.Linear(joined, 3), 3) if top else (nn.Identity(), joined)
     head = nn.Sequential(nn.Tanh(), nn.Linear(out, 1))
     topology = vertical(bottoms, layer, labels="party0", fusion=fusion, head=head)
-    topology = replace(topology, encryption=settings)
+    return replace(topology, encryption=settings)
+
+
+def train(settings: sf.Encryption | None, parties: int = 2, fusion: str = "sum", top: bool = True) -> sf.Run:
+    data = columns(parties)
+    topology = vertical_topology(data, settings, parties, fusion, top)
     return sf.train(topology, data, schedule="joint", rounds=2, batch_size=16)
 
 
@@ -64,6 +73,25 @@ def test_the_server_of_a_vertical_run_gets_ciphertexts_alone() -> None:
     assert view.messages
     assert {t.dtype for m in view.messages for t in m.tensors.values()} == {torch.uint8}
     assert {m.sender for m in view.messages} == {"party0_0", "party1_0"}
+
+
+@pytest.mark.parametrize(("parties", "fusion", "top"), [(3, "sum", True), (2, "concat", True), (2, "sum", False)])
+def test_planned_messages_of_a_vertical_run_are_those_counted(parties: int, fusion: str, top: bool) -> None:
+    run = train(settings(parties), parties, fusion, top)
+    counted = {flow: found for flow, found in run.engine.traffic.flows.items() if flow.phase == "train"}
+    data = columns(parties)
+    ready = prepare(
+        vertical_topology(data, settings(parties), parties, fusion, top),
+        data,
+        schedule="joint",
+        defenses=(),
+        optimizer=None,
+        training=Training(16),
+    )
+    planned = cost(ready, 2).flows
+    assert {flow: messages for flow, (messages, _) in planned.items()} == {f: n for f, (n, _) in counted.items()}
+    for flow, (_, nbytes) in counted.items():
+        assert planned[flow][1] == pytest.approx(nbytes, rel=0.01), flow
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,14 @@ def federation(data: Dataset, source: Source, seed: int) -> Federation:
 def topology(cell: Cell, data: Dataset) -> Topology:
     """Make the run's topology, its parameters initialised from the run's seed: of one model that is cut, or of pieces.
 
-    Raises `InvalidInput`, and `PieceError`, which knows the place, for a piece that cannot be made.
+    Keys of an encrypted run are in no file. Raises `InvalidInput`, and `PieceError`, which knows the place, for a piece
+    that cannot be made.
     """
+    built = _plain_topology(cell, data)
+    return built if cell.encryption.settings is None else replace(built, encryption=cell.encryption.settings)
+
+
+def _plain_topology(cell: Cell, data: Dataset) -> Topology:
     if cell.model is None:
         return assemble_topology(cell.topology.builder, data, cell.seed, cell.code)
     model = uncut_model(cell, cell.model, data)

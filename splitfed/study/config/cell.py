@@ -7,11 +7,12 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from splitfed.core.annealing import course_of
 from splitfed.core.defense import Strength
+from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
@@ -115,6 +116,41 @@ class AlgorithmSetting:
         if len(self.parts) > 1:
             return {"combine": [part.table for part in self.parts]}
         return self.parts[0].table if self.parts else {"name": "none"}
+
+
+@dataclass(frozen=True)
+class EncryptionSetting:
+    """How a run is encrypted: `settings` without the folder of its keys, None for a run in plain; `where` in the study.
+
+    `label_values`: the fields worth telling. `key_folder`: where the runs' keys go, a folder each; None: nowhere.
+    `defended`: whether it goes with defenses.
+    """
+
+    where: str = field(compare=False)
+    settings: Encryption | None = None
+    label_values: Mapping[str, Any] = field(default_factory=dict)
+    key_folder: str | None = None
+    defended: bool = True
+
+    @property
+    def label(self) -> str:
+        """The protocol with its telling fields, for people: `weight_shares(bound=8)`, or "none"."""
+        name = "none" if self.settings is None else self.settings.protocol
+        inner = ", ".join(f"{key}={format_value(value)}" for key, value in self.label_values.items())
+        return f"{name}({inner})" if inner else name
+
+    @property
+    def slug(self) -> str:
+        """The same for file names."""
+        return slug("-".join([self.label.partition("(")[0], *map(format_value, self.label_values.values())]))
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The table of a study that means it."""
+        if self.settings is None:
+            return {"protocol": "none"}
+        kept = {} if self.key_folder is None else {"key_folder": self.key_folder}
+        return {key: value for key, value in asdict(self.settings).items() if key != "key_folder"} | kept
 
 
 @dataclass(frozen=True)
@@ -233,6 +269,7 @@ class Cell:
     config: Mapping[str, Any]
     training_attack: Probe | None = None
     method: MethodSetting = MethodSetting("method")
+    encryption: EncryptionSetting = EncryptionSetting("encryption")
     target: float | None = None
     code: Code = field(default_factory=Code, compare=False)
 

@@ -22,6 +22,7 @@ from splitfed.study.config.algorithm_tables import (
     parse_attack,
 )
 from splitfed.study.config.cell import Cell, NamedAlgorithm, Probe, Source, slug
+from splitfed.study.config.encryption_table import expand_encryption
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.parameters import parameters_of
@@ -53,6 +54,8 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
     training_table, plans = training_tables.expand_training(reader, config.training)
     topology_tables, topologies = _expand_tables(reader, "topology", config.topology, expand_topology)
     method_tables, methods = _expand_tables(reader, "method", config.method, expand_method)
+    seal = partial(expand_encryption, base=base)
+    encryption_tables, encryptions = _expand_tables(reader, "encryption", config.encryption, seal)
     defense_tables, defenses = _expand_tables(reader, "defense", config.defense, expand_defense)
     attacks = [parse_attack(reader, f"attack[{i}]", table) for i, table in enumerate(config.attack)]
     mistakes.stop()
@@ -64,6 +67,7 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         "topology": [found.builder.label for found in topologies],
         "training.schedule": [found.schedule.label for found in plans],
         "method": [found.label for found in methods],
+        "encryption": [found.label for found in encryptions],
         "defense": [found.label for found in defenses],
         "attack": [found.label for found in probes],
     }
@@ -73,7 +77,10 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
                 mistakes.add(where, f"{value} is there {times} times; expected once")
     keyed = tuple(replace(p, key=key) for p, key in zip(probes, _number_repeats([p.key for p in probes]), strict=True))
     worlds = plan_trainings(mistakes, keyed, config.study.honest)
-    runs = len(topologies) * len(plans) * len(methods) * len(defenses) * len(worlds) * len(seeds)
+    guarded = sum(sealed.defended or not guard.parts for sealed in encryptions for guard in defenses)
+    runs = len(topologies) * len(plans) * len(methods) * guarded * len(worlds) * len(seeds)
+    if encryptions and defenses and not guarded:
+        mistakes.add("encryption", "defended = false leaves no run: add a [[defense]] with name = 'none'")
     if runs > LIMIT:
         mistakes.add("study", f"the grid has {runs} runs; at most {LIMIT} are allowed")
     mistakes.stop()
@@ -84,6 +91,7 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         "training": training_table,
         "topology": topology_tables,
         **({} if [found.part for found in methods] == [None] else {"method": method_tables}),
+        **({} if all(found.settings is None for found in encryptions) else {"encryption": encryption_tables}),
         "defense": defense_tables,
         "attack": [attack_table(p) for p in probes],
     }
@@ -92,16 +100,20 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         _with_names(topologies, [found.builder.slug for found in topologies]),
         _with_names(plans, [found.schedule.slug for found in plans]),
         _with_names(methods, [found.slug for found in methods]),
+        _with_names(encryptions, [found.slug for found in encryptions]),
         _with_names(defenses, [found.slug for found in defenses]),
         worlds,
         seeds,
     )
-    for (first, place), (way, plan), (tier, layer), (second, guard), world, seed in grid:
+    for (first, place), (way, plan), (tier, layer), (key, sealed), (second, guard), world, seed in grid:
+        if guard.parts and not sealed.defended:
+            continue
         name = "--".join(
             [
                 first,
                 *([way] if len(plans) > 1 else []),
                 *([tier] if len(methods) > 1 else []),
+                *([key] if len(encryptions) > 1 else []),
                 second,
                 *([] if world.training_attack is None else [f"{world.training_attack.key}-inside"]),
                 f"seed{seed}",
@@ -111,11 +123,12 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         own_tables = {
             "topology": [place.builder.table],
             "method": [layer.table],
+            "encryption": [sealed.table],
             "defense": [guard.table],
             "training": {**training_table, "schedule": plan.schedule.table},
         }
         alone = _config_alone(resolved, name, seed, world, own_tables, cut is not None)
-        more = (world.attacks, alone, world.training_attack, layer, config.study.target, reader.code)
+        more = (world.attacks, alone, world.training_attack, layer, sealed, config.study.target, reader.code)
         cells.append(Cell(name, seed, data, cut, place, guard, plan, *more))
     return Grid(config.study.name, resolved, tuple(cells))
 

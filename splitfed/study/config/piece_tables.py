@@ -28,7 +28,7 @@ from splitfed.study.config.parameters import (
 )
 
 # What the runner itself passes to a builder, so a study cannot.
-HIDDEN = {"topologies": ("model", "task", "example"), "models": ("shape", "outputs", "seed")}
+HIDDEN = {"topologies": ("model", "task", "example", "encryption"), "models": ("shape", "outputs", "seed")}
 
 EVERY_PARTY = "bottoms"
 """The one parameter of which a single table may stand for all parties, for the data names them."""

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from splitfed.core import digests
+from splitfed.core.encryption_settings import WEIGHT_SHARES
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.old_names import current_parameters
 from splitfed.study.config.mistakes import Mistakes, short_repr
@@ -146,6 +147,16 @@ class DefenseTable(OpenTable):
     combine: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
 
 
+class EncryptionTable(OpenTable):
+    """`[encryption]`, or several: a protocol with the fields of `splitfed.Encryption`, or "none".
+
+    `defended = false` leaves out its runs with a defense, for a study whose defenses act on what is encrypted.
+    """
+
+    protocol: Any = WEIGHT_SHARES
+    defended: bool = True
+
+
 class MethodTable(OpenTable):
     """`[[method]]`: a federated method layered on the schedule, with its parameters, or "none"."""
 
@@ -182,8 +193,16 @@ class StudyConfig(StrictTable):
     training: TrainingTable = TrainingTable()
     topology: Annotated[list[TopologyTable], Field(min_length=1, max_length=TABLES)]
     method: Annotated[list[MethodTable], Field(min_length=1, max_length=TABLES)] = [MethodTable(name="none")]
+    encryption: Annotated[list[EncryptionTable], Field(min_length=1, max_length=TABLES)] = [
+        EncryptionTable(protocol="none")
+    ]
     defense: Annotated[list[DefenseTable], Field(min_length=1, max_length=TABLES)] = [DefenseTable(name="none")]
     attack: Annotated[list[AttackTable], Field(max_length=TABLES)] = []
+
+    @field_validator("encryption", mode="before")
+    @classmethod
+    def _accept_one_table(cls, given: Any) -> Any:
+        return [given] if isinstance(given, dict) else given
 
 
 DEEPEST = 32

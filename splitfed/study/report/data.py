@@ -28,6 +28,7 @@ Summary = Mapping[str, Any]
 
 NO_DEFENSE = "none"
 NO_METHOD = "no method"
+IN_PLAIN = "in plain"
 UNBOUNDED = (-math.inf, math.inf)
 SHARE = (0.0, 1.0)
 AMOUNT = (0.0, math.inf)
@@ -154,7 +155,8 @@ class Setting:
     """All runs that differ in nothing but the seed; `runs` are their results, in the order of their seeds.
 
     `training_attack`: who hijacked the training, "" for an honest one. `place`: the topology, the schedule and the
-    federated method where the study has several, and the training attack: what a figure tells apart by its markers.
+    federated method and the encryption where the study has several, and the training attack: what a figure tells apart
+    by its markers.
     `strength`: of the defense, as `measure` counts it; None for no defense, and for one that has no such parameter.
     """
 
@@ -169,6 +171,7 @@ class Setting:
     training_attack: str = ""
     method: str = NO_METHOD
     measure: StrengthMeasure = UNNAMED
+    encryption: str = IN_PLAIN
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -322,17 +325,19 @@ def _group_settings(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]
         lambda result: (
             *(result["topology"]["label"], result["defense"]["label"]),
             *(str(result.get(name) or "") for name in ("schedule", "training_attack")),
-            _method_of(result),
+            *(_method_of(result), _encryption_of(result)),
             *(str(result.get(name) or "") for name in ("model", "data", "clients")),
         ),
     )
     several = len({result["schedule"] for result in results}) > 1
     methods = len({_method_of(result) for result in results}) > 1
+    encryptions = len({_encryption_of(result) for result in results}) > 1
     settings = []
-    for (topology, defense, schedule, hijacker, method, *_), members in groups.items():
+    for (topology, defense, schedule, hijacker, method, sealed, *_), members in groups.items():
         about = members[0]["defense"]
         ordered = tuple(sorted(members, key=lambda r: int(r["seed"])))
-        place = ", ".join([topology, *([schedule] if several else []), *([method] if methods else [])])
+        own = [*([schedule] if several else []), *([method] if methods else []), *([sealed] if encryptions else [])]
+        place = ", ".join([topology, *own])
         settings.append(
             Setting(
                 *(topology, defense, about["name"], _strength_of(about), about["guarantee"], ordered, schedule),
@@ -340,14 +345,16 @@ def _group_settings(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]
                 hijacker,
                 method,
                 _measure_of(about),
+                sealed,
             )
         )
     return tuple(sorted(settings, key=_sort_key))
 
 
 def _sort_key(setting: Setting) -> tuple[Any, ...]:
-    """Sort by place, what has no method and what has no defense first."""
-    where = (setting.topology, setting.schedule, setting.method != NO_METHOD, setting.place)
+    """Sort by place, what has no method, is not encrypted and has no defense first."""
+    above = setting.method != NO_METHOD, setting.encryption != IN_PLAIN
+    where = (setting.topology, setting.schedule, *above, setting.place)
     stronger = -math.inf if setting.strength is None else setting.strength * (1 if setting.measure.rises else -1)
     return (*where, setting.family != NO_DEFENSE, setting.family, setting.measure.name, stronger)
 
@@ -365,6 +372,11 @@ def _measure_of(about: Mapping[str, Any]) -> StrengthMeasure:
 def _method_of(result: Mapping[str, Any]) -> str:
     found = str(result.get("method") or "none")
     return NO_METHOD if found == "none" else found
+
+
+def _encryption_of(result: Mapping[str, Any]) -> str:
+    found = str(result.get("encryption") or "none")
+    return IN_PLAIN if found == "none" else found
 
 
 def _planned_runs(config: Mapping[str, Any], folder: Path) -> list[str]:

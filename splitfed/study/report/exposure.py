@@ -16,11 +16,19 @@ from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Flow
 from splitfed.costs.bytes import value_bytes
+from splitfed.encryption.key_holder_party import MASKED_WEIGHTS, PUBLIC_CONTEXT
 from splitfed.study.report.data import Json, Setting, Study, Summary
 from splitfed.study.report.topology_data import draw_graph
 
-SUMMING = ("keys", "shares", "survivors", "unmasking")
+SUMMING = ("keys", "shares", "survivors", "unmasking", "encrypted weight", "total weight")
 """What a secure sum sends besides what is summed."""
+
+
+ENCRYPTED = "encryption"
+"""What guards a value that crosses as ciphertexts."""
+
+SETUP = {PUBLIC_CONTEXT: "keys without the secret one", MASKED_WEIGHTS: "the server's layer after a step"}
+"""Kinds of messages that encrypted runs have besides -> what they hold."""
 
 
 def role_holdings(
@@ -69,15 +77,19 @@ def _received_in_steps(
     back: Mapping[str, str],
 ) -> Iterator[tuple[str, Json]]:
     """Yield receiver, and what it gets in a step: releases and gradients at the cuts, and labels."""
+    settings = topology.encryption
+    # As messages of a leaking protocol are: gradients in plain, everything else encrypted.
+    sealed = () if settings is None else ("activation",) if settings.leaks else ("activation", "gradient")
     for edge in topology.crossings:
         source, target = topology.role_of(edge.source), topology.role_of(edge.target)
         returns = edge.name not in topology.forward_only
         for value in edge.values:
             shape, size = list(facts.shapes[value]), value_bytes(facts, value)
-            guard = guards.get(edge.name, "")
+            guard = ENCRYPTED if "activation" in sealed else guards.get(edge.name, "")
             yield target, _entry("activation", value, shape, size, source, edge.name, guard, returns)
             if returns:
-                yield source, _entry("gradient", value, shape, size, target, edge.name, back.get(edge.name, ""))
+                guard = ENCRYPTED if "gradient" in sealed else back.get(edge.name, "")
+                yield source, _entry("gradient", value, shape, size, target, edge.name, guard)
     for head in topology.heads:
         y = labels[head.value]
         for sender, receiver in pairwise(head.path):
@@ -95,7 +107,10 @@ def _received_between_steps(
     )
     for (kind, receiver, sender), sizes in found.items():
         owner, edge = sender if sender in topology.data_roles else receiver, f"{kind}->{receiver}"
-        value = f"segments of {owner}" if kind in ("weights", "masked") else "for the federated method"
+        others = (
+            f"segments of {owner}" if kind in ("weights", "masked", "encrypted", "mean") else "for the federated method"
+        )
+        value = SETUP.get(kind, others)
         yield receiver, _entry(kind, value, None, max(sizes), sender, edge, guards.get(edge, ""))
 
 
@@ -155,7 +170,11 @@ def _draw_topology(run: Mapping[str, Any]) -> Markup:
 def _party_rows(run: Mapping[str, Any], settings: Sequence[Setting], summary: Summary) -> list[Json]:
     """Return the table's rows; a value is guarded by what stands there in some setting of the place."""
     guards = nest(
-        ((party["role"], entry["kind"], entry["value"]), summary["names"][setting.defense], None)
+        (
+            (party["role"], entry["kind"], entry["value"]),
+            ENCRYPTED if entry["guard"] == ENCRYPTED else summary["names"][setting.defense],
+            None,
+        )
         for setting in settings
         for party in setting.runs[0].get("parties", [])
         for entry in party["receives"]

@@ -12,9 +12,11 @@ from markupsafe import Markup
 
 from splitfed.study.report.costs import crossovers, utility_over_time
 from splitfed.study.report.data import CLONES, LEAST_SEEDS, METRICS, NO_DEFENSE, TARGETS, Json, Setting, Study, Summary
+from splitfed.study.report.encryption import encryption_section
 from splitfed.study.report.exposure import topology_sections
 from splitfed.study.report.figures.costs import plot_accuracy_over_time, plot_crossovers
 from splitfed.study.report.figures.depth import DepthLine, depth_lines, plot_leakage_by_depth
+from splitfed.study.report.figures.encryption import plot_encrypted_costs
 from splitfed.study.report.figures.federated import plot_client_scores, prototype_pictures
 from splitfed.study.report.figures.images import (
     SHOWN,
@@ -84,6 +86,10 @@ def page_content(study: Study, summary: Summary) -> Json:
             for i, attack in enumerate(summary["attacks"])
             if (figure := plot_error_by_round(summary, study.settings, attack, looks, f"learning{i}"))
         ],
+        "encryption": (sealed := encryption_section(study, summary)),
+        "encrypted_costs": Markup(
+            plot_encrypted_costs(sealed["rows"], summary["utility"]["metric"], "encrypted") if sealed else ""
+        ),
         "topologies": topology_sections(study, summary),
         "promises": [s for s in summary["settings"] if s["privacy"]],
         "epsilon_figure": Markup(plot_epsilon_by_round(study.settings, looks, "epsilon") or ""),

@@ -47,6 +47,8 @@ def print_plan(plan: Json, console: Console) -> None:
                 continue
             if row["at_most"] is not None:
                 say(f"{_schedule_name(row)} counts at most what crosses: {row['at_most']}")
+            if row.get("encryption"):
+                say(f"{_schedule_name(row)}: {describe_encrypted_batch(row['encryption'])}")
             if row["in_study"]:
                 more = [f" ({said})" for said in start_warnings(plan["starts_asked"], row["starts"])]
                 say(f"{_schedule_name(row)}: {describe_start(row['restart_optimizers'], row['starts'])}{''.join(more)}")
@@ -65,13 +67,31 @@ def print_plan(plan: Json, console: Console) -> None:
         say(f"  {defense['defense']}: {defense['guarantee']}")
         for run in defense["bytes"]:
             share = run["bytes"] / run["undefended"]
-            where = ", ".join([run["topology"], run["schedule"], *filter(None, [run.get("method")])])
+            where = ", ".join(
+                [run["topology"], run["schedule"], *filter(None, [run.get("method"), run.get("encryption")])]
+            )
             say(f"    {where}: {format_bytes(run['bytes'])}, {share:.3g} x what crosses without it")
     for place in plan["privacy"]:
         above = f" + {place['method']}" if "method" in place else ""
+        above += f", {place['encryption']}" if "encryption" in place else ""
         say(f"\nprivacy of {place['defense']}, {place['topology']}, {place['schedule']}{above}")
         for said in [place["refused"]] if place["refused"] else describe_ledger(place["ledger"]):
             say(f"  {said}")
+
+
+def describe_encrypted_batch(found: Json) -> str:
+    """Tell in a sentence or two what a batch of an encrypted run takes, and what the other figures leave out."""
+    work = ", ".join(f"{times:,} x {kind}" for kind, times in found["operations"].items())
+    took = (
+        "seconds cannot be estimated without the package tenseal"
+        if found["seconds"] is None
+        else f"about {format_seconds(found['seconds'])} of {found['machine']}"
+    )
+    return (
+        f"a batch of {count_noun(found['rows'], 'row')} sends {format_bytes(found['bytes'])} (within 1 %) and takes "
+        f"{took}: preset {found['parameters']}, layout {found['layout']!r}, {work}; operations and memory in the "
+        "table are those of the same segments in plain"
+    )
 
 
 def _traffic_table(rows: Sequence[Json]) -> Table:
@@ -146,6 +166,7 @@ def _table(first: str, titles: Sequence[str]) -> Table:
 
 def _schedule_name(row: Json) -> str:
     above = "" if row["method"] == "none" else f" + {row['method']}"
+    above += "" if row["encrypted"] == "none" else f", {row['encrypted']}"
     return f"{row['schedule']}{above} *" if row["in_study"] else str(row["schedule"])
 
 

@@ -13,6 +13,7 @@ from splitfed.costs.crossover import sizes_of
 from splitfed.costs.singh import Sizes, crossover, federated_client, federated_total, split_client, split_total
 from splitfed.data.dataset import Dataset
 from splitfed.old_names import current_entry
+from splitfed.planning.encrypted_seconds import estimate_batch
 from splitfed.planning.plan import Cost, cost, federated_bytes
 from splitfed.planning.validation import Prepared, probe_with
 from splitfed.registry import TABLES, load
@@ -26,11 +27,16 @@ from splitfed.study.report.privacy import place_of, plan_ledgers
 
 
 def predict_costs(cell: Cell, ready: Prepared) -> Json:
-    """Return what the run `cell` costs, worked out from shapes: see `cost_to_json`."""
+    """Return what the run `cell` costs, worked out from shapes: see `cost_to_json`; of an encrypted one also a batch.
+
+    "encryption": see `estimate_batch`.
+    """
     names = PartyNames(ready.topology, ready.schedule, len(ready.topologies), aggregated=ready.method is not None)
     speeds = names.of(cell.training.speeds)
     begins = {"restart_optimizers": ready.training.restart_optimizers, "starts": ready.training.starts}
-    return cost_to_json(cost(ready, cell.training.rounds, speeds), ready.topology) | begins
+    found = cost_to_json(cost(ready, cell.training.rounds, speeds), ready.topology) | begins
+    batch = estimate_batch(ready)
+    return found if batch is None else {**found, "encryption": batch}
 
 
 def cost_to_json(found: Cost, topology: Topology) -> Json:
@@ -56,10 +62,16 @@ def cost_to_json(found: Cost, topology: Topology) -> Json:
 def sizes(ready: Prepared) -> Sizes | None:
     """Return what the published formulas need, per epoch; None where they say nothing of the topology.
 
-    They are about clients that cut one model between themselves and a server, with gradients that come back.
+    They are about clients that cut one model between themselves and a server, with gradients that come back, all of it
+    in plain.
     """
     topology = ready.topology
-    if len({id(t) for t in ready.topologies}) > 1 or len(topology.roles) != 2 or len(topology.data_roles) != 1:
+    if (
+        topology.encryption is not None
+        or len({id(t) for t in ready.topologies}) > 1
+        or len(topology.roles) != 2
+        or len(topology.data_roles) != 1
+    ):
         return None
     examples = sum(len(client.train) for client in ready.data.clients)
     try:
@@ -142,7 +154,9 @@ def plan_study(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:
     Costs are those of the first seed's split. A schedule that refuses a topology has its reason under "refused".
     """
     first = grid.cells[0]
-    shapes = {c.topology.builder.label: c for c in grid.cells if c.seed == first.seed}
+    mine = sorted((c for c in grid.cells if c.seed == first.seed), key=lambda c: c.encryption.settings is None)
+    # Schedules are compared in plain where the study has such runs.
+    shapes = {c.topology.builder.label: c for c in mine}
     return {
         "study": grid.name,
         "seed": first.seed,
@@ -184,14 +198,16 @@ def _defended_bytes(grid: Grid, defense: str, data: Dataset) -> list[Json]:
 def _study_cells(grid: Grid, topology: str, seed: int) -> list[Cell]:
     """Return one run for each schedule of the study, and each method on it, with this topology."""
     mine = [c for c in grid.cells if c.topology.builder.label == topology and c.seed == seed]
-    return list({(c.training.schedule.label, c.method.label): c for c in mine}.values())
+    return list({(c.training.schedule.label, c.method.label, c.encryption.label): c for c in mine}.values())
 
 
 def _topology_costs(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequence[str]) -> Json:
     named = {c.training.schedule.name for c in own}
-    studied = [(c.training.schedule.label, c.method.label, True, _costs_or_refusal(c, data)) for c in own]
+    studied = [
+        (c.training.schedule.label, c.method.label, c.encryption.label, True, _costs_or_refusal(c, data)) for c in own
+    ]
     compared = [
-        (name, "none", False, _costs_or_refusal(cell, data, load("schedules", name)()))
+        (name, "none", cell.encryption.label, False, _costs_or_refusal(cell, data, load("schedules", name)()))
         for name in others
         if name not in named
     ]
@@ -205,8 +221,8 @@ def _topology_costs(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequ
     alone = len(set(plain.inputs.values())) == 1
     return {
         "schedules": [
-            {"schedule": schedule, "method": method, "in_study": in_study, **costs}
-            for schedule, method, in_study, costs in (*studied, *compared)
+            {"schedule": schedule, "method": method, "encrypted": encrypted, "in_study": in_study, **costs}
+            for schedule, method, encrypted, in_study, costs in (*studied, *compared)
         ],
         "cut_choice": plain.cut_choice,
         "replayed": any(isinstance(segment.module, ReplayedSegment) for segment in plain.segments),

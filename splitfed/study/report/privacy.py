@@ -43,6 +43,8 @@ def plan_ledgers(cells: Sequence[Cell], data: Dataset) -> list[Json]:
 def place_of(cell: Cell) -> dict[str, str]:
     """Return the labels of topology and schedule of `cell`, and of its method where it has one."""
     place = {"topology": cell.topology.builder.label, "schedule": cell.training.schedule.label}
+    if cell.encryption.settings is not None:
+        place["encryption"] = cell.encryption.label
     return place if cell.method.part is None else {**place, "method": cell.method.label}
 
 

@@ -77,17 +77,18 @@ def summary_of(study: Study) -> dict[str, Any]:
 
 
 def _place_names(settings: Sequence[Setting], attacks: Mapping[str, str]) -> dict[str, str]:
-    """Return short names of topologies, of schedules, of methods, and of the places that the study has."""
-    topologies, schedules, methods = (
-        short_names([getattr(s, key) for s in settings]) for key in ("topology", "schedule", "method")
+    """Return short names of topologies, schedules, methods, encryptions, and of the places that the study has."""
+    topologies, schedules, methods, encryptions = (
+        short_names([getattr(s, key) for s in settings]) for key in ("topology", "schedule", "method", "encryption")
     )
-    several = len(topologies) > 1 or len(schedules) == len(methods) == 1, len(schedules) > 1, len(methods) > 1
+    others = [len(names) > 1 for names in (schedules, methods, encryptions)]
+    several = len(topologies) > 1 or not any(others), *others
     pairs = {}
     for s in settings:
-        own = topologies[s.topology], schedules[s.schedule], methods[s.method]
+        own = topologies[s.topology], schedules[s.schedule], methods[s.method], encryptions[s.encryption]
         inside = [f"{attacks.get(s.training_attack, s.training_attack)} inside"] if s.training_attack else []
         pairs[s.place] = ", ".join([*itertools.compress(own, several), *inside])
-    return {**topologies, **schedules, **methods, **pairs}
+    return {**topologies, **schedules, **methods, **encryptions, **pairs}
 
 
 def _summarise_setting(setting: Setting) -> dict[str, Any]:
@@ -100,6 +101,7 @@ def _summarise_setting(setting: Setting) -> dict[str, Any]:
         "cut_choice": runs[0]["topology"].get("cut_choice", ""),
         "schedule": setting.schedule,
         "method": setting.method,
+        "encryption": setting.encryption,
         "place": setting.place,
         "training_attack": setting.training_attack,
         "defense": setting.defense,

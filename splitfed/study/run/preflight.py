@@ -44,11 +44,11 @@ def check_grid(grid: Grid, source: str) -> tuple[Grid, Dataset]:
     mistakes.stop()
     with mistakes.at("study.target"):
         _check_target(first.target, data, list(splits.values()))
-    assembled: dict[tuple[str, str, str], Assembled | None] = {}
-    cells: dict[tuple[str, str, str, str], Cell] = {}
+    assembled: dict[tuple[str, ...], Assembled | None] = {}
+    cells: dict[tuple[str, ...], Cell] = {}
     for cell in grid.cells:
         mistakes.stop_if_many()
-        label = (cell.topology.builder.label, cell.training.schedule.label, cell.method.label)
+        label = (cell.topology.builder.label, cell.training.schedule.label, cell.method.label, cell.encryption.label)
         if label not in assembled:
             assembled[label] = _assemble_cell(mistakes, cell, data, splits[cell.seed])
         if (found := assembled[label]) is not None:
@@ -109,6 +109,7 @@ def _place_of(cell: Cell, error: InvalidInput) -> str:
         **dict.fromkeys(("topology", ""), cell.topology.where),
         "schedule": cell.training.where,
         "method": cell.method.where,
+        "encryption": cell.encryption.where,
         "defenses": cell.defense.where,
     }
     return places.get(error.part) or f"training.{error.part}"
@@ -117,7 +118,8 @@ def _place_of(cell: Cell, error: InvalidInput) -> str:
 def check_attack(probe: Probe, run: Run) -> None:
     """Refuse an attack that `run`, trained or not, does not grant, and one that could not be scored.
 
-    What an attack needs only the attack knows: it is begun and stopped; see `Evaluator.refusal`.
+    What an attack needs only the attack knows: it is begun and stopped; see `Evaluator.refusal`. Of an encrypted run
+    that is asked after its training, and told with its results.
     """
     attack, data = build.attack(probe), run.data
     shows_inputs = attack.target in (Target.INPUTS, Target.REPRESENTATIVES)
@@ -137,6 +139,9 @@ def check_attack(probe: Probe, run: Run) -> None:
     if probe.tune:
         check_tunable(probe.attack.name, attack, attack.space)
         Bench(run.evaluator, attack, run.evaluator.adversary(probe.adversary), 0, run.seed, SHARE)
+    if run.engine.topology.encryption is not None:
+        # That an attack finds nothing to read there is a result, beside those of the study's runs in plain.
+        return
     if (refusal := run.evaluator.refusal(probe.attack.name, attack, probe.adversary)) is not None:
         raise _attack_error(probe, refusal)
 

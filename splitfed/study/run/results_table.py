@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from splitfed.core.grouping import group_pairs, nest
 from splitfed.study.report.data import METRICS, group_by
 from splitfed.study.report.remarks import remarks
+from splitfed.study.report.units import format_bytes
 from splitfed.study.run.runner import Json
 
 BASELINES = {
@@ -34,26 +35,29 @@ def setting_rows(results: Sequence[Json]) -> list[dict[str, Any]]:
     """
     several = len({found["schedule"] for found in results}) > 1
     layered = {found.get("method", "none") for found in results} != {"none"}
+    encrypted = {found.get("encryption", "none") for found in results} != {"none"}
     groups = group_by(
         results,
         lambda found: (
             *(found["topology"]["label"], found["schedule"], found.get("method", "none")),
+            found.get("encryption", "none"),
             *(found["defense"]["label"], found.get("training_attack") or ""),
         ),
     )
     rows = []
-    for (topology, schedule, method, defense, inside), group in groups.items():
+    for (topology, schedule, method, sealed, defense, inside), group in groups.items():
         ended = [found for found in group if "failed" not in found]
         row = {
             "topology": topology,
             **({"schedule": schedule} if several else {}),
             **({"method": method} if layered else {}),
+            **({"encryption": sealed} if encrypted else {}),
             "defense": defense,
             **({"training_attack": inside} if inside else {}),
             "seeds": len(ended),
             "failed": len(group) - len(ended),
         }
-        rows.append(row | (_means_of(ended) if ended else {}))
+        rows.append(row | (_means_of(ended) if ended else {}) | (_costs_of(ended) if encrypted and ended else {}))
     return rows
 
 
@@ -70,6 +74,16 @@ def _means_of(ended: Sequence[Json]) -> dict[str, Any]:
         **({"epsilon": _largest_epsilon(ended), "promises": _largest_promises(ended)} if private else {}),
         "attacks": {key: _mean_scores([one["scores"] for one in found]) for key, found in attacks.items()},
         "quick": [key for key, found in attacks.items() if found[0].get("quick")],
+    }
+
+
+def _costs_of(ended: Sequence[Json]) -> dict[str, Any]:
+    """Return the preset of the seeds that `ended`, None for runs in plain, and their mean bytes and seconds."""
+    sealed = (ended[0].get("predicted") or {}).get("encryption") or {}
+    return {
+        "preset": sealed.get("parameters"),
+        "bytes": fmean(found["bytes"] for found in ended),
+        "seconds": fmean(found["seconds"] for found in ended),
     }
 
 
@@ -120,11 +134,13 @@ def print_table(results: Sequence[Json], console: Console) -> None:
     several = len({row["topology"] for row in rows}) > 1
     names = [
         *(["topology"] if several else []),
-        *(n for n in ("schedule", "method", "training_attack") if any(n in row for row in rows)),
+        *(n for n in ("schedule", "method", "encryption", "training_attack") if any(n in row for row in rows)),
     ]
     private = any("epsilon" in row for row in rows)
+    encrypted = any("encryption" in row for row in rows)
     numbers = [
         metric,
+        *(["preset", "bytes", "seconds"] if encrypted else []),
         *(["epsilon"] if private else []),
         *(
             "\n".join([name, *(["quick look"] if name in quick else []), " / ".join(metrics)])
@@ -143,6 +159,7 @@ def print_table(results: Sequence[Json], console: Console) -> None:
             *(row.get(name, "") for name in names),
             row["defense"],
             _format_utility(row),
+            *(_format_costs(row) if encrypted else []),
             *([_format_epsilon(row)] if private else []),
             *(_format_scores(row, name, metrics, "attack") for name, metrics in attacks.items()),
         )
@@ -152,7 +169,9 @@ def print_table(results: Sequence[Json], console: Console) -> None:
         scores = [_format_scores(reference[name], name, metrics, who) for name, metrics in attacks.items()]
         if any(scores):
             table.add_row(
-                *("" for _ in names), f"baseline: {title}", "", *([""] if private else []), *scores, style="dim"
+                *("" for _ in names),
+                *(f"baseline: {title}", "", *([""] * 3 if encrypted else []), *([""] if private else []), *scores),
+                style="dim",
             )
     if not several and rows:
         console.print(rows[0]["topology"], highlight=False, markup=False)
@@ -161,6 +180,13 @@ def print_table(results: Sequence[Json], console: Console) -> None:
         for said in row.get("remarks", []):
             where = ", ".join(row[name] for name in (*names, "defense") if row.get(name))
             console.print(f"{where}: {said}", highlight=False, markup=False)
+
+
+def _format_costs(row: dict[str, Any]) -> list[str]:
+    """Return the preset, bytes and seconds of a row; dashes where no seed ended."""
+    if "bytes" not in row:
+        return ["-"] * 3
+    return [row["preset"] or "-", format_bytes(row["bytes"]), f"{row['seconds']:.3g}"]
 
 
 def _attack_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:

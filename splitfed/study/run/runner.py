@@ -49,6 +49,7 @@ from splitfed.study.report import planned_costs, privacy
 from splitfed.study.report.exposure import role_holdings
 from splitfed.study.report.figures.federated import save_prototypes
 from splitfed.study.report.topology_data import graph_of, input_depth
+from splitfed.study.run.encryption_keys import with_key_folder
 from splitfed.study.run.progress import Watcher
 from splitfed.study.run.trust import write_mark
 from splitfed.training.checkpoint import write_atomic
@@ -86,6 +87,9 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
         "files": save_prototypes(run, folder),
     }
     for probe in cell.attacks:
+        if (why := _encryption_refusal(run, probe)) is not None:
+            measurements.setdefault("refused", []).append({"attack": probe.label, "why": why})
+            continue
         try:
             measurements["attacks"].append(run_attack(run, probe, folder, watcher))
         except digests.Damaged:
@@ -93,6 +97,13 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
         except SplitfedError as error:
             return write_result(folder, {**_identity(cell), "failed": f"attack {probe.key}: {error}"})
     return write_result(folder, measurements)
+
+
+def _encryption_refusal(run: Run, probe: Probe) -> str | None:
+    """Return why an attack on an encrypted run cannot begin; None where it can, and for a run in plain."""
+    if run.engine.topology.encryption is None or probe.lives != "outside":
+        return None
+    return run.evaluator.refusal(probe.attack.name, build.attack(probe), probe.adversary)
 
 
 def read_result(folder: Path) -> Json | None:
@@ -112,7 +123,7 @@ def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run
         watcher.round(done, total, **({} if epsilon is None else {"epsilon": epsilon}))
 
     return train(
-        topology,
+        with_key_folder(topology, cell, folder),
         build.federation(data, cell.data, cell.seed),
         schedule=schedule,
         defenses=build.defenses(cell),
@@ -218,6 +229,7 @@ def _identity(cell: Cell) -> Json:
         "training_attack": None if cell.training_attack is None else cell.training_attack.label,
         "schedule": cell.training.schedule.label,
         "method": cell.method.label,
+        "encryption": cell.encryption.label,
         "model": cell.model.label if cell.model else "models by piece",
         "data": cell.data.name,
         "clients": cell.data.clients,

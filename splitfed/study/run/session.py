@@ -24,6 +24,7 @@ from splitfed.study.config.grid import Grid, expand
 from splitfed.study.report.data import METRICS
 from splitfed.study.report.remarks import remarks
 from splitfed.study.run import failures, trials
+from splitfed.study.run.encryption_keys import check_keys
 from splitfed.study.run.preflight import check_grid
 from splitfed.study.run.progress import Reports, Watcher, open_watcher, relay_event
 from splitfed.study.run.runner import Json, read_result, run_cell
@@ -91,6 +92,7 @@ def run_study(
     if not trust:
         check_links(folder)
     cells = {cell.id: cell for cell in ready.grid.cells}
+    check_keys(cells.values(), folder)
     with home.lock() as lock:
         home.claim(ready.grid, ready.text)
         if not trust:  # what is trusted for one call is not the user's own for ever

@@ -112,6 +112,7 @@ def table_rows(result: Json) -> Iterator[dict[str, Any]]:
         "guarantee": result["defense"]["guarantee"],
         **{key: result[key] for key in ("seed", "schedule", "model", "data", "clients")},
         "method": result.get("method", "none"),
+        "encryption": result.get("encryption", "none"),
         **({"training_attack": result["training_attack"]} if result.get("training_attack") else {}),
     }
     if "failed" in result:
@@ -133,6 +134,9 @@ def table_rows(result: Json) -> Iterator[dict[str, Any]]:
         **{f"bytes_{kind.replace(' ', '_')}": n for kind, n in result["bytes_by_kind"].items()},
         **{key: last[key] for key in ("simulated_seconds",) if key in last},
     }
+    if sealed := (result.get("predicted") or {}).get("encryption"):
+        names = ("protocol", "parameters", "layout", "keys", "key_holder")
+        run |= {f"encryption_{name}": sealed[name] for name in names}
     if result.get("privacy"):
         ledger = result["privacy"]["ledger"]
         run |= {"epsilon": ledger["epsilon"], "delta": ledger["delta"], "promise": " | ".join(describe_ledger(ledger))}

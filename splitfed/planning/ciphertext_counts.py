@@ -1,0 +1,192 @@
+"""Work on ciphertexts, counted on shapes: how many there are, at which level, and how often each operation is done.
+
+Every operation of `splitfed.encryption` that a run uses has its counterpart here, which computes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from splitfed.encryption.ciphertexts import ROW_RESULTS, ROWS, ciphertext_count, message_bytes, next_power_of_two
+from splitfed.encryption.noise import baby_steps
+from splitfed.encryption.parameters import CkksParameters
+from splitfed.encryption.server_program import JoinProgram, ServerProgram, row_features
+
+ENCRYPTION, DECRYPTION, SAVING, LOADING = "encryption", "decryption", "saving", "loading"
+NUMBER_PRODUCT, PACKED_PRODUCT = "product with a number", "product with packed numbers"
+PACKED_WEIGHTS, CIPHERTEXT_PRODUCT = "packing of weights", "product of ciphertexts"
+RESCALING, ROTATION = "rescaling", "rotation"
+
+
+class CiphertextOperation(NamedTuple):
+    """A `kind` of work on one ciphertext that has `level` multiplications left before it."""
+
+    kind: str
+    level: int
+
+
+@dataclass(frozen=True)
+class CiphertextShape:
+    """What is known of an encrypted (`rows`, `features`) tensor without its ciphertexts.
+
+    `scale`: equal for two tensors of one level whose numbers are encoded at the same scale.
+    """
+
+    layout: str
+    rows: int
+    features: int
+    level: int
+    width: int = 0
+    scale: tuple[object, ...] = ()
+
+    def count(self, parameters: CkksParameters) -> int:
+        """Return how many ciphertexts it has."""
+        return ciphertext_count(parameters, self.layout, (self.rows, self.features), self.width)
+
+
+class CiphertextCounter:
+    """Does on shapes what the two parties of a step do on ciphertexts; `operations`: how often each was done."""
+
+    def __init__(self, parameters: CkksParameters) -> None:
+        self.parameters = parameters
+        self.operations: Counter[CiphertextOperation] = Counter()
+
+    def send_fresh(self, x: CiphertextShape) -> int:
+        """Count encryption, writing and reading of `x`; return the bytes of its message, within 1 %."""
+        self._add(ENCRYPTION, x.level, x.count(self.parameters))
+        return self._send(x)
+
+    def send_back(self, x: CiphertextShape) -> int:
+        """Count writing, reading and decryption of `x`; return the bytes of its message, within 1 %."""
+        self._add(DECRYPTION, x.level, x.count(self.parameters))
+        return self._send(x)
+
+    def linear(self, x: CiphertextShape, weight: Tensor) -> CiphertextShape:
+        """Return the product with `weight` (results, features) in plain."""
+        if x.layout == ROWS:
+            return self._linear_rows(x, weight)
+        # Weights that would be encoded as zero are left out.
+        self._add(NUMBER_PRODUCT, x.level, int((weight.abs() * 2.0**self.parameters.scale_bits >= 1).sum()))
+        self._add(RESCALING, x.level, len(weight))
+        return replace(x, features=len(weight), level=x.level - 1)
+
+    def square(self, x: CiphertextShape) -> CiphertextShape:
+        """Return the square of `x`."""
+        self._add(CIPHERTEXT_PRODUCT, x.level, x.count(self.parameters))
+        return replace(x, level=x.level - 1, scale=("square", x.scale, x.level))
+
+    def multiply(self, x: CiphertextShape, y: CiphertextShape) -> CiphertextShape:
+        """Return the product of two tensors of one shape."""
+        x, y = self._align(x, y)
+        self._add(CIPHERTEXT_PRODUCT, x.level, x.count(self.parameters))
+        return replace(x, level=x.level - 1, scale=("product", x.scale, y.scale, x.level))
+
+    def add(self, x: CiphertextShape, y: CiphertextShape) -> CiphertextShape:
+        """Return the sum of two tensors of one shape, at the lower of their levels."""
+        return self._align(x, y)[0]
+
+    def _linear_rows(self, x: CiphertextShape, weight: Tensor) -> CiphertextShape:
+        results = next_power_of_two(len(weight))
+        steps = baby_steps(results)
+        padded = torch.zeros(results, x.width, dtype=torch.float64)
+        padded[: weight.shape[0], : weight.shape[1]] = weight
+        place, number = torch.arange(x.width), torch.arange(results)[:, None]
+        largest = padded[place % results, (place + number) % x.width].abs().amax(1)
+        diagonals = int((largest * 2.0**self.parameters.scale_bits >= 1).sum())
+        # Baby steps of the input, giant steps of the sums, and halves of the rows that are added to each other.
+        rotations = min(steps, results) - 1 + -(-results // steps) - 1 + int(math.log2(x.width // results))
+        count = x.count(self.parameters)
+        self._add(PACKED_WEIGHTS, x.level, diagonals)
+        self._add(PACKED_PRODUCT, x.level, diagonals * count)
+        self._add(ROTATION, x.level, rotations * count)
+        self._add(RESCALING, x.level, count)
+        return replace(x, layout=ROW_RESULTS, features=len(weight), level=x.level - 1)
+
+    def _align(self, x: CiphertextShape, y: CiphertextShape) -> tuple[CiphertextShape, CiphertextShape]:
+        """Return `x` and `y` at one level and one scale, as `splitfed.encryption.arithmetic` brings them there."""
+        if x.level != y.level:
+            low = x if x.level < y.level else y
+            return self._lower(x, low.level, low.scale), self._lower(y, low.level, low.scale)
+        if x.scale == y.scale:
+            return x, y
+        return self._lower(x, x.level - 1, ()), self._lower(y, x.level - 1, ())
+
+    def _lower(self, x: CiphertextShape, level: int, scale: tuple[object, ...]) -> CiphertextShape:
+        if x.level > level:
+            # A product with the number 1, one level above the one that is wanted.
+            for kind in (NUMBER_PRODUCT, RESCALING):
+                self._add(kind, level + 1, x.count(self.parameters))
+        return replace(x, level=level, scale=scale)
+
+    def _send(self, x: CiphertextShape) -> int:
+        for kind in (SAVING, LOADING):
+            self._add(kind, x.level, x.count(self.parameters))
+        width = x.width or None
+        return message_bytes(self.parameters, x.layout, (x.rows, x.features), level=x.level, width=width)
+
+    def _add(self, kind: str, level: int, times: int) -> None:
+        self.operations[CiphertextOperation(kind, level)] += times
+
+
+def count_forward(
+    counter: CiphertextCounter, program: ServerProgram, x: CiphertextShape, share: CiphertextShape | None
+) -> tuple[CiphertextShape, CiphertextShape | None, list[CiphertextShape]]:
+    """Return what `ServerProgram.forward` makes of these shapes: result, inner input, and what each stage was given."""
+    given, inner = list[CiphertextShape](), None
+    for number, affine in enumerate(program.maps):
+        given.append(x)
+        if number == program.returns_inner:
+            inner = x
+        x = counter.square(x) if affine is None else counter.linear(x, affine.weight)
+        if number == program.joins and share is not None:
+            x = counter.add(x, share)
+    return x, inner, given
+
+
+def count_backward(
+    counter: CiphertextCounter,
+    program: ServerProgram,
+    given: list[CiphertextShape],
+    gradient: CiphertextShape,
+    inner: CiphertextShape | None,
+) -> tuple[CiphertextShape, CiphertextShape | None]:
+    """Return what `ServerProgram.send_back` makes of these shapes: the gradients of the input and of the share."""
+    of_share = None
+    for number, affine in reversed(tuple(enumerate(program.maps))):
+        if number == program.joins:
+            of_share = gradient
+        if affine is None:
+            gradient = counter.multiply(gradient, given[number])
+        else:
+            gradient = counter.linear(gradient, affine.weight.T)
+        if number == program.returns_inner and inner is not None:
+            gradient = counter.add(gradient, inner)
+    return gradient, of_share
+
+
+def join_forward(
+    counter: CiphertextCounter, program: JoinProgram, shapes: Sequence[CiphertextShape]
+) -> CiphertextShape:
+    """Return what `JoinProgram.forward` makes of these shapes."""
+    joined = shapes[0]
+    for shape in shapes[1:]:
+        joined = counter.add(joined, shape) if program.how == "sum" else _side_by_side(joined, shape)
+    return joined
+
+
+def join_backward(program: JoinProgram, gradient: CiphertextShape) -> list[CiphertextShape]:
+    """Return the gradients of what was joined, as `JoinProgram.send_back` has them."""
+    if program.how == "sum":
+        return [gradient] * len(program.shapes)
+    return [replace(gradient, features=row_features(shape)) for shape in program.shapes]
+
+
+def _side_by_side(x: CiphertextShape, y: CiphertextShape) -> CiphertextShape:
+    return replace(x, features=x.features + y.features)

@@ -1,0 +1,210 @@
+"""The messages of an encrypted run and its work on ciphertexts, from shapes alone, for plans.
+
+Messages are counted exactly. Bytes of a ciphertext are those that one of its parameters and level has on average: SEAL
+compresses what it writes, and single ciphertexts lie within 1 % of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+
+from splitfed.core.encryption_settings import CONSTANT_MASK, PLAIN_GRADIENT, Encryption
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Edge, Topology, member
+from splitfed.costs.bytes import value_bytes
+from splitfed.encryption.ciphertexts import BATCH, ROWS, next_power_of_two
+from splitfed.encryption.key_holder_party import MASKED_WEIGHTS, PUBLIC_CONTEXT
+from splitfed.encryption.server_program import JoinProgram, row_features
+from splitfed.planning.ciphertext_counts import (
+    CiphertextCounter,
+    CiphertextOperation,
+    CiphertextShape,
+    count_backward,
+    count_forward,
+    join_backward,
+    join_forward,
+)
+from splitfed.planning.encryption import parameters_of, programs_of
+from splitfed.secure_sum.base import Flow
+
+# The header of a public context, and the parameters that stand before its keys.
+_CONTEXT_FRAME = 350
+
+
+class EncryptedMessage(NamedTuple):
+    """A message of a step between two roles: its bytes of ciphertexts, and its bytes of numbers in plain.
+
+    `ahead`: whether rows that pass forward without a training step send it too.
+    """
+
+    kind: str
+    sender: str
+    receiver: str
+    ciphertext_bytes: int
+    plain_bytes: int = 0
+    ahead: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """All its bytes."""
+        return self.ciphertext_bytes + self.plain_bytes
+
+
+class EncryptedStep(NamedTuple):
+    """What a training step takes: its messages, in an order that rows do not change, and its operations."""
+
+    messages: tuple[EncryptedMessage, ...]
+    operations: Mapping[CiphertextOperation, int]
+
+
+class EncryptedSteps:
+    """The steps of a replica of `topology`, which validation has settled; `facts`: of it."""
+
+    def __init__(self, topology: Topology, facts: Facts) -> None:
+        assert topology.encryption is not None
+        self._topology, self._facts = topology, facts
+        self._settings: Encryption = topology.encryption
+        self.parameters = parameters_of(topology)
+        self._programs = programs_of(topology, facts)
+        self._steps: dict[int, EncryptedStep] = {}
+
+    def step(self, rows: int) -> EncryptedStep:
+        """Return what a training step of `rows` >= 1 rows takes."""
+        if rows not in self._steps:
+            self._steps[rows] = self._count(rows)
+        return self._steps[rows]
+
+    def size(self, number: int, rows: int) -> int:
+        """Return the bytes of message `number` of a step of `rows` rows."""
+        return self.step(rows).messages[number].bytes
+
+    def _count(self, rows: int) -> EncryptedStep:
+        counter = CiphertextCounter(self.parameters)
+        made = self._walk(counter, rows)
+        messages = [m for edge in self._topology.crossings for m in self._messages(counter, edge, made, rows)]
+        return EncryptedStep(tuple(messages), {one: times for one, times in counter.operations.items() if times})
+
+    def _walk(self, counter: CiphertextCounter, rows: int) -> dict[tuple[str, str], CiphertextShape]:
+        """Return what the server makes, by kind and value: activations, and gradients where it sends ciphertexts."""
+        made: dict[tuple[str, str], CiphertextShape] = {}
+        stages: dict[str, list[CiphertextShape]] = {}
+        for name, program in self._programs.items():
+            segment = self._topology.segment(name)
+            shapes = [made.get(("activation", v)) or self._fresh(name, v, rows) for v in segment.inputs]
+            if isinstance(program, JoinProgram):
+                results = [join_forward(counter, program, shapes)]
+            else:
+                share = shapes[1] if len(shapes) > 1 else None
+                result, inner, stages[name] = count_forward(counter, program, shapes[0], share)
+                results = [result, *([] if inner is None else [inner])]
+            made |= {("activation", value): shape for value, shape in zip(segment.outputs, results, strict=True)}
+        for name in reversed(self._programs) if not self._settings.leaks else ():
+            self._walk_back(counter, name, made, stages.get(name, []), rows)
+        return made
+
+    def _walk_back(
+        self,
+        counter: CiphertextCounter,
+        name: str,
+        made: dict[tuple[str, str], CiphertextShape],
+        given: list[CiphertextShape],
+        rows: int,
+    ) -> None:
+        """Add the gradients of what the server's segment `name` has read to what it `made`."""
+        segment, program = self._topology.segment(name), self._programs[name]
+        leaving = [edge for edge in self._topology.crossings if edge.source == name]
+        sent = {value for edge in leaving for value in self._facts.returned(self._topology, edge)}
+        slopes: list[CiphertextShape] = []
+        for value in segment.outputs:
+            arrived = [self._fresh(name, value, rows)] if value in sent else []
+            # Of what other segments of the server have read, the gradient is the server's own.
+            found = [*arrived, *([made["gradient", value]] if ("gradient", value) in made else [])]
+            slopes += [found[0] if len(found) == 1 else counter.add(*found)] if found else []
+        if not slopes:
+            return
+        if isinstance(program, JoinProgram):
+            gradients = join_backward(program, slopes[0])
+        else:
+            inner = slopes[1] if len(slopes) > 1 else None
+            of_input, of_share = count_backward(counter, program, given, slopes[0], inner)
+            gradients = [of_input, *([] if of_share is None else [of_share])]
+        for value, shape in zip(segment.inputs, gradients, strict=False):
+            known = made.get(("gradient", value))
+            made["gradient", value] = shape if known is None else counter.add(known, shape)
+
+    def _messages(
+        self, counter: CiphertextCounter, edge: Edge, made: Mapping[tuple[str, str], CiphertextShape], rows: int
+    ) -> Iterator[EncryptedMessage]:
+        """Yield the messages that cross on `edge` in a step."""
+        source, target = self._topology.role_of(edge.source), self._topology.role_of(edge.target)
+        ahead = not self._topology.serving.isdisjoint(self._topology.readers(edge))
+        returned = self._facts.returned(self._topology, edge)
+        plain = sum(value_bytes(self._facts, value) for value in returned) * rows if self._settings.leaks else 0
+        masks = self._settings.protocol == CONSTANT_MASK
+        if source in self._settings.holders:
+            sealed = sum(counter.send_fresh(self._fresh(edge.target, value, rows)) for value in edge.values)
+            if masks:
+                sealed += sum(counter.send_fresh(self._transposed(value, rows)) for value in edge.values)
+            yield EncryptedMessage("activation", source, target, sealed, ahead=ahead)
+            back = 0 if plain else sum(counter.send_back(made["gradient", value]) for value in returned)
+        else:
+            sealed = sum(counter.send_back(made["activation", value]) for value in edge.values)
+            yield EncryptedMessage("activation", source, target, sealed, ahead=ahead)
+            back = 0 if plain else sum(counter.send_fresh(self._fresh(edge.source, v, rows)) for v in returned)
+            plain += self._beside(edge.source) if returned and not masks and self._settings.leaks else 0
+        if returned:
+            yield EncryptedMessage("gradient", target, source, back, plain)
+        if returned and masks and source not in self._settings.holders:
+            yield from self._masked_weights(counter, edge.source, target, rows)
+
+    def _masked_weights(
+        self, counter: CiphertextCounter, segment: str, holder: str, rows: int
+    ) -> Iterator[EncryptedMessage]:
+        """Yield the weights behind the mask on their way to the key holder, and their numbers on the way back."""
+        server, (given,) = self._topology.segment(segment).role, self._topology.segment(segment).inputs
+        results = self._features(self._topology.segment(segment).outputs[0])
+        # What the slopes of the rows are is not known: none of them is taken for zero.
+        stepped = counter.linear(self._transposed(given, rows), torch.ones(results, rows))
+        yield EncryptedMessage(MASKED_WEIGHTS, server, holder, counter.send_back(stepped))
+        numbers = results * self._features(given)
+        yield EncryptedMessage(MASKED_WEIGHTS, holder, server, 0, numbers * torch.float32.itemsize)
+
+    def _beside(self, segment: str) -> int:
+        """Return the bytes of the gradients of weight and bias that the key holder sends beside that of the result."""
+        assert self._settings.protocol == PLAIN_GRADIENT
+        (given,), (result,) = self._topology.segment(segment).inputs, self._topology.segment(segment).outputs
+        return self._features(result) * (self._features(given) + 1) * self._facts.dtypes[result].itemsize
+
+    def _fresh(self, segment: str, value: str, rows: int) -> CiphertextShape:
+        """Return `value` as the key holder encrypts it for the server's `segment`."""
+        layout, width = self._settings.layout, 0
+        if layout == ROWS:
+            # As `splitfed.encryption.run_parties` has it: what goes in or comes out, whichever is wider.
+            ends = (*self._topology.segment(segment).inputs, *self._topology.segment(segment).outputs)
+            width = next_power_of_two(max(self._features(end) for end in ends))
+        return CiphertextShape(layout, rows, self._features(value), self.parameters.depth, width)
+
+    def _transposed(self, value: str, rows: int) -> CiphertextShape:
+        return CiphertextShape(BATCH, self._features(value), rows, self.parameters.depth)
+
+    def _features(self, value: str) -> int:
+        return row_features(self._facts.shapes[value])
+
+
+def context_flows(topology: Topology, replicas: int) -> Iterator[Flow]:
+    """Yield the public contexts of a run of `replicas` clients, which are sent before its first step."""
+    settings = topology.encryption
+    if settings is None:
+        return
+    parameters = parameters_of(topology)
+    size = _CONTEXT_FRAME + parameters.public_key_bytes + parameters.relinearization_key_bytes
+    if settings.layout == ROWS:
+        size += parameters.galois_key_bytes
+    first = settings.holders[0]
+    for replica in range(1 if settings.keys == "shared" else replicas):
+        for role in topology.roles:
+            if role not in settings.holders:
+                yield PUBLIC_CONTEXT, member(first, replica), role, size
