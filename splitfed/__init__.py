@@ -60,9 +60,16 @@ if TYPE_CHECKING:
     from splitfed.data.federation import Federation
     from splitfed.schedules.base import LocalUpdate
     from splitfed.stats import dependence
+    from splitfed.study.run.audit import audit_run as audit
+    from splitfed.study.run.loading import load
+    from splitfed.study.run.python_study import PreparedStudy, StudyResults, load_study
+    from splitfed.study.run.python_study import build_study as study
+    from splitfed.training.callbacks import Callback
+    from splitfed.training.early_stopping import EarlyStopping
     from splitfed.training.entry_point import train
     from splitfed.training.run import AttackResult, Run
     from splitfed.training.settings import Adversaries, Evaluation, Logging
+    from splitfed.training.writers import CsvWriter, TensorBoardWriter, WandbWriter
 
 __version__ = "0.1.0"
 
@@ -80,6 +87,8 @@ _MODULES = {
     "models": "models",
     "poisoning": "poisoning",
     "schedules": "schedules",
+    # Called, it builds one: see `splitfed.study.StudyPackage`.
+    "study": "study",
     "topologies": "topologies",
 }
 _NAMES = {
@@ -88,11 +97,14 @@ _NAMES = {
     "Attack": "attacks.base",
     "AttackResult": "training.run",
     "Calibrated": "core.defense",
+    "Callback": "training.callbacks",
     "Codec": "core.defense",
     "Context": "core.defense_context",
+    "CsvWriter": "training.writers",
     "CutPlace": "core.cut_places",
     "Dataset": "data.dataset",
     "Defense": "core.defense",
+    "EarlyStopping": "training.early_stopping",
     "Edge": "core.topology",
     "Evaluation": "training.settings",
     "Federation": "data.federation",
@@ -111,6 +123,7 @@ _NAMES = {
     "NonFinite": "core.errors",
     "Optim": "core.optimizers",
     "PenaltyDefense": "core.defense",
+    "PreparedStudy": "study.run.python_study",
     "ReceiverPenaltyDefense": "core.defense",
     "Recording": "core.messages",
     "ReleaseDefense": "core.defense",
@@ -118,19 +131,27 @@ _NAMES = {
     "Segment": "core.topology",
     "Speeds": "costs.speeds",
     "SplitfedError": "core.errors",
+    "StudyResults": "study.run.python_study",
     "Task": "core.tasks",
     "TaskWeightDefense": "core.defense",
+    "TensorBoardWriter": "training.writers",
     "Topology": "core.topology",
     "View": "core.messages",
+    "WandbWriter": "training.writers",
     "WeightDefense": "core.defense",
+    "audit": "study.run.audit",
     "binary": "core.tasks",
     "classification": "core.tasks",
     "cut": "core.cutting",
     "cut_places": "core.cut_places",
+    "load": "study.run.loading",
+    "load_study": "study.run.python_study",
     "model_task": "core.model_loss",
     "regression": "core.tasks",
     "train": "training.entry_point",
 }
+_CALLED = {"audit": "audit_run"}
+"""Name -> how its own module calls it."""
 
 __all__ = [
     "Accounted",
@@ -138,11 +159,14 @@ __all__ = [
     "Attack",
     "AttackResult",
     "Calibrated",
+    "Callback",
     "Codec",
     "Context",
+    "CsvWriter",
     "CutPlace",
     "Dataset",
     "Defense",
+    "EarlyStopping",
     "Edge",
     "Evaluation",
     "Federation",
@@ -161,6 +185,7 @@ __all__ = [
     "NonFinite",
     "Optim",
     "PenaltyDefense",
+    "PreparedStudy",
     "ReceiverPenaltyDefense",
     "Recording",
     "ReleaseDefense",
@@ -168,14 +193,18 @@ __all__ = [
     "Segment",
     "Speeds",
     "SplitfedError",
+    "StudyResults",
     "Task",
     "TaskWeightDefense",
+    "TensorBoardWriter",
     "Topology",
     "View",
+    "WandbWriter",
     "WeightDefense",
     "aggregation",
     "annealing",
     "attacks",
+    "audit",
     "binary",
     "classification",
     "costs",
@@ -186,12 +215,15 @@ __all__ = [
     "dependence",
     "detectors",
     "federated",
+    "load",
+    "load_study",
     "matching",
     "model_task",
     "models",
     "poisoning",
     "regression",
     "schedules",
+    "study",
     "topologies",
     "train",
 ]
@@ -205,7 +237,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"splitfed.{_MODULES[name]}")
     if name in _NAMES:
-        value = getattr(import_module(f"splitfed.{_NAMES[name]}"), name)
+        value = getattr(import_module(f"splitfed.{_NAMES[name]}"), _CALLED.get(name, name))
         # Found once, it is found without this function from now on.
         globals()[name] = value
         return value

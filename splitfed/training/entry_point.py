@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,6 +26,7 @@ from splitfed.poisoning import injection
 from splitfed.poisoning.injection import poison_data
 from splitfed.schedules.base import LocalUpdate, Schedule
 from splitfed.threats.training_time import check_questions, place_attacks
+from splitfed.training.arguments import read_arguments, write_arguments
 from splitfed.training.callbacks import check_deciding, committed_ledger, deciding, describe_callbacks
 from splitfed.training.description import describe
 from splitfed.training.detectors import place_detectors
@@ -70,19 +72,59 @@ def train(
     written, for anything that does not fit, and `NonFinite` when training diverges.
     """
     check_count("rounds", rounds, low=1)
-    prepared = prepare(
-        topology,
-        poison_data(data, adversaries.poisonings, seed),
-        schedule=schedule,
-        defenses=defenses,
-        optimizer=optimizer,
-        training=local.training(batch_size, seed),
-        method=method,
-    )
-    run = open_run(prepared, rounds, device, adversaries, evaluation, logging)
+    arguments = {
+        "schedule": schedule,
+        "method": method,
+        "defenses": defenses,
+        "batch_size": batch_size,
+        "optimizer": optimizer,
+        "seed": seed,
+        "device": device,
+        "local": local,
+        "adversaries": adversaries,
+        "evaluation": evaluation,
+    }
+    run = begin_run(topology, data, rounds, arguments, logging)
     assert run.plan is not None
     train_rounds(run, run.plan)
     return run
+
+
+def begin_run(
+    topology: Topology | Sequence[Topology],
+    data: Federation,
+    rounds: int,
+    arguments: Mapping[str, Any],
+    logging: Logging,
+) -> Run:
+    """Return the run of `train` with these `arguments` as far as its folder has it, before its next round."""
+    adversaries, evaluation, device = (arguments[name] for name in ("adversaries", "evaluation", "device"))
+    prepared = prepare(
+        topology,
+        poison_data(data, adversaries.poisonings, arguments["seed"]),
+        schedule=arguments["schedule"],
+        defenses=arguments["defenses"],
+        optimizer=arguments["optimizer"],
+        training=arguments["local"].training(arguments["batch_size"], arguments["seed"]),
+        method=arguments["method"],
+    )
+    run = open_run(prepared, rounds, device, adversaries, evaluation, logging)
+    if run.folder is not None:
+        kept = {"record": logging.record, "link": logging.link, "callbacks": tuple(deciding(logging.callbacks))}
+        write_arguments(run.folder.path, {**arguments, **kept})
+    return run
+
+
+def load_run(folder: Path, topology: Topology | Sequence[Topology], data: Federation, given: Mapping[str, Any]) -> Run:
+    """Return the run of `train` in `folder` at its newest checkpoint, trained on `data`; nothing is trained.
+
+    `topology` and `data` are those that it was trained with, the model with the weights it had before; `given`: what
+    the folder could not keep, by the names of `train`, and "callbacks", "record" and "link" of `Logging`.
+    """
+    arguments = read_arguments(folder, given)
+    kept = {name: arguments.pop(name) for name in ("record", "link", "callbacks")}
+    rounds = RunFolder(folder).read_definition()["rounds"]
+    return begin_run(topology, data, rounds, arguments, Logging(folder, resume=True, **kept))
 
 
 def open_run(

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from splitfed.core.errors import InvalidInput
+from splitfed.engines.base import FED
 from splitfed.threats.evaluator import AttackResult
 
 if TYPE_CHECKING:
@@ -72,13 +73,18 @@ class RunPlots:
 
     def traffic(self) -> Figure:
         """Draw the bytes that crossed in training: by kind of message, from whom to whom."""
+        from matplotlib.ticker import EngFormatter
+
         totals: dict[tuple[str, str], dict[str, int]] = {}
         parties = self._run.engine.parties
         for flow, (_, nbytes) in self._run.engine.traffic.flows.items():
             if flow.phase == "train":
                 # Clients of one role are one bar: there may be thousands.
-                ends = tuple(parties[end].role if end in parties else end for end in (flow.sender, flow.receiver))
-                kinds = totals.setdefault((ends[0], ends[1]), {})
+                sender, receiver = (
+                    "aggregation server" if end == FED else parties[end].role if end in parties else end
+                    for end in (flow.sender, flow.receiver)
+                )
+                kinds = totals.setdefault((sender, receiver), {})
                 kinds[flow.kind] = kinds.get(flow.kind, 0) + nbytes
         if not totals:
             raise InvalidInput("nothing crossed in training: there is no traffic to plot")
@@ -89,7 +95,8 @@ class RunPlots:
             widths = [kinds.get(kind, 0) for kinds in totals.values()]
             axis.barh(names, widths, left=left, label=kind)
             left = [a + b for a, b in zip(left, widths, strict=True)]
-        axis.set(xlabel="bytes")
+        axis.xaxis.set_major_formatter(EngFormatter(unit="B"))
+        axis.set(xlabel="crossed in training")
         axis.legend()
         return figure
 
