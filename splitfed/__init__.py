@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from splitfed.training.callbacks import Callback
     from splitfed.training.early_stopping import EarlyStopping
     from splitfed.training.entry_point import train
+    from splitfed.training.progress_bar import ProgressBar
     from splitfed.training.run import AttackResult, Run
     from splitfed.training.settings import Adversaries, Evaluation, Logging
     from splitfed.training.writers import CsvWriter, TensorBoardWriter, WandbWriter
@@ -124,6 +125,7 @@ _NAMES = {
     "Optim": "core.optimizers",
     "PenaltyDefense": "core.defense",
     "PreparedStudy": "study.run.python_study",
+    "ProgressBar": "training.progress_bar",
     "ReceiverPenaltyDefense": "core.defense",
     "Recording": "core.messages",
     "ReleaseDefense": "core.defense",
@@ -186,6 +188,7 @@ __all__ = [
     "Optim",
     "PenaltyDefense",
     "PreparedStudy",
+    "ProgressBar",
     "ReceiverPenaltyDefense",
     "Recording",
     "ReleaseDefense",

@@ -71,7 +71,7 @@ class Callback:
         """Act after the checkpoint of a round was written into `folder`; never called without a folder."""
 
     def on_end(self, run: Run) -> None:
-        """Act after the last round that is trained now."""
+        """Act when no more rounds are trained now, also where training was broken off by an error."""
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs of it: plain values and tensors; kept in every checkpoint."""

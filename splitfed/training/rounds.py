@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -36,21 +37,21 @@ class RunPlan:
 
 def train_rounds(run: Run, plan: RunPlan) -> None:
     """Train the rounds of `plan` that the run has not had yet; it ends early where a callback says so."""
-    for callback in run.callbacks:
-        callback.on_start(run)
-    for number in range(len(run.history), plan.rounds):
-        if run.stopped is not None:
-            break
-        metrics = _train_round(run, plan, number)
-        _end_round(run, plan, metrics)
-        if run.folder is not None:
-            path = run.folder.save(run, metrics)
-            for callback in run.callbacks:
-                callback.on_checkpoint(run, path)
-        if plan.logging.progress is not None:
-            plan.logging.progress(number + 1, plan.rounds, metrics)
-    for callback in run.callbacks:
-        callback.on_end(run)
+    with ExitStack() as ends:
+        for callback in run.callbacks:
+            callback.on_start(run)
+            ends.callback(callback.on_end, run)
+        for number in range(len(run.history), plan.rounds):
+            if run.stopped is not None:
+                break
+            metrics = _train_round(run, plan, number)
+            _end_round(run, plan, metrics)
+            if run.folder is not None:
+                path = run.folder.save(run, metrics)
+                for callback in run.callbacks:
+                    callback.on_checkpoint(run, path)
+            if plan.logging.progress is not None:
+                plan.logging.progress(number + 1, plan.rounds, metrics)
 
 
 def check_longer(run: Run, plan: RunPlan, rounds: int | None) -> int:

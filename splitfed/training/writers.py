@@ -177,5 +177,6 @@ def _load_extra(module: str, extra: str) -> Any:
     """Return the module; refuse in a line where its package is missing."""
     try:
         return import_module(module)
-    except ImportError:
-        raise InvalidInput(f"the package {extra} is missing: install splitfed[{extra}]") from None
+    except ImportError as error:
+        why = " ".join(str(error).split())
+        raise InvalidInput(f"the package {extra} cannot be imported ({why}): install splitfed[{extra}]") from error
