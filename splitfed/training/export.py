@@ -45,13 +45,13 @@ def export(run: Run, model: Model, client: int | None = None) -> Model:
     state, wanted = state_of(run, client), model.state_dict()
     missing, more = [n for n in wanted if n not in state], [n for n in state if n not in wanted]
     name = type(model).__name__
-    if missing:
-        raise InvalidInput(f"{name} has {missing[0]!r}{_more(missing)}, which the run has not trained")
     if more:
         raise InvalidInput(
             f"the run has trained {more[0]!r}{_more(more)}, which {name} has not: a layer that a method or a defense "
             "put in, or another model; run.state_dict() has all of it"
         )
+    if missing:
+        raise InvalidInput(f"{name} has {missing[0]!r}{_more(missing)}, which the run has not trained")
     for key, tensor in wanted.items():
         if isinstance(tensor, Tensor) and tensor.shape != state[key].shape:
             raise InvalidInput(

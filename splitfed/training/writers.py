@@ -139,7 +139,8 @@ class WandbWriter(Callback):
 
     def on_round_end(self, run: Run, metrics: Mapping[str, Any]) -> None:
         """Log the numbers of the round."""
-        self._run.log(dict(_scalars(metrics)), step=metrics["round"])
+        # Left to itself a round is kept back until the next one comes.
+        self._run.log(dict(_scalars(metrics)), step=metrics["round"], commit=True)
 
     def on_attack_end(self, run: Run, result: AttackResult) -> None:
         """Log the mean scores of the attack, as a summary."""
