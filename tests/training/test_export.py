@@ -93,4 +93,4 @@ def test_another_model_is_refused_and_left_as_it_was() -> None:
 def test_layers_of_a_defense_are_no_part_of_the_users_model() -> None:
     run = go(vanilla(Net(), "norm1"), clients=1, defenses=sf.defenses.Mid())
     assert_refuses(lambda: run.export(Net()), "which Net has not: a layer that a method or a defense put in")
-    assert set(Net().state_dict()) < set(run.state_dict())
+    assert [name for name in run.state_dict() if ".layers." in name]
