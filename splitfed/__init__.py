@@ -88,7 +88,7 @@ _MODULES = {
     "models": "models",
     "poisoning": "poisoning",
     "schedules": "schedules",
-    # Called, it builds one: see `splitfed.study.StudyPackage`.
+    # Called, it builds one: see `splitfed/study/__init__.py`.
     "study": "study",
     "topologies": "topologies",
 }

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 
-class StudyPackage(ModuleType):
+class _StudyPackage(ModuleType):
     """A package that can be called: importing one of its modules would hide a function of its name."""
 
     def __call__(self, name: str = "study", **tables: Any) -> Any:
@@ -19,4 +19,4 @@ class StudyPackage(ModuleType):
         return import_module(f"{__name__}.run.python_study").build_study(name, **tables)
 
 
-sys.modules[__name__].__class__ = StudyPackage
+sys.modules[__name__].__class__ = _StudyPackage
