@@ -50,7 +50,8 @@ class EarlyStopping(Callback):
         """Return why training ends, where the last `patience` scored rounds brought nothing better."""
         if "validation" not in metrics:
             return None
-        sign = 1.0 if run.data.task.higher_is_better else -1.0
+        task = run.engine.topology.scored[0].task
+        sign = -1.0 if task is not None and not task.higher_is_better else 1.0
         best, waited = None, 0
         for entry in run.history:
             if (score := (entry.get("validation") or {}).get("union")) is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,17 @@ def test_early_stopping_by_hand(scores: list[float | None], least: float, ends: 
     assert (said is not None) == ends
     if said:
         assert said.startswith("validation accuracy no better than 0.5 for 2 scored rounds")
+
+
+def test_early_stopping_follows_the_direction_of_the_metric() -> None:
+    """An error that falls, .9, .5 and .4, gets better all the time."""
+    rows = toy_data(80)
+    error = replace(rows.task, metric=lambda output, y: 0.5, metric_name="error", higher_is_better=False)
+    run = go(rounds=1, data=replace(rows, task=error).clients(2, auxiliary=8, victims=4))
+    stopping = sf.EarlyStopping(patience=2)
+    for scores, ends in (([0.9, 0.5, 0.4], False), ([0.4, 0.5, 0.9], True)):
+        run.history[:] = history(scores)
+        assert (stopping.on_round_end(run, run.history[-1]) is not None) == ends
 
 
 def test_early_stopping_ends_the_run_and_a_resumed_one_ends_there_too(tmp_path: Path) -> None:

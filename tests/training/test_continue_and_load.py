@@ -85,7 +85,9 @@ def test_a_continued_run_goes_on_in_its_folder_after_a_crash_too(tmp_path: Path)
     assert_refuses(lambda: go(2, tmp_path / "run", resume=True), "holds another run: its rounds is 5, not 2")
     loaded = sf.load(tmp_path / "run", model(), data())
     assert len(loaded.history) == 3
+    loaded.continue_training(1)
     loaded.continue_training()
+    assert len(loaded.history) == 5, "those that were planned"
     assert_same(whole_state(loaded), whole_state(go(5)))
     again = go(5, tmp_path / "run", resume=True)
     assert_same(whole_state(again), whole_state(loaded))
