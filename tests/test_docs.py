@@ -32,8 +32,9 @@ from tests.study.examples import write
 TEXT = README.read_text("utf-8")
 EXAMPLES = {
     "README.md": 1,
-    **{f"{page}.md": 1 for page in ("attacks", "costs", "encryption", "methods", "poisoning", "privacy", "topologies")},
-    "data.md": 2,
+    **{f"{page}.md": 1 for page in ("attacks", "costs", "methods", "poisoning", "privacy", "topologies")},
+    "data.md": 3,
+    "encryption.md": 3,
     "results-and-resume.md": 1,
     "models.md": 3,
     "python-api.md": 4,
@@ -159,8 +160,14 @@ def test_the_example_of_tokens_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_vertical_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(execute(example("data.md", 1))["found"].dataset) == 200
+    assert len(execute(example("data.md", 2))["found"].dataset) == 200
     assert "200" in capsys.readouterr().out
+
+
+def test_the_example_of_beats_trains_with_one_linear_layer_at_the_server() -> None:
+    names = execute(example("data.md", 1))
+    assert [name for name, _ in names["topology"].segment("middle").module.named_children()] == ["fc1"]
+    assert names["run"].accuracy > 0.7
 
 
 @pytest.mark.exhaustive
@@ -204,8 +211,18 @@ def test_clients_in_parallel_take_less_time_on_the_costs_page(capsys: pytest.Cap
     assert parallel < sequential
 
 
-def test_the_layer_of_the_encryption_page_agrees_to_what_it_states() -> None:
+def test_the_run_of_the_encryption_page_gives_its_weights_back() -> None:
     names = execute(example("encryption.md"))
+    with torch.no_grad():
+        before = {name: weight.clone() for name, weight in names["model"].state_dict().items()}
+    exec(example("encryption.md", 1), names)
+    x, y = (getattr(names["data"].clients[0].test, part) for part in ("x", "y"))
+    assert float((names["model"](x).argmax(1) == y).float().mean()) == pytest.approx(names["run"].accuracy)
+    assert not all(torch.equal(before[name], weight) for name, weight in names["model"].state_dict().items())
+
+
+def test_the_layer_of_the_encryption_page_agrees_to_what_it_states() -> None:
+    names = execute(example("encryption.md", 2))
     assert names["error"] <= names["logits"].precision < 1e-3
     # Of the key holder's names only these two reach the server.
     assert (

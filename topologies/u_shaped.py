@@ -11,6 +11,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
@@ -25,17 +26,19 @@ def u_shaped(
     example: Tensor | Mapping[str, Tensor] | None = None,
     output: str | None = None,
     sent_inputs: Sequence[str] | None = None,
+    encryption: Encryption | None = None,
 ) -> Topology:
     """Cut `model` after the submodules `cuts`, an even number of them: client and server take turns along it.
 
     Two cuts give bottom and head at the client, middle at the server; every two more another round trip. Labels and
     loss stay with the client. `task` defaults to that of the data. `example`: rows of the input; `output`: which
     result of the model, of several; `sent_inputs`: inputs that the server may read; all three as for `splitfed.cut`.
+    `encryption`: the client's keys, under which the server computes on ciphertexts alone; None: everything in plain.
     "auto" takes two cheap cuts by the rule of `splitfed.topologies.auto_cuts`.
     """
     if asks_auto(model, cuts):
         return with_auto_cuts(
-            *(model, example, 2, lambda two: u_shaped(model, two, task, example, output, sent_inputs)),
+            *(model, example, 2, lambda two: u_shaped(model, two, task, example, output, sent_inputs, encryption)),
             output=output,
             sent_inputs=sent_inputs,
             client_ends=True,
@@ -49,4 +52,4 @@ def u_shaped(
     roles = [("client", "server")[i % 2] for i in range(len(cuts) + 1)]
     segments = cut_in_roles(model, tuple(cuts), names, roles, example, output, (), sent_inputs)
     head = Head(only_output(segments), "client", "client", task)
-    return Topology("u_shaped", segments, model_inputs(segments, "client"), (head,))
+    return Topology("u_shaped", segments, model_inputs(segments, "client"), (head,), encryption=encryption)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any, Literal
 
 from splitfed.aggregation.base import AggregationRule
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.registry import load
+from splitfed.secure_sum.base import SecureSumPlan
+from splitfed.secure_sum.encrypted_sum import EncryptedSum
 from splitfed.secure_sum.plan import SecureSum
+
+SECURE_SUMS: Mapping[str, type[SecureSum] | type[EncryptedSum]] = MappingProxyType(
+    {"masks": SecureSum, "ckks": EncryptedSum}
+)
+"""Name -> kind of secure sum."""
 
 
 def aggregation_of(given: object, find: Callable[[str, str], Any] = load) -> AggregationRule:
@@ -24,13 +32,23 @@ def aggregation_of(given: object, find: Callable[[str, str], Any] = load) -> Agg
     return kind(**parameters_of_table(f"parameter of aggregation rule {table['name']!r}", kind, table, "name"))
 
 
-def secure_of(given: object) -> SecureSum | Literal[False]:
-    """Return the secure sum that is meant; False for none."""
-    if isinstance(given, (SecureSum, bool)):
+def secure_of(given: object) -> SecureSumPlan | Literal[False]:
+    """Return the secure sum that is meant; False for none.
+
+    `given`: a plan, true (by masks) or false, a name ("masks", "ckks"), or a table of a plan's parameters, in which
+    `name` says which kind (default "masks"). Raises `InvalidInput` for anything else.
+    """
+    if isinstance(given, (SecureSumPlan, bool)):
         return SecureSum() if given is True else given
-    if not isinstance(given, Mapping):
-        raise InvalidInput(f"secure={given!r} is not allowed; expected true, false, a table, or a SecureSum")
-    return SecureSum(**parameters_of_table("parameter of secure", SecureSum, given))
+    table = {"name": given} if isinstance(given, str) else given
+    if not isinstance(table, Mapping) or table.get("name", "masks") not in SECURE_SUMS:
+        names = ", ".join(repr(name) for name in SECURE_SUMS)
+        raise InvalidInput(
+            f"secure={given!r} is not allowed; expected true, false, {names}, a table with such a name, or a "
+            "SecureSumPlan"
+        )
+    kind = SECURE_SUMS[table.get("name", "masks")]
+    return kind(**parameters_of_table("parameter of secure", kind, table, "name"))
 
 
 def named_table(what: str, given: object, others: str) -> Mapping[str, Any]:

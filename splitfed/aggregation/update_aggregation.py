@@ -13,21 +13,22 @@ from splitfed.aggregation.lookup import aggregation_of, parameters_of_table, sec
 from splitfed.aggregation.participants import check_part, is_count, part_of
 from splitfed.aggregation.server_steps import Memory, ServerStep, server_step_of
 from splitfed.core.errors import InvalidInput
-from splitfed.secure_sum.plan import SecureSum
+from splitfed.secure_sum.base import SecureSumPlan
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateAggregation:
     """`rule`: a name among the aggregation rules, a table with the name and its parameters, or an `AggregationRule`.
 
-    `secure`: whether the aggregation server is to learn the sum of the uploads alone (true, a table of `SecureSum`'s
-    parameters, or one). `quorum`: how many clients, a number or a fraction of those asked, must finish a round; where
-    fewer do, nobody uploads and what the aggregation server holds stays what it was. `server_step`: how the aggregation
-    server moves towards the aggregate (a name, a table, or a `ServerStep`); None: the aggregate is what it holds.
+    `secure`: whether the aggregation server is to learn the sum of the uploads alone: true or "masks", "ckks", a table
+    with such a name and parameters, or a `SecureSumPlan`. `quorum`: how many clients, a number or a fraction of those
+    asked, must finish a round; where fewer do, nobody uploads and what the aggregation server holds stays what it was.
+    `server_step`: how the aggregation server moves towards the aggregate (a name, a table, or a `ServerStep`); None:
+    the aggregate is what it holds.
     """
 
     rule: str | Mapping[str, Any] | AggregationRule = "mean"
-    secure: bool | Mapping[str, Any] | SecureSum = False
+    secure: bool | str | Mapping[str, Any] | SecureSumPlan = False
     quorum: int | float = 1
     server_step: str | Mapping[str, Any] | ServerStep | None = None
 
@@ -45,7 +46,7 @@ class UpdateAggregation:
         return aggregation_of(self.rule)
 
     @property
-    def sum(self) -> SecureSum | None:
+    def sum(self) -> SecureSumPlan | None:
         """The secure sum; None where uploads cross in the clear."""
         return secure_of(self.secure) or None
 

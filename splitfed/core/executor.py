@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -30,6 +30,25 @@ class Link(Protocol):
 
     def deliver(self, message: Message) -> Message:
         """Carry `message` to its receiver."""
+
+
+@runtime_checkable
+class AskingParty(Protocol):
+    """A party that may ask another one something at the end of a training step, and takes the answer."""
+
+    def ask(self, replica: int) -> Message | None:
+        """Return the question at the end of the step of `replica`, None where there is none."""
+
+    def hear(self, message: Message) -> None:
+        """Take the answer."""
+
+
+@runtime_checkable
+class AnsweringParty(Protocol):
+    """A party that answers."""
+
+    def answer(self, message: Message) -> Message:
+        """Return the answer to a question that has arrived."""
 
 
 Combine = Callable[[str, dict[int, Message]], dict[int, Message]]
@@ -56,8 +75,8 @@ class ClientReplica:
 
         `walk`: each segment with its party, in order; `graded`: the segments that end in a head, with that head and the
         names of the parties that its labels pass; `exchanges_norms`: whether parties of this replica send each other
-        the norms of their gradients. `guarded`: whether some party takes a row whose gradient is not finite for zeros;
-        a step that stopped there would tell of that row.
+        the norms of their gradients; `asking`: the parties that need an answer at the end of a step. `guarded`: whether
+        some party takes a row whose gradient is not finite for zeros; a step that stopped there would tell of that row.
         """
         self.peers = {role: party.name for role, party in self.parties.items()}
         self.members = tuple(self.parties.values())
@@ -72,6 +91,7 @@ class ClientReplica:
         self.exchanges_norms = any(
             party.state.privatizer is not None and bool(party.state.privatizer.tells) for party in self.members
         )
+        self.asking = tuple(party for party in self.members if isinstance(party, AskingParty))
 
     def stamp(self, phase: str, epoch: int, step: int, part: str = "train") -> Stamp:
         """Return what the messages of a step of this replica carry."""
@@ -100,6 +120,9 @@ def exchange_together(turns: Sequence[Turn], link: Link, combine: Combine | None
             forward(replica, link, batch, stamp, crossed, scale)
             losses.append(_losses(replica, link, stamp) if batch.task else {})
         backward(turns, link, crossed, combine)
+        for replica, _, stamp, _ in turns:
+            for asking in replica.asking:
+                crossed += _answer(replica, asking, link, stamp)
     finally:
         for replica, _, stamp, _ in turns:
             for party in replica.members:
@@ -243,6 +266,19 @@ def _exchange_norms(replica: ClientReplica, link: Link, stamp: Stamp) -> None:
     for party in replica.parties.values():
         for message in party.tell_norms(stamp, replica.peers):
             replica.parties[message.edge.partition("->")[2]].hear_norms(link.deliver(message))
+
+
+def _answer(replica: ClientReplica, party: AskingParty, link: Link, stamp: Stamp) -> list[Message]:
+    """Carry what `party` asks at the end of a step to who answers, and the answer back; return what has crossed."""
+    question = party.ask(stamp.replica)
+    if question is None:
+        return []
+    arrived = link.deliver(question)
+    who = next(p for p in replica.members if p.name == question.receiver)
+    assert isinstance(who, AnsweringParty)
+    answer = link.deliver(who.answer(arrived))
+    party.hear(answer)
+    return [arrived, answer]
 
 
 def _losses(replica: ClientReplica, link: Link, stamp: Stamp) -> dict[str, Tensor]:

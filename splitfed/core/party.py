@@ -89,7 +89,7 @@ class Party:
         # Switching the mode costs as much as a message.
         if torch.is_grad_enabled() is not self._training:
             with torch.set_grad_enabled(self._training):
-                return self.forward(segment, received, stamp, peers, edges)
+                return Party.forward(self, segment, received, stamp, peers, edges)
         segment_plan, step_state = self.state.segment_plans[segment], self._step_states[stamp.replica]
         for message in received:
             returns = message.edge not in self.state.one_way

@@ -15,6 +15,7 @@ from html import escape
 
 from torch import Tensor, fx, nn
 
+from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput, check_names, check_number, unknown
 from splitfed.core.tasks import Task
 
@@ -125,6 +126,7 @@ class Topology:
     forward_only: frozenset[str] = frozenset()
     lessons: frozenset[str] = frozenset()
     cut_choice: str = field(default="", compare=False)
+    encryption: Encryption | None = None
 
     def __post_init__(self) -> None:
         """Refuse a graph that could not run, with one line that names the segment, value or role."""
@@ -153,7 +155,8 @@ class Topology:
             task = "" if h.task is None else f" {h.task.name}"
             lines.append(f"  {h.role}: loss{task} of {h.value}, labels of {h.labels}")
         crossings = ", ".join(f"{edge.name} ({', '.join(edge.values)})" for edge in self.crossings)
-        return "\n".join([*lines, f"  crosses: {crossings or 'nothing'})"])
+        how = "" if self.encryption is None else f", encrypted by {self.encryption.protocol}"
+        return "\n".join([*lines, f"  crosses: {crossings or 'nothing'}{how})"])
 
     def _repr_html_(self) -> str:
         """Return the same for a notebook."""

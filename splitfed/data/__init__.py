@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from splitfed.data.from_python import from_arrays as from_arrays
     from splitfed.data.from_python import from_torch as from_torch
     from splitfed.data.labels import LabelSet as LabelSet
+    from splitfed.data.sources.beats import beats as beats
+    from splitfed.data.sources.beats import mean_beats as mean_beats
     from splitfed.data.sources.breast_cancer import breast_cancer as breast_cancer
     from splitfed.data.sources.cifar import cifar as cifar
     from splitfed.data.sources.csv import csv as csv
@@ -43,6 +45,7 @@ make_lazy(
     {
         "align": "alignment.align",
         "Alignment": "alignment.report",
+        "beats": "sources.beats",
         "breast_cancer": "sources.breast_cancer",
         "cifar": "sources.cifar",
         "csv": "sources.csv",
@@ -64,6 +67,7 @@ make_lazy(
         "leaf": "sources.leaf",
         "MarkovChains": "sources.markov_tokens",
         "markov_tokens": "sources.markov_tokens",
+        "mean_beats": "sources.beats",
         "mnist5k": "sources.mnist5k",
         "npz": "sources.npz",
         "batches": "batch_order",

@@ -10,11 +10,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from splitfed.core.errors import InvalidInput
 from splitfed.encryption.backend import import_seal
-from splitfed.encryption.ciphertexts import EncryptedTensor
+from splitfed.encryption.ciphertexts import BATCH, EncryptedTensor
 from splitfed.encryption.keys import PublicContext
-from splitfed.encryption.noise import rounding_noise
+from splitfed.encryption.noise import rounding_noise, vector_noise
 
 
 def square(x: EncryptedTensor) -> EncryptedTensor:
@@ -31,6 +33,50 @@ def square(x: EncryptedTensor) -> EncryptedTensor:
     return replace(x, ciphertexts=tuple(ciphertexts), level=x.level - 1, bound=bound, noise=noise)
 
 
+def multiply(x: EncryptedTensor, y: EncryptedTensor) -> EncryptedTensor:
+    """Return the products of the numbers of two encrypted tensors of one shape, one level below the lower of them.
+
+    Both are in the layout "batch". Raises `InvalidInput` for other keys, shapes or layouts, and where no level is left.
+    """
+    _check_alike(x, y, "multiplied")
+    if x.layout != BATCH:
+        raise InvalidInput(f"ciphertexts in the layout {x.layout!r} cannot be multiplied; expected 'batch'")
+    x, y = _level_alike(x, y)
+    check_level(x, "a product of ciphertexts")
+    bound = check_bound(x.context, x.bound * y.bound, "a product of ciphertexts")
+    ciphertexts = []
+    for first, second in zip(x.ciphertexts, y.ciphertexts, strict=True):
+        result = import_seal().Ciphertext()
+        x.context.evaluator.multiply(first, second, result)
+        finish_product(x.context, result)
+        ciphertexts.append(result)
+    rounding = rounding_noise(x.context.parameters.degree, ciphertexts[0].scale)
+    noise = math.hypot(x.bound * y.noise, y.bound * x.noise, rounding)
+    return replace(x, ciphertexts=tuple(ciphertexts), level=x.level - 1, bound=bound, noise=noise)
+
+
+def add_plain(x: EncryptedTensor, values: Tensor) -> EncryptedTensor:
+    """Return `x` plus `values` in plain, (rows, features), at the level of `x`, which has the layout "batch".
+
+    Raises `InvalidInput` for another layout or shape, and for sums beyond the scale.
+    """
+    if x.layout != BATCH or tuple(values.shape) != x.shape:
+        raise InvalidInput(
+            f"numbers of shape {tuple(values.shape)} cannot be added to a {x.layout!r} tensor of shape {x.shape}"
+        )
+    added = values.detach().double().cpu()
+    bound = check_bound(x.context, x.bound + float(added.abs().max()), "a sum")
+    seal, evaluator, encoder = import_seal(), x.context.evaluator, x.context.encoder
+    plaintext, ciphertexts = seal.Plaintext(), []
+    for ciphertext, column in zip(x.ciphertexts, added.T.tolist(), strict=True):
+        encoder.encode(column, ciphertext.parms_id(), ciphertext.scale, plaintext)
+        result = seal.Ciphertext()
+        evaluator.add_plain(ciphertext, plaintext, result)
+        ciphertexts.append(result)
+    rounding = vector_noise(x.context.parameters.degree, 1, 1.0, x.scale)
+    return replace(x, ciphertexts=tuple(ciphertexts), bound=bound, noise=math.hypot(x.noise, rounding))
+
+
 def add(x: EncryptedTensor, y: EncryptedTensor) -> EncryptedTensor:
     """Return the sum of two encrypted tensors of one shape and layout, at the lower of their levels.
 
@@ -38,12 +84,7 @@ def add(x: EncryptedTensor, y: EncryptedTensor) -> EncryptedTensor:
     levels the higher one is multiplied by 1 until level and scale agree, which loses nothing. Raises `InvalidInput`
     for other keys, shapes or layouts, and where no level is left to bring two scales together.
     """
-    if x.context.fingerprint != y.context.fingerprint:
-        raise InvalidInput("two ciphertexts of different key pairs cannot be added")
-    if (x.layout, x.shape, x.width) != (y.layout, y.shape, y.width):
-        raise InvalidInput(
-            f"a {x.layout!r} tensor of shape {x.shape} and a {y.layout!r} one of shape {y.shape} cannot be added"
-        )
+    _check_alike(x, y, "added")
     bound = check_bound(x.context, x.bound + y.bound, "a sum")
     x, y = _level_alike(x, y)
     ciphertexts = []
@@ -97,6 +138,16 @@ def finish_product(context: PublicContext, product: Any) -> None:
     """Bring a product of ciphertexts back to two polynomials and to a usual scale, in place."""
     context.evaluator.relinearize_inplace(product, context.relinearization_keys)
     context.evaluator.rescale_to_next_inplace(product)
+
+
+def _check_alike(x: EncryptedTensor, y: EncryptedTensor, how: str) -> None:
+    """Refuse two tensors of other keys, shapes or layouts; `how`: what cannot be done to them."""
+    if x.context.fingerprint != y.context.fingerprint:
+        raise InvalidInput(f"two ciphertexts of different key pairs cannot be {how}")
+    if (x.layout, x.shape, x.width) != (y.layout, y.shape, y.width):
+        raise InvalidInput(
+            f"a {x.layout!r} tensor of shape {x.shape} and a {y.layout!r} one of shape {y.shape} cannot be {how}"
+        )
 
 
 def _level_alike(x: EncryptedTensor, y: EncryptedTensor) -> tuple[EncryptedTensor, EncryptedTensor]:

@@ -131,7 +131,7 @@ class CkksParameters:
 
     @property
     def _sizes(self) -> KeySizes:
-        stored = stored_sizes(self.degree, self.moduli, self.scale_bits)
+        stored = stored_sizes(self.degree, self.moduli)
         return measure_sizes(self.degree, self.moduli, self.scale_bits) if stored is None else stored
 
     def describe(self) -> str:

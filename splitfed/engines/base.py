@@ -16,7 +16,7 @@ from splitfed.core.messages import FED as FED
 from splitfed.core.optimizers import Optim
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
-from splitfed.secure_sum.plan import SecureSum
+from splitfed.secure_sum.base import SecureSumPlan
 
 CONSULTED = 256
 """How many rows pass forward in one message where a method asks for a model's outputs."""
@@ -50,7 +50,7 @@ class Placement:
     kept: tuple[str, ...] = ()
     aggregation_server: bool = False
     aggregation: AggregationRule | None = None
-    secure: SecureSum | None = None
+    secure: SecureSumPlan | None = None
 
 
 @dataclass(frozen=True)

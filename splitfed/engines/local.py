@@ -24,6 +24,7 @@ from splitfed.core.probe import Facts
 from splitfed.core.step_state import Batch
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
+from splitfed.encryption.run_parties import send_contexts
 from splitfed.engines.base import FED, Placement, ReplicaBatches, Scales
 from splitfed.engines.engine import Engine
 from splitfed.engines.observers import AttackObserver, DetectorObserver
@@ -77,6 +78,8 @@ class LocalEngine(Engine):
         self.parties, self._participation = run_parties.parties, run_parties.participation
         self.training_attacks: dict[str, AttackObserver] = {}
         self.detectors: dict[str, DetectorObserver] = {}
+        if run_parties.keys is not None:
+            send_contexts(self.parties, run_parties.keys, self.link.deliver, Stamp("train", 0, 0, 0))
 
     def train(
         self,
@@ -138,11 +141,14 @@ class LocalEngine(Engine):
             "participation": [counts.state() for counts in self._participation],
             "training_attacks": {name: attack.state() for name, attack in self.training_attacks.items()},
             "detectors": {name: detector.state() for name, detector in self.detectors.items()},
+            **({} if self.run_parties.keys is None else {"keys": self.run_parties.keys.state()}),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`."""
         state = current_state(state)
+        if self.run_parties.keys is not None:
+            self.run_parties.keys.check_state(state["keys"])
         for name, party in self.run_parties.members().items():
             party.state.load_state_dict(state["parties"][name])
         for name, recorder in self.link.recorders.items():

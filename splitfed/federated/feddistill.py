@@ -11,6 +11,11 @@ class that nobody else holds count as nothing. Its slope is that of the paper's 
 in evaluation mode over all of a client's rows when it is done; the paper adds them up while it trains. A client that
 is not asked stands with what it sent last. No weights are exchanged: clients may be of any make.
 
+`secure`: the aggregation server learns, for every class, the sum of the clients' mean scores and how many clients hold
+it, and of no client which classes it holds (see `class_sums`). It sends both to the clients, and each takes its own out
+itself. A sum holds for the clients that finished its round: one that is not asked, or leaves, is then in none, where
+otherwise it stands with what it sent last.
+
 For whole models. Clients start from the weights that the run's `starts` says: nothing is broadcast.
 """
 
@@ -24,20 +29,39 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from splitfed.aggregation.lookup import secure_of
+from splitfed.aggregation.update_aggregation import UpdateAggregation
 from splitfed.core.errors import require_number
 from splitfed.core.messages import Stamp
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import check_whole
 from splitfed.federated.base import Learner, Method, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.class_sums import class_sums, class_upload
 from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.topology_values import count_classes, making_segment, only_head
+from splitfed.federated.uploads import close_round, open_round
+from splitfed.secure_sum.base import SecureSumPlan
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedDistill(Method):
-    """`weight` >= 0 of the divergence from the others' mean scores."""
+    """`weight` >= 0 of the divergence from the others' mean scores.
+
+    `secure`: a secure sum of the clients' mean scores, as schedules take it.
+    """
 
     weight: float = field(default=1.0, metadata=require_number("feddistill weight", low=0.0))
+    secure: bool | str | Mapping[str, Any] | SecureSumPlan = False
+
+    def __post_init__(self) -> None:
+        """Refuse a weight out of range, and what is no secure sum."""
+        super().__post_init__()
+        object.__setattr__(self, "secure", secure_of(self.secure))
+
+    @property
+    def settings(self) -> UpdateAggregation:
+        """How mean scores are summed."""
+        return UpdateAggregation(secure=self.secure)
 
     def traits(self, topology: Topology) -> MethodTraits:
         """Scores are means of the model's output; which of them a row follows depends on its label."""
@@ -46,6 +70,7 @@ class FedDistill(Method):
             turned_off="feddistill with weight=0 adds nothing to a client's loss" if self.weight == 0 else None,
             reads_labels=True,
             class_means={"soft labels": topology.heads[0].value},
+            secure=self.settings.sum,
         )
 
     def check(self, topology: Topology, clients: int) -> None:
@@ -59,11 +84,18 @@ class FedDistill(Method):
         return Follow(self.weight, making_segment(placement.topology, head.value).name, head.value, count_classes(head))
 
     def start(self, clients: int) -> State:
-        """Nobody has sent scores yet: client -> class -> mean scores."""
-        return {"means": {}}
+        """Nobody has sent scores yet: `means`, client -> class -> mean scores; `sums`, those of the newest sum."""
+        return {"means": {}, "sums": {}}
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
-        """Send every client the mean of the others for each class."""
+        """Send every client the mean of the others for each class, or what it needs to work it out."""
+        if self.secure:
+            for learner in learners if state["sums"] else ():
+                arrived = learner.receive("soft labels", state["sums"], number)
+                if (objective := objective_of(learner, Follow)) is not None:
+                    objective.follow(objective.others(arrived))
+            open_round(self.settings, learners, number, state)
+            return
         known: dict[str, dict[str, Tensor]] = state["means"]
         sums: dict[str, Tensor] = {}
         counts: dict[str, int] = {}
@@ -86,11 +118,29 @@ class FedDistill(Method):
                     objective.follow(arrived)
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
-        """Take every client's mean scores by class."""
+        """Take every client's mean scores by class, or their sum."""
+        if self.secure:
+            state["sums"] = self._sum(learners, number, state)
+            return
         for learner in learners:
             value = learner.topology.heads[0].value
             means = class_means(learner.compute(value), learner.labels(value))
             state["means"][str(learner.replica)] = dict(learner.send("soft labels", means, number))
+
+    def _sum(self, learners: Sequence[Learner], number: int, state: State) -> dict[str, Tensor]:
+        """Return, by class, the sum of the clients' mean scores and how many hold it, and the round of the sum."""
+        uploads = []
+        for learner in learners:
+            head = learner.topology.heads[0]
+            means = class_means(learner.compute(head.value), learner.labels(head.value))
+            if (objective := objective_of(learner, Follow)) is not None:
+                objective.own, objective.told = means, number
+            uploads.append((learner, 1.0, {"soft labels": class_upload(means, dict.fromkeys(means, 1.0), head)}))
+        found = close_round(self.settings, uploads, number, state, weighted=False)["soft labels"]
+        sums, weights = class_sums(found)
+        holders = {f"{name}/clients": torch.tensor(round(part * len(learners))) for name, part in weights.items()}
+        rows = {name: (row * len(learners)).float() for name, row in sums.items()}
+        return {**rows, **holders, "round": torch.tensor(number)}
 
 
 class Follow(NoObjective):
@@ -99,8 +149,22 @@ class Follow(NoObjective):
     def __init__(self, weight: float, segment: str, value: str, classes: int) -> None:
         self.weight, self.segment, self.value, self.classes = weight, segment, value, classes
         self.means: dict[str, Tensor] = {}
+        # What the client itself has put into a secure sum, and in which round.
+        self.own: dict[str, Tensor] = {}
+        self.told = -1
         self._goals: Tensor | None = None
         self._there: Tensor | None = None
+
+    def others(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the mean scores of the others by class, from the sums of all and the numbers of clients in them."""
+        own = self.own if self.told == int(sums["round"]) else {}
+        found = {}
+        for label in (name.removesuffix("/clients") for name in sums if name.endswith("/clients")):
+            count = int(sums[f"{label}/clients"]) - (label in own)
+            if count:
+                rest = sums[label] - own[label].to(sums[label]) if label in own else sums[label]
+                found[label] = rest / count
+        return found
 
     def follow(self, means: Mapping[str, Tensor]) -> None:
         """Take the others' mean scores (classes,) by class."""
@@ -124,12 +188,13 @@ class Follow(NoObjective):
         return {self.segment: self.weight * (rows * self._there[y].to(found)).sum() / len(y)}
 
     def state(self) -> dict[str, Any]:
-        """Return the means."""
-        return {"means": dict(self.means)}
+        """Return the means, and what the client has put into a sum."""
+        return {"means": dict(self.means), "own": dict(self.own), "told": self.told}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`."""
         self.follow(state["means"])
+        self.own, self.told = dict(state.get("own", {})), int(state.get("told", -1))
 
 
 def class_means(scores: Tensor, y: Tensor) -> dict[str, Tensor]:

@@ -16,6 +16,9 @@ student), averaged over rows.
 The authors' code digests with an optimizer of its own, beside the one of the own rows: `separate=True`. By default one
 optimizer takes both kinds of steps, and its momentum is carried from each into the other.
 
+`secure`: the aggregation server learns the sum of the clients' scores alone, for whole models; the public rows
+themselves are shown as they are. Fewer clients than the sum needs follow nothing in that round.
+
 Between split nodes (a schedule that leaves segments in place: "sequential" with hand_over="none") scores are told by
 the party that makes them and go back to it; digesting needs no labels, and none cross. Clients start from the weights
 that the run's `starts` says.
@@ -26,11 +29,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import require_count, require_name
+from splitfed.aggregation.lookup import secure_of
+from splitfed.aggregation.update_aggregation import UpdateAggregation
+from splitfed.core.errors import InvalidInput, require_count, require_name
 from splitfed.core.messages import Stamp
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
@@ -38,6 +44,8 @@ from splitfed.federated import public_rows
 from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.distillation import divergence
 from splitfed.federated.topology_values import making_segment
+from splitfed.federated.uploads import close_round, open_round
+from splitfed.secure_sum.base import SecureSumPlan
 
 PART = "shown by all"
 DISTANCES = ("l1", "kl")
@@ -49,7 +57,8 @@ class FedMD(Method):
 
     `passes`: over the rows scored, in digesting. `transfer`: passes over all public rows at first, in such batches too.
     A single row that is left joins the batch before it. `separate`: whether steps of digesting have an optimizer state
-    of their own, such as momentum; a plan of memory counts one state alone.
+    of their own, such as momentum; a plan of memory counts one state alone. `secure`: a secure sum of the scores, as
+    schedules take it.
     """
 
     rows: int | None = field(default=None, metadata=require_count("fedmd rows", low=1))
@@ -58,14 +67,29 @@ class FedMD(Method):
     transfer: int = field(default=1, metadata=require_count("fedmd transfer", low=0))
     distance: str = field(default="l1", metadata=require_name("fedmd distance", DISTANCES))
     separate: bool = False
+    secure: bool | str | Mapping[str, Any] | SecureSumPlan = False
+
+    def __post_init__(self) -> None:
+        """Refuse parameters out of range, and what is no secure sum."""
+        super().__post_init__()
+        object.__setattr__(self, "secure", secure_of(self.secure))
+
+    @property
+    def settings(self) -> UpdateAggregation:
+        """How scores are summed."""
+        return UpdateAggregation(secure=self.secure)
 
     def traits(self, topology: Topology) -> MethodTraits:
         """Clients digest before the schedule's round."""
-        return replace(super().traits(topology), trains_between_rounds=True)
+        return replace(super().traits(topology), trains_between_rounds=True, secure=self.settings.sum)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse clients that could not learn from each other's rows and class scores."""
-        public_rows.check("fedmd", topology, clients)
+        head = public_rows.check("fedmd", topology, clients)
+        if self.secure and head.role not in topology.data_roles:
+            raise InvalidInput(
+                f"fedmd secure sums what clients send; in topology {topology.name!r} {head.role!r} makes all scores"
+            )
 
     def check_run(self, context: MethodContext) -> None:
         """Refuse batches of one row where there is batch norm, and a client that shows nothing."""
@@ -94,8 +118,9 @@ class FedMD(Method):
             if learner.replica not in state["met"] and learner.rows(PART) > 1:
                 state["met"].append(learner.replica)
                 self._transfer(learner, number)
-        if len(known) > 1:
-            self._reach_consensus(known, number)
+        plan = self.settings.sum
+        if len(known) > 1 and (plan is None or len(known) >= plan.required_members(len(known))):
+            self._reach_consensus(known, number, state)
 
     def _transfer(self, learner: Learner, number: int) -> None:
         """Train a client on all public rows and their labels."""
@@ -108,11 +133,27 @@ class FedMD(Method):
             learner.train(number, batches, steps, part=PART)
             steps += len(batches)
 
-    def _reach_consensus(self, learners: Sequence[Learner], number: int) -> None:
+    def _reach_consensus(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Let clients score the same public rows, and follow the mean of the scores."""
         count = learners[0].rows(PART)
         size = count if self.rows is None else self.rows
         rows = public_rows.draw_row_numbers(derive(learners[0].seed, "fedmd"), count, number * size, size)
+        if self.secure:
+            open_round(self.settings, learners, number, state)
+            uploads = [
+                (one, 1.0, {"soft labels": {"scores": one.consult(one.topology.heads[0].value, rows, PART, number)}})
+                for one in learners
+            ]
+            mean = close_round(self.settings, uploads, number, state, weighted=False)["soft labels"]
+        else:
+            mean = {"scores": self._gather(learners, rows, number)}
+        for learner in learners:
+            goal = learner.receive("soft labels", mean, number, learner.topology.heads[0].role)["scores"]
+            with learner.separate_optimizer("digest") if self.separate else nullcontext():
+                self._digest(learner, rows, goal, number)
+
+    def _gather(self, learners: Sequence[Learner], rows: Tensor, number: int) -> Tensor:
+        """Return the mean of the scores that clients send."""
         total: Tensor | None = None
         for learner in learners:
             head = learner.topology.heads[0]
@@ -120,11 +161,7 @@ class FedMD(Method):
             arrived = learner.send("soft labels", {"scores": scores}, number, head.role)["scores"]
             total = arrived if total is None else total + arrived
         assert total is not None
-        mean = {"scores": total / len(learners)}
-        for learner in learners:
-            goal = learner.receive("soft labels", mean, number, learner.topology.heads[0].role)["scores"]
-            with learner.separate_optimizer("digest") if self.separate else nullcontext():
-                self._digest(learner, rows, goal, number)
+        return total / len(learners)
 
     def _digest(self, learner: Learner, rows: Tensor, goal: Tensor, number: int) -> None:
         """Take steps of one client towards the scores `goal` of `rows`."""

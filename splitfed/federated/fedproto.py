@@ -18,6 +18,9 @@ number of passes. Whole epochs alone are repeated: neither what a client does th
 round that is counted in other steps than those of an epoch. Steps that several clients take together, and batches of
 random size, go without this variant.
 
+`secure`: the aggregation server learns the sum of the clients' prototypes, weighted, and of the weights n_ij / N_i, and
+of no client which classes it holds (see `class_sums`). Clients that send their loss cannot be summed: no `further`.
+
 Three accuracies are scored: the head's (the run's own), the nearest prototype among the client's own classes, and the
 nearest among all. On a split replica the embedding is what crosses at the first cut, so that clients of different make
 share what stands behind it.
@@ -28,17 +31,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from splitfed.aggregation.lookup import secure_of
+from splitfed.aggregation.update_aggregation import UpdateAggregation
 from splitfed.core.errors import InvalidInput, require_count, require_name, require_number
 from splitfed.core.messages import Stamp
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
 from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.class_sums import class_sums, class_upload
 from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.topology_values import embedding, labelled_head, making_segment
+from splitfed.federated.uploads import close_round, open_round
+from splitfed.secure_sum.base import SecureSumPlan
 
 DISTANCES = ("mse", "l2")
 
@@ -48,7 +57,7 @@ class FedProto(Method):
     """`weight` (the paper's lambda) >= 0 of the prototype term; `embedding`: the value meant (default: see `places`).
 
     `weighted`: average by the numbers of examples, or every client that holds the class alike. `further` clients train
-    `passes` times.
+    `passes` times. `secure`: a secure sum of the prototypes, as schedules take it.
     """
 
     weight: float = field(default=1.0, metadata=require_number("fedproto weight", low=0.0))
@@ -57,6 +66,21 @@ class FedProto(Method):
     embedding: str | None = None
     further: int = field(default=0, metadata=require_count("fedproto further", low=0))
     passes: int = field(default=2, metadata=require_count("fedproto passes", low=1))
+    secure: bool | str | Mapping[str, Any] | SecureSumPlan = False
+
+    def __post_init__(self) -> None:
+        """Refuse parameters out of range, and a secure sum beside losses that the server must read."""
+        super().__post_init__()
+        object.__setattr__(self, "secure", secure_of(self.secure))
+        if self.secure and self.further:
+            raise InvalidInput(
+                f"fedproto further={self.further} reads every client's loss, which secure hides: take one"
+            )
+
+    @property
+    def settings(self) -> UpdateAggregation:
+        """How prototypes are summed."""
+        return UpdateAggregation(secure=self.secure)
 
     def traits(self, topology: Topology) -> MethodTraits:
         """Prototypes are means of the embedding; which one a row is pulled to depends on its label."""
@@ -71,6 +95,7 @@ class FedProto(Method):
             own_steps=longer,
             reads_labels=True,
             class_means={"prototype": value},
+            secure=self.settings.sum,
             scored_values=(value,),
         )
 
@@ -129,9 +154,33 @@ class FedProto(Method):
             for objective in learner.objectives.values():
                 assert isinstance(objective, Pull)
                 objective.prototypes = dict(arrived)
+        open_round(self.settings, learners, number, state)
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average each class's prototypes over the clients that hold it; a class that none holds keeps its last one."""
+        if self.secure:
+            sums, weights = class_sums(self._sum(learners, number, state))
+        else:
+            sums, weights = self._gather(learners, number, state)
+        averaged = {name: (total / weights[name]).to(torch.float32) for name, total in sums.items()}
+        state["prototypes"] = dict(sorted({**state["prototypes"], **averaged}.items(), key=lambda item: int(item[0])))
+
+    def _sum(self, learners: Sequence[Learner], number: int, state: State) -> Mapping[str, Tensor]:
+        """Return the mean of the clients' rows by class, as a secure sum gives it."""
+        uploads = []
+        for learner in learners:
+            value, head = _embedding_and_head(self, learner.topology)
+            means, rows = prototypes(learner.compute(value), learner.labels(head))
+            total = sum(rows.values())
+            parts = {name: count / total if self.weighted else 1.0 for name, count in rows.items()}
+            heads = {one.value: one for one in learner.topology.heads}
+            uploads.append((learner, 1.0, {"prototype": class_upload(means, parts, heads[head])}))
+        return close_round(self.settings, uploads, number, state, self.weighted)["prototype"]
+
+    def _gather(
+        self, learners: Sequence[Learner], number: int, state: State
+    ) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Return the sum of the prototypes that clients send, and of their weights, by class."""
         sums: dict[str, Tensor] = {}
         counts: dict[str, float] = {}
         for learner in learners:
@@ -148,8 +197,7 @@ class FedProto(Method):
                 pull = objective_of(learner, Pull)
                 loss = torch.tensor(sum(pull.losses) / len(pull.losses) if pull and pull.losses else 0.0)
                 state["losses"][str(learner.replica)] = float(learner.send("loss", {"loss": loss}, number)["loss"])
-        averaged = {name: (total / counts[name]).to(torch.float32) for name, total in sums.items()}
-        state["prototypes"] = dict(sorted({**state["prototypes"], **averaged}.items(), key=lambda item: int(item[0])))
+        return sums, counts
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return the accuracy of the nearest prototype, among the client's own classes and among all."""

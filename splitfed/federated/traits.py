@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from splitfed.aggregation.update_aggregation import UpdateAggregation
+from splitfed.secure_sum.base import SecureSumPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,9 @@ class MethodTraits:
 
     aggregation: UpdateAggregation | None = None
     """How the aggregation server aggregates uploads; None where the method has a way of its own."""
+
+    secure: SecureSumPlan | None = None
+    """The secure sum that all goes through that clients upload for a method without weights; None where it is read."""
 
     returns_weights: bool = False
     """Clients are sent "weights" before a round, and send such of the same names back after it."""

@@ -1,8 +1,9 @@
 """Uploads of a method's clients, as the aggregation server receives and aggregates them: in the clear or summed.
 
-Under a secure sum every exchange of the protocol is a message of its own, sent by the same learners: keys and shares
-before the clients train, masked numbers and shares that unmask the sum after it. What several kinds of messages would
-hold goes as one row of numbers. In a plan the same messages are sent without what they hold.
+Under a secure sum every exchange of the protocol is a message of its own, sent by the same learners: by masks, keys and
+shares before the clients train, masked numbers and shares that unmask the sum after it; under CKKS, keys, ciphertexts
+and the mean, all after it. What several kinds of messages would hold goes as one row of numbers. In a plan the same
+messages are sent without what they hold.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from splitfed.aggregation.running_mean import RunningMean
 from splitfed.aggregation.update_aggregation import UpdateAggregation
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message
@@ -19,8 +21,7 @@ from splitfed.core.topology import member
 from splitfed.engines.base import FED
 from splitfed.engines.secure_summation import SecureSummation
 from splitfed.federated.base import Learner, State
-from splitfed.secure_sum.flows import Flow, setup_flows, upload_flows
-from splitfed.secure_sum.plan import SecureSum
+from splitfed.secure_sum.base import Flow, SecureSumPlan
 
 Upload = Mapping[str, Mapping[str, Tensor]]
 """Kind of message -> the tensors in it."""
@@ -34,7 +35,7 @@ def open_round(settings: UpdateAggregation, learners: Sequence[Learner], number:
         return
     state[ASKED] = [learner.replica for learner in learners]
     if _is_planned(learners[0]):
-        _count(learners, setup_flows(state[ASKED], str, FED), number)
+        _count(learners, settings.sum.setup_flows(state[ASKED], str, FED), number)
     else:
         _summing(settings.sum, learners[0], state[ASKED], _Carrier(learners, number)).open()
 
@@ -61,7 +62,7 @@ def close_round(
 
 
 def _sum(
-    plan: SecureSum,
+    plan: SecureSumPlan,
     uploads: Sequence[tuple[Learner, Mapping[str, Tensor]]],
     number: int,
     asked: Sequence[int],
@@ -73,8 +74,8 @@ def _sum(
     if _is_planned(first):
         plan.check_weights(weights.values())
         numbers = sum(tensor.numel() for tensor in tensors.values())
-        _count(learners, upload_flows(asked, [one.replica for one in learners], numbers, str, FED), number)
-        return dict(tensors)
+        _count(learners, plan.upload_flows(asked, [one.replica for one in learners], numbers, str, FED), number)
+        return _planned_mean([(upload, weights[one.replica]) for one, upload in uploads])
     carrier = _Carrier(learners, number)
     with_keys = _summing(plan, first, asked, carrier.paused()).open()
     carrier.live = True
@@ -108,10 +109,11 @@ class _Carrier:
         return message._replace(tensors=carry(message.kind, message.tensors, self.number))
 
 
-def _summing(plan: SecureSum, learner: Learner, asked: Sequence[int], carrier: _Carrier) -> SecureSummation:
+def _summing(plan: SecureSumPlan, learner: Learner, asked: Sequence[int], carrier: _Carrier) -> SecureSummation:
     role = learner.topology.data_roles[0]
     names = {replica: member(role, replica) for replica in asked}
-    return SecureSummation(plan, role, names, carrier.number, learner.seed, carrier)
+    # A schedule may sum weights of the same role in the same round.
+    return SecureSummation(plan, role, names, carrier.number, learner.seed, carrier, "method")
 
 
 def _count(learners: Sequence[Learner], flows: Iterable[Flow], number: int) -> None:
@@ -130,13 +132,21 @@ def _is_planned(learner: Learner) -> bool:
     return any(tensor.is_meta for tensor in learner.contents(segments, copies=False).values())
 
 
+def _planned_mean(uploads: Sequence[tuple[Mapping[str, Tensor], float]]) -> dict[str, Tensor]:
+    """Return the mean as far as a plan knows it: from what labels and rows say, else shapes alone."""
+    mean, total = RunningMean(), sum(weight for _, weight in uploads)
+    for tensors, weight in uploads if not any(tensor.is_meta for tensor in uploads[0][0].values()) else ():
+        mean.add(tensors, weight / total)
+    return mean.value() or dict(uploads[0][0])
+
+
 def _join(upload: Upload) -> dict[str, Tensor]:
-    return {f"{kind}\0{name}": tensor for kind, tensors in upload.items() for name, tensor in tensors.items()}
+    return {f"{kind}: {name}": tensor for kind, tensors in upload.items() for name, tensor in tensors.items()}
 
 
 def _split(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     found: dict[str, dict[str, Tensor]] = {}
     for joined, tensor in tensors.items():
-        kind, _, name = joined.partition("\0")
+        kind, _, name = joined.partition(": ")
         found.setdefault(kind, {})[name] = tensor
     return found

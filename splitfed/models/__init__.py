@@ -8,6 +8,7 @@ from splitfed.core.lazy_package import make_lazy
 
 if TYPE_CHECKING:
     from splitfed.models.build import build as build
+    from splitfed.models.ecg_cnn import ecg_cnn as ecg_cnn
     from splitfed.models.fedavg_cnn import fedavg_cnn as fedavg_cnn
     from splitfed.models.lenet import lenet as lenet
     from splitfed.models.mlp import mlp as mlp
@@ -16,5 +17,5 @@ if TYPE_CHECKING:
     from splitfed.models.transformers import transformers as transformers
     from splitfed.models.vgg11 import vgg11 as vgg11
 
-_NAMES = ("build", "fedavg_cnn", "lenet", "mlp", "resnet8", "resnet18", "transformers", "vgg11")
+_NAMES = ("build", "ecg_cnn", "fedavg_cnn", "lenet", "mlp", "resnet8", "resnet18", "transformers", "vgg11")
 make_lazy(__name__, {name: name for name in _NAMES})

@@ -22,8 +22,18 @@ class Mlp(nn.Sequential):
     cuts: tuple[str, ...] = ()
 
 
-def mlp(shape: tuple[int, ...], outputs: int, hidden: Sequence[int] = (200, 200), *, seed: int | None = 0) -> Mlp:
+def mlp(
+    shape: tuple[int, ...],
+    outputs: int,
+    hidden: Sequence[int] = (200, 200),
+    identity_head: bool = False,
+    *,
+    seed: int | None = 0,
+) -> Mlp:
     """Return flatten, then fc1, relu1, fc2, ... for rows of any `shape`; `hidden` are the layers' widths.
+
+    `identity_head`: an identity, `head`, stands behind the last linear layer, so that a model can be cut there too: in
+    `u_shaped` the server may then hold that layer, and the client adds softmax and loss to the logits.
 
     Its weights depend on `seed` alone and torch's own generator is left as it was; None draws them from that generator.
     """
@@ -39,6 +49,8 @@ def mlp(shape: tuple[int, ...], outputs: int, hidden: Sequence[int] = (200, 200)
             layers[f"relu{i}"] = nn.ReLU()
             width = units
         layers[f"fc{len(hidden) + 1}"] = nn.Linear(width, outputs)
+        if identity_head:
+            layers["head"] = nn.Identity()
         model = Mlp(layers)
         model.cuts = tuple(name for name in layers if name != "flatten")[:-1]
         return model

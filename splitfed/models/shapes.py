@@ -17,3 +17,14 @@ def image_shape(model: str, shape: Sequence[int], outputs: int, smallest: int = 
         )
     channels, height, width = shape
     return channels, height, width
+
+
+def signal_shape(model: str, shape: Sequence[int], outputs: int, smallest: int = 1) -> tuple[int, int]:
+    """Return (channels, length), one channel where `shape` is (length,); `InvalidInput` unless it is that long."""
+    check_count("outputs", outputs, low=1)
+    if len(shape) not in (1, 2) or min(shape) < 1 or shape[-1] < smallest:
+        raise InvalidInput(
+            f"{model} cannot take rows of shape {tuple(shape)}; expected (channels, length) or (length,), length of at "
+            f"least {smallest}"
+        )
+    return (shape[0] if len(shape) == 2 else 1), shape[-1]

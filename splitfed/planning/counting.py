@@ -30,7 +30,7 @@ from splitfed.engines.base import CONSULTED, FED, ReplicaBatches, Scales, Traine
 from splitfed.engines.participation import Participation
 from splitfed.planning.validation import Prepared, inputs_of, labels_of
 from splitfed.planning.weight_flows import WeightFlows
-from splitfed.secure_sum.flows import Flow
+from splitfed.secure_sum.base import Flow
 
 
 class PlannedMessage(NamedTuple):

@@ -35,11 +35,15 @@ def query(
 def aggregate(method: Method, learners: Sequence[Learner], done: Round, number: int, state: dict[str, Any]) -> Round:
     """Let `method` aggregate the uploads of the clients that finished round `done`, unless they are below its quorum.
 
-    Return the round; its `fused` is False where the quorum was missed.
+    The quorum is also what its secure sum needs. Return the round; its `fused` is False where the quorum was missed.
     """
     finished = [learners[replica] for replica in done.clients if replica not in done.dropped]
-    settings = method.traits(learners[0].topology).aggregation
-    if settings is not None and len(finished) < settings.required(len(done.clients)):
+    traits, asked = method.traits(learners[0].topology), len(done.clients)
+    needed = 0 if traits.aggregation is None else traits.aggregation.required(asked)
+    # A method that takes nothing after the round has had its sum before it.
+    if traits.secure is not None and type(method).aggregate is not Method.aggregate:
+        needed = max(needed, traits.secure.required_members(asked))
+    if len(finished) < needed:
         return replace(done, fused=False)
     if finished and done.fused:
         method.aggregate(finished, shares({one.replica: float(one.rows()) for one in finished}), number, state)

@@ -17,7 +17,7 @@ from splitfed.planning.forwarding import ForwardingTrainer
 from splitfed.planning.method_clock import MethodClock
 from splitfed.planning.validation import Prepared, labels_of
 from splitfed.planning.weight_flows import WeightFlows
-from splitfed.secure_sum.flows import Flow
+from splitfed.secure_sum.base import Flow
 
 
 class TimedTrainer(ForwardingTrainer):

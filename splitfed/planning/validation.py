@@ -24,6 +24,7 @@ from splitfed.data.features import feed
 from splitfed.data.federation import Federation
 from splitfed.engines.base import Placement
 from splitfed.federated.base import Method, MethodContext
+from splitfed.planning.encryption import divide, placement_of, settle
 from splitfed.registry import load
 from splitfed.schedules.base import Schedule, Training, shared_roles
 from splitfed.schedules.sampling import Sampled
@@ -136,8 +137,12 @@ def complete(
     with about("optimizer"):
         rates = plan.rates(ready[0], clients)
         optims = {role: o.scaled(rates.get(role, 1.0)) for role, o in optims_of(ready[0], optimizer).items()}
+    with about("encryption"):
+        asked = plan.placement(ready[0])
+        rest = defenses, optims, training, asked, clients
+        ready, known = _each_make(ready, lambda r: (settle(ready[r], known[r], *rest), known[r]))
     with about("method"):
-        place = plan.placement(ready[0]) if method is None else combine_placement(method, plan, ready)
+        place = placement_of(ready[0], asked) if method is None else combine_placement(method, plan, ready)
         if method is not None:
             training = check_method(method, plan, ready, known, defenses, data, optims, training)
     prepared = Prepared(ready, known, data, plan, place, defenses, optims, training, method)
@@ -174,9 +179,10 @@ def check_method(
 def combine_placement(method: Method, plan: Schedule, topologies: Sequence[Topology]) -> Placement:
     """Return what the schedule `plan` with `method` on it asks for, or refuse the two together."""
     place, traits, name = plan.placement(topologies[0]), method.traits(topologies[0]), type(method).__name__
-    if place.secure is not None:
+    if place.secure is not None and traits.secure is None:
+        advice = "give the method secure as well" if hasattr(method, "secure") else "leave one of them out"
         raise InvalidInput(
-            f"secure hides the weights that clients upload, not what method {name} sends besides: leave one of them out"
+            f"secure hides the weights that clients upload, not what method {name} sends besides: {advice}"
         )
     if traits.aggregates_weights and place.fused:
         raise InvalidInput(
@@ -193,9 +199,12 @@ def combine_placement(method: Method, plan: Schedule, topologies: Sequence[Topol
 
 def check_aggregation(method: Method, plan: Schedule, topology: Topology, clients: int) -> None:
     """Refuse a method whose aggregation cannot do with as few clients as `plan` may bring it."""
-    if (settings := method.traits(topology).aggregation) is not None:
-        asked, drop_out = (plan.clients_asked(clients), plan.drop_out) if isinstance(plan, Sampled) else (clients, 0.0)
-        settings.check(asked, drop_out > 0)
+    traits = method.traits(topology)
+    asked, drop_out = (plan.clients_asked(clients), plan.drop_out) if isinstance(plan, Sampled) else (clients, 0.0)
+    if traits.aggregation is not None:
+        traits.aggregation.check(asked, drop_out > 0)
+    if traits.secure is not None:
+        traits.secure.check(asked)
 
 
 def check_training_steps(method: Method, plan: Schedule, training: Training, topology: Topology) -> None:
@@ -426,6 +435,10 @@ def _assemble_one(
     with about("schedule"):
         prepared = schedule.prepare(checked_topology, facts, seed)
         if prepared is not checked_topology:
+            facts = probe_with(prepared, rows)
+    if prepared.encryption is not None:
+        with about("encryption"):
+            prepared = divide(prepared, schedule, method, clients)
             facts = probe_with(prepared, rows)
     if method is not None:
         with about("method"):

@@ -9,7 +9,7 @@ from itertools import pairwise
 from splitfed.core.topology import Topology, member, weights
 from splitfed.costs.bytes import weight_bytes
 from splitfed.engines.base import FED, Placement
-from splitfed.secure_sum.flows import Flow, setup_flows, upload_flows
+from splitfed.secure_sum.base import Flow
 
 
 class WeightFlows:
@@ -37,7 +37,7 @@ class WeightFlows:
         if self._placement.secure is not None:
             self._asked = list(replicas)
             for role in self._placement.fused:
-                yield from setup_flows(self._asked, partial(member, role), FED)
+                yield from self._placement.secure.setup_flows(self._asked, partial(member, role), FED)
 
     def upload(self, lane_weights: Mapping[int, float]) -> Iterator[Flow]:
         """Yield the uploads of clients that finished; `InvalidInput` for weights that a secure sum refuses."""
@@ -45,7 +45,8 @@ class WeightFlows:
         if secure is not None:
             secure.check_weights(lane_weights.values())
             for role in self._placement.fused:
-                yield from upload_flows(self._asked, done, self._numbers(done[0], role), partial(member, role), FED)
+                numbers = self._numbers(done[0], role)
+                yield from secure.upload_flows(self._asked, done, numbers, partial(member, role), FED)
             return
         for replica in done:
             for role in self._placement.fused:

@@ -19,7 +19,7 @@ from splitfed.core.random import generator
 from splitfed.core.topology import Topology
 from splitfed.engines.base import FED, Placement, Source, Trainer
 from splitfed.schedules.base import Round, Schedule, State, Training
-from splitfed.secure_sum.plan import SecureSum
+from splitfed.secure_sum.base import SecureSumPlan
 
 Epochs = list[tuple[int, list[Tensor]]]
 
@@ -91,13 +91,13 @@ class Averaged(Sampled):
     Where fewer do, nothing is averaged and the averages stay what they were; what a segment that all share has learnt
     by then, it keeps. `aggregation`: how the servers make one of several: the name of an aggregation rule, a table with
     the name and its parameters, or an `AggregationRule`. `secure`: whether the aggregation server is to learn the sum
-    of the uploads alone (true, a table of `SecureSum`'s parameters, or one); fewer clients than its threshold are as
-    fewer than the quorum.
+    of the uploads alone: true or "masks", "ckks", a table with such a name and parameters, or a `SecureSumPlan`; fewer
+    clients than its threshold are as fewer than the quorum.
     """
 
     quorum: int | float = 1
     aggregation: str | Mapping[str, Any] | AggregationRule = "mean"
-    secure: bool | Mapping[str, Any] | SecureSum = False
+    secure: bool | str | Mapping[str, Any] | SecureSumPlan = False
     # Whether the aggregation server averages the clients' segments.
     averages_clients = False
 

@@ -1,13 +1,11 @@
-"""The messages of a secure sum and their sizes, as they are counted and planned."""
+"""The messages of a secure sum by masks and their sizes, as they are counted and planned."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from splitfed.secure_sum.base import Flow
 from splitfed.secure_sum.shamir import SIZE
-
-Flow = tuple[str, str, str, int]
-"""Kind, sender, receiver and bytes of one message."""
 
 
 def setup_flows(members: Sequence[int], name: Callable[[int], str], server: str) -> Iterator[Flow]:

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from splitfed.secure_sum.plan import Residues
+from splitfed.secure_sum.base import Residues
 from splitfed.secure_sum.shamir import PRIME, SIZE
 
 

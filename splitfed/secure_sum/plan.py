@@ -9,26 +9,27 @@ they are and their mean is rounded, where the plain mean keeps the largest: a ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_fields, check_number, require_count, require_number
-
-Residues = NDArray[np.uint64]
-"""Whole numbers modulo 2^64; numpy's arithmetic on them wraps round."""
+from splitfed.secure_sum import flows
+from splitfed.secure_sum.base import Carrier, Flow, SecureSumPlan
+from splitfed.secure_sum.base import Residues as Residues
+from splitfed.secure_sum.keys import Setup
+from splitfed.secure_sum.masked_sum import MaskedSummation
 
 COUNT = 2**31
 """The largest whole number that an upload may hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecureSum:
-    """Parameters of a secure sum of fixed-point numbers.
+class SecureSum(SecureSumPlan):
+    """Parameters of a secure sum of fixed-point numbers by pairwise masks.
 
     `bits`: binary digits after the point, in [1, 40]. `limit`: largest magnitude of a weight, > 0. `threshold`: how
     many clients must finish, >= 2 (default: more than half of those asked; see `required_members`).
@@ -43,25 +44,10 @@ class SecureSum:
         check_fields(self)
         check_number("secure bits", self.bits, high=40)
 
-    def required_members(self, asked: int) -> int:
-        """Return how many of the clients `asked` must finish: the threshold, by default more than half of them."""
-        return asked // 2 + 1 if self.threshold is None else self.threshold
-
-    def check(self, asked: int) -> None:
-        """Refuse too few clients."""
-        if asked < 2:
-            raise InvalidInput(f"a secure sum of {asked} upload is that upload: let 2 clients or more take part")
-        if self.required_members(asked) > asked:
-            raise InvalidInput(
-                f"secure threshold={self.threshold} is not allowed; {asked} clients take part in a round"
-            )
-
     def check_weights(self, weights: Iterable[float]) -> None:
         """Refuse weights in the mean that are not whole, and such that a sum could leave the range of 64 bits."""
         weight_list = list(weights)
-        for weight in weight_list:
-            if weight != int(weight) or weight < 1:
-                raise InvalidInput(f"a weight of {weight} in a secure sum is not allowed; expected a whole number >= 1")
+        super().check_weights(weight_list)
         unit = self.limit * 2.0**self.bits
         if max(weight_list) * unit > 2**53 or sum(weight_list) * max(unit, COUNT) >= 2**63:
             raise InvalidInput(
@@ -69,6 +55,22 @@ class SecureSum:
                 f"most and {int(sum(weight_list))} in all; expected max * limit * 2^bits <= 2^53 and "
                 "sum * limit * 2^bits < 2^63"
             )
+
+    def start(
+        self, names: Mapping[int, str], seed: int, purpose: Sequence[str | int], carrier: Carrier
+    ) -> MaskedSummation:
+        """Return one sum by masks that the trusted set-up of `seed` and `purpose` deals."""
+        return MaskedSummation(self, names, Setup(seed, *purpose), carrier)
+
+    def setup_flows(self, members: Sequence[int], name: Callable[[int], str], server: str) -> Iterator[Flow]:
+        """Yield keys and shares."""
+        return flows.setup_flows(members, name, server)
+
+    def upload_flows(
+        self, members: Sequence[int], survivors: Sequence[int], numbers: int, name: Callable[[int], str], server: str
+    ) -> Iterator[Flow]:
+        """Yield masked numbers, and the shares that unmask their sum."""
+        return flows.upload_flows(members, survivors, numbers, name, server)
 
     def encode(self, tensors: Mapping[str, Tensor], weight: float, sender: str) -> Residues:
         """Return `tensors`, one after another, times `weight`, and `weight`: (numbers + 1,)."""

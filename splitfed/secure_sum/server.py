@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from splitfed.core.errors import InvalidInput
+from splitfed.secure_sum.base import Residues
 from splitfed.secure_sum.keys import as_bytes, as_number, mask, pad, xor_bytes
-from splitfed.secure_sum.plan import Residues
 from splitfed.secure_sum.shamir import reconstruct
 
 Rows = Mapping[int, Mapping[int, bytes]]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from splitfed.core.encryption_settings import Encryption
 from splitfed.core.messages import Recording
 from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
@@ -33,6 +34,7 @@ def describe(
     return {
         "topology": prepared.topology.name,
         **({"cut_choice": prepared.topology.cut_choice} if prepared.topology.cut_choice else {}),
+        **({"encryption": _encryption(prepared.topology.encryption)} if prepared.topology.encryption else {}),
         **_graph(prepared.topology),
         **({"others": [_graph(t) for t in kinds[1:]]} if len(kinds) > 1 else {}),
         "data": {
@@ -73,6 +75,11 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
         found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
+
+
+def _encryption(settings: Encryption) -> str:
+    """Return what defines an encrypted run; where its keys lie does not."""
+    return repr(replace(settings, key_folder=None))
 
 
 def _graph(topology: Topology) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from splitfed.poisoning import Backdoor, ByzantineNoise, LabelFlip, Poisoning, S
 from splitfed.schedules import Blind, LocalLoss, Sglr, SplitFedV1, SplitFedV2, SplitFedV3
 from splitfed.schedules.base import Schedule, Training
 from splitfed.schedules.sampling import Averaged
-from splitfed.secure_sum import SecureSum
+from splitfed.secure_sum import EncryptedSum, SecureSum
 from splitfed.study.config.build import schedule
 from splitfed.topologies import vanilla
 from splitfed.training.run import Run
@@ -252,6 +252,7 @@ def test_robust_fusion_keeps_a_back_door_shut() -> None:
 def test_a_study_names_a_fusion_with_or_without_parameters() -> None:
     krum = {"name": "krum", "f": 1, "keep": 3}
     plans = [{"name": "splitfed_v1", "aggregation": ["median", krum]}, {"name": "splitfed_v2", "secure": {"bits": 20}}]
+    plans.append({"name": "splitfed_v2", "secure": ["masks", "ckks", {"name": "ckks", "limit": 8.0}]})
     data = {**SMALL["data"], "clients": 5}
     grid = checked(small(training={"rounds": 1, "schedule": plans}, data=data, defense=None, attack=None))
     made = [schedule(cell) for cell in grid.cells]
@@ -259,6 +260,9 @@ def test_a_study_names_a_fusion_with_or_without_parameters() -> None:
         SplitFedV1(aggregation=Median()),
         SplitFedV1(aggregation=Krum(f=1, keep=3)),
         SplitFedV2(secure=SecureSum(bits=20)),
+        SplitFedV2(secure=SecureSum()),
+        SplitFedV2(secure=EncryptedSum()),
+        SplitFedV2(secure=EncryptedSum(limit=8.0)),
     ]
 
 

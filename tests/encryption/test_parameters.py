@@ -87,7 +87,7 @@ def test_stated_bytes_of_rotation_keys_are_those_of_real_ones() -> None:
 
 def test_parameters_of_no_preset_are_measured() -> None:
     other = CkksParameters(degree=4096, moduli=(40, 28, 40), scale_bits=28)
-    assert stored_sizes(other.degree, other.moduli, other.scale_bits) is None
+    assert stored_sizes(other.degree, other.moduli) is None
     assert other.ciphertext_bytes == measure_sizes(4096, (40, 28, 40), 28).ciphertext
     assert other.ciphertext_bytes == pytest.approx(PRESETS["depth_1_coarse"].ciphertext_bytes, rel=0.05)
 

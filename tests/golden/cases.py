@@ -183,7 +183,8 @@ def tensors_of(kind: str, name: str) -> list[Any]:
         found = load("data", name)()
         return [found.x, found.y]
     given = {"architecture": "ViTForImageClassification", "config": WIDTH} if name == "transformers" else {}
-    model: nn.Module = load("models", name)((1, 28, 28) if name != "resnet8" else (3, 32, 32), 10, seed=0, **given)
+    shape = {"resnet8": (3, 32, 32), "ecg_cnn": (1, 128)}.get(name, (1, 28, 28))
+    model: nn.Module = load("models", name)(shape, 10, seed=0, **given)
     return list(model.state_dict().values())
 
 

@@ -22,15 +22,21 @@ from tests.examples import assert_same
 
 # Those that need an architecture have tests of their own.
 NAMES = sorted(set(registry.TABLES["models"]) - {"transformers"})
-SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 29, 17)]
+SHAPES: list[tuple[int, ...]] = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 29, 17)]
+SIGNALS: dict[str, list[tuple[int, ...]]] = {"ecg_cnn": [(1, 128), (128,), (3, 65)]}
+"""The models of signals, and shapes that they take; all others take images."""
+
+
+def shape_of(name: str) -> tuple[int, ...]:
+    """Return a shape of rows that the model takes."""
+    return SIGNALS.get(name, [(3, 32, 32)])[0]
 
 
 def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "shape"), [(name, shape) for name in NAMES for shape in SIGNALS.get(name, SHAPES)])
 def test_one_output_a_class(name: str, shape: tuple[int, ...]) -> None:
     model = build(name, shape, 7, seed=0)
     assert model(torch.rand(2, *shape, generator=generator(0))).shape == (2, 7)
@@ -71,6 +77,8 @@ COUNTS = [
         + 5130,
         11_173_962,
     ),
+    # 128 samples: 64 after the first pooling, 32 after the second, of 8 channels; 128 + 648 + 2570.
+    ("ecg_cnn", (1, 128), 16 * 7 + 16 + 8 * 16 * 5 + 8 + 257 * 10, 3_346),
     ("vgg11", (3, 32, 32), vgg([3, 64, 128, 256, 256, 512, 512, 512, 512]) + 5130, 9_231_114),
 ]
 
@@ -83,13 +91,13 @@ def test_parameter_count(name: str, shape: tuple[int, ...], by_hand: int, total:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cuts_are_submodules_in_the_order_they_run(name: str) -> None:
-    model = build(name, (3, 32, 32), 10, seed=0)
+    model = build(name, shape_of(name), 10, seed=0)
     modules = dict(model.named_modules())
     assert model.cuts
     finished: list[str] = []
     for cut in model.cuts:
         modules[cut].register_forward_hook(lambda *_, cut=cut: finished.append(cut))
-    model(torch.rand(2, 3, 32, 32, generator=generator(0)))
+    model(torch.rand(2, *shape_of(name), generator=generator(0)))
     assert tuple(finished) == model.cuts
     assert list(modules)[-1] not in model.cuts  # nothing is left to run after the last layer
 
@@ -97,8 +105,8 @@ def test_cuts_are_submodules_in_the_order_they_run(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("training", [True, False])
 def test_tracing_changes_nothing(name: str, training: bool) -> None:
-    model = build(name, (3, 32, 32), 10, seed=0).train(training)
-    x = torch.rand(2, 3, 32, 32, generator=generator(1))
+    model = build(name, shape_of(name), 10, seed=0).train(training)
+    x = torch.rand(2, *shape_of(name), generator=generator(1))
     assert torch.equal(fx.symbolic_trace(model)(x), model(x))
 
 
@@ -109,6 +117,10 @@ def test_mlp_layers() -> None:
     assert parameters(model) == 31 * 5 + 6 * 4 + 5 * 1
     linear = build("mlp", (30,), 1, seed=0, hidden=())
     assert (linear.cuts, parameters(linear)) == ((), 31)
+    headed = build("mlp", (30,), 1, seed=0, hidden=[5, 4], identity_head=True)
+    assert [name for name, _ in headed.named_children()][-2:] == ["fc3", "head"]
+    assert headed.cuts == ("fc1", "relu1", "fc2", "relu2", "fc3")
+    assert_same(headed.state_dict(), model.state_dict())
 
 
 def test_lenet_pooling() -> None:
@@ -188,19 +200,19 @@ def test_a_function_keeps_its_name_when_its_file_is_imported() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_builder_draws_the_same_weights_whatever_was_drawn_before(name: str) -> None:
-    make = getattr(splitfed.models, name)
+    make, shape = getattr(splitfed.models, name), shape_of(name)
     with stream(1):
-        first = make((1, 8, 8), 10)
+        first = make(shape, 10)
         drawn = torch.rand(3)
     with stream(2):
-        again, third = make((1, 8, 8), 10, seed=0), make((1, 8, 8), 10, seed=3)
-        own = make((1, 8, 8), 10, seed=None)
+        again, third = make(shape, 10, seed=0), make(shape, 10, seed=3)
+        own = make(shape, 10, seed=None)
     assert_same(again.state_dict(), first.state_dict())
-    assert_same(third.state_dict(), build(name, (1, 8, 8), 10, seed=3).state_dict())
+    assert_same(third.state_dict(), build(name, shape, 10, seed=3).state_dict())
     with stream(1):
         assert torch.equal(torch.rand(3), drawn), "torch's own generator is where it was"
     with stream(2):
-        assert_same(make((1, 8, 8), 10, seed=None).state_dict(), own.state_dict())
+        assert_same(make(shape, 10, seed=None).state_dict(), own.state_dict())
     weights = [next(m.parameters()) for m in (first, third, own)]
     assert not any(torch.equal(a, b) for a, b in combinations(weights, 2))
 

@@ -83,7 +83,10 @@ def test_encoding_by_hand() -> None:
         ),
         (lambda: PLAN.encode({"w": torch.tensor([float("nan")])}, 1.0, "client3"), r"^client3's 'w' reaches nan"),
         (lambda: SplitFedV1(secure={"bit": 3}), r"^unknown parameter of secure 'bit'; did you mean 'bits'"),
-        (lambda: SplitFedV1(secure="yes"), r"^secure='yes' is not allowed; expected true, false, a table, or a Secure"),
+        (
+            lambda: SplitFedV1(secure="yes"),
+            r"^secure='yes' is not allowed; expected true, false, 'masks', 'ckks', a table",
+        ),
     ],
 )
 def test_refusals(make: Any, message: str) -> None:

@@ -20,6 +20,7 @@ from splitfed.core.random import derive, stream
 from splitfed.core.tasks import classification, regression
 from splitfed.core.topology import Topology
 from splitfed.engines.local import LocalEngine
+from splitfed.models.mlp import mlp
 from splitfed.models.resnet8 import resnet8
 from splitfed.topologies import (
     Fusion,
@@ -81,6 +82,10 @@ def resnet() -> nn.Module:
 # The skips of the U-Net reach from "down1" to "join1" and from "down2" to "join2".
 CHAINS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Topology]]] = {
     "u_shaped resnet8": (resnet, lambda m: u_shaped(m, ("conv1", "stage1.relu1", "stage2", "pool"))),
+    "u_shaped mlp, one linear layer at the server": (
+        lambda: mlp((1, 8, 8), 10, (32,), identity_head=True),
+        lambda m: u_shaped(m, ("relu1", "fc2")),
+    ),
     "u_shaped unet": (SmallUNet, lambda m: u_shaped(m, ("pool1", "pool2", "middle", "up1"))),
     "multi_hop relayed": (resnet, lambda m: multi_hop(m, ("relu1", "stage1", "stage2", "pool"))),
     "multi_hop client": (

@@ -13,6 +13,7 @@ from splitfed.core.random import initialization
 from splitfed.federated import FedPer
 from splitfed.topologies import local, u_shaped, vanilla
 from splitfed.training.run import Run
+from tests.encryption import training_examples as encrypted
 from tests.examples import assert_refuses, assert_same, toy_data
 
 
@@ -96,3 +97,15 @@ def test_layers_of_a_defense_are_no_part_of_the_users_model() -> None:
     run = go(vanilla(Net(), "norm1"), clients=1, defenses=sf.defenses.Mid())
     assert_refuses(lambda: run.export(Net()), "which Net has not: a layer that a method or a defense put in")
     assert [name for name in run.state_dict() if ".layers." in name]
+
+
+def test_shares_of_an_encrypted_layer_are_exported_as_one_layer() -> None:
+    run = encrypted.train(sf.Encryption(), rounds=1)
+    plain = encrypted.train(None, rounds=1)
+    exported, undivided = (one.export(encrypted.model()).state_dict() for one in (run, plain))
+    assert list(exported) == list(undivided)
+    # Two steps at a rate of .05, each of whose decrypted numbers is that far off.
+    bound = 5 * sf.Encryption().precision
+    assert all(float((exported[n] - undivided[n]).abs().max()) < bound for n in undivided)
+    moved = encrypted.model().state_dict()["middle.weight"]
+    assert float((undivided["middle.weight"] - moved).abs().max()) > 2 * bound, "what the server's share alone would be"

@@ -1,0 +1,174 @@
+"""The party that computes on ciphertexts: it has a public context of every client, weights of its own, and no key.
+
+Under "weight_shares" its weights do not learn and gradients are ciphertexts as well. Under the protocols that leak it
+has one linear layer that learns in plain, from gradients that it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from splitfed.core.encryption_settings import CONSTANT_MASK, PLAIN_GRADIENT, Encryption
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Message, Stamp
+from splitfed.core.party import Party
+from splitfed.core.party_state import PartyState
+from splitfed.core.step_plan import SegmentPlan
+from splitfed.encryption.arithmetic import add_plain
+from splitfed.encryption.ciphertexts import EncryptedTensor, load_ciphertexts
+from splitfed.encryption.key_holder_party import BIAS, CONTEXT, MASKED_WEIGHTS, TRANSPOSED, WEIGHT
+from splitfed.encryption.keys import PublicContext, load_public_context
+from splitfed.encryption.linear import linear
+from splitfed.encryption.server_program import ForwardPass, ServerProgram, program_of
+
+MASK = 1.0
+"""What the protocol "constant_mask" adds to every weight: one number, which the server knows, as published."""
+
+
+class EvaluatingParty(Party):
+    """Runs its segments on ciphertexts; `shapes`: of a row of every value."""
+
+    def __init__(self, state: PartyState, settings: Encryption, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        super().__init__(state)
+        self._settings, self._shapes = settings, dict(shapes)
+        self._contexts: dict[str, PublicContext] = {}
+        # By segment, with the versions of its weights.
+        self._programs: dict[str, tuple[tuple[int, ...], ServerProgram]] = {}
+        # Of this step of each replica: ciphertexts that have arrived, and what each segment has computed.
+        self._arrived: dict[int, dict[str, EncryptedTensor]] = {}
+        self._passes: dict[int, dict[str, ForwardPass]] = {}
+        # The layer's new weights behind the mask, as they left in this step, and the gradient that made them.
+        self._masked: dict[int, tuple[str, Message]] = {}
+
+    def accept_context(self, message: Message, clients: Collection[str]) -> None:
+        """Take the public context in `message`, under which what the parties `clients` send is encrypted."""
+        context = load_public_context(message.tensors[CONTEXT])
+        self._contexts |= dict.fromkeys(clients, context)
+
+    def forward(
+        self,
+        segment: str,
+        received: Sequence[Message],
+        stamp: Stamp,
+        peers: Mapping[str, str],
+        edges: Collection[str] | None = None,
+    ) -> list[Message]:
+        """Evaluate `segment` on the ciphertexts that were `received`; return those that leave, one message an edge."""
+        plan = self.state.segment_plans[segment]
+        arrived = self._arrived.setdefault(stamp.replica, {})
+        for message in received:
+            arrived |= self._load(message)
+        done = self._program(plan).forward(*(arrived[name] for name in plan.inputs))
+        self._passes.setdefault(stamp.replica, {})[segment] = done
+        made = dict(zip(plan.outputs, (done.result, done.inner), strict=False))
+        return [
+            Message(self.name, peers[port.role], "activation", port.edge, _to_tensors(made, port.values), stamp)
+            for port in plan.ports_to_others
+            if port.role is not None and (edges is None or port.edge in edges)
+        ]
+
+    def backpropagate(
+        self, segment: str, received: Sequence[Message], stamp: Stamp, peers: Mapping[str, str]
+    ) -> list[Message]:
+        """Send the gradients `received` back through `segment`; return those of what it has read."""
+        plan = self.state.segment_plans[segment]
+        if self._settings.leaks:
+            return self._backpropagate_plain(plan, received, stamp, peers)
+        arrived: dict[str, EncryptedTensor] = {}
+        for message in received:
+            arrived |= self._load(message)
+        if plan.outputs[0] not in arrived:
+            return []
+        gradients = self._program(plan).send_back(
+            self._passes[stamp.replica][segment], *(arrived[name] for name in plan.outputs if name in arrived)
+        )
+        made = {name: found for name, found in zip(plan.inputs, gradients, strict=False) if found is not None}
+        return [
+            Message(self.name, peers[port.role], "gradient", port.edge, _to_tensors(made, port.returned), stamp)
+            for port in plan.arrivals
+            if port.role is not None and port.returned
+        ]
+
+    def forget(self, replica: int) -> None:
+        """Forget what is kept of the step of `replica`."""
+        super().forget(replica)
+        for kept in (self._arrived, self._passes, self._masked):
+            kept.pop(replica, None)
+
+    def ask(self, replica: int) -> Message | None:
+        """Return its question at the end of the step of `replica`, None where it has none."""
+        return self._masked[replica][1] if replica in self._masked else None
+
+    def hear(self, message: Message) -> None:
+        """Take the weights behind the mask, decrypted: the gradient that made them is what they differ by."""
+        segment, _ = self._masked[message.stamp.replica]
+        weight, _ = _linear_weights(self.state.modules[segment])
+        rate = self.state.rate
+        assert rate is not None
+        _accumulate(weight, (weight.detach() - (message.tensors[WEIGHT].to(weight) - MASK)) / rate)
+
+    def _backpropagate_plain(
+        self, plan: SegmentPlan, received: Sequence[Message], stamp: Stamp, peers: Mapping[str, str]
+    ) -> list[Message]:
+        """Take gradients in plain, as the published protocols have it."""
+        tensors = {name: tensor for message in received for name, tensor in message.tensors.items()}
+        weight, bias = _linear_weights(self.state.modules[plan.segment])
+        slope = tensors[plan.outputs[0]].flatten(1).to(weight)
+        if bias is not None:
+            _accumulate(bias, slope.sum(0) if self._settings.protocol == CONSTANT_MASK else tensors[BIAS])
+        if self._settings.protocol == PLAIN_GRADIENT:
+            _accumulate(weight, tensors[WEIGHT])
+        else:
+            self._masked[stamp.replica] = plan.segment, self._mask(plan, slope, weight, stamp, peers)
+        gradient = (slope @ weight.detach()).view(-1, *self._shapes[plan.inputs[0]])
+        return [
+            Message(self.name, peers[port.role], "gradient", port.edge, {plan.inputs[0]: gradient.clone()}, stamp)
+            for port in plan.arrivals
+            if port.role is not None and port.returned
+        ]
+
+    def _mask(
+        self, plan: SegmentPlan, slope: Tensor, weight: Tensor, stamp: Stamp, peers: Mapping[str, str]
+    ) -> Message:
+        """Return the weights after a step of SGD without momentum, plus the mask, encrypted: (features, results)."""
+        rate = self.state.rate
+        assert rate is not None
+        released = self._arrived[stamp.replica][f"{plan.inputs[0]} {TRANSPOSED}"]
+        stepped = linear(released, -rate * slope.T.double())
+        masked = add_plain(stepped, weight.detach().double().T + MASK)
+        (port,) = (port for port in plan.ports_to_others if port.role is not None)
+        assert port.role is not None
+        content = {WEIGHT: masked.to_tensor()}
+        return Message(self.name, peers[port.role], MASKED_WEIGHTS, port.edge, content, stamp)
+
+    def _load(self, message: Message) -> dict[str, EncryptedTensor]:
+        if message.sender not in self._contexts:
+            raise InvalidInput(f"{self.name!r} has no public context of {message.sender!r}, which sends ciphertexts")
+        context = self._contexts[message.sender]
+        return {name: load_ciphertexts(content, context) for name, content in message.tensors.items()}
+
+    def _program(self, plan: SegmentPlan) -> ServerProgram:
+        """Return what the segment does; worked out anew only where its weights have changed."""
+        segment, module = plan.segment, self.state.modules[plan.segment]
+        versions = tuple(weight._version for weight in module.parameters())
+        known = self._programs.get(segment)
+        if known is None or known[0] != versions:
+            known = self._programs[segment] = versions, program_of(segment, module, self._shapes[plan.inputs[0]])
+        return known[1]
+
+
+def _to_tensors(made: Mapping[str, EncryptedTensor | None], names: Sequence[str]) -> dict[str, Tensor]:
+    return {name: found.to_tensor() for name in names if (found := made[name]) is not None}
+
+
+def _linear_weights(module: torch.nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of the one linear layer in `module`."""
+    (layer,) = (m for m in module.modules() if isinstance(m, torch.nn.Linear))
+    return layer.weight, layer.bias
+
+
+def _accumulate(weight: Tensor, gradient: Tensor) -> None:
+    weight.grad = gradient.clone() if weight.grad is None else weight.grad + gradient

@@ -1,0 +1,226 @@
+"""A secure sum by encryption under CKKS: the server adds ciphertexts, one client decrypts what they add up to.
+
+All of it happens once it is known who has finished, so that whoever left before takes nothing along and nothing has to
+be recovered. The first of those who finished is the key holder: it makes a key pair for this sum alone, and its public
+context goes to the server and by it to the others. The secret key never leaves the key holder, and is forgotten with
+the sum: a resumed run makes new ones, and there is no key file. Then:
+
+1. Every client encrypts its weight, the server adds, the key holder decrypts the total weight and tells the server,
+   which tells the others.
+2. Every client encrypts its tensors times its share of that weight, rounded to multiples of 2^-bits; the server adds
+   and sends the sum to the key holder, which decrypts the mean, rounds it to such multiples and sends it to the server.
+
+Shares add up to one, so that the mean of numbers up to `limit` in magnitude never exceeds it, and the scale is as large
+as `limit` allows. As every client rounds before it encrypts, the key holder's rounding takes away the whole error of
+decryption (see `splitfed.encryption.sums`), and the mean is the same in every run, whatever the keys. It differs from
+the mean before rounding by n 2^-(bits + 1) at most for n clients, and then by the rounding of its own type.
+
+Who sees what, beside sizes and who has finished:
+
+| party | sees |
+|---|---|
+| aggregation server | ciphertexts, the public context, the total weight, and the mean: schedules have it hold that |
+| key holder | the mean and the total weight: what the server tells everybody anyway |
+| other clients | the public context and the total weight |
+
+A key holder that colludes with the server reads every upload. Other clients that do learn no more than the sum of those
+who do not, as under masks. The server is honest but curious: one that lies could hand out keys of its own, or send a
+single upload to be decrypted as if it were the sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput, check_fields, check_number, require_count, require_number
+from splitfed.encryption.backend import import_tenseal
+from splitfed.encryption.ciphertexts import load_ciphertexts
+from splitfed.encryption.noise import TAIL
+from splitfed.encryption.parameters import CkksParameters
+from splitfed.encryption.sums import (
+    add_vectors,
+    decrypt_steps,
+    encrypt_vector,
+    make_sum_keys,
+    public_context_bytes,
+    public_context_message,
+    read_public_context,
+    sum_parameters,
+    vector_bytes,
+)
+from splitfed.secure_sum.base import Carrier, Flow, SecureSumPlan
+
+TOTAL_WEIGHT = 2.0**31
+"""What the weights of all clients may add up to."""
+
+WHOLE = 2.0**-14
+"""Whole numbers, such as counts of batches, are encrypted in this unit; they may reach 2^14 times the limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncryptedSum(SecureSumPlan):
+    """Parameters of a secure sum under CKKS.
+
+    `bits`: binary digits after the point, in [1, 40]. `limit`: largest magnitude of a weight, > 0. `threshold`: how
+    many clients must finish, >= 2 (default: more than half of those asked). More bits and a larger limit leave room for
+    fewer clients, and are refused where the error of decryption could reach half a digit.
+    """
+
+    bits: int = field(default=26, metadata=require_count("secure bits", low=1))
+    limit: float = field(default=64.0, metadata=require_number("secure limit", low=0.0, open_low=True))
+    threshold: int | None = field(default=None, metadata=require_count("secure threshold", low=2))
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that leave no room to add, and a threshold at which a client's own upload is the sum."""
+        check_fields(self)
+        check_number("secure bits", self.bits, high=40)
+        self._check_noise(2)
+
+    @property
+    def parameters(self) -> CkksParameters:
+        """The parameters of the scheme, at the largest scale that `limit` allows."""
+        return sum_parameters(self.limit)
+
+    def precision(self, members: int) -> float:
+        """Return the largest error of a mean over so many clients, before it is rounded to its own type."""
+        return members * 2.0 ** -(self.bits + 1)
+
+    def check(self, asked: int) -> None:
+        """Refuse too few clients, and more than the scale has room for."""
+        super().check(asked)
+        self._check_noise(asked)
+
+    def check_weights(self, weights: Iterable[float]) -> None:
+        """Refuse weights in the mean that are not whole, or add up to more than 2^31."""
+        weight_list = list(weights)
+        super().check_weights(weight_list)
+        if sum(weight_list) > TOTAL_WEIGHT:
+            raise InvalidInput(
+                f"weights of {int(sum(weight_list))} in all are not allowed in a secure sum; expected 2^31 at most"
+            )
+
+    def start(
+        self, names: Mapping[int, str], seed: int, purpose: Sequence[str | int], carrier: Carrier
+    ) -> EncryptedSummation:
+        """Return one sum; raise `InvalidInput` where TenSEAL is not installed. No seed gives its keys."""
+        import_tenseal()
+        return EncryptedSummation(self, names, carrier)
+
+    def setup_flows(self, members: Sequence[int], name: Callable[[int], str], server: str) -> Iterator[Flow]:
+        """Nothing is sent before it is known who has finished."""
+        return iter(())
+
+    def upload_flows(
+        self, members: Sequence[int], survivors: Sequence[int], numbers: int, name: Callable[[int], str], server: str
+    ) -> Iterator[Flow]:
+        """Yield the public context, weights, ciphertexts, their sums and the mean."""
+        holder, others = name(survivors[0]), [name(number) for number in survivors[1:]]
+        public = public_context_bytes(self.parameters)
+        yield "public context", holder, server, public
+        for other in others:
+            yield "public context", server, other, public
+        for kind, count in (("encrypted weight", 1), ("encrypted", numbers)):
+            size = vector_bytes(self.parameters, count)
+            for sender in (holder, *others):
+                yield kind, sender, server, size
+            yield kind, server, holder, size
+            yield "total weight" if kind == "encrypted weight" else "mean", holder, server, 8 * count
+            for other in others if kind == "encrypted weight" else ():
+                yield "total weight", server, other, 8
+
+    def encode(self, tensors: Mapping[str, Tensor], sender: str) -> Tensor:
+        """Return `tensors`, one after another, in double precision: (numbers,).
+
+        Raises `InvalidInput`, naming the `sender`, for numbers beyond the limit.
+        """
+        parts = []
+        for name, tensor in tensors.items():
+            flat, real = tensor.detach().cpu().flatten(), tensor.is_floating_point()
+            numbers = flat.double() if real else flat.double() * WHOLE
+            size = float(numbers.abs().max()) if len(flat) else 0.0
+            if not size <= self.limit:
+                unit = 1.0 if real else WHOLE
+                raise InvalidInput(
+                    f"{sender}'s {name!r} reaches {size / unit:g}, beyond the declared {self.limit / unit:g}; secure "
+                    f"limit={self.limit:g} must be larger"
+                )
+            parts.append(numbers)
+        found = torch.cat(parts) if parts else torch.zeros(0)
+        if not len(found):
+            raise InvalidInput(f"{sender} has nothing to encrypt: a secure sum needs one number or more")
+        return found
+
+    def share(self, numbers: Tensor, part: float) -> Tensor:
+        """Return `numbers` times a client's `part` of the weight, rounded to what is encrypted."""
+        return torch.round(numbers * (part * 2.0**self.bits)) * 2.0**-self.bits
+
+    def decode(self, steps: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the mean that `steps` (numbers,) of 2^-bits stand for, with the shapes and types of `like`."""
+        mean = steps.double() * 2.0**-self.bits
+        tensors = {}
+        for (name, tensor), piece in zip(
+            like.items(), mean.split([tensor.numel() for tensor in like.values()]), strict=True
+        ):
+            found = piece if tensor.is_floating_point() else (piece / WHOLE).round()
+            tensors[name] = found.reshape(tensor.shape).to(tensor.device, tensor.dtype)
+        return tensors
+
+    def _check_noise(self, members: int) -> None:
+        """Refuse so many clients that the error of decryption could reach half a digit."""
+        error = TAIL * self.parameters.noise * math.sqrt(members)
+        if error >= 2.0 ** -(self.bits + 1):
+            raise InvalidInput(
+                f"secure bits={self.bits} and limit={self.limit:g} are too fine for {members} clients under CKKS: "
+                f"a sum has errors up to {error:.1e}, not below 2^-{self.bits + 1}; take fewer bits or a smaller limit"
+            )
+
+
+class EncryptedSummation:
+    """One sum of some of the members in `names`, number -> party."""
+
+    def __init__(self, plan: EncryptedSum, names: Mapping[int, str], carrier: Carrier) -> None:
+        self._plan, self._names, self._carrier = plan, dict(names), carrier
+
+    def open(self) -> None:
+        """Nothing: keys are made once it is known who has finished."""
+
+    def close(self, uploads: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> dict[str, Tensor]:
+        """Return the mean of `uploads`, of the members that finished, weighted; the server sees no upload."""
+        plan, carrier = self._plan, self._carrier
+        needed = plan.required_members(len(self._names))
+        if len(uploads) < needed:
+            raise InvalidInput(f"{len(uploads)} clients are left of a secure sum that needs {needed}: it is lost")
+        plan.check_weights(weights.values())
+        # Nothing leaves before everybody's numbers are known to fit.
+        numbers = {member: plan.encode(tensors, self._names[member]) for member, tensors in uploads.items()}
+        holder, *others = uploads
+        keys = make_sum_keys(plan.parameters)
+        public = public_context_message(keys.public)
+        server = read_public_context(carrier.to_server("public context", holder, public))
+        contexts, passed_on = {holder: keys.public}, public_context_message(server)
+        for member in others:
+            arrived = carrier.from_server("public context", member, passed_on)
+            # The same bytes are the same context, which is public: parsing takes longer than an encryption.
+            contexts[member] = server if torch.equal(arrived, passed_on) else read_public_context(arrived)
+
+        def add_up(kind: str, vectors: Mapping[int, Tensor], step: float) -> Tensor:
+            """Return what the key holder reads of the sum, in steps."""
+            arrived = (
+                load_ciphertexts(carrier.to_server(kind, member, encrypt_vector(vector, contexts[member])), server)
+                for member, vector in vectors.items()
+            )
+            total = carrier.from_server(kind, holder, add_vectors(arrived).to_tensor())
+            return decrypt_steps(load_ciphertexts(total, keys.public), keys, step)
+
+        unit = plan.parameters.largest / TOTAL_WEIGHT
+        total = add_up("encrypted weight", {m: torch.tensor([weights[m] * unit]).double() for m in uploads}, unit)
+        told = carrier.to_server("total weight", holder, total)
+        totals = {holder: total} | {member: carrier.from_server("total weight", member, told) for member in others}
+        shares = {m: plan.share(found, weights[m] / float(totals[m])) for m, found in numbers.items()}
+        mean = carrier.to_server("mean", holder, add_up("encrypted", shares, 2.0**-plan.bits))
+        return plan.decode(mean, next(iter(uploads.values())))

@@ -1,0 +1,51 @@
+"""Inference alone: rows through the parties of a topology, with the weights that it has; encrypted where it says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput, check_count, check_names
+from splitfed.core.probe import probe
+from splitfed.core.topology import Topology
+from splitfed.engines.factory import make_engine
+from splitfed.planning.encryption import fit_inference
+from splitfed.training.entry_point import find_device
+
+
+def predict(
+    topology: Topology,
+    x: Tensor,
+    *,
+    head: str | None = None,
+    batch_size: int = 256,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> Tensor:
+    """Return what `topology` makes of rows `x` (rows, ...) in evaluation mode, through its parties: (rows, outputs).
+
+    The model must have one input. With an `encryption` the server's segment is evaluated on ciphertexts, as many layers
+    and squares of it as the depth of the parameters allows, since no gradient comes back; its protocol plays no part,
+    as nothing learns. `head`: whose output, where there are several (default: the first). `seed`: of what the model
+    draws. Raises `InvalidInput` for what does not fit.
+    """
+    check_count("batch_size", batch_size, low=1)
+    if len(topology.inputs) != 1 or x.dim() == 0 or len(x) == 0:
+        raise InvalidInput(
+            f"rows of shape {tuple(x.shape)} for {len(topology.inputs)} inputs cannot be predicted; expected one input "
+            "and at least one row"
+        )
+    values = [one.value for one in topology.heads]
+    head = values[0] if head is None else head
+    check_names("head", values, head)
+    (name,) = topology.inputs
+    few = x[:4]
+    facts = probe(topology, {name: few if len(few) > 1 else few.repeat(2, *[1] * (x.dim() - 1))})
+    # Who is handed a topology must not find the user's model behind it.
+    bare = replace(topology, segments=tuple(replace(s, original=None) for s in topology.segments))
+    ready = fit_inference(bare, facts, min(batch_size, len(x)))
+    engine = make_engine(ready, facts, 1, seed=seed, device=find_device(device))
+    engine.own(0, "test", {name: x}, {})
+    return engine.predict(0, "test", "predict", batch_size=batch_size, head=head).outputs[head]
