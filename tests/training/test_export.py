@@ -100,8 +100,9 @@ def test_layers_of_a_defense_are_no_part_of_the_users_model() -> None:
 
 
 def test_shares_of_an_encrypted_layer_are_exported_as_one_layer() -> None:
-    run = encrypted.train(sf.Encryption(), rounds=1)
-    plain = encrypted.train(None, rounds=1)
+    few = encrypted.rows(each=12)
+    run = encrypted.train(sf.Encryption(), data=few, rounds=1)
+    plain = encrypted.train(None, data=few, rounds=1)
     exported, undivided = (one.export(encrypted.model()).state_dict() for one in (run, plain))
     assert list(exported) == list(undivided)
     # Two steps at a rate of .05, each of whose decrypted numbers is that far off.
