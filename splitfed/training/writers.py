@@ -37,9 +37,8 @@ class CsvWriter(Callback):
             raise InvalidInput(f"path={str(self.path)!r} is a folder; CsvWriter needs a file")
 
     def on_start(self, run: Run) -> None:
-        """Write the rounds that a resumed run has already."""
+        """Let the first round that ends write the file anew, with those that a resumed run has already."""
         self._columns = []
-        self._write_all(run)
 
     def on_round_end(self, run: Run, metrics: Mapping[str, Any]) -> None:
         """Add the row of the round; where it has new columns, the file is written anew."""
