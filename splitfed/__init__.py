@@ -60,9 +60,17 @@ if TYPE_CHECKING:
     from splitfed.data.federation import Federation
     from splitfed.schedules.base import LocalUpdate
     from splitfed.stats import dependence
+    from splitfed.study.run.audit import audit_run as audit
+    from splitfed.study.run.loading import load
+    from splitfed.study.run.python_study import PreparedStudy, StudyResults, load_study
+    from splitfed.study.run.python_study import build_study as study
+    from splitfed.training.callbacks import Callback
+    from splitfed.training.early_stopping import EarlyStopping
     from splitfed.training.entry_point import train
+    from splitfed.training.progress_bar import ProgressBar
     from splitfed.training.run import AttackResult, Run
     from splitfed.training.settings import Adversaries, Evaluation, Logging
+    from splitfed.training.writers import CsvWriter, TensorBoardWriter, WandbWriter
 
 __version__ = "0.1.0"
 
@@ -80,6 +88,8 @@ _MODULES = {
     "models": "models",
     "poisoning": "poisoning",
     "schedules": "schedules",
+    # Called, it builds one: see `splitfed/study/__init__.py`.
+    "study": "study",
     "topologies": "topologies",
 }
 _NAMES = {
@@ -88,11 +98,14 @@ _NAMES = {
     "Attack": "attacks.base",
     "AttackResult": "training.run",
     "Calibrated": "core.defense",
+    "Callback": "training.callbacks",
     "Codec": "core.defense",
     "Context": "core.defense_context",
+    "CsvWriter": "training.writers",
     "CutPlace": "core.cut_places",
     "Dataset": "data.dataset",
     "Defense": "core.defense",
+    "EarlyStopping": "training.early_stopping",
     "Edge": "core.topology",
     "Encryption": "core.encryption_settings",
     "Evaluation": "training.settings",
@@ -112,6 +125,8 @@ _NAMES = {
     "NonFinite": "core.errors",
     "Optim": "core.optimizers",
     "PenaltyDefense": "core.defense",
+    "PreparedStudy": "study.run.python_study",
+    "ProgressBar": "training.progress_bar",
     "ReceiverPenaltyDefense": "core.defense",
     "Recording": "core.messages",
     "ReleaseDefense": "core.defense",
@@ -119,20 +134,28 @@ _NAMES = {
     "Segment": "core.topology",
     "Speeds": "costs.speeds",
     "SplitfedError": "core.errors",
+    "StudyResults": "study.run.python_study",
     "Task": "core.tasks",
     "TaskWeightDefense": "core.defense",
+    "TensorBoardWriter": "training.writers",
     "Topology": "core.topology",
     "View": "core.messages",
+    "WandbWriter": "training.writers",
     "WeightDefense": "core.defense",
+    "audit": "study.run.audit",
     "binary": "core.tasks",
     "classification": "core.tasks",
     "cut": "core.cutting",
     "cut_places": "core.cut_places",
+    "load": "study.run.loading",
+    "load_study": "study.run.python_study",
     "model_task": "core.model_loss",
     "predict": "training.inference",
     "regression": "core.tasks",
     "train": "training.entry_point",
 }
+_CALLED = {"audit": "audit_run"}
+"""Name -> how its own module calls it."""
 
 __all__ = [
     "Accounted",
@@ -140,11 +163,14 @@ __all__ = [
     "Attack",
     "AttackResult",
     "Calibrated",
+    "Callback",
     "Codec",
     "Context",
+    "CsvWriter",
     "CutPlace",
     "Dataset",
     "Defense",
+    "EarlyStopping",
     "Edge",
     "Encryption",
     "Evaluation",
@@ -164,6 +190,8 @@ __all__ = [
     "NonFinite",
     "Optim",
     "PenaltyDefense",
+    "PreparedStudy",
+    "ProgressBar",
     "ReceiverPenaltyDefense",
     "Recording",
     "ReleaseDefense",
@@ -171,14 +199,18 @@ __all__ = [
     "Segment",
     "Speeds",
     "SplitfedError",
+    "StudyResults",
     "Task",
     "TaskWeightDefense",
+    "TensorBoardWriter",
     "Topology",
     "View",
+    "WandbWriter",
     "WeightDefense",
     "aggregation",
     "annealing",
     "attacks",
+    "audit",
     "binary",
     "classification",
     "costs",
@@ -189,6 +221,8 @@ __all__ = [
     "dependence",
     "detectors",
     "federated",
+    "load",
+    "load_study",
     "matching",
     "model_task",
     "models",
@@ -196,6 +230,7 @@ __all__ = [
     "predict",
     "regression",
     "schedules",
+    "study",
     "topologies",
     "train",
 ]
@@ -209,7 +244,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"splitfed.{_MODULES[name]}")
     if name in _NAMES:
-        value = getattr(import_module(f"splitfed.{_NAMES[name]}"), name)
+        value = getattr(import_module(f"splitfed.{_NAMES[name]}"), _CALLED.get(name, name))
         # Found once, it is found without this function from now on.
         globals()[name] = value
         return value

@@ -116,6 +116,8 @@ def modules() -> Iterator[str]:
                     yield from members(f"{path}.{name}", thing)
             elif inspect.isfunction(thing):
                 yield f"{path}.{name}{signature(thing, bound=False)}"
+            elif isinstance(thing, ModuleType) and callable(thing):
+                yield f"{path}.{name}{signature(type(thing).__call__, bound=True)}"
             else:
                 yield f"{path}.{name}"
 

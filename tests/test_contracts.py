@@ -61,6 +61,7 @@ CONTRACTS = (
     "splitfed.federated.base:Method",
     "splitfed.poisoning.base:Poisoning",
     "splitfed.schedules.base:Schedule",
+    "splitfed.training.callbacks:Callback",
 )
 
 

@@ -37,6 +37,7 @@ EXAMPLES = {
     "encryption.md": 3,
     "results-and-resume.md": 1,
     "models.md": 3,
+    "python-api.md": 4,
 }
 """Page -> how many Python examples it has; the tests below run every one."""
 # Page and number of a study, and its runs: four strengths (none and three) over three seeds; two fusions; two weights,
@@ -232,6 +233,38 @@ def test_the_layer_of_the_encryption_page_agrees_to_what_it_states() -> None:
 
 def test_the_run_of_the_results_page_is_resumed() -> None:
     assert len(execute(example("results-and-resume.md"))["run"].history) == 3
+
+
+def test_a_run_of_the_python_page_is_framed_drawn_exported_and_continued(capsys: pytest.CaptureFixture[str]) -> None:
+    names = execute(fewer(example("python-api.md"), 10))
+    run = names["run"]
+    assert capsys.readouterr().out.startswith("Run(1 round, ")
+    assert list(names["psnr"]["of"]) == ["attack", "mean_image", "random_pairing"]
+    assert len(names["figure"].axes) == 3
+    assert (len(names["frame"]), len(run.history)) == (1, 6)
+    x = run.data.clients[0].test.x
+    assert not torch.equal(names["model"](x), run.predict(x)), "exported before the last five rounds"
+    assert torch.equal(run.export(names["net"]()).eval()(x), run.predict(x))
+
+
+def test_the_run_of_the_python_page_is_loaded_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(execute(example("python-api.md", 1))["run"].history) == 5
+    assert capsys.readouterr().out.startswith("5 0.")
+
+
+def test_the_study_of_the_python_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    names = execute(example("python-api.md", 2))
+    assert len(names["frame"]) == len(names["study"].runs) == 6
+    assert "noise(scale=0.5, relative=true)" in capsys.readouterr().out
+    assert len(names["run"].history) == 2
+
+
+def test_the_callbacks_of_the_python_page_are_called(capsys: pytest.CaptureFixture[str]) -> None:
+    names = execute(example("python-api.md", 3))
+    run = names["run"]
+    assert names["best"].best == min(entry["loss"] for entry in run.history)
+    assert 2 < len(run.history) < 60
+    assert "no better than" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("page", "number", "runs"), STUDIES)

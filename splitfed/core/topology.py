@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 
 from torch import Tensor, fx, nn
 
@@ -142,6 +143,24 @@ class Topology:
             self.segment(name)
         if not self.answering:
             raise InvalidInput(f"topology {self.name!r} has no head that answers: all stand on lessons")
+
+    def __repr__(self) -> str:
+        """Tell who holds what, a line a segment and head: what it reads, what it returns, how many weights it has."""
+        lines = [f"Topology({self.name}: {', '.join(f'{value} of {role}' for value, role in self.inputs.items())}"]
+        for s in self.segments:
+            size = sum(p.numel() for p in s.module.parameters())
+            reads, returns = ", ".join(s.inputs), ", ".join(s.outputs)
+            lines.append(f"  {s.role}: {s.name}: {reads} -> {returns}, {size:,} weights, {type(s.module).__name__}")
+        for h in self.heads:
+            task = "" if h.task is None else f" {h.task.name}"
+            lines.append(f"  {h.role}: loss{task} of {h.value}, labels of {h.labels}")
+        crossings = ", ".join(f"{edge.name} ({', '.join(edge.values)})" for edge in self.crossings)
+        how = "" if self.encryption is None else f", encrypted by {self.encryption.protocol}"
+        return "\n".join([*lines, f"  crosses: {crossings or 'nothing'}{how})"])
+
+    def _repr_html_(self) -> str:
+        """Return the same for a notebook."""
+        return f"<pre>{escape(repr(self))}</pre>"
 
     @cached_property
     def edges(self) -> tuple[Edge, ...]:

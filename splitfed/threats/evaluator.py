@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,8 +45,12 @@ from splitfed.threats.dry_run import AttackBegun, stop_at_first_use, stop_attack
 from splitfed.threats.encrypted_views import check_readable, decrypt_releases, encrypted_layer, select_plain
 from splitfed.threats.fresh_segments import head_after
 from splitfed.threats.knowledge import Grants, check_client
+from splitfed.threats.result_tables import describe_result, result_html, result_rows
 from splitfed.threats.segment_runner import SegmentRunner
 from splitfed.threats.upload_attacks import Uploads
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,25 @@ class AttackResult:
         """Whether the prediction is measurably the wrong way round: an AUC below .5 leaks as much as 1 - AUC does."""
         found = self.scores.get("attack", {}).get("auc")
         return found is not None and (found.high if found.known else found.mean) < 0.5
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the scores as flat rows, one a metric and predictor: the attack, its baselines, what it stole."""
+        return result_rows(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the rows as a pandas table."""
+        # pandas takes half a second to import.
+        import pandas as pd
+
+        return pd.DataFrame(self.rows())
+
+    def __repr__(self) -> str:
+        """Tell in a line who attacked what, and the attack's own scores."""
+        return describe_result(self)
+
+    def _repr_html_(self) -> str:
+        """Return a table of the scores for a notebook."""
+        return result_html(self)
 
 
 STEP_ROWS = 64

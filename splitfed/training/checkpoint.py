@@ -61,8 +61,8 @@ def write_atomic(path: Path, content: bytes) -> None:
         os.close(folder)
 
 
-def save(folder: Path, number: int, states: Mapping[str, Any], metrics: str = "") -> None:
-    """Save `states` (name -> tensors and plain values) as the checkpoint of round `number`.
+def save(folder: Path, number: int, states: Mapping[str, Any], metrics: str = "") -> Path:
+    """Save `states` (name -> tensors and plain values) as the checkpoint of round `number`; return its folder.
 
     `metrics`: the digest of the metrics up to and with that round.
     """
@@ -78,6 +78,7 @@ def save(folder: Path, number: int, states: Mapping[str, Any], metrics: str = ""
     write_atomic(home / "manifest.json", digests.json_with_digest(manifest))
     for old in _complete(folder)[:-KEPT]:
         shutil.rmtree(old)
+    return home
 
 
 def load(folder: Path) -> NewestCheckpoint | None:

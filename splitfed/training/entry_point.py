@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,12 +24,15 @@ from splitfed.planning.uploads import check_uploads
 from splitfed.planning.validation import Prepared, inputs_of, labels_of, prepare
 from splitfed.poisoning import injection
 from splitfed.poisoning.injection import poison_data
-from splitfed.schedules.base import LocalUpdate, Round, Schedule, Training
+from splitfed.schedules.base import LocalUpdate, Schedule
 from splitfed.threats.training_time import check_questions, place_attacks
+from splitfed.training.arguments import read_arguments, write_arguments
+from splitfed.training.callbacks import check_deciding, committed_ledger, deciding, describe_callbacks
 from splitfed.training.description import describe
 from splitfed.training.detectors import place_detectors
 from splitfed.training.folder import RunFolder
 from splitfed.training.local_learner import place_objectives
+from splitfed.training.rounds import RunPlan, train_rounds
 from splitfed.training.run import Run
 from splitfed.training.settings import (
     GROUPS,
@@ -40,7 +41,6 @@ from splitfed.training.settings import (
     Adversaries,
     Evaluation,
     Logging,
-    is_due,
 )
 
 
@@ -68,27 +68,87 @@ def train(
     a federated method, layered on the schedule. `optimizer`: one for all roles, or role -> `Optim` (default SGD at rate
     0.05, momentum 0.9). `seed`: of everything drawn. `device`: "cpu", "cuda" or "cuda:N". `local`: what a client does
     in a round. `adversaries`: attacks inside training, poisoning clients, detectors. `evaluation`: what is measured.
-    `logging`: folder, checkpoints, recorded views, progress. Raises `InvalidInput`, before anything is computed or
+    `logging`: folder, checkpoints, recorded views, callbacks. Raises `InvalidInput`, before anything is computed or
     written, for anything that does not fit, and `NonFinite` when training diverges.
     """
     check_count("rounds", rounds, low=1)
+    arguments = {
+        "schedule": schedule,
+        "method": method,
+        "defenses": defenses,
+        "batch_size": batch_size,
+        "optimizer": optimizer,
+        "seed": seed,
+        "device": device,
+        "local": local,
+        "adversaries": adversaries,
+        "evaluation": evaluation,
+    }
+    run = begin_run(topology, data, rounds, arguments, logging)
+    assert run.plan is not None
+    train_rounds(run, run.plan)
+    return run
+
+
+def begin_run(
+    topology: Topology | Sequence[Topology],
+    data: Federation,
+    rounds: int,
+    arguments: Mapping[str, Any],
+    logging: Logging,
+) -> Run:
+    """Return the run of `train` with these `arguments` as far as its folder has it, before its next round."""
+    adversaries, evaluation, device = (arguments[name] for name in ("adversaries", "evaluation", "device"))
     prepared = prepare(
         topology,
-        poison_data(data, adversaries.poisonings, seed),
-        schedule=schedule,
-        defenses=defenses,
-        optimizer=optimizer,
-        training=local.training(batch_size, seed),
-        method=method,
+        poison_data(data, adversaries.poisonings, arguments["seed"]),
+        schedule=arguments["schedule"],
+        defenses=arguments["defenses"],
+        optimizer=arguments["optimizer"],
+        training=arguments["local"].training(arguments["batch_size"], arguments["seed"]),
+        method=arguments["method"],
     )
-    prepared = check_run(prepared, rounds, device, adversaries, evaluation)
-    run = start_run(prepared, rounds, device, adversaries, evaluation, logging)
-    for number in range(0 if run.folder is None else run.folder.restore(run), rounds):
-        metrics = train_round(run, prepared.training, number, rounds, evaluation, adversaries)
-        if run.folder is not None:
-            run.folder.save(run, metrics)
-        if logging.progress is not None:
-            logging.progress(number + 1, rounds, metrics)
+    run = open_run(prepared, rounds, device, adversaries, evaluation, logging)
+    if run.folder is not None:
+        kept = {"record": logging.record, "link": logging.link, "callbacks": tuple(deciding(logging.callbacks))}
+        write_arguments(run.folder.path, {**arguments, **kept})
+    return run
+
+
+def load_run(folder: Path, topology: Topology | Sequence[Topology], data: Federation, given: Mapping[str, Any]) -> Run:
+    """Return the run of `train` in `folder` at its newest checkpoint, trained on `data`; nothing is trained.
+
+    `topology` and `data` are those that it was trained with, the model with the weights it had before; `given`: what
+    the folder could not keep, by the names of `train`, and "callbacks", "record" and "link" of `Logging`.
+    """
+    arguments = read_arguments(folder, given)
+    kept = {name: arguments.pop(name) for name in ("record", "link", "callbacks")}
+    rounds = RunFolder(folder).read_definition()["rounds"]
+    return begin_run(topology, data, rounds, arguments, Logging(folder, resume=True, **kept))
+
+
+def open_run(
+    prepared: Prepared,
+    rounds: int,
+    device: torch.device | str,
+    adversaries: Adversaries,
+    evaluation: Evaluation,
+    logging: Logging,
+) -> Run:
+    """Return the run of `rounds` rounds as far as its folder has it, before its next round; see `train`."""
+
+    def settle(length: int) -> Prepared:
+        return check_run(prepared, length, device, adversaries, evaluation)
+
+    settled = settle(rounds)
+    with about("callbacks"):
+        check_deciding(logging.callbacks, settled)
+    run = start_run(settled, rounds, device, adversaries, evaluation, logging)
+    run.plan = RunPlan(settled, rounds, adversaries, evaluation, logging, settle)
+    run.callbacks = tuple(logging.callbacks)
+    run.committed = committed_ledger(run.callbacks, settled, rounds, evaluation.every, evaluation.delta)
+    if run.folder is not None:
+        run.folder.restore(run)
     return run
 
 
@@ -129,9 +189,11 @@ def start_run(
     place_objectives(engine, prepared)
     place_adversaries(engine, prepared, adversaries)
     if folder is not None:
-        described = describe(prepared, rounds, logging.record, device, adversaries.user_objects())
+        deciders = {f"class of callback {i}": type(one) for i, one in enumerate(deciding(logging.callbacks))}
+        described = describe(prepared, rounds, logging.record, device, adversaries.user_objects() | deciders)
         speeds = None if evaluation.speeds is None else repr(evaluation.speeds)
         extras = {**adversaries.describe(), "speeds": speeds, "delta": evaluation.delta}
+        extras["callbacks"] = describe_callbacks(logging.callbacks)
         folder.claim({**described, **extras}, resume=logging.resume)
     state = prepared.schedule.start(engine.replicas)
     run = Run(engine, prepared.data, prepared.schedule, state, prepared.training.seed, folder, clock)
@@ -191,64 +253,6 @@ def engine_of(
             engine.own(replica, part, inputs_of(graph, rows), labels_of(graph, rows))
         engine.show(replica, "public", client.shown)
     return engine
-
-
-def train_round(
-    run: Run, training: Training, number: int, rounds: int, evaluation: Evaluation, adversaries: Adversaries
-) -> dict[str, Any]:
-    """Train round `number` of `rounds`, score what is due, and return what the history holds of it."""
-    engine = run.engine
-    started = time.perf_counter()
-    if training.restart_optimizers:
-        engine.restart_optimizers()
-    run.query(training, number)
-    done = run.aggregate(run.schedule.round(run.trainer, training, number, run.schedule_state), number)
-    engine.end_round()
-    metrics = _round_metrics(run, done, number, time.perf_counter() - started)
-    if evaluation.due(number, rounds):
-        last = number + 1 == rounds
-        for part in ("validation", "test"):
-            # Once, in the last round, test rows are scored with an interval: a second scoring releases every row again.
-            metrics[part] = run.evaluate(part, number, interval=last and part == "test")
-    if "epsilon" in metrics:
-        # Scoring releases rows too, so it is counted when that is done.
-        ledger = run.ledger
-        metrics |= {"epsilon": ledger.epsilon, "epsilons": {total.protects: total.epsilon for total in ledger.totals}}
-    run.history.append(metrics)
-    for party, every in adversaries.evaluate_every.items():
-        if is_due(every, number, rounds):
-            metrics.setdefault("training_attack_scores", {})[party] = run.evaluate_training_attack(party)
-    return metrics
-
-
-def _round_metrics(run: Run, done: Round, number: int, seconds: float) -> dict[str, Any]:
-    """Return what round `number`, which took `seconds`, did, before anything is scored; epsilon is filled in later."""
-    engine = run.engine
-    metrics: dict[str, Any] = {
-        "round": number,
-        "loss": _mean(done.losses),
-        "steps": len(done.losses),
-        "clients": len(done.clients),
-        "dropped": list(done.dropped),
-        "fused": done.fused,
-        "seconds": seconds,
-        "bytes": engine.traffic.bytes(),
-        "messages": engine.traffic.messages(),
-    }
-    if any(privacy_event(d) is not None for d in engine.defenses):
-        metrics["epsilon"] = None
-    if run.clock is not None:
-        metrics["simulated_seconds"] = run.clock.now
-    if engine.training_attacks:
-        metrics["training_attacks"] = {name: attack.metrics() for name, attack in engine.training_attacks.items()}
-    if engine.detectors:
-        metrics["detectors"] = {name: detector.metrics() for name, detector in engine.detectors.items()}
-    return metrics
-
-
-def _mean(losses: Sequence[float]) -> float | None:
-    """Return the mean; None without losses, and where one is not finite, which only a step of dp_sgd survives."""
-    return sum(losses) / len(losses) if losses and all(map(math.isfinite, losses)) else None
 
 
 def _expected_batch_sizes(prepared: Prepared) -> list[float] | None:

@@ -51,7 +51,7 @@ class RunFolder:
             if not resume:
                 raise InvalidInput(f"folder {str(self.path)!r} holds a run already; resume it or give another folder")
             there = digests.read(definition, digests.RETRAIN)
-            self._check_same(there, json.loads(json.dumps(described)))
+            self._check_same(self.read_definition(), json.loads(json.dumps(described)))
         elif self.path.is_dir() and any(entry.name != ".run.json.tmp" for entry in self.path.iterdir()):
             raise InvalidInput(f"folder {str(self.path)!r} is not empty and holds no run; give a new or empty folder")
         else:
@@ -103,15 +103,28 @@ class RunFolder:
             raise Damaged(path, digests.RETRAIN, f"the line of round {len(entries)} does not match its digest")
         return [current_keys(entry) for entry in entries]
 
-    def save(self, run: Resumable, metrics: Mapping[str, Any]) -> None:
-        """Append this round's `metrics`, then save a checkpoint; in this order nothing computed is lost."""
+    def save(self, run: Resumable, metrics: Mapping[str, Any]) -> Path:
+        """Append this round's `metrics`, then save a checkpoint; in this order nothing computed is lost.
+
+        Returns the folder of the checkpoint.
+        """
         line = digests.link(self._chain, metrics)
         self._chain = digests.chain(self._chain, metrics)
         with (self.path / "metrics.jsonl").open("ab") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
-        checkpoint.save(self.path / "checkpoints", int(metrics["round"]), run.state(), self._chain)
+        return checkpoint.save(self.path / "checkpoints", int(metrics["round"]), run.state(), self._chain)
+
+    def lengthen(self, rounds: int) -> None:
+        """Note that the run is to have `rounds` rounds in all, more than it began with."""
+        checkpoint.write_atomic(self.path / "rounds.json", digests.json_with_digest({"rounds": rounds}))
+
+    def read_definition(self) -> dict[str, Any]:
+        """Return what defines the run, with the rounds that it is to have by now."""
+        longer = self.path / "rounds.json"
+        there = digests.read(self.path / "run.json", digests.RETRAIN)
+        return there if not longer.is_file() else there | digests.read(longer, digests.RETRAIN)
 
     def _check_same(self, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         """Refuse a run that is described otherwise."""

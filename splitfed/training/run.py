@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -35,9 +35,18 @@ from splitfed.schedules.base import Round, Schedule, State, Training
 from splitfed.stats.utility import ConstantAnswer, below_constant, constant_of, over_rows
 from splitfed.threats.evaluator import AttackResult, Evaluator
 from splitfed.threats.tuning import SHARE, Bench, Tuned, check_tunable, tune
+from splitfed.training.callbacks import Callback, callback_states, load_callback_states
 from splitfed.training.client_scores import find_first_reaching, summarize_clients
+from splitfed.training.export import Model, export, state_of
 from splitfed.training.folder import RunFolder
+from splitfed.training.frames import history_frame
 from splitfed.training.local_learner import LocalLearner
+from splitfed.training.plots import RunPlots
+from splitfed.training.rounds import RunPlan, check_longer, train_rounds
+from splitfed.training.run_summary import RunSummary, summarize
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["AttackResult", "Run"]
 
@@ -63,6 +72,10 @@ class Run:
         self.folder = folder
         self.clock = clock
         self.history: list[dict[str, Any]] = []
+        self.callbacks: tuple[Callback, ...] = ()
+        self.plan: RunPlan | None = None
+        # What all planned rounds cost, where a callback may end the run before them.
+        self.committed: Ledger | None = None
         self.delta: float | None = None
         self.evaluator = Evaluator(engine, data, seed, self._newest)
         self.evaluator.grants.schedule = schedule
@@ -164,6 +177,40 @@ class Run:
         below = found and task and below_constant(last["metric"], last["union"], found, task.higher_is_better)
         return f"{said}: {below})" if below else f"{said})"
 
+    def _repr_html_(self) -> str:
+        """Return the summary as a table for a notebook."""
+        return self.summary()._repr_html_()
+
+    def summary(self) -> RunSummary:
+        """Return what was trained how, how well it does and what that cost; printed a line each."""
+        return summarize(self)
+
+    def to_frame(self, clients: bool = False) -> pd.DataFrame:
+        """Return the history as a pandas table, a row a round; with `clients` a row a scored round and client.
+
+        Columns as in `splitfed.training.frames.round_row`.
+        """
+        return history_frame(self.history, clients)
+
+    @property
+    def plot(self) -> RunPlots:
+        """Figures of the run: `run.plot.history()`, `run.plot.attacks(results)`, `run.plot.traffic()`."""
+        return RunPlots(self)
+
+    def state_dict(self, client: int | None = None) -> dict[str, Tensor]:
+        """Return the whole model's trained state under its original names, as `client` would use it now: copies.
+
+        `client`: from 0; None where all clients use the same weights. Raises `InvalidInput` where they do not.
+        """
+        return state_of(self, client)
+
+    def export(self, model: Model, client: int | None = None) -> Model:
+        """Load the trained state into `model`, the user's own uncut one, and return it; `client` as in `state_dict`.
+
+        Names and shapes must be exactly those of the run: raises `InvalidInput`, and leaves `model` as it was.
+        """
+        return export(self, model, client)
+
     def rounds_to(self, target: float) -> int | None:
         """Return after how many rounds the union of the validation rows first scored `target` or better; None: never.
 
@@ -171,6 +218,27 @@ class Run:
         """
         found = find_first_reaching(self.history, target, self.data.task.higher_is_better)
         return None if found is None else int(found["round"]) + 1
+
+    @property
+    def stopped(self) -> str | None:
+        """Why a callback has ended training before its planned rounds, in a line; None where none has."""
+        return self.history[-1].get("stopped") if self.history else None
+
+    def continue_training(self, rounds: int | None = None) -> None:
+        """Train `rounds` more rounds, >= 1 (default: those that are left of the plan), as if planned from the start.
+
+        To the same weights as a run of that many rounds; what was scored as the last round stays in the history. A run
+        with a folder goes on in it. Raises `InvalidInput` for a run that a callback has ended, and where the length was
+        part of what was worked out: a noise for a target epsilon, a method that follows the rounds.
+        """
+        if self.plan is None:
+            raise InvalidInput("this run was not made by splitfed.train: there is no plan to go on with")
+        total = check_longer(self, self.plan, rounds)
+        if total > self.plan.rounds and self.folder is not None:
+            self.folder.lengthen(total)
+        plan = replace(self.plan, rounds=max(total, self.plan.rounds))
+        self.plan, self.evaluator.grants.rounds = plan, plan.rounds
+        train_rounds(self, replace(plan, rounds=total))
 
     @property
     def bytes(self) -> int:
@@ -184,8 +252,12 @@ class Run:
 
     @property
     def ledger(self) -> Ledger:
-        """What every private mechanism was used for so far, in training and scoring, and what that costs together."""
-        return counted_ledger(self.engine, self.schedule, self.method, self.delta)
+        """What every private mechanism was used for so far, in training and scoring, and what that costs together.
+
+        Where a callback may end training early it states all planned rounds, whatever was trained of them.
+        """
+        counted = counted_ledger(self.engine, self.schedule, self.method, self.delta)
+        return counted if self.committed is None else replace(self.committed, replaced=counted.replaced)
 
     @property
     def epsilon(self) -> float | None:
@@ -256,7 +328,10 @@ class Run:
             several |= self._method_scores(self.method, part, made)
         if self.crosswise:
             several["across"] = self.across(part, number)
-        return {"metric": task.metric_name, "clients": scores, "union": unions[first], **several}
+        answer = {"metric": task.metric_name, "clients": scores, "union": unions[first], **several}
+        for callback in self.callbacks:
+            callback.on_evaluate(self, part, answer)
+        return answer
 
     def across(self, part: str, number: int) -> dict[str, list[float | None]]:
         """Score each client's model on its own rows of `part`, on all others', and on the union of both, by client.
@@ -371,11 +446,13 @@ class Run:
             raise InvalidInput(f"{type(ready[past.index(True)]).__name__} goes against training rows: name no victims")
         truth = self.data.victims if all(past) else self.evaluator.victims(victims)
         names = [a if isinstance(a, str) else name_of("attacks", type(a)) for a in chosen]
-        results = (
-            self.evaluator.attack(name, attack, party, truth, client, base, progress, round, classifier)
-            for name, attack in zip(names, ready, strict=True)
-        )
-        return [replace(result, quick=attack.quick) for result, attack in zip(results, ready, strict=True)]
+        results = []
+        for name, attack in zip(names, ready, strict=True):
+            found = self.evaluator.attack(name, attack, party, truth, client, base, progress, round, classifier)
+            results.append(replace(found, quick=attack.quick))
+            for callback in self.callbacks:
+                callback.on_attack_end(self, results[-1])
+        return results
 
     def ask(self, party: str) -> dict[str, Any]:
         """Evaluate under the old name of `evaluate_training_attack`."""
@@ -431,13 +508,15 @@ class Run:
         parties: dict[str, Any] = {f"party-{name}": state for name, state in engine.pop("parties").items()}
         clock = {} if self.clock is None else {"clock": self.clock.state()}
         method = {} if self.method is None else {"method": self.method_state}
-        return {**parties, "run": {**engine, **clock, **method, "schedule": self.schedule_state}}
+        callbacks = {"callbacks": states} if (states := callback_states(self.callbacks)) else {}
+        return {**parties, "run": {**engine, **clock, **method, **callbacks, "schedule": self.schedule_state}}
 
     def load_state(self, states: Mapping[str, Any]) -> None:
         """Go back to `states`."""
         self._served = None
         shared = dict(states["run"])
         self.schedule_state = shared.pop("schedule")
+        load_callback_states(self.callbacks, shared.pop("callbacks", {}))
         if self.clock is not None:
             self.clock.load_state(shared.pop("clock"))
         if self.method is not None:

@@ -17,6 +17,7 @@ from splitfed.poisoning.base import Poisoning
 from splitfed.poisoning.injection import check_poisonings
 from splitfed.schedules.base import LocalUpdate
 from splitfed.threats.training_time import resolve_attack
+from splitfed.training.callbacks import Callback, check_callbacks
 
 RoundProgress = Callable[[int, int, Mapping[str, Any]], None]
 
@@ -128,7 +129,8 @@ class Logging:
     `folder`: where metrics and a checkpoint of every round go; with `resume` the run goes on from the newest one, to
     the same bits as if it had never stopped. `record`: whose view to keep during training. `link`: "memory", or
     "bytes", which sends every message as bytes with a checked header, to the same result.
-    `progress(round, rounds, metrics)` is called after every round. Raises `InvalidInput` for an unknown link, and for
+    `progress(round, rounds, metrics)` is called after every round; `callbacks` at more moments, see
+    `splitfed.training.callbacks.Callback`. Raises `InvalidInput` for an unknown link, for what is no callback, and for
     `resume` without a folder.
     """
 
@@ -137,10 +139,12 @@ class Logging:
     record: Recording | None = None
     link: str = field(default="memory", metadata=require_name("link", LINKS))
     progress: RoundProgress | None = None
+    callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
-        """Refuse an unknown link, and to resume what has no folder."""
+        """Refuse an unknown link, what is no callback, and to resume what has no folder."""
         check_fields(self)
+        object.__setattr__(self, "callbacks", check_callbacks(self.callbacks))
         if self.resume and self.folder is None:
             raise InvalidInput("resume=True needs the folder of the run to resume")
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import splitfed
 from splitfed.cli import main
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
@@ -133,6 +134,30 @@ def test_own_runs_need_no_word(made: Path, out: Path, capsys: pytest.CaptureFixt
         assert said(capsys, commands(made, out)[name]) == (0, ""), name
     assert Path(os.environ["NOTICED"]).exists()
     assert not list(out.rglob("__pycache__"))
+
+
+def test_python_asks_as_the_commands_do(made: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert splitfed.load_study(out).load(RUN).history
+    Path(os.environ["NOTICED"]).unlink()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    study = splitfed.load_study(out)
+    assert study.runs == (RUN,)
+    assert len(study.frame()) == 1
+    for load in (lambda: study.load(RUN), lambda: splitfed.load(out / "runs" / RUN)):
+        with pytest.raises(InvalidInput, match=r"is not known to be your own .* in Python trust=True"):
+            load()
+    assert not Path(os.environ["NOTICED"]).exists()
+    assert splitfed.load_study(out, trust=True).load(RUN).history
+    assert Path(os.environ["NOTICED"]).exists()
+
+
+def test_a_link_out_of_a_run_of_train_is_not_followed(tmp_path: Path) -> None:
+    topology = splitfed.topologies.vanilla(splitfed.models.mlp((1, 8, 8), 10, hidden=[4]), "relu1")
+    data = splitfed.data.digits().rows(range(200)).clients(1, victims=4)
+    splitfed.train(topology, data, rounds=1, logging=splitfed.Logging(tmp_path / "run"))
+    (tmp_path / "run" / "more").symlink_to(tmp_path)
+    with pytest.raises(InvalidInput, match="it holds a link that leads out of it"):
+        splitfed.load(tmp_path / "run", topology, data)
 
 
 def replaced(path: Path, old: str, new: str) -> None:

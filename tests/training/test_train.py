@@ -250,6 +250,7 @@ def test_the_rate_falls_once_a_round() -> None:
 def test_a_folder_holds_definition_environment_metrics_and_two_checkpoints(tmp_path: Path) -> None:
     run = train(rounds=3, logging=splitfed.Logging(folder=tmp_path / "run"))
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "arguments.json",
         "checkpoints",
         "environment.json",
         "metrics.jsonl",

@@ -187,5 +187,5 @@ def _signature(key: bytes, config: Mapping[str, Any], files: Mapping[str, str]) 
 def _refusal(folder: Path, reason: str, what: str) -> InvalidInput:
     return InvalidInput(
         f"{str(folder)!r} is not known to be your own ({reason}), and would {what}: "
-        "that can run code or read files of yours; add --trust if you trust whoever made it"
+        "that can run code or read files of yours; add --trust if you trust whoever made it, in Python trust=True"
     )

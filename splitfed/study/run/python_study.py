@@ -1,0 +1,222 @@
+"""Studies from Python: one built from tables as in TOML, and the results of one, as frames and as runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.drawing.html_table import html_table
+from splitfed.models.import_paths import Code
+from splitfed.registry import TABLES
+from splitfed.study.config.toml import dumps
+from splitfed.study.report import planned_costs
+from splitfed.study.report.document import write_report
+from splitfed.study.run.loading import load
+from splitfed.study.run.results_table import setting_rows
+from splitfed.study.run.runner import Json, read_result
+from splitfed.study.run.session import CheckedStudy, check_study, run_study
+from splitfed.study.run.store import table_rows
+from splitfed.training.checkpoint import write_atomic
+from splitfed.training.frames import round_row
+from splitfed.training.run import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LISTS = ("topology", "method", "defense", "attack")
+"""Tables of which a study may have several."""
+
+
+@dataclass(frozen=True)
+class PreparedStudy:
+    """A study that has been checked, as `splitfed run` would do it; made by `splitfed.study`."""
+
+    checked: CheckedStudy
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.checked.grid.name
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The names of its runs, in the order they are done."""
+        return tuple(cell.id for cell in self.checked.grid.cells)
+
+    @property
+    def toml(self) -> str:
+        """The study as a TOML file for `splitfed run`."""
+        return self.checked.text
+
+    def save(self, path: str | Path) -> None:
+        """Write the study into the file `path`."""
+        write_atomic(Path(path), self.toml.encode())
+
+    def plan(self, schedules: Sequence[str] = ()) -> Json:
+        """Return what `splitfed plan --json` prints: bytes, operations, memory, time and epsilon; nothing is trained.
+
+        `schedules`: others to set beside the study's own; "all" for every one.
+        """
+        others = list(TABLES["schedules"]) if schedules == "all" else planned_costs.check_schedule_names(schedules)
+        return planned_costs.plan_study(self.checked.grid, self.checked.data, others)
+
+    def run(self, folder: str | Path | None = None, *, resume: bool = False, workers: int = 1) -> StudyResults:
+        """Do all runs that have no result yet in `folder` (default: the study's name), and return the results.
+
+        As `splitfed run`, without its report: `StudyResults.report` writes that. `workers`: processes, >= 1.
+        """
+        check_count("workers", workers, low=1)
+        home = Path(self.name if folder is None else folder)
+        run_study(self.checked, home, resume=resume, workers=workers)
+        return load_study(home)
+
+    def __repr__(self) -> str:
+        """Tell in a line what it is called and how many runs it has."""
+        return f"PreparedStudy({self.name}, {_count(len(self.runs))})"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the runs for a notebook."""
+        rows = [
+            (cell.id, cell.topology.builder.label, cell.defense.label, cell.training.schedule.label, cell.seed)
+            for cell in self.checked.grid.cells
+        ]
+        return html_table(repr(self), ("run", "topology", "defense", "schedule", "seed"), rows)
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """What the runs of a study in `folder` came to; each call reads what is there by then."""
+
+    folder: Path
+    trust: bool = False
+
+    @property
+    def results(self) -> tuple[Json, ...]:
+        """The result of every run that has ended, failed ones too, as in its result.json, by name of the run."""
+        found = (read_result(path) for path in sorted((self.folder / "runs").glob("*/")))
+        return tuple(one for one in found if one is not None)
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The names of the runs that have ended with a result; those that failed stand in `failed`."""
+        return tuple(found["id"] for found in self.results if "failed" not in found)
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """The runs that failed, and why, in a line."""
+        return {found["id"]: found["failed"] for found in self.results if "failed" in found}
+
+    def frame(self, rounds: bool = False) -> pd.DataFrame:
+        """Return the results as a pandas table: a row a run and attack, as in results.csv.
+
+        With `rounds` a row a run and round instead, the columns of `Run.to_frame` behind those that name the run.
+        """
+        # pandas takes half a second to import.
+        import pandas as pd
+
+        if not rounds:
+            return pd.DataFrame([row for found in self.results for row in table_rows(found)])
+        named = ("topology_label", "defense_label", "schedule", "method", "seed")
+        rows = []
+        for found in self.results:
+            if "failed" not in found:
+                first = next(table_rows(found))
+                about = {"run": found["id"], **{name: first[name] for name in named}}
+                rows += [{**about, **round_row(entry)} for entry in found["history"]]
+        return pd.DataFrame(rows)
+
+    def load(self, run: str) -> Run:
+        """Return one of the `runs` as it was, ready to be attacked, evaluated and continued; see `splitfed.load`."""
+        if run not in (names := self.runs):
+            raise unknown("run", run, names)
+        return load(self.folder / "runs" / run, trust=self.trust)
+
+    def report(self) -> Path:
+        """Write the report, one self-contained page, and return its path."""
+        return write_report(self.folder, trust=self.trust)
+
+    def __repr__(self) -> str:
+        """Tell in a line where it is and how many runs have ended."""
+        lost = f", {len(failed)} failed" if (failed := self.failed) else ""
+        return f"StudyResults({str(self.folder)!r}, {_count(len(self.runs))}{lost})"
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook: a row a setting, means over its seeds."""
+        rows = setting_rows(self.results)
+        attacks = list(dict.fromkeys(name for row in rows for name in row.get("attacks", {})))
+        cells = [
+            (
+                *(row["topology"], row["defense"], row["seeds"], row.get("utility"), row.get("epsilon")),
+                *(_first_score(row.get("attacks", {}).get(name, {})) for name in attacks),
+            )
+            for row in rows
+        ]
+        return html_table(repr(self), ("topology", "defense", "seeds", "utility", "epsilon", *attacks), cells)
+
+
+def build_study(
+    name: str = "study", *, seeds: Sequence[int] = (0,), base: str | Path = ".", **tables: Any
+) -> PreparedStudy:
+    """Return the study that a TOML file with these tables would be, checked as a whole; nothing is written.
+
+    `tables`: by the keys of the file, `data={...}`, `model={...}`, `training={...}`, `topology=[...]`,
+    `defense=[...]`, `attack=[...]` and so on; a name alone stands for a table with that `name`, one table for a list of
+    one. `base`: where relative paths start, and whose Python files import paths may lead to. Raises `InvalidStudy` with
+    a line a mistake.
+    """
+    own = tables.pop("study", {})
+    if not isinstance(own, Mapping):
+        raise InvalidInput(f"study={own!r} is not allowed; expected a table, such as {{'target': 0.9}}")
+    raw = {"study": {"name": name, "seeds": _plain(seeds), **_plain(own)}}
+    raw |= {key: _table(key, value) for key, value in tables.items() if value is not None}
+    code = Code(Path(base).resolve())
+    grid, data = check_study(raw, "study", Path(base).resolve(), code)
+    return PreparedStudy(CheckedStudy(grid, data, dumps(raw), code))
+
+
+def load_study(folder: str | Path, *, trust: bool = False) -> StudyResults:
+    """Return the results of the study in `folder`; nothing is imported or trained.
+
+    `trust`: whether `StudyResults.load` may follow import paths and read files that a folder of somebody else names.
+    Raises `InvalidInput` where there is no study.
+    """
+    home = Path(folder)
+    if not (home / "study.toml").is_file() or not (home / "runs").is_dir():
+        raise InvalidInput(f"{str(folder)!r} holds no study; expected a folder that `splitfed run` has written")
+    return StudyResults(home, trust)
+
+
+def _table(key: str, value: Any) -> Any:
+    """Return a table as TOML has it, from what Python may give in its place."""
+    if key in LISTS:
+        found = [value] if isinstance(value, (str, Mapping)) else value
+        return [_named(one) for one in found] if isinstance(found, (list, tuple)) else found
+    return _named(value) if key in ("data", "model") else _plain(value)
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Mapping():
+            return {str(key): _plain(one) for key, one in value.items()}
+        case list() | tuple() | range():
+            return [_plain(one) for one in value]
+        case Path():
+            return str(value)
+    return value
+
+
+def _first_score(scores: Mapping[str, Mapping[str, float]]) -> str | None:
+    """Return the attack's own mean in its first metric, for people."""
+    found = next(((metric, by["attack"]) for metric, by in scores.items() if "attack" in by), None)
+    return None if found is None else f"{found[0]} {found[1]:.3g}"
+
+
+def _count(runs: int) -> str:
+    return f"{runs} run{'' if runs == 1 else 's'}"

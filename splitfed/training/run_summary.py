@@ -1,0 +1,96 @@
+"""The summary of a run: what was trained how, how well it does, and what that cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from splitfed.drawing.html_table import html_table
+from splitfed.registry import name_of
+
+if TYPE_CHECKING:
+    from splitfed.training.run import Run
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """Pairs of a name and what is to be said of it, in the order they are shown."""
+
+    title: str
+    rows: Sequence[tuple[str, str]]
+
+    def __str__(self) -> str:
+        """Return a line a pair."""
+        width = max((len(name) for name, _ in self.rows), default=0)
+        lines = [f"{name:{width}}  {line}" for name, text in self.rows for line in text.splitlines() or [""]]
+        return "\n".join([self.title, *lines])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        return html_table(self.title, (), self.rows)
+
+
+def summarize(run: Run) -> RunSummary:
+    """Return the summary of `run`, trained or not yet."""
+    engine, data = run.engine, run.data
+    train = sum(len(client.train) for client in data.clients)
+    rows = [
+        ("topology", f"{engine.topology.name}: {_pieces(run)}"),
+        ("schedule", _name("schedules", run.schedule)),
+        ("method", "none" if run.method is None else _name("methods", run.method)),
+        ("defenses", ", ".join(map(repr, engine.defenses)) or "none"),
+        ("data", f"{data.name}, {_count(len(data), 'client')}, {_count(train, 'training row')}"),
+        ("rounds", _rounds(run)),
+        *_scores(run),
+        ("crossed", f"{run.bytes:,} bytes in {engine.traffic.messages():,} messages: {_kinds(run)}"),
+        ("time", f"{run.seconds:.3g} s of training"),
+    ]
+    if run.history and "epsilon" in run.history[-1]:
+        rows.append(("privacy", str(run.ledger)))
+    return RunSummary(repr(run), tuple(rows))
+
+
+def _pieces(run: Run) -> str:
+    return ", ".join(
+        f"{role} ({' '.join(s.name for s in run.engine.topology.segments_of(role)) or 'no segment'})"
+        for role in run.engine.topology.roles
+    )
+
+
+def _rounds(run: Run) -> str:
+    planned = "" if run.plan is None or run.plan.rounds == len(run.history) else f" of {run.plan.rounds}"
+    ended = "" if run.stopped is None else f", ended early: {run.stopped}"
+    return f"{len(run.history)}{planned}{ended}"
+
+
+def _scores(run: Run) -> list[tuple[str, str]]:
+    said = []
+    scored: Mapping[str, Any] = next((entry for entry in reversed(run.history) if "test" in entry), {})
+    for part in ("validation", "test"):
+        found = scored.get(part) or {}
+        if found.get("union") is None:
+            continue
+        text = f"{found['metric']} {found['union']:.4g}"
+        if (bounds := found.get("interval")) and bounds["low"] is not None:
+            text += f" [{bounds['low']:.4g}, {bounds['high']:.4g}] ({bounds['kind']})"
+        if spread := found.get("spread"):
+            text += f"; clients from {spread['min']:.4g} to {spread['max']:.4g}"
+        said.append((part, text))
+    if said and (constant := run.constant) is not None:
+        said.append(("constant answer", f"{constant.score:.4g}: {constant.name}"))
+    return said
+
+
+def _kinds(run: Run) -> str:
+    return ", ".join(f"{kind} {count:,}" for kind, count in run.engine.traffic.by_kind().items()) or "nothing"
+
+
+def _name(kind: str, thing: object) -> str:
+    return name_of(kind, type(thing))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,183 @@
+"""More rounds for a run, and runs opened from their folders: to the bits of those that were planned so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import splitfed as sf
+from splitfed.core import digests
+from splitfed.core.errors import InvalidInput
+from splitfed.core.topology import Topology
+from splitfed.data.federation import Federation
+from splitfed.federated import FedAvg, FedKD
+from splitfed.models.mlp import mlp
+from splitfed.schedules import Sequential
+from splitfed.topologies import local, vanilla
+from splitfed.training import arguments
+from splitfed.training.run import Run
+from tests.examples import assert_refuses, assert_same, toy_data
+
+ADAM = sf.Optim("Adam", {"lr": 1e-2}, "StepLR", {"step_size": 1, "gamma": 0.7})
+
+
+def model(seed: int = 0) -> Topology:
+    return vanilla(mlp((1, 8, 8), 10, hidden=[8], seed=seed), "relu1")
+
+
+def alone() -> Topology:
+    return local(mlp((1, 8, 8), 10, hidden=[8], seed=0), cuts=["relu1"])
+
+
+ALONE: dict[str, Any] = {"schedule": "independent", "topology": alone, "defenses": []}
+
+
+def data(rows: int = 80) -> Federation:
+    return toy_data(rows).clients(2, auxiliary=16, victims=4)
+
+
+def go(rounds: int, folder: Path | None = None, resume: bool = False, **more: Any) -> Run:
+    given = {"optimizer": ADAM, "batch_size": 20, "defenses": [sf.defenses.Noise(scale=0.1)], **more}
+    logging = sf.Logging(folder, resume, callbacks=given.pop("callbacks", ()), record=given.pop("record", None))
+    return sf.train(given.pop("topology", model()), data(), rounds=rounds, logging=logging, **given)
+
+
+def whole_state(run: Run) -> dict[str, Any]:
+    state = run.state()
+    # Where its lines are kept differs.
+    state["run"].pop("recorders")
+    return state
+
+
+class Crash(sf.Callback):
+    """Stands for a crash after a round, before its checkpoint."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_round_end(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        if metrics["round"] == self.after:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("more", [{}, {"schedule": "splitfed_v1"}, {"method": FedAvg(), **ALONE}])
+def test_a_continued_run_is_the_longer_one_to_the_bit(more: dict[str, Any]) -> None:
+    more = {key: value() if key == "topology" else value for key, value in more.items()}
+    run, longer = go(2, **more), go(5, **more)
+    run.continue_training(2)
+    run.continue_training(1)
+    assert [entry["round"] for entry in run.history] == [0, 1, 2, 3, 4]
+    assert_same(whole_state(run), whole_state(longer))
+    assert run.bytes == longer.bytes
+    assert run.history[-1]["test"] == longer.history[-1]["test"]
+
+
+def test_a_continued_run_goes_on_in_its_folder_after_a_crash_too(tmp_path: Path) -> None:
+    run = go(2, tmp_path / "run", callbacks=[Crash(3)])
+    with pytest.raises(KeyboardInterrupt):
+        run.continue_training(3)
+    assert_refuses(lambda: go(2, tmp_path / "run", resume=True), "holds another run: its rounds is 5, not 2")
+    loaded = sf.load(tmp_path / "run", model(), data())
+    assert len(loaded.history) == 3
+    loaded.continue_training(1)
+    loaded.continue_training()
+    assert len(loaded.history) == 5, "those that were planned"
+    assert_same(whole_state(loaded), whole_state(go(5)))
+    again = go(5, tmp_path / "run", resume=True)
+    assert_same(whole_state(again), whole_state(loaded))
+    assert again.history == loaded.history
+
+
+def test_what_was_worked_out_for_the_length_is_not_continued() -> None:
+    private = go(2, defenses=sf.defenses.DpSgd(epsilon=8.0, delta=1e-3), local=sf.LocalUpdate(sampling="poisson"))
+    assert_refuses(lambda: private.continue_training(1), "DpSgd was worked out for 2 rounds, and would be another one")
+    assert len(private.history) == 2
+    fixed = go(2, defenses=sf.defenses.DpSgd(noise_multiplier=1.0), local=sf.LocalUpdate(sampling="poisson"))
+    spent = fixed.ledger.totals[0].epsilon
+    fixed.continue_training(1)
+    assert fixed.ledger.totals[0].epsilon > spent
+    kd = go(1, method=FedKD(), **{**ALONE, "topology": alone()})
+    assert_refuses(lambda: kd.continue_training(1), "FedKD was worked out for 1 rounds")
+    assert_refuses(lambda: go(1).continue_training(0), "rounds=0 is not allowed")
+
+
+def test_a_run_is_loaded_as_it_was(tmp_path: Path) -> None:
+    record = sf.Recording(("server",))
+    run = go(3, tmp_path / "run", schedule="splitfed_v1", record=record, evaluation=sf.Evaluation(delta=1e-3, every=2))
+    loaded = sf.load(str(tmp_path / "run"), model(), data())
+    assert_same(whole_state(loaded), whole_state(run))
+    assert loaded.history == run.history
+    assert loaded.delta == 1e-3
+    x = run.data.clients[0].test.x
+    assert torch.equal(loaded.predict(x, number=7), run.predict(x, number=7))
+    ours, theirs = (one.attack("rmle", budget="fast")[0] for one in (run, loaded))
+    assert torch.equal(ours.prediction, theirs.prediction)
+    assert len(loaded.engine.view("server").messages) == len(run.engine.view("server").messages) > 0
+
+
+def test_all_kinds_of_arguments_come_back_from_the_folder(tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "schedule": sf.schedules.SplitFedV1(clients_per_round=2, secure=True),
+        "optimizer": {"client": ADAM, "server": sf.Optim()},
+        "defenses": (
+            sf.defenses.DistanceCorrelation(alpha=sf.annealing.Linear(0.1, 0.0, 4)),
+            sf.defenses.Noise(clients=(1,)),
+        ),
+        "seed": 3,
+        "local": sf.LocalUpdate(2, restart_optimizers=True),
+        "adversaries": sf.Adversaries(poisoning=sf.poisoning.LabelFlip(clients=(1,))),
+        "evaluation": sf.Evaluation(speeds=sf.Speeds(named={"server": sf.Machine(compute=1e9)})),
+    }
+    run = go(2, tmp_path / "run", callbacks=[sf.EarlyStopping(patience=4)], **given)
+    kept = arguments.read_arguments(tmp_path / "run", {})
+    assert {name: kept[name] for name in given} == given
+    assert_same(whole_state(sf.load(tmp_path / "run", model(), data())), whole_state(run))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Sequential):
+    """A user's own schedule."""
+
+
+def test_what_the_folder_cannot_keep_is_asked_for(tmp_path: Path) -> None:
+    run = go(1, tmp_path / "run", schedule=Own())
+    load = lambda **more: sf.load(tmp_path / "run", model(), data(), **more)  # noqa: E731
+    assert_refuses(load, "could not keep its schedule (an object of class Own): give schedule=, as it was trained")
+    assert_same(whole_state(load(schedule=Own())), whole_state(run))
+    assert_refuses(lambda: load(schedule=Own(), seed=4), "holds another run")
+    assert_refuses(lambda: load(schedul=Own()), "unknown argument 'schedul' (allowed: adversaries,")
+    assert_refuses(lambda: load(schedule="blind"), "holds another run: its schedule is")
+
+
+def test_folders_that_cannot_be_loaded_say_why(tmp_path: Path) -> None:
+    go(1, tmp_path / "run")
+    assert_refuses(lambda: sf.load(tmp_path / "run"), "model and data are not kept in it: give topology= and data=")
+    assert_refuses(lambda: sf.load(tmp_path), "holds no run")
+    assert_refuses(lambda: sf.load(tmp_path / "run", model(1), data()), "holds another run: its weights is")
+    assert_refuses(lambda: sf.load(tmp_path / "run", model(), data(90)), "holds another run: its data is")
+    path = tmp_path / "run" / "arguments.json"
+    changed = path.read_text().replace('"batch_size": 20', '"batch_size": 21')
+    path.write_text(changed)
+    assert_refuses(lambda: sf.load(tmp_path / "run", model(), data()), "arguments.json is damaged")
+    path.unlink()
+    assert_refuses(lambda: sf.load(tmp_path / "run", model(), data()), "keeps no arguments, as folders of earlier")
+    go(1, tmp_path / "run", resume=True)
+    assert sf.load(tmp_path / "run", model(), data()).history
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["os:system", "splitfed.study.run.session:CheckedStudy", "splitfed.models.import_paths:Code", "subprocess:Popen"],
+)
+def test_nothing_but_values_of_a_training_is_made_of_what_a_folder_says(tmp_path: Path, name: str) -> None:
+    document = {"arguments": {"schedule": {"value": name, "fields": {}}}, "left_out": {}}
+    (tmp_path / "arguments.json").write_bytes(digests.json_with_digest(document))
+    with pytest.raises(InvalidInput, match="is no value of splitfed that a run can be trained with"):
+        arguments.read_arguments(tmp_path, {})
+    assert json.loads((tmp_path / "arguments.json").read_text())["arguments"]["schedule"]["value"] == name
