@@ -21,7 +21,7 @@ def plot_encrypted_costs(rows: Sequence[Mapping[str, Any]], metric: str, name: s
     names = [wrap_label(row["name"], LABEL) for row in rows]
     lines = sum(label.count("\n") + 1 for label in names)
     panels = (("utility", f"test {metric}"), ("bytes", "bytes of training"), ("seconds", "seconds of training"))
-    with canvas(len(panels), 4.6, 0.9 + 0.19 * lines + 0.1 * len(names), columns=1) as (figure, axes):
+    with canvas(len(panels), 4.4, 0.9 + 0.19 * lines + 0.1 * len(names), columns=1) as (figure, axes):
         for axis, (key, title) in zip(axes, panels, strict=True):
             for place, row in enumerate(reversed(rows)):
                 if not (found := row["setting"][key]):
