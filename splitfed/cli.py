@@ -418,16 +418,24 @@ def _work(options: Options) -> None:
 def _print_results(results: Sequence[Any], home: Path, as_json: bool, trust: bool) -> None:
     from rich.console import Console
 
+    from splitfed.study.report import search_table
     from splitfed.study.report.document import write_report
+    from splitfed.study.report.search_data import read_search_outcome, search_to_json
     from splitfed.study.run import results_table
 
     report = write_report(home, trust=trust) if any("failed" not in found for found in results) else None
+    outcome = read_search_outcome(home)
     if as_json:
-        where = None if report is None else str(report)
-        print(json.dumps({"folder": str(home), "report": where, "settings": results_table.setting_rows(results)}))
+        found = {"folder": str(home), "report": None if report is None else str(report)}
+        rows = {"settings": results_table.setting_rows(results)}
+        print(json.dumps(found | (rows if outcome is None else search_to_json(outcome))))
         return
     # A file is as wide as it needs to be.
-    results_table.print_table(results, Console(width=None if sys.stdout.isatty() else 120))
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    if outcome is not None:
+        search_table.print_front(outcome, console)
+    else:
+        results_table.print_table(results, console)
     print(f"report: {report.resolve()}" if report is not None else f"every run failed: see {home}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,23 @@ class StudyFolder:
         write_atomic(self.path / "results.parquet", table.to_parquet(index=False))
 
 
+def write_trials_table(folder: Path, records: Iterable[Json], front: Collection[int]) -> None:
+    """Write trials.csv into the study's `folder`, a row a trial: how it ended, what it tried, its metrics."""
+    # pandas takes half a second to import.
+    import pandas as pd
+
+    rows = []
+    for record in records:
+        row = {key: record[key] for key in ("trial", "state", "reason", "feasible")}
+        row |= {"front": record["trial"] in front, **(record["setting"] or {}), **record["parameters"]}
+        for name, found in record["metrics"].items():
+            row |= {name: found["mean"], f"{name}_low": found["low"], f"{name}_high": found["high"]}
+        row |= {f"objective {name}": value for name, value in record["objectives"].items()}
+        row |= {f"violation of {text}": value for text, value in record["violations"].items()}
+        rows.append(row | {"runs": " ".join(record["runs"])})
+    write_atomic(folder / "trials.csv", pd.DataFrame(rows).to_csv(index=False).encode())
+
+
 def table_rows(result: Json) -> Iterator[dict[str, Any]]:
     """Yield one flat row an attack of `result`, that of a run; one alone where there was no attack."""
     run = {
@@ -112,6 +129,7 @@ def table_rows(result: Json) -> Iterator[dict[str, Any]]:
         "guarantee": result["defense"]["guarantee"],
         **{key: result[key] for key in ("seed", "schedule", "model", "data", "clients")},
         "method": result.get("method", "none"),
+        **({"variant": result["variant"]} if result.get("variant") else {}),
         **({"training_attack": result["training_attack"]} if result.get("training_attack") else {}),
     }
     if "failed" in result:
