@@ -324,16 +324,21 @@ def _print_plan(options: Options) -> None:
     from splitfed.registry import TABLES
     from splitfed.study.report import plan_table, planned_costs
     from splitfed.study.run import session
+    from splitfed.study.run.search_plan import plan_search, print_search_plan
 
     names = [name.strip() for name in options.schedules.split(",") if name.strip()]
     others = list(TABLES["schedules"]) if names == ["all"] else planned_costs.check_schedule_names(names)
     study = session.prepare_study(Path(options.study), trust=options.trust)
     costs = planned_costs.plan_study(study.grid, study.data, others)
+    search = None if study.search is None else plan_search(study.search, study.grid.cells, study.data)
     if options.json:
-        print(json.dumps(costs))
+        print(json.dumps(costs if search is None else {**costs, "search": search}))
         return
     # A file is as wide as it needs to be.
-    plan_table.print_plan(costs, Console(width=None if sys.stdout.isatty() else 120))
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    if search is not None:
+        print_search_plan(search, console)
+    plan_table.print_plan(costs, console)
 
 
 def _list_cuts(options: Options) -> None:

@@ -107,7 +107,7 @@ def format_mean(found: Mapping[str, Any]) -> str:
 def _carry_out(
     search: SearchStudy, data: Dataset, folder: Path, queue: SearchQueue, hand: TrialInHand, watcher: Watcher
 ) -> Json:
-    record = _blank(search, hand)
+    record = blank_record(search, hand)
     try:
         cells = check_setting(search, hand.assignment, data).cells
     except digests.Damaged:
@@ -152,16 +152,23 @@ def _judge(search: SearchStudy, results: Sequence[Json]) -> Json:
         metrics = {name: measure_metric(results, metric) for name, metric in search.metrics.items()}
     except MissingMetric as error:
         return {"state": "failed", "reason": str(error)}
+    return {
+        **judge_metrics(search, metrics),
+        "promised": any(found.get("privacy") for found in results),
+        "spent": _sum_epsilons(results),
+    }
+
+
+def judge_metrics(search: SearchStudy, metrics: Mapping[str, Json]) -> Json:
+    """Return what of a record follows from the `metrics` of a trial: objectives, violations, whether it is feasible."""
     means = {name: math.inf if found["mean"] is None else float(found["mean"]) for name, found in metrics.items()}
     violations = {one.text: one.violation(means[one.metric.name]) for one in search.constraints}
     return {
         "state": "complete",
-        "metrics": metrics,
+        "metrics": dict(metrics),
         "objectives": {one.metric.name: one.value_of(means[one.metric.name]) for one in search.objectives},
         "violations": violations,
         "feasible": all(over <= 0 for over in violations.values()),
-        "promised": any(found.get("privacy") for found in results),
-        "spent": _sum_epsilons(results),
     }
 
 
@@ -172,7 +179,8 @@ def _sum_epsilons(results: Sequence[Json]) -> float | None:
     return math.fsum(known) if len(known) == len(spent) else None
 
 
-def _blank(search: SearchStudy, hand: TrialInHand) -> Json:
+def blank_record(search: SearchStudy, hand: TrialInHand) -> Json:
+    """Return the record of a trial of which nothing is known but what it tries."""
     return {
         "trial": hand.number,
         "state": "failed",
