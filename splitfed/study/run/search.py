@@ -51,8 +51,11 @@ def open_search(search: SearchStudy, folder: Path) -> SearchQueue:
 
 def do_trials(search: SearchStudy, data: Dataset, folder: Path, queue: SearchQueue, watcher: Watcher) -> None:
     """Do trials until all are done, or are being done by others."""
-    while (hand := queue.take()) is not None:
-        do_trial(search, data, folder, queue, hand, watcher)
+    try:
+        while (hand := queue.take()) is not None:
+            do_trial(search, data, folder, queue, hand, watcher)
+    finally:
+        queue.release()
 
 
 def do_trial(

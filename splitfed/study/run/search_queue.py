@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -46,7 +47,7 @@ class SearchQueue:
         self._search, self._folder, self._owner = search, folder, owner
         self._space = {name: dimension for name, (dimension, _) in dimensions(search.tree).items()}
         self._points: list[Assignment] | None = None
-        self._in_hand: set[int] = set()
+        self._held: dict[int, IO[str]] = {}
         with _quiet():
             self._storage = open_storage(folder / "study.db", search.table.storage)
             self._study = optuna.create_study(
@@ -76,8 +77,8 @@ class SearchQueue:
             trials = self.trials()
             for trial in trials:
                 mine = trial.state is TrialState.RUNNING and trial.user_attrs.get(OWNER) == self._owner
-                if mine and (held := self._hold(trial.number)) is not None:
-                    return self._draw(self._identifier(trial.number), trial.number, held)
+                if mine and self._hold(trial.number):
+                    return self._draw(self._identifier(trial.number), trial.number)
             if len(trials) >= self._search.trials:
                 return None
             blank = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={OWNER: self._owner})
@@ -87,9 +88,9 @@ class SearchQueue:
                 self._storage.set_trial_user_attr(identifier, SURPLUS, True)
                 self._study.tell(number, state=TrialState.FAIL)
                 return None
-            held = self._hold(number)
-            assert held is not None, "a new trial is held by nobody"
-            return self._draw(identifier, number, held)
+            self._hold(number)
+            self.trials()  # Optuna's cache knows a trial only once it has read it
+            return self._draw(identifier, number)
 
     def trials(self) -> list[FrozenTrial]:
         """Return the trials that there are, by number."""
@@ -108,8 +109,13 @@ class SearchQueue:
             else:
                 pruned = record["state"] == "pruned"
                 self._study.tell(trial.number, state=TrialState.PRUNED if pruned else TrialState.FAIL)
-        self._in_hand.discard(trial.number)
-        trial.release()
+        self.release(trial.number)
+
+    def release(self, number: int | None = None) -> None:
+        """Let go of the trial with this number, by default of all: whoever is next takes up what is not over."""
+        for one in [*self._held] if number is None else [number]:
+            if (file := self._held.pop(one, None)) is not None:
+                file.close()
 
     def records(self) -> dict[int, Mapping[str, Any]]:
         """Return number -> the record of every trial that is over, in whatever folder."""
@@ -120,7 +126,7 @@ class SearchQueue:
     def _identifier(self, number: int) -> int:
         return int(self._storage.get_trial_id_from_study_id_trial_number(self._id, number))
 
-    def _draw(self, identifier: int, number: int, held: IO[str]) -> TrialInHand:
+    def _draw(self, identifier: int, number: int) -> TrialInHand:
         """Let the sampler say what the trial tries; of one taken up again it is what it was."""
         self._study.sampler = self._sampler(number)
         trial = optuna.trial.Trial(self._study, identifier)
@@ -131,7 +137,7 @@ class SearchQueue:
         if self._search.table.sampler in GENETIC:
             # What decides nothing in this trial is inherited all the same.
             everything = {name: suggest(dimension) for name, dimension in self._space.items()}
-            return TrialInHand(number, active(self._search.tree, everything), trial, held)
+            return TrialInHand(number, active(self._search.tree, everything), trial)
         drawn: Assignment = {}
 
         def pick(dimension: Dimension) -> Any:
@@ -139,7 +145,7 @@ class SearchQueue:
             return drawn[dimension.name]
 
         resolve(self._search.tree, pick)
-        return TrialInHand(number, drawn, trial, held)
+        return TrialInHand(number, drawn, trial)
 
     def _sampler(self, number: int) -> BaseSampler:
         """Return the sampler of the trial with this number: what it draws depends on that, the seed and the history."""
@@ -171,10 +177,10 @@ class SearchQueue:
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def _hold(self, number: int) -> IO[str] | None:
-        """Return the lock of a trial, which ends with this process; None where another process holds it."""
-        if number in self._in_hand:
-            return None
+    def _hold(self, number: int) -> bool:
+        """Hold the lock of a trial, which ends with this process; False where somebody holds it."""
+        if number in self._held:
+            return False
         path = self._folder / ".trials" / f"{number:05d}.lock"
         path.parent.mkdir(exist_ok=True)
         file = path.open("w")
@@ -183,20 +189,18 @@ class SearchQueue:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 file.close()
-                return None
-        self._in_hand.add(number)
-        return file
+                return False
+        self._held[number] = file
+        return True
 
 
+@dataclass(frozen=True)
 class TrialInHand:
     """A trial that this process does: its `number`, and what it tries; `optuna` is the trial there."""
 
-    def __init__(self, number: int, assignment: Assignment, trial: optuna.Trial, lock: IO[str]) -> None:
-        self.number, self.assignment, self.optuna, self._lock = number, assignment, trial, lock
-
-    def release(self) -> None:
-        """Let go of the trial."""
-        self._lock.close()
+    number: int
+    assignment: Assignment
+    optuna: optuna.Trial
 
 
 class FixedPoints(BaseSampler):

@@ -67,6 +67,7 @@ class Search:
         self._stack.enter_context(home.lock())
         home.claim(self._grid, self._text)
         self._queue = open_search(self._search, self.folder)
+        self._stack.callback(self._queue.release)
         return self
 
     def __exit__(

@@ -188,6 +188,8 @@ def _client_columns(result: Json) -> dict[str, Any]:
 
 def _with_new_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the resolved config of a folder that an earlier version may have written, by the names of now."""
+    if "search" in config:  # newer than every renaming
+        return dict(config)
     training = config.get("training", {})
     given = training.get("schedule")
     tables = [current_parameters("schedules", one) for one in (given if isinstance(given, list) else [given]) if one]
