@@ -21,7 +21,7 @@ from splitfed.study.run import search as search_runs
 from splitfed.study.run import session
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.search_queue import SearchQueue
-from splitfed.study.run.search_session import Search
+from splitfed.study.run.search_session import SearchSession
 from tests.study.examples import write
 from tests.study.search_examples import records, run, searching
 from tests.study.test_run import tensors, timeless
@@ -285,7 +285,7 @@ def test_hopeless_runs_end_early_and_say_so(tmp_path: Path) -> None:
 def test_folders_share_a_storage_and_no_trial_is_done_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIALS", f"sqlite:///{tmp_path / 'shared.db'}")
     study = searching({"storage": "$TRIALS", "trials": 3}, topology=[{"name": "vanilla", "cut": "relu1"}])
-    with Search(study, tmp_path / "a") as a, Search(study, tmp_path / "b") as b:
+    with SearchSession(study, tmp_path / "a") as a, SearchSession(study, tmp_path / "b") as b:
         first, second = a.ask(), b.ask()
         assert first is not None
         assert second is not None
@@ -297,7 +297,7 @@ def test_folders_share_a_storage_and_no_trial_is_done_twice(tmp_path: Path, monk
         assert third.number == 2
         b.run(third)
         assert b.ask() is None
-    with Search(study, tmp_path / "a") as a:
+    with SearchSession(study, tmp_path / "a") as a:
         again = a.ask()
         assert again is not None
         assert again.number == 0
@@ -309,18 +309,18 @@ def test_folders_share_a_storage_and_no_trial_is_done_twice(tmp_path: Path, monk
     other = copy.deepcopy(study)
     other["search"]["objectives"] = {"utility": "maximize", "bytes": "minimize"}
     with pytest.raises(InvalidInput, match="storage holds another search called 'search'"):
-        Search(other, tmp_path / "c").__enter__()
+        SearchSession(other, tmp_path / "c").__enter__()
     monkeypatch.delenv("TRIALS")
     with pytest.raises(InvalidInput, match="names the environment variable TRIALS, which is not set"):
-        Search(study, tmp_path / "d").__enter__()
+        SearchSession(study, tmp_path / "d").__enter__()
     study["search"]["storage"] = "nosuch://host/name"
     with pytest.raises(InvalidInput, match=r"search\.storage cannot be opened: "):
-        Search(study, tmp_path / "e").__enter__()
+        SearchSession(study, tmp_path / "e").__enter__()
 
 
 def test_python_asks_and_tells(tmp_path: Path) -> None:
     study = searching({"trials": 3, "sampler": "tpe", "constraints": ["epsilon <= 3"]})
-    with Search(study, tmp_path / "out") as search:
+    with SearchSession(study, tmp_path / "out") as search:
         trial = search.ask()
         assert trial is not None
         assert trial.study["training"]["optimizer"]["lr"] == trial.parameters["training.optimizer.lr"]
@@ -351,7 +351,7 @@ def test_python_asks_and_tells(tmp_path: Path) -> None:
         assert search.outcome.front == (0,)
     assert states(tmp_path / "out") == ["COMPLETE", "COMPLETE", "FAIL"]
     with pytest.raises(InvalidInput, match=r"no table \[search\]"):
-        Search({"study": {"name": "a"}}, tmp_path)
+        SearchSession({"study": {"name": "a"}}, tmp_path)
 
 
 def test_the_plan_tells_how_many_runs_and_for_how_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,8 @@ from splitfed.core.errors import unknown
 from splitfed.study.config.mistakes import Mistakes, short_repr
 
 RUN_COLUMNS = (
-    *("utility", "utility_validation", "selected_utility", "epsilon", "bytes", "messages", "simulated_seconds"),
-    *("seconds", "rounds_to_target", "bytes_to_target", "u_distance_correlation_sqr"),
+    *("utility", "utility_validation", "selected_utility", "epsilon", "epsilon_promised", "bytes", "messages"),
+    *("simulated_seconds", "seconds", "rounds_to_target", "bytes_to_target", "u_distance_correlation_sqr"),
     *("client_mean", "client_min", "client_max", "client_std", "client_worst_decile"),
 )
 """Columns of a run in the table of results that a search may go by."""
@@ -54,8 +54,8 @@ class SearchMetric:
 
     @property
     def without_bound(self) -> bool:
-        """Whether a run that has no such number has no bound on it: epsilon where nothing is promised."""
-        return self.column == "epsilon" and self.attack is None
+        """Whether a run that has no such number has no bound on it: an epsilon, where nothing is promised."""
+        return self.column in ("epsilon", "epsilon_promised") and self.attack is None
 
 
 @dataclass(frozen=True)

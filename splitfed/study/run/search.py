@@ -28,7 +28,7 @@ from splitfed.study.run.runner import identity_of, run_cell, write_result
 from splitfed.study.run.search_check import check_setting
 from splitfed.study.run.search_queue import SearchQueue, TrialInHand
 from splitfed.study.run.search_values import MissingMetric, measure_metric
-from splitfed.study.run.store import StudyFolder
+from splitfed.study.run.store import StudyFolder, promised_epsilon
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.folder import RunFolder
 
@@ -176,8 +176,8 @@ def judge_metrics(search: SearchStudy, metrics: Mapping[str, Json]) -> Json:
 
 
 def _sum_epsilons(results: Sequence[Json]) -> float | None:
-    """Return what all runs of a trial spent together by basic composition; None where one has no bound."""
-    spent: list[float | None] = [((one.get("privacy") or {}).get("ledger") or {}).get("epsilon") for one in results]
+    """Return what all runs of a trial promise, added up (basic composition); None where one promises no bound."""
+    spent = [promised_epsilon(one["privacy"]["ledger"]) if one.get("privacy") else None for one in results]
     known = [epsilon for epsilon in spent if epsilon is not None]
     return math.fsum(known) if len(known) == len(spent) else None
 

@@ -43,7 +43,7 @@ class SearchTrial:
         return f"SearchTrial({self.number}, {self.parameters})"
 
 
-class Search:
+class SearchSession:
     """A search in `folder`, to be used in a `with` block: no other process works in the folder meanwhile.
 
     `study`: the tables of a study with `[search]`, as TOML gives them; relative paths start from `base`, where Python
@@ -61,7 +61,7 @@ class Search:
         self._text = dumps(study)
         self._stack = ExitStack()
 
-    def __enter__(self) -> Search:
+    def __enter__(self) -> SearchSession:
         home = StudyFolder(self.folder)
         home.check(self._grid, resume=True)
         self._stack.enter_context(home.lock())

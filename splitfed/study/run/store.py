@@ -116,6 +116,12 @@ def write_trials_table(folder: Path, records: Iterable[Json], front: Collection[
     write_atomic(folder / "trials.csv", pd.DataFrame(rows).to_csv(index=False).encode())
 
 
+def promised_epsilon(ledger: Json) -> float | None:
+    """Return the largest epsilon of a ledger's promises, whatever else crosses; None where one has no bound."""
+    found = [total["epsilon"] for total in ledger["totals"]]
+    return max(found) if found and None not in found else None
+
+
 def table_rows(result: Json) -> Iterator[dict[str, Any]]:
     """Yield one flat row an attack of `result`, that of a run; one alone where there was no attack."""
     run = {
@@ -153,7 +159,8 @@ def table_rows(result: Json) -> Iterator[dict[str, Any]]:
     }
     if result.get("privacy"):
         ledger = result["privacy"]["ledger"]
-        run |= {"epsilon": ledger["epsilon"], "delta": ledger["delta"], "promise": " | ".join(describe_ledger(ledger))}
+        told = {"promise": " | ".join(describe_ledger(ledger)), "epsilon_promised": promised_epsilon(ledger)}
+        run |= {"epsilon": ledger["epsilon"], "delta": ledger["delta"], **told}
     run |= {key: dependence.get(key) for key in ("u_distance_correlation_sqr", "p_value")}
     for attack in result["attacks"]:
         scored = {
