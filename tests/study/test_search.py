@@ -256,6 +256,7 @@ def test_generations_inherit_what_decides_nothing_and_keep_to_the_constraints(sa
     do(study, tmp_path)
     trials = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path / 'out' / 'study.db'}").trials
     assert all(set(trial.params) == set(trials[0].params) for trial in trials)
+    assert len({trial.params["training.optimizer.lr"] for trial in trials[:2]}) == 2
     for trial, record in zip(trials, records(tmp_path / "out").values(), strict=True):
         assert set(record["parameters"]) <= set(trial.params)
         assert list(trial.constraints.values()) == list(record["violations"].values())
