@@ -330,16 +330,21 @@ def _print_plan(options: Options) -> None:
     from splitfed.registry import TABLES
     from splitfed.study.report import plan_table, planned_costs
     from splitfed.study.run import session
+    from splitfed.study.run.search_plan import plan_search, print_search_plan
 
     names = [name.strip() for name in options.schedules.split(",") if name.strip()]
     others = list(TABLES["schedules"]) if names == ["all"] else planned_costs.check_schedule_names(names)
     study = session.prepare_study(Path(options.study), trust=options.trust)
     costs = planned_costs.plan_study(study.grid, study.data, others)
+    search = None if study.search is None else plan_search(study.search, study.grid.cells, study.data)
     if options.json:
-        print(json.dumps(costs))
+        print(json.dumps(costs if search is None else {**costs, "search": search}))
         return
     # A file is as wide as it needs to be.
-    plan_table.print_plan(costs, Console(width=None if sys.stdout.isatty() else 120))
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    if search is not None:
+        print_search_plan(search, console)
+    plan_table.print_plan(costs, console)
 
 
 def _list_cuts(options: Options) -> None:
@@ -428,16 +433,24 @@ def _work(options: Options) -> None:
 def _print_results(results: Sequence[Any], home: Path, as_json: bool, trust: bool) -> None:
     from rich.console import Console
 
+    from splitfed.study.report import search_table
     from splitfed.study.report.document import write_report
+    from splitfed.study.report.search_data import read_search_outcome, search_to_json
     from splitfed.study.run import results_table
 
     report = write_report(home, trust=trust) if any("failed" not in found for found in results) else None
+    outcome = read_search_outcome(home)
     if as_json:
-        where = None if report is None else str(report)
-        print(json.dumps({"folder": str(home), "report": where, "settings": results_table.setting_rows(results)}))
+        found = {"folder": str(home), "report": None if report is None else str(report)}
+        rows = {"settings": results_table.setting_rows(results)}
+        print(json.dumps(found | (rows if outcome is None else search_to_json(outcome))))
         return
     # A file is as wide as it needs to be.
-    results_table.print_table(results, Console(width=None if sys.stdout.isatty() else 120))
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    if outcome is not None:
+        search_table.print_front(outcome, console)
+    else:
+        results_table.print_table(results, console)
     print(f"report: {report.resolve()}" if report is not None else f"every run failed: see {home}")
 
 

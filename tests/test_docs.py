@@ -22,6 +22,7 @@ from splitfed.core.replay import ReplayedSegment
 from splitfed.encryption import find_secret_keys
 from splitfed.registry import TABLES
 from splitfed.study.config import schema
+from splitfed.study.report.search_data import read_search_outcome
 from splitfed.study.run import session
 from splitfed.training.run import Run
 from tests.attacks.training_time_examples import error, go
@@ -36,13 +37,15 @@ EXAMPLES = {
     "data.md": 3,
     "encryption.md": 3,
     "results-and-resume.md": 1,
+    "search.md": 1,
     "models.md": 3,
     "python-api.md": 4,
 }
 """Page -> how many Python examples it has; the tests below run every one."""
 # Page and number of a study, and its runs: four strengths (none and three) over three seeds; two fusions; two weights,
-# guarded and not, over three seeds; two cuts; in plain undefended and private, and encrypted, over three seeds.
-STUDIES = [("README.md", 0, 12), ("studies.md", 0, 2), ("methods.md", 0, 12), ("models.md", 0, 2)]
+# guarded and not, over three seeds; two cuts; in plain undefended and private, and encrypted, over three seeds; of a
+# search the three seeds of one setting.
+STUDIES = [("README.md", 0, 12), ("studies.md", 0, 2), ("methods.md", 0, 12), ("models.md", 0, 2), ("search.md", 0, 3)]
 STUDIES += [("encryption.md", 0, 9)]
 
 
@@ -273,6 +276,29 @@ def test_the_studies_are_valid(tmp_path: Path, page: str, number: int, runs: int
     (tmp_path / "study.toml").write_text(study, "utf-8")
     ready = session.prepare_study(tmp_path / "study.toml")
     assert len(ready.grid.cells) == runs
+
+
+def test_the_search_of_its_page_runs(tmp_path: Path) -> None:
+    """With fewer trials, seeds and rounds, and with its last defense alone, which promises what was asked for."""
+    (text,) = blocks(ROOT / "docs" / "search.md", "toml")
+    study = tomllib.loads(text)
+    study["search"] |= {"trials": 3, "sampler": "random"}
+    study["study"]["seeds"], study["training"]["rounds"] = [0], 1
+    study["defense"] = study["defense"][2:]
+    session.run_study(session.prepare_study(write(tmp_path, study)), tmp_path / "out")
+    outcome = read_search_outcome(tmp_path / "out")
+    assert outcome is not None
+    for record in outcome.records:
+        asked = record["parameters"]["defense[0].epsilon"]
+        assert record["state"] == "complete"
+        assert 0.5 * asked <= record["metrics"]["epsilon_promised"]["mean"] <= asked
+    assert len(outcome.front) >= 1
+
+
+def test_the_search_of_its_page_is_asked_from_python(capsys: pytest.CaptureFixture[str]) -> None:
+    names = execute(example("search.md"))
+    assert 1 in [record["trial"] for record in names["front"]]
+    assert "training.optimizer.lr" in capsys.readouterr().out
 
 
 def test_the_aggregation_of_the_methods_page_is_valid(tmp_path: Path) -> None:

@@ -256,6 +256,7 @@ class Cell:
     `training_attack`: the one among the attacks that this training is hijacked by, None for an honest training. `model`
     is None where the topology has the models of its segments in its own tables. `target`: the metric's value that
     training is to reach on validation rows, where the study names one. `code`: where import paths of models may lead.
+    `variant`: what of [training] a search chose for this run, in words; "" in a grid, where all runs have the same.
     """
 
     id: str
@@ -272,6 +273,7 @@ class Cell:
     encryption: EncryptionSetting = EncryptionSetting("encryption")
     target: float | None = None
     code: Code = field(default_factory=Code, compare=False)
+    variant: str = ""
 
 
 def format_value(value: Any) -> str:

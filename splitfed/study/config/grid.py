@@ -48,6 +48,8 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
     `code`: where import paths may lead (default: nowhere); those of models are not followed here.
     """
     mistakes = Mistakes(source)
+    if config.search is not None:
+        mistakes.add("search", "is no grid: its runs are chosen one by one; give it to splitfed run")
     reader = StudyReader(mistakes, Code(refusal="import paths are not followed here") if code is None else code)
     data_table, data = _parse_data(reader, config.data, base)
     model_table, model = _parse_model(reader, config, base)
@@ -75,7 +77,7 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         for value, times in Counter(values).items():
             if times > 1:
                 mistakes.add(where, f"{value} is there {times} times; expected once")
-    keyed = tuple(replace(p, key=key) for p, key in zip(probes, _number_repeats([p.key for p in probes]), strict=True))
+    keyed = tuple(replace(p, key=key) for p, key in zip(probes, number_repeats([p.key for p in probes]), strict=True))
     worlds = plan_trainings(mistakes, keyed, config.study.honest)
     guarded = sum(sealed.defended or not guard.parts for sealed in encryptions for guard in defenses)
     runs = len(topologies) * len(plans) * len(methods) * guarded * len(worlds) * len(seeds)
@@ -119,7 +121,7 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
                 f"seed{seed}",
             ]
         )
-        cut = model if _cuts_model(reader.code, place.builder.name) else None
+        cut = model if cuts_model(reader.code, place.builder.name) else None
         own_tables = {
             "topology": [place.builder.table],
             "method": [layer.table],
@@ -145,7 +147,7 @@ def _expand_tables(
 
 
 def _with_names(settings: Sequence[S], names: Sequence[str]) -> list[tuple[str, S]]:
-    return list(zip(_number_repeats(names), settings, strict=True))
+    return list(zip(number_repeats(names), settings, strict=True))
 
 
 def _study_table(name: str, seeds: Sequence[int], honest: bool, target: float | None) -> dict[str, Any]:
@@ -195,7 +197,7 @@ def _parse_data(reader: StudyReader, table: DataTable, base: Path) -> tuple[dict
 
 
 def _parse_model(reader: StudyReader, config: StudyConfig, base: Path) -> tuple[dict[str, Any], NamedAlgorithm | None]:
-    cuts = [_cuts_model(reader.code, table.name) for table in config.topology]
+    cuts = [cuts_model(reader.code, table.name) for table in config.topology]
     if config.model is None:
         if True in cuts:
             reader.mistakes.add(
@@ -213,7 +215,7 @@ def _parse_model(reader: StudyReader, config: StudyConfig, base: Path) -> tuple[
     return written, found[0] if found else None
 
 
-def _cuts_model(code: Code, name: str) -> bool | None:
+def cuts_model(code: Code, name: str) -> bool | None:
     """Return whether the topology `name` takes the one model of `[model]`; None where that name leads nowhere."""
     try:
         return "model" in parameters_of(code.load("topologies", name))
@@ -221,7 +223,7 @@ def _cuts_model(code: Code, name: str) -> bool | None:
         return None
 
 
-def _number_repeats(names: Sequence[str]) -> list[str]:
+def number_repeats(names: Sequence[str]) -> list[str]:
     """Return `names` with a number at those that came before."""
     counts: defaultdict[str, Iterator[int]] = defaultdict(partial(itertools.count, 1))
     numbered = ((name, next(counts[name])) for name in names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -67,13 +67,18 @@ class Mistakes:
 
     def take(self, other: Mistakes) -> None:
         """Add the mistakes that were noted elsewhere in the same study."""
-        for line in other._lines:
+        self.take_lines(other._lines)
+        self._told |= other._told
+        self._more |= other._more - self._told
+
+    def take_lines(self, lines: Iterable[str], more: int = 0) -> None:
+        """Add mistakes that were worded elsewhere, each a whole line, and as many as are left out of them."""
+        for line in lines:
             if len(self._lines) < SHOWN:
                 self._lines[line] = None
             elif line not in self._lines:
                 self._more.add(("", line))
-        self._told |= other._told
-        self._more |= other._more - self._told
+        self._more |= {("", f"left out {i}") for i in range(more)}
 
     def __bool__(self) -> bool:
         return bool(self._lines)

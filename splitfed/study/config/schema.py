@@ -184,6 +184,34 @@ class AttackTable(OpenTable):
         return current_parameters("attacks", given) if isinstance(given, dict) else given
 
 
+class PruneTable(StrictTable):
+    """`search.prune`: from round `warmup` on a run ends whose best utility is in the lowest `percentile` of others.
+
+    `startup`: how many other trials must have come as far before.
+    """
+
+    percentile: Annotated[float, Field(gt=0, lt=100)] = 25.0
+    startup: Count = 5
+    warmup: Count = 1
+
+
+class SearchTable(StrictTable):
+    """`[search]`: trials in the place of a grid, by a sampler of Optuna, for objectives under constraints.
+
+    What the objectives and constraints mean is checked by `splitfed.study.config.search`. `population`: of nsga2 and
+    nsga3; `startup`: how many trials tpe draws at random first. `storage`: an SQL address, or $NAME of a variable.
+    """
+
+    sampler: Literal["tpe", "nsga2", "nsga3", "random", "grid", "qmc"] = "tpe"
+    trials: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
+    objectives: Annotated[dict[str, Any], Field(min_length=1)]
+    constraints: list[Name] = []
+    population: Annotated[int, Field(ge=2, le=LIMIT)] | None = None
+    startup: Count | None = None
+    prune: PruneTable | None = None
+    storage: Name | None = None
+
+
 class StudyConfig(StrictTable):
     """A whole study as written in TOML."""
 
@@ -198,6 +226,7 @@ class StudyConfig(StrictTable):
     ]
     defense: Annotated[list[DefenseTable], Field(min_length=1, max_length=TABLES)] = [DefenseTable(name="none")]
     attack: Annotated[list[AttackTable], Field(max_length=TABLES)] = []
+    search: SearchTable | None = None
 
     @field_validator("encryption", mode="before")
     @classmethod

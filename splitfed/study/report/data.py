@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -158,6 +158,7 @@ class Setting:
     federated method and the encryption where the study has several, and the training attack: what a figure tells apart
     by its markers.
     `strength`: of the defense, as `measure` counts it; None for no defense, and for one that has no such parameter.
+    `variant`: what of [training] a search chose, also part of the place.
     """
 
     topology: str
@@ -172,6 +173,7 @@ class Setting:
     method: str = NO_METHOD
     measure: StrengthMeasure = UNNAMED
     encryption: str = IN_PLAIN
+    variant: str = ""
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -196,23 +198,20 @@ class Study:
         return tuple(run for setting in self.settings for run in setting.runs)
 
 
-def read_study(folder: Path, *, trust: bool = False) -> Study:
+def read_study(folder: Path, *, trust: bool = False, only: Collection[str] = ()) -> Study:
     """Read the study in `folder`; raises `InvalidInput` where none is, or where no run has finished.
 
+    `only`: names of the runs that are read, of a search, whose other runs nobody waits for; none: all of them.
     Links that lead out of the folder are refused without `trust`: whoever made it could have other files shown.
     """
-    if not trust and (link := find_link_out(folder)) is not None:
-        raise InvalidInput(
-            f"{str(folder)!r} holds a link that leads out of it, {link!r}, which a report does not follow; "
-            "put what it leads to in its place, or remove it"
-        )
+    check_report_links(folder, trust)
     runs, path = folder / "runs", folder / "config.toml"
     if not runs.is_dir():
         raise InvalidInput(f"folder {str(folder)!r} holds no study: it has no runs/ in it")
     config = read_toml(path, digests.STUDY_CONFIG) if path.is_file() else {}
     results, unfinished = [], []
     run_names = [p.name for p in runs.iterdir() if p.is_dir()]
-    for name in sorted({*run_names, *_planned_runs(config, folder)}):
+    for name in sorted(only or {*run_names, *_planned_runs(config, folder)}):
         found = current_keys(_read_json(runs / name / "result.json", digests.REMEASURE))
         if "utility" in found:
             results.append(found | {"folder": str(runs / name)})
@@ -226,6 +225,15 @@ def read_study(folder: Path, *, trust: bool = False) -> Study:
     name = escape_invisible(str(config.get("study", {}).get("name") or folder.name))
     text = escape_invisible(path.read_text("utf-8").rpartition(digests.COMMENT)[0]) if path.is_file() else ""
     return Study(folder, name, text, environment, _group_settings(results), tuple(unfinished))
+
+
+def check_report_links(folder: Path, trust: bool) -> None:
+    """Refuse, unless `trust`, a folder with a link that leads out of it."""
+    if not trust and (link := find_link_out(folder)) is not None:
+        raise InvalidInput(
+            f"{str(folder)!r} holds a link that leads out of it, {link!r}, which a report does not follow; "
+            "put what it leads to in its place, or remove it"
+        )
 
 
 def estimate(
@@ -326,18 +334,18 @@ def _group_settings(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]
             *(result["topology"]["label"], result["defense"]["label"]),
             *(str(result.get(name) or "") for name in ("schedule", "training_attack")),
             *(_method_of(result), _encryption_of(result)),
-            *(str(result.get(name) or "") for name in ("model", "data", "clients")),
+            *(str(result.get(name) or "") for name in ("variant", "model", "data", "clients")),
         ),
     )
     several = len({result["schedule"] for result in results}) > 1
     methods = len({_method_of(result) for result in results}) > 1
     encryptions = len({_encryption_of(result) for result in results}) > 1
     settings = []
-    for (topology, defense, schedule, hijacker, method, sealed, *_), members in groups.items():
+    for (topology, defense, schedule, hijacker, method, sealed, variant, *_), members in groups.items():
         about = members[0]["defense"]
         ordered = tuple(sorted(members, key=lambda r: int(r["seed"])))
         own = [*([schedule] if several else []), *([method] if methods else []), *([sealed] if encryptions else [])]
-        place = ", ".join([topology, *own])
+        place = ", ".join([topology, *own, *([variant] if variant else [])])
         settings.append(
             Setting(
                 *(topology, defense, about["name"], _strength_of(about), about["guarantee"], ordered, schedule),
@@ -346,6 +354,7 @@ def _group_settings(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]
                 method,
                 _measure_of(about),
                 sealed,
+                variant,
             )
         )
     return tuple(sorted(settings, key=_sort_key))
@@ -382,6 +391,8 @@ def _encryption_of(result: Mapping[str, Any]) -> str:
 def _planned_runs(config: Mapping[str, Any], folder: Path) -> list[str]:
     """Return the runs that the study in `folder` asks for; none where its config is not there or no study any more."""
     source = "config.toml"
+    if "search" in config:  # whose runs are not known before
+        return []
     try:
         return [cell.id for cell in expand(parse_study(config, source), source, folder).cells]
     except InvalidInput:

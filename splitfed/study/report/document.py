@@ -12,8 +12,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from splitfed.study.report.data import METRICS, read_study
+from splitfed.study.report.data import METRICS, check_report_links, read_study
 from splitfed.study.report.page import page_content, reproduction_commands
+from splitfed.study.report.search_data import read_search_outcome
+from splitfed.study.report.search_page import search_content
 from splitfed.study.report.summary import summarise, summary_of
 from splitfed.study.report.text import format_score, format_utility, name_of, reversal_clause
 from splitfed.study.report.units import format_bytes, format_seconds
@@ -28,7 +30,9 @@ def write_report(folder: Path, *, trust: bool = False) -> Path:
     Runs that failed or have not finished are named in it and counted nowhere. Raises `InvalidInput` where `folder`
     holds no study, none of its runs has finished, or a link leads out of it and `trust` is not given.
     """
-    study = read_study(folder, trust=trust)
+    check_report_links(folder, trust)
+    outcome = read_search_outcome(folder)
+    study = read_study(folder, trust=trust, only=() if outcome is None else outcome.runs)
     summary = summary_of(study)
     loader = FileSystemLoader(Path(__file__).parent)
     page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -50,7 +54,10 @@ def write_report(folder: Path, *, trust: bool = False) -> Path:
         "commands": reproduction_commands(study),
     }
     path = folder / "report.html"
-    write_atomic(path, page.get_template("report.html").render(**page_content(study, summary)).encode())
+    write_atomic(
+        path,
+        page.get_template("report.html").render(**page_content(study, summary), **search_content(outcome)).encode(),
+    )
     return path
 
 

@@ -33,17 +33,23 @@ from splitfed.study.report.data import (
 )
 from splitfed.study.report.privacy import privacy_of
 from splitfed.study.report.remarks import describe_start, start_warnings
+from splitfed.study.report.search_data import read_search_outcome, search_to_json
 from splitfed.study.report.text import headline
 
 
 def summarise(folder: Path) -> dict[str, Any]:
     """Return the study in `folder` as plain JSON: every setting with its estimates, the headline, what is missing.
 
+    Of a search the settings are those on its front, and "search" has all trials.
+
     An estimate is {mean, low, high, n, over}: a 95 % interval over seeds, or over the victims' or test rows where there
     are fewer than three seeds; low and high are None, and `over` is "nothing", where there is neither.
     Raises `InvalidInput` where no run has finished.
     """
-    return summary_of(read_study(folder))
+    outcome = read_search_outcome(folder)
+    if outcome is None:
+        return summary_of(read_study(folder))
+    return {**summary_of(read_study(folder, only=outcome.runs)), "search": search_to_json(outcome)}
 
 
 def summary_of(study: Study) -> dict[str, Any]:
@@ -87,7 +93,8 @@ def _place_names(settings: Sequence[Setting], attacks: Mapping[str, str]) -> dic
     for s in settings:
         own = topologies[s.topology], schedules[s.schedule], methods[s.method], encryptions[s.encryption]
         inside = [f"{attacks.get(s.training_attack, s.training_attack)} inside"] if s.training_attack else []
-        pairs[s.place] = ", ".join([*itertools.compress(own, several), *inside])
+        chosen = [s.variant] if s.variant else []
+        pairs[s.place] = ", ".join([*itertools.compress(own, several), *chosen, *inside])
     return {**topologies, **schedules, **methods, **encryptions, **pairs}
 
 

@@ -29,35 +29,36 @@ from splitfed.training.entry_point import check_run, engine_of
 from splitfed.training.run import Run
 
 
-def check_grid(grid: Grid, source: str) -> tuple[Grid, Dataset]:
+def check_grid(grid: Grid, source: str, data: Dataset | None = None) -> tuple[Grid, Dataset]:
     """Load the data and put every run together without training it; return the grid, its cuts named, and the data.
 
-    Raises `InvalidStudy` with a line a mistake, its place in the study called `source` in front.
+    `data`: the data set of the grid, where it has been loaded before. Raises `InvalidStudy` with a line a mistake, its
+    place in the study called `source` in front.
     """
     mistakes = Mistakes(source)
     first = grid.cells[0]
     with mistakes.at("data"):
-        data = build.dataset(first.data)
-        splits = {seed: _split_data(data, first, seed) for seed in dict.fromkeys(c.seed for c in grid.cells)}
+        loaded = build.dataset(first.data) if data is None else data
+        splits = {seed: _split_data(loaded, first, seed) for seed in dict.fromkeys(c.seed for c in grid.cells)}
     mistakes.stop()
-    grid = name_auto_cuts(mistakes, grid, data)
+    grid = name_auto_cuts(mistakes, grid, loaded)
     mistakes.stop()
     with mistakes.at("study.target"):
-        _check_target(first.target, data, list(splits.values()))
+        _check_target(first.target, loaded, list(splits.values()))
     assembled: dict[tuple[str, ...], Assembled | None] = {}
     cells: dict[tuple[str, ...], Cell] = {}
     for cell in grid.cells:
         mistakes.stop_if_many()
         label = (cell.topology.builder.label, cell.training.schedule.label, cell.method.label, cell.encryption.label)
         if label not in assembled:
-            assembled[label] = _assemble_cell(mistakes, cell, data, splits[cell.seed])
+            assembled[label] = _assemble_cell(mistakes, cell, loaded, splits[cell.seed])
         if (found := assembled[label]) is not None:
             cells.setdefault((*label, cell.training_attack.key if cell.training_attack else ""), cell)
             _check_cell(mistakes, cell, splits[cell.seed], found)
-    _check_attacks(mistakes, list(cells.values()), data)
+    _check_attacks(mistakes, list(cells.values()), loaded)
     _check_speeds(mistakes, grid, [found.names for found in assembled.values() if found])
     mistakes.stop()
-    return grid, data
+    return grid, loaded
 
 
 class Assembled(NamedTuple):

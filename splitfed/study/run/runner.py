@@ -75,11 +75,11 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
     try:
         run = train_cell(cell, data, folder, watcher)
     except NonFinite as error:
-        return write_result(folder, {**_identity(cell), "failed": str(error)})
+        return write_result(folder, {**identity_of(cell), "failed": str(error)})
     write_atomic(folder / "config.toml", digests.toml_with_digest(dumps(cell.config)))
     write_mark(folder, cell.code.sources())
     measurements = {
-        **_identity(cell),
+        **identity_of(cell),
         **_measure_run(run, cell),
         **_planned_costs(run, cell, data),
         "privacy": _privacy_ledgers(run, cell, data),
@@ -95,7 +95,7 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
         except digests.Damaged:
             raise
         except SplitfedError as error:
-            return write_result(folder, {**_identity(cell), "failed": f"attack {probe.key}: {error}"})
+            return write_result(folder, {**identity_of(cell), "failed": f"attack {probe.key}: {error}"})
     return write_result(folder, measurements)
 
 
@@ -208,7 +208,8 @@ def _tune_attack(run: Run, probe: Probe, watcher: Watcher) -> tuple[Attack, Json
     return tuning.attack, {"tuned": tuned}
 
 
-def _identity(cell: Cell) -> Json:
+def identity_of(cell: Cell) -> Json:
+    """Return what a result says of the run itself: its name, and the labels of all that it is made of."""
     builder, guard = cell.topology.builder, cell.defense
     return {
         "id": cell.id,
@@ -233,6 +234,7 @@ def _identity(cell: Cell) -> Json:
         "model": cell.model.label if cell.model else "models by piece",
         "data": cell.data.name,
         "clients": cell.data.clients,
+        **({"variant": cell.variant} if cell.variant else {}),
     }
 
 

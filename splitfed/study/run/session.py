@@ -7,9 +7,10 @@ import sys
 import threading
 import time
 import tomllib
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -18,17 +19,21 @@ from splitfed.core import digests
 from splitfed.core.errors import InvalidInput, SplitfedError
 from splitfed.data.dataset import Dataset
 from splitfed.models.import_paths import Code
-from splitfed.study.config import schema
+from splitfed.study.config import build, schema
 from splitfed.study.config.cell import Cell
 from splitfed.study.config.grid import Grid, expand
+from splitfed.study.config.search import SearchStudy, read_search
 from splitfed.study.report.data import METRICS
 from splitfed.study.report.remarks import remarks
+from splitfed.study.report.search_data import read_search_outcome
 from splitfed.study.run import failures, trials
 from splitfed.study.run.encryption_keys import check_keys
 from splitfed.study.run.preflight import check_grid
 from splitfed.study.run.progress import Reports, Watcher, open_watcher, relay_event
 from splitfed.study.run.runner import Json, read_result, run_cell
-from splitfed.study.run.store import StudyFolder
+from splitfed.study.run.search import collect_records, do_trials, open_search
+from splitfed.study.run.search_check import check_search
+from splitfed.study.run.store import StudyFolder, write_trials_table
 from splitfed.study.run.trust import check_links, code_of, is_results, write_mark
 
 PATIENCE = 2.0
@@ -43,13 +48,15 @@ class WorkerDied(SplitfedError):
 class CheckedStudy:
     """A study that has been checked: its runs and its data; `text` as the user wrote it.
 
-    `code`: where its import paths lead.
+    `code`: where its import paths lead. `search`: what chooses the runs, of which `grid` then holds one setting alone;
+    None for a grid.
     """
 
     grid: Grid
     data: Dataset
     text: str
     code: Code
+    search: SearchStudy | None = None
 
 
 def prepare_study(path: Path, advice: str | None = None, *, trust: bool = False) -> CheckedStudy:
@@ -59,8 +66,13 @@ def prepare_study(path: Path, advice: str | None = None, *, trust: bool = False)
     trusted as that folder: see `splitfed.study.run.trust`. `advice`: as `schema.read_toml`.
     """
     raw, base, code = read_study_file(path, advice, trust=trust)
+    text = path.read_text("utf-8")
+    if "search" in raw:
+        search, first = read_search(raw, path.name, base, code)
+        grid, data = check_search(search, first)
+        return CheckedStudy(replace(grid, resolved=search.resolved(raw, grid)), data, text, code, search)
     grid, data = check_study(raw, path.name, base, code)
-    return CheckedStudy(grid, data, path.read_text("utf-8"), code)
+    return CheckedStudy(grid, data, text, code)
 
 
 def read_study_file(path: Path, advice: str | None = None, *, trust: bool = False) -> tuple[Json, Path, Code]:
@@ -97,6 +109,8 @@ def run_study(
         home.claim(ready.grid, ready.text)
         if not trust:  # what is trusted for one call is not the user's own for ever
             write_mark(folder, ready.code.sources(), tomllib.loads(ready.text))
+        if ready.search is not None:
+            return _search(ready, ready.search, home, lock, workers)
         unfinished = [name for name in cells if read_result(home.run(name)) is None]
         with trials.detect_damage(folder / "study.db"):
             queue = trials.open_queue(folder / "study.db", best=_utility_direction(ready.data))
@@ -113,12 +127,41 @@ def run_study(
         return results
 
 
+def _search(ready: CheckedStudy, search: SearchStudy, home: StudyFolder, lock: int | None, workers: int) -> list[Json]:
+    """Do all trials of the search that are not over; return the results of all their runs."""
+    if workers > 1 and sys.platform == "win32":  # who lives is seen by locks that Windows lacks
+        raise InvalidInput(f"workers={workers} is not allowed; a search has one on Windows")
+    queue = open_search(search, home.path)
+    finished = len(queue.records())
+    left = search.trials - finished
+    with open_watcher(search.trials, finished) as watcher:
+        if workers > 1 and left > 1:
+            try:
+                with failures.catch_termination():
+                    _run_workers(home.path, ready.code, min(workers, left), lock, watcher)
+            except WorkerDied as error:
+                warnings.warn(f"{str(error).partition(';')[0]}; its trial is taken again", stacklevel=2)
+        # What a worker that died has left, too.
+        do_trials(search, ready.data, home.path, queue, watcher)
+    records = collect_records(home.path, queue)
+    results = home.results(dict.fromkeys(run for record in records for run in record["runs"]))
+    home.write_table(results)
+    outcome = read_search_outcome(home.path)
+    write_trials_table(home.path, records, () if outcome is None else outcome.front)
+    return results
+
+
 def run_worker(folder: Path, code: Code) -> None:
     """Work as one of several processes on the study in `folder`; what happens is reported on standard output.
 
     `code`: where import paths may lead, as the process says that has checked all this.
     """
     raw = schema.read_toml(folder / "config.toml", digests.STUDY_CONFIG)
+    if "search" in raw:
+        search, first = read_search(raw, "config.toml", folder, code)
+        found = build.dataset(first.cells[0].data)
+        do_trials(search, found, folder, open_search(search, folder), Reports())
+        return
     grid, data = check_study(raw, "config.toml", folder, code)
     cells = {cell.id: cell for cell in grid.cells}
     with trials.detect_damage(folder / "study.db"):

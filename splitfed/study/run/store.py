@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,29 @@ class StudyFolder:
         write_atomic(self.path / "results.parquet", table.to_parquet(index=False))
 
 
+def write_trials_table(folder: Path, records: Iterable[Json], front: Collection[int]) -> None:
+    """Write trials.csv into the study's `folder`, a row a trial: how it ended, what it tried, its metrics."""
+    # pandas takes half a second to import.
+    import pandas as pd
+
+    rows = []
+    for record in records:
+        row = {key: record[key] for key in ("trial", "state", "reason", "feasible")}
+        row |= {"front": record["trial"] in front, **(record["setting"] or {}), **record["parameters"]}
+        for name, found in record["metrics"].items():
+            row |= {name: found["mean"], f"{name}_low": found["low"], f"{name}_high": found["high"]}
+        row |= {f"objective {name}": value for name, value in record["objectives"].items()}
+        row |= {f"violation of {text}": value for text, value in record["violations"].items()}
+        rows.append(row | {"runs": " ".join(record["runs"])})
+    write_atomic(folder / "trials.csv", pd.DataFrame(rows).to_csv(index=False).encode())
+
+
+def promised_epsilon(ledger: Json) -> float | None:
+    """Return the largest epsilon of a ledger's promises, whatever else crosses; None where one has no bound."""
+    found = [total["epsilon"] for total in ledger["totals"]]
+    return max(found) if found and None not in found else None
+
+
 def table_rows(result: Json) -> Iterator[dict[str, Any]]:
     """Yield one flat row an attack of `result`, that of a run; one alone where there was no attack."""
     run = {
@@ -113,6 +136,7 @@ def table_rows(result: Json) -> Iterator[dict[str, Any]]:
         **{key: result[key] for key in ("seed", "schedule", "model", "data", "clients")},
         "method": result.get("method", "none"),
         "encryption": result.get("encryption", "none"),
+        **({"variant": result["variant"]} if result.get("variant") else {}),
         **({"training_attack": result["training_attack"]} if result.get("training_attack") else {}),
     }
     if "failed" in result:
@@ -139,7 +163,8 @@ def table_rows(result: Json) -> Iterator[dict[str, Any]]:
         run |= {f"encryption_{name}": sealed[name] for name in names}
     if result.get("privacy"):
         ledger = result["privacy"]["ledger"]
-        run |= {"epsilon": ledger["epsilon"], "delta": ledger["delta"], "promise": " | ".join(describe_ledger(ledger))}
+        told = {"promise": " | ".join(describe_ledger(ledger)), "epsilon_promised": promised_epsilon(ledger)}
+        run |= {"epsilon": ledger["epsilon"], "delta": ledger["delta"], **told}
     run |= {key: dependence.get(key) for key in ("u_distance_correlation_sqr", "p_value")}
     for attack in result["attacks"]:
         scored = {
@@ -174,6 +199,8 @@ def _client_columns(result: Json) -> dict[str, Any]:
 
 def _with_new_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the resolved config of a folder that an earlier version may have written, by the names of now."""
+    if "search" in config:  # newer than every renaming
+        return dict(config)
     training = config.get("training", {})
     given = training.get("schedule")
     tables = [current_parameters("schedules", one) for one in (given if isinstance(given, list) else [given]) if one]

@@ -22,6 +22,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import Code
 from splitfed.registry import TABLES, load
 from splitfed.study.config.parameters import holds_type, parameters_of
+from splitfed.study.config.search_space import flatten_choices
 from splitfed.study.report.contained import find_link_out, path_inside
 from splitfed.study.run.user_key import NoKey, get_or_make_key, read_key
 from splitfed.training.checkpoint import write_atomic
@@ -83,7 +84,8 @@ def code_of(folder: Path, config: Mapping[str, Any], trust: bool) -> Code:
         return Code(sources if sources.is_dir() else folder)
     check_links(folder)
     imported, read = dict.fromkeys(import_paths(config)), _files_outside(folder, config)
-    reached = [*(f"import {path!r}" for path in imported), *(f"read {path!r}" for path in read)]
+    connected = (f"connect to {address!r}" for address in _addresses(config))
+    reached = [*(f"import {path!r}" for path in imported), *(f"read {path!r}" for path in read), *connected]
     if not reached:
         return Code(refusal=str(_refusal(folder, "its configuration was not read as it is used", "import a module")))
     files, reason = _check_mark(folder, config)
@@ -105,7 +107,7 @@ def write_mark(folder: Path, sources: Mapping[str, bytes], written: Mapping[str,
     be kept there is no mark, and the folder will need `--trust` like anybody else's.
     """
     config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
-    if not [*import_paths(config), *_files_outside(folder, config)]:
+    if not [*import_paths(config), *_files_outside(folder, config), *_addresses(config)]:
         return
     for name, content in sources.items():
         write_atomic(folder / SOURCES / name, content)
@@ -131,7 +133,7 @@ def import_paths(config: Any, place: str = "") -> Iterator[str]:
     `place`: the key under which `config` itself stands.
     """
     for key, value in config.items() if isinstance(config, Mapping) else ():
-        for one in value if isinstance(value, list) else [value]:
+        for one in flatten_choices(value):
             if isinstance(one, str) and ":" in one and (key in NAMES or (key == "name" and place in NAMED)):
                 yield one
             deeper = ({key: one}, place) if isinstance(one, list) else (one, key)
@@ -141,16 +143,20 @@ def import_paths(config: Any, place: str = "") -> Iterator[str]:
 def _files_outside(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
     """Yield every path of data, or of a model's weights, that lies outside of `folder`."""
     for key, kind in (("data", "data"), ("model", "models")):
-        table = config.get(key)
-        name = table.get("name") if isinstance(table, Mapping) else None
-        if not isinstance(table, Mapping) or not isinstance(name, str) or name not in TABLES[kind]:
-            continue
-        for parameter in parameters_of(load(kind, name)).values():
-            value = table.get(parameter.name)
-            if not isinstance(value, str) or not holds_type(parameter.hint, Path):
-                continue
-            if value.startswith("~") or path_inside(folder, value) is None:
+        tables = [table for table in flatten_choices(config.get(key)) if isinstance(table, Mapping)]
+        names = {name for table in tables for name in flatten_choices(table.get("name")) if isinstance(name, str)}
+        allowed = [one for name in names & set(TABLES[kind]) for one in parameters_of(load(kind, name)).values()]
+        paths = {one.name for one in allowed if holds_type(one.hint, Path)}
+        for value in (v for table in tables for name in sorted(paths) for v in flatten_choices(table.get(name))):
+            if isinstance(value, str) and (value.startswith("~") or path_inside(folder, value) is None):
                 yield value
+
+
+def _addresses(config: Mapping[str, Any]) -> list[str]:
+    """Return the address of the storage that a search shares with other machines, where it names one."""
+    search = config.get("search")
+    storage = search.get("storage") if isinstance(search, Mapping) else None
+    return [storage] if isinstance(storage, str) else []
 
 
 def _check_mark(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, str] | None, str]:

@@ -1,0 +1,316 @@
+"""The trials of a search in Optuna: which are being done, which are over, and what the next one tries.
+
+A trial is made in the state in which it is done, with the mark of the folder it is done in, and stays the same until it
+is over: one whose worker died is taken up again under its number, with what it had drawn. Who lives is decided by a
+lock that ends with its process, never by a clock, so that a machine that slept finds its trial as it left it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from splitfed.core.errors import InvalidInput
+from splitfed.core.random import derive
+from splitfed.study.config.search import FIXED, GENETIC, POPULATION, STARTUP, SearchStudy
+from splitfed.study.config.search_space import Assignment, Dimension, SearchChoice, active, dimensions, resolve
+
+if sys.platform != "win32":
+    import fcntl
+
+OWNER, RECORD, VIOLATIONS, SURPLUS, SEARCH = "folder", "record", "violations", "surplus", "search"
+"""Attributes of trials: whose it is, what came out, by how much constraints are violated, that it is one too many; of
+the study: which search it is."""
+
+
+class SearchQueue:
+    """The trials of `search` that are done in `folder`; `owner`: the folder's mark, "" where no other folder shares."""
+
+    def __init__(self, search: SearchStudy, folder: Path, owner: str = "") -> None:
+        self._search, self._folder, self._owner = search, folder, owner
+        self._space = {name: dimension for name, (dimension, _) in dimensions(search.tree).items()}
+        self._points: list[Assignment] | None = None
+        self._held: dict[int, IO[str]] = {}
+        with _quiet():
+            self._storage = open_storage(folder / "study.db", search.table.storage)
+            self._study = optuna.create_study(
+                storage=self._storage,
+                study_name=search.name,
+                sampler=optuna.samplers.RandomSampler(seed=0),
+                directions=[one.direction for one in search.objectives],
+                load_if_exists=True,
+            )
+        self._id = self._storage.get_study_id_from_name(search.name)
+        self._check_same()
+
+    def _check_same(self) -> None:
+        """Refuse a storage in which a search of this name varies something else."""
+        mine = fingerprint(self._search)
+        there = self._study.user_attrs.get(SEARCH)
+        if there is None:
+            self._study.set_user_attr(SEARCH, mine)
+        elif there != mine:
+            raise InvalidInput(
+                f"search.storage holds another search called {self._search.name!r}; give the study another name"
+            )
+
+    def take(self) -> TrialInHand | None:
+        """Return a trial to do: one whose worker died, else a new one; None where all are done or being done."""
+        with self._turn(), _quiet():
+            trials = self.trials()
+            for trial in trials:
+                mine = trial.state is TrialState.RUNNING and trial.user_attrs.get(OWNER) == self._owner
+                if mine and self._hold(trial.number):
+                    return self._draw(self._identifier(trial.number), trial.number)
+            if len(trials) >= self._search.trials:
+                return None
+            blank = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={OWNER: self._owner})
+            identifier = self._storage.create_new_trial(self._id, template_trial=blank)
+            number = self._storage.get_trial(identifier).number
+            if number >= self._search.trials:  # another machine was faster
+                self._storage.set_trial_user_attr(identifier, SURPLUS, True)
+                self._study.tell(number, state=TrialState.FAIL)
+                return None
+            self._hold(number)
+            self.trials()  # Optuna's cache knows a trial only once it has read it
+            return self._draw(identifier, number)
+
+    def trials(self) -> list[FrozenTrial]:
+        """Return the trials that there are, by number."""
+        return [t for t in self._study.get_trials(deepcopy=False) if SURPLUS not in t.user_attrs]
+
+    def tell(self, trial: TrialInHand, record: Mapping[str, Any]) -> None:
+        """End `trial`: its `record` says how, and with which values."""
+        with _quiet():
+            self._study.sampler = self._sampler(trial.number)
+            trial.optuna.set_user_attr(RECORD, dict(record))
+            trial.optuna.set_user_attr(VIOLATIONS, list(record["violations"].values()))
+            if record["state"] == "complete":
+                self._study.tell(
+                    trial.number, [record["objectives"][one.metric.name] for one in self._search.objectives]
+                )
+            else:
+                pruned = record["state"] == "pruned"
+                self._study.tell(trial.number, state=TrialState.PRUNED if pruned else TrialState.FAIL)
+        self.release(trial.number)
+
+    def release(self, number: int | None = None) -> None:
+        """Let go of the trial with this number, by default of all: whoever is next takes up what is not over."""
+        for one in [*self._held] if number is None else [number]:
+            if (file := self._held.pop(one, None)) is not None:
+                file.close()
+
+    def records(self) -> dict[int, Mapping[str, Any]]:
+        """Return number -> the record of every trial that is over, in whatever folder."""
+        return {
+            t.number: t.user_attrs[RECORD] for t in self.trials() if t.state.is_finished() and RECORD in t.user_attrs
+        }
+
+    def _identifier(self, number: int) -> int:
+        return int(self._storage.get_trial_id_from_study_id_trial_number(self._id, number))
+
+    def _draw(self, identifier: int, number: int) -> TrialInHand:
+        """Let the sampler say what the trial tries; of one taken up again it is what it was."""
+        self._study.sampler = self._sampler(number)
+        trial = optuna.trial.Trial(self._study, identifier)
+
+        def suggest(dimension: Dimension) -> Any:
+            return _read_drawn(dimension, _suggest(trial, dimension))
+
+        if self._search.table.sampler in GENETIC:
+            # What decides nothing in this trial is inherited all the same.
+            everything = {name: suggest(dimension) for name, dimension in self._space.items()}
+            return TrialInHand(number, active(self._search.tree, everything), trial)
+        drawn: Assignment = {}
+
+        def pick(dimension: Dimension) -> Any:
+            drawn[dimension.name] = suggest(dimension)
+            return drawn[dimension.name]
+
+        resolve(self._search.tree, pick)
+        return TrialInHand(number, drawn, trial)
+
+    def _sampler(self, number: int) -> BaseSampler:
+        """Return the sampler of the trial with this number: what it draws depends on that, the seed and the history."""
+        table, seed = self._search.table, derive(self._search.seed, "search", number) % 2**32
+        limits = _violations if self._search.constraints else None
+        match table.sampler:
+            case "tpe":
+                return optuna.samplers.TPESampler(
+                    n_startup_trials=table.startup or STARTUP,
+                    multivariate=True,
+                    group=True,
+                    constant_liar=True,
+                    seed=seed,
+                    constraints_func=limits,
+                )
+            case "nsga2" | "nsga3":
+                kind = optuna.samplers.NSGAIISampler if table.sampler == "nsga2" else optuna.samplers.NSGAIIISampler
+                size = table.population or POPULATION
+                return kind(population_size=size, seed=seed, constraints_func=limits)
+        if self._points is None:
+            self._points = list_fixed_points(self._search)
+        return FixedPoints(self._points, self._space)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Let one process of this folder at a time take a trial: SQLite cannot lock one row."""
+        with (self._folder / ".turn").open("w") as file:
+            if sys.platform != "win32":
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _hold(self, number: int) -> bool:
+        """Hold the lock of a trial, which ends with this process; False where somebody holds it."""
+        if number in self._held:
+            return False
+        path = self._folder / ".trials" / f"{number:05d}.lock"
+        path.parent.mkdir(exist_ok=True)
+        file = path.open("w")
+        if sys.platform != "win32":
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.close()
+                return False
+        self._held[number] = file
+        return True
+
+
+@dataclass(frozen=True)
+class TrialInHand:
+    """A trial that this process does: its `number`, and what it tries; `optuna` is the trial there."""
+
+    number: int
+    assignment: Assignment
+    optuna: optuna.Trial
+
+
+class FixedPoints(BaseSampler):
+    """Draws what is in a list: for the trial with number i its entry i."""
+
+    def __init__(self, points: Sequence[Assignment], space: Mapping[str, Dimension]) -> None:
+        self._points, self._space = points, space
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return nothing: every parameter is read by itself."""
+        return {}
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Return what the list has."""
+        value, dimension = self._points[trial.number][param_name], self._space[param_name]
+        return dimension.labels[value] if isinstance(dimension, SearchChoice) else value
+
+
+def list_fixed_points(search: SearchStudy) -> list[Assignment]:
+    """Return what each trial of a search by "grid", "random" or "qmc" tries: the same for the same seed, always.
+
+    Random points are drawn independently; those of qmc are a scrambled Sobol sequence (Owen, 1998) over all parameters.
+    """
+    assert search.table.sampler in FIXED
+    if search.table.sampler == "grid":
+        return search.points()
+    space = {name: dimension for name, (dimension, _) in dimensions(search.tree).items()}
+    wanted = {name: distribution_of(dimension) for name, dimension in space.items()}
+    seed, points = derive(search.seed, "search") % 2**32, []
+    with _quiet():
+        qmc = search.table.sampler == "qmc"
+        samplers = optuna.samplers
+        sampler = samplers.QMCSampler(scramble=True, seed=seed) if qmc else samplers.RandomSampler(seed=seed)
+        # The first point of qmc is none of the sequence: the sampler learns the parameters from it.
+        skipped = int(qmc)
+        study = optuna.create_study(sampler=sampler)
+        for _ in range(search.trials + skipped):
+            trial = study.ask(wanted)
+            study.tell(trial, 0.0)
+            drawn = {name: _read_drawn(space[name], value) for name, value in trial.params.items()}
+            points.append(active(search.tree, drawn))
+    return points[skipped:]
+
+
+def distribution_of(dimension: Dimension) -> BaseDistribution:
+    """Return what Optuna calls a range or a choice."""
+    if isinstance(dimension, SearchChoice):
+        return CategoricalDistribution(dimension.labels)
+    low, high = dimension.ends
+    if dimension.whole:
+        return IntDistribution(low, high, log=dimension.log, step=1 if dimension.step is None else int(dimension.step))
+    return FloatDistribution(low, high, log=dimension.log, step=dimension.step)
+
+
+def open_storage(path: Path, address: str | None) -> RDBStorage:
+    """Open the storage at the SQL `address`, by default in the SQLite file `path`; `$NAME` is a variable's value."""
+    if address is None:
+        connect = partial(sqlite3.connect, path.absolute(), timeout=60, check_same_thread=False)
+        return RDBStorage("sqlite://", engine_kwargs={"creator": connect, "poolclass": NullPool})
+    if address.startswith("$"):
+        name, address = address[1:], os.environ.get(address[1:], "")
+        if not address:
+            raise InvalidInput(f"search.storage names the environment variable {name}, which is not set")
+    given = {"connect_args": {"timeout": 60}} if address.startswith("sqlite") else {}
+    try:
+        return RDBStorage(address, engine_kwargs={"poolclass": NullPool, **given})
+    except (ImportError, SQLAlchemyError, ValueError, optuna.exceptions.StorageInternalError) as error:
+        reason = str(error).replace(address, "...").splitlines()[0][:200]
+        raise InvalidInput(f"search.storage cannot be opened: {reason}") from None
+
+
+def fingerprint(search: SearchStudy) -> str:
+    """Return what tells one search from another: what varies, and what it goes by."""
+    space = {name: str(distribution_of(one)) for name, (one, _) in dimensions(search.tree).items()}
+    goals = [f"{one.direction} {one.metric.name} {one.cap}" for one in search.objectives]
+    return json.dumps(
+        [search.table.sampler, space, goals, [one.text for one in search.constraints], list(search.seeds)]
+    )
+
+
+def _suggest(trial: optuna.Trial, dimension: Dimension) -> Any:
+    if isinstance(dimension, SearchChoice):
+        return trial.suggest_categorical(dimension.name, dimension.labels)
+    low, high = dimension.ends
+    if dimension.whole:
+        step = 1 if dimension.step is None else int(dimension.step)
+        return trial.suggest_int(dimension.name, low, high, step=step, log=dimension.log)
+    return trial.suggest_float(dimension.name, low, high, step=dimension.step, log=dimension.log)
+
+
+def _read_drawn(dimension: Dimension, drawn: Any) -> Any:
+    return dimension.labels.index(drawn) if isinstance(dimension, SearchChoice) else dimension.value_of(drawn)
+
+
+def _violations(trial: FrozenTrial) -> Sequence[float]:
+    return list(trial.user_attrs.get(VIOLATIONS, []))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Optuna's own lines and its warnings of what is experimental off standard error."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
