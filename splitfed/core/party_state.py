@@ -66,6 +66,7 @@ class PartyState:
         self.parameters = list(unique.values())
         self.optimizer: torch.optim.Optimizer | None = None
         self._scheduler: LRScheduler | None = None
+        self._scheduled_by_round = optim.scheduler_every == "round"
         if unique:
             self.optimizer, self._scheduler = optim.build(self.parameters)
         # What the optimizer remembers of steps that go on from a state of their own, by name: see `separate_optimizer`.
@@ -192,8 +193,8 @@ class PartyState:
         }
 
     def end_round(self) -> None:
-        """Advance the learning-rate scheduler, where there is one."""
-        if self._scheduler is None:
+        """Advance the learning-rate scheduler, where there is one that is stepped once a round."""
+        if self._scheduler is None or not self._scheduled_by_round:
             return
         with warnings.catch_warnings():
             # A client that took no part in a round has taken no step; its rate falls with everybody's.

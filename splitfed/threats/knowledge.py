@@ -181,6 +181,7 @@ class Grants:
         if optimizer is None:
             return None
         options = {n: v for n, v in optimizer.param_groups[0].items() if n != "params"}
+        options["clip_norm"] = self.engine.optims[role].clip_norm
         if self.training.restart_optimizers and "momentum" in options:
             options["momentum"] = 0.0
         batches, topology = self.batches(client, 0), self.engine.topologies[client]
@@ -207,7 +208,7 @@ class Grants:
             passes = self.rounds * plan.local_epochs if epochs is None else epochs
             copied = Rerun(self.engine, client, self.feed(client), seed)
             size = plan.batch_size if batch_size is None else batch_size
-            copied.train(x, y, passes, size, plan.local_epochs if plan.restart_optimizers else None)
+            copied.train(x, y, passes, size, plan.local_epochs if plan.restart_optimizers else None, plan.drop_last)
             return copied
 
         return imitate
