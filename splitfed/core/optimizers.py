@@ -79,7 +79,7 @@ class Optim:
         name = f"scheduler {self.scheduler}"
         scheduler: LRScheduler = _construct(name, schedulers[self.scheduler], (optimizer,), self.scheduler_options)
         if self.scheduler_every == "step":
-            optimizer.register_step_post_hook(partial(_advance, scheduler))
+            optimizer.register_step_post_hook(partial(advance, scheduler))
         return optimizer, scheduler
 
 
@@ -88,9 +88,12 @@ def _clip(norm: float, optimizer: torch.optim.Optimizer, *_: Any) -> None:
     nn.utils.clip_grad_norm_([weight for group in optimizer.param_groups for weight in group["params"]], norm)
 
 
-def _advance(scheduler: LRScheduler, *_: Any) -> None:
-    """Step `scheduler` after its optimizer."""
-    scheduler.step()
+def advance(scheduler: LRScheduler, *_: Any) -> None:
+    """Step `scheduler`; raises `InvalidInput` behind the last step of one that has a last, such as OneCycleLR."""
+    try:
+        scheduler.step()
+    except ValueError as error:
+        raise InvalidInput(f"scheduler {type(scheduler).__name__} has too few steps for the run: {error}") from error
 
 
 def default_rate(name: str) -> float:

@@ -19,7 +19,7 @@ from splitfed.core.deprecation import current_state
 from splitfed.core.gradient_privatizer import GradientPrivatizer
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Message, Stamp, is_own
-from splitfed.core.optimizers import Optim
+from splitfed.core.optimizers import Optim, advance
 from splitfed.core.payload import copy_modules
 from splitfed.core.random import derive, wide_generator
 from splitfed.core.step_plan import EdgeDefense, SegmentPlan
@@ -199,7 +199,7 @@ class PartyState:
         with warnings.catch_warnings():
             # A client that took no part in a round has taken no step; its rate falls with everybody's.
             warnings.filterwarnings("ignore", message=r".*lr_scheduler\.step\(\)` before")
-            self._scheduler.step()
+            advance(self._scheduler)
 
     def contents(self, buffers: bool = True, kept: Sequence[str] = (), copies: bool = True) -> dict[str, Tensor]:
         """Return copies of all weights, and of the buffers unless told not to, as `segment/name` -> tensor.

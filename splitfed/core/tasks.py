@@ -46,7 +46,7 @@ def classification(classes: int, class_weights: Sequence[float] | None = None) -
     """Cross-entropy and accuracy over `classes` classes; labels are int64 in [0, classes).
 
     `class_weights`: a number > 0 a class, by which the loss of each row of that class is multiplied. The batch's loss
-    is their mean over the rows, so that a row's own does not depend on the labels of others; `torch.nn.CrossEntropyLoss`
+    is their mean over the rows, so that a row's own does not depend on others' labels; `torch.nn.CrossEntropyLoss`
     divides by the sum of the weights in the batch instead, and differs by the mean weight of the batch. They are public
     numbers: weights that follow a client's own labels ("balanced") would tell the others how many of each class it has.
     """

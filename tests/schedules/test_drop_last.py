@@ -78,10 +78,10 @@ def test_planned_bytes_and_steps_are_those_counted(case: str) -> None:
         assert run.bytes < whole.bytes
 
 
-def test_the_clock_is_that_of_the_plan() -> None:
+def test_clock_and_operations_are_those_of_the_plan() -> None:
     topology, data = vanilla(model(), "relu"), sf.data.digits().clients(2, auxiliary=10, victims=8, seed=0)
     speeds = sf.Speeds(sf.Machine(1e9, 1e6, 1e6, 0.01))
-    times = {}
+    times, rows = {}, {}
     for local_update in (DROP, LocalUpdate()):
         run = sf.train(
             *(topology, data), rounds=1, batch_size=100, local=local_update, evaluation=sf.Evaluation(speeds=speeds)
@@ -96,7 +96,10 @@ def test_the_clock_is_that_of_the_plan() -> None:
         planned = cost(ready, 1, speeds)
         assert run.history[0]["simulated_seconds"] == pytest.approx(planned.seconds, rel=1e-12)
         times[local_update.drop_last] = planned.seconds
+        rows[local_update.drop_last] = planned.flops["server"]
     assert times[True] < times[False]
+    trained = [len(client.train) for client in data.clients]
+    assert rows[True] / rows[False] == pytest.approx(sum(n - n % 100 for n in trained) / sum(trained))
 
 
 def test_the_ledger_counts_the_rows_that_take_part() -> None:

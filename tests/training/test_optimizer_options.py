@@ -122,6 +122,13 @@ def test_a_resumed_run_ends_in_the_same_bits(optimizer: sf.Optim, split: bool, t
         go(method, 4, logging=sf.Logging(folder=tmp_path / "run", resume=True), **{**changes, "optimizer": None})
 
 
+@pytest.mark.parametrize("every", ["step", "round"])
+def test_a_scheduler_that_ends_before_the_run_says_so(every: str) -> None:
+    ends = sf.Optim("SGD", {"lr": 0.1}, "OneCycleLR", {"max_lr": 0.1, "total_steps": 2}, every)
+    with pytest.raises(InvalidInput, match="scheduler OneCycleLR has too few steps for the run: Tried to step 3 times"):
+        hand(None, 3, clients=((1, 1.0),), optimizer=ends)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "zero": ({"clip_norm": 0.0}, "clip_norm=0.0 is not allowed; expected a number in (0, inf)"),
     "infinite": ({"clip_norm": float("inf")}, "clip_norm=inf is not allowed"),

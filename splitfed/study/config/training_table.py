@@ -13,7 +13,7 @@ from splitfed.core.topology import Topology
 from splitfed.costs.clock import party_names
 from splitfed.costs.speeds import Machine, Speeds
 from splitfed.engines.base import FED
-from splitfed.schedules.base import Schedule
+from splitfed.schedules.base import LocalUpdate, Schedule
 from splitfed.study.config.algorithm_tables import expand_table
 from splitfed.study.config.cell import NamedAlgorithm, TrainingPlan
 from splitfed.study.config.lookup import StudyReader
@@ -41,6 +41,8 @@ def expand_training(reader: StudyReader, table: TrainingTable) -> tuple[dict[str
     }
     names = ("rounds", "batch_size", "local_epochs", "evaluate_every", "device", "sampling", "delta", "across")
     plain = {name: getattr(table, name) for name in (*names, "restart_optimizers", "starts", "drop_last")}
+    with mistakes.at("training.drop_last"):
+        LocalUpdate(sampling=table.sampling, drop_last=table.drop_last)
     return resolved, [
         TrainingPlan(schedule, optimizer, record=record, speeds=speeds, where=where, **plain)
         for where, schedule in schedules
