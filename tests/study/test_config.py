@@ -83,7 +83,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         changed("training", optimizer={"scheduler": {"name": "StepLR", "step_size": 1, "every": 3}}),
-        r"training\.optimizer: unknown scheduler_every 3; ",
+        r"training\.optimizer: unknown scheduler_every 3 \(allowed: round, step\)",
     ),
     (
         changed("training", drop_last=True, sampling="poisson"),
