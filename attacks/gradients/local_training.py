@@ -94,7 +94,7 @@ def check_one_step(local: LocalTraining) -> None:
         )
     if local.optimizer != "SGD":
         raise InvalidInput(f"optimizer {local.optimizer!r} is not allowed here; the update is a gradient only with SGD")
-    for option in ("nesterov", "dampening", "maximize"):
+    for option in ("nesterov", "dampening", "maximize", "clip_norm"):
         if local.options.get(option):
             raise InvalidInput(f"{option}={local.options[option]!r} of SGD is not allowed here; expected it to be off")
     if "initial_lr" in local.options:

@@ -19,7 +19,7 @@ from splitfed.core.deprecation import current_state
 from splitfed.core.gradient_privatizer import GradientPrivatizer
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Message, Stamp, is_own
-from splitfed.core.optimizers import Optim
+from splitfed.core.optimizers import Optim, advance
 from splitfed.core.payload import copy_modules
 from splitfed.core.random import derive, wide_generator
 from splitfed.core.step_plan import EdgeDefense, SegmentPlan
@@ -66,6 +66,7 @@ class PartyState:
         self.parameters = list(unique.values())
         self.optimizer: torch.optim.Optimizer | None = None
         self._scheduler: LRScheduler | None = None
+        self._scheduled_by_round = optim.scheduler_every == "round"
         if unique:
             self.optimizer, self._scheduler = optim.build(self.parameters)
         # What the optimizer remembers of steps that go on from a state of their own, by name: see `separate_optimizer`.
@@ -184,13 +185,13 @@ class PartyState:
         }
 
     def end_round(self) -> None:
-        """Advance the learning-rate scheduler, where there is one."""
-        if self._scheduler is None:
+        """Advance the learning-rate scheduler, where there is one that is stepped once a round."""
+        if self._scheduler is None or not self._scheduled_by_round:
             return
         with warnings.catch_warnings():
             # A client that took no part in a round has taken no step; its rate falls with everybody's.
             warnings.filterwarnings("ignore", message=r".*lr_scheduler\.step\(\)` before")
-            self._scheduler.step()
+            advance(self._scheduler)
 
     def contents(self, buffers: bool = True, kept: Sequence[str] = (), copies: bool = True) -> dict[str, Tensor]:
         """Return copies of all weights, and of the buffers unless told not to, as `segment/name` -> tensor.

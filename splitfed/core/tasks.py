@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, check_count, check_number
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], float]
@@ -41,12 +42,19 @@ class Task:
     constant_name: str = ""
 
 
-def classification(classes: int) -> Task:
-    """Cross-entropy and accuracy over `classes` classes; labels are int64 in [0, classes)."""
+def classification(classes: int, class_weights: Sequence[float] | None = None) -> Task:
+    """Cross-entropy and accuracy over `classes` classes; labels are int64 in [0, classes).
+
+    `class_weights`: a number > 0 a class, by which the loss of each row of that class is multiplied. The batch's loss
+    is their mean over the rows, so that a row's own does not depend on others' labels; `torch.nn.CrossEntropyLoss`
+    divides by the sum of the weights in the batch instead, and differs by the mean weight of the batch. They are public
+    numbers: weights that follow a client's own labels ("balanced") would tell the others how many of each class it has.
+    """
     check_count("classes", classes, low=2)
+    weights = None if class_weights is None else _check_class_weights(classes, class_weights)
     return Task(
         "classification",
-        functional.cross_entropy,
+        functional.cross_entropy if weights is None else partial(_weighted_cross_entropy, weights=weights),
         _accuracy,
         "accuracy",
         classes,
@@ -86,6 +94,24 @@ def regression(outputs: int = 1) -> Task:
         constant=_mean,
         constant_name="always answering the mean of the training rows",
     )
+
+
+def _check_class_weights(classes: int, given: Any) -> tuple[float, ...]:
+    """Return the weights as floats; refuse what is no positive number for each of so many `classes`."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise InvalidInput(
+            f"class_weights={given!r} is not allowed; expected {classes} numbers: weights that follow a client's own "
+            "labels would tell how many of each class it has"
+        )
+    if len(given) != classes:
+        raise InvalidInput(f"class_weights has {len(given)} numbers; expected one for each of {classes} classes")
+    for label, weight in enumerate(given):
+        check_number(f"class_weights[{label}]", weight, low=0.0, open_low=True)
+    return tuple(map(float, given))
+
+
+def _weighted_cross_entropy(output: Tensor, y: Tensor, weights: tuple[float, ...]) -> Tensor:
+    return functional.cross_entropy(output, y, output.new_tensor(weights), reduction="none").mean()
 
 
 def _most_frequent(y: Tensor, rows: int, classes: int) -> Tensor:

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.errors import require_number
+from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.messages import WEIGHT_GRADIENT, Stamp
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, take_step
-from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.objectives import (
     NoObjective,
     objective_of,
@@ -50,6 +50,16 @@ class FedSgd(Averaging):
             sends_gradients=self.settings.sum is None,
             weighted_by_batch_size=True,
         )
+
+    def check_run(self, context: MethodContext) -> None:
+        """Refuse what only a client's own step would do: here clients take none."""
+        super().check_run(context)
+        for role, optim in context.optimizers.items():
+            if optim.clip_norm is not None:
+                raise InvalidInput(
+                    f"clip_norm={optim.clip_norm:g} of {role!r} is not allowed with fedsgd: its clients take no step, "
+                    "they send their gradients as they are"
+                )
 
     def objective(self, placement: ObjectivePlacement) -> Collect | None:
         """Return the accumulator of a client's gradients, which leaves its optimizer none."""

@@ -29,6 +29,15 @@ def check_sgd(who: str, optim: Optim, instead: str = "") -> None:
     if optim.name != "SGD" or optim.options.get("maximize"):
         name = optim.name if optim.name != "SGD" else "SGD with maximize"
         raise InvalidInput(f"{who} follows the steps of SGD; optimizer {name} is not allowed{instead}")
+    if optim.clip_norm is not None:
+        raise InvalidInput(
+            f"{who} reads gradients off the change of weights; clip_norm={optim.clip_norm:g}, which shortens them, is "
+            f"not allowed{instead}"
+        )
+    if optim.scheduler_every == "step":
+        raise InvalidInput(
+            f"{who} takes one learning rate for all steps of a round; scheduler_every='step' is not allowed{instead}"
+        )
 
 
 def first_rate(optim: Optim) -> float:

@@ -231,6 +231,11 @@ def _check_optimizers(topology: Topology, settings: Encryption, optims: Mapping[
         options = dict(optim.options)
         if optim.name != "SGD":
             raise InvalidInput(f"optimizer {optim.name} of {role!r} is not allowed beside encryption; expected SGD")
+        if optim.clip_norm is not None:
+            raise InvalidInput(
+                f"clip_norm={optim.clip_norm:g} of {role!r} is not allowed beside encryption: nobody there knows the "
+                "norm of the whole gradient"
+            )
         for option in ("weight_decay", "nesterov", "maximize", "dampening"):
             if options.get(option):
                 raise InvalidInput(

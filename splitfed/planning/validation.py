@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -16,7 +17,7 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.per_client_defenses import check_clients, of_client
 from splitfed.core.probe import Facts, check_equal_shapes, probe
 from splitfed.core.random import derive
-from splitfed.core.step_plan import segment_plans
+from splitfed.core.step_plan import find_weight_defenses, segment_plans
 from splitfed.core.topology import Topology
 from splitfed.core.usage_counts import counted_labels
 from splitfed.data.dataset import Dataset
@@ -137,6 +138,7 @@ def complete(
     with about("optimizer"):
         rates = plan.rates(ready[0], clients)
         optims = {role: o.scaled(rates.get(role, 1.0)) for role, o in optims_of(ready[0], optimizer).items()}
+        check_clipping(ready, defenses, optims)
     with about("encryption"):
         asked = plan.placement(ready[0])
         rest = defenses, optims, training, asked, clients
@@ -273,6 +275,16 @@ def optims_of(topology: Topology, optimizer: str | Optim | Mapping[str, Optim] |
     return {role: optimizer.get(role, Optim()) for role in topology.roles}
 
 
+def check_clipping(topologies: Sequence[Topology], defenses: Sequence[Defense], optims: Mapping[str, Optim]) -> None:
+    """Refuse to clip gradients that a defense has clipped and noised row by row."""
+    clipped = {role: optim.clip_norm for role, optim in optims.items() if optim.clip_norm is not None}
+    for topology, role in itertools.product({id(t): t for t in topologies}.values(), clipped):
+        given = f"clip_norm={clipped[role]:g} of {role!r} is not allowed"
+        if (guard := find_weight_defenses(topology, defenses).get(role)) is not None:
+            name = type(guard[1]).__name__
+            raise InvalidInput(f"{given} beside {name}, which clips every row's gradient there; leave one of them out")
+
+
 def check_outputs(topology: Topology, facts: Facts) -> None:
     """Refuse a model whose output is not as wide as the task needs."""
     for head in topology.heads:
@@ -298,11 +310,14 @@ def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Fed
             raise InvalidInput(
                 f"sampling='poisson' may draw a batch of any size, and {who} needs {least} rows or more: take 'shuffle'"
             )
-        smallest = min(rows, training.batch_size, rows % training.batch_size or training.batch_size)
+        smallest = training.smallest_batch(rows)
         if smallest < least:
+            way_out = "choose another size"
+            if replace(training, drop_last=True).smallest_batch(rows) >= least:
+                way_out += ", or leave that batch out with drop_last=True"
             raise InvalidInput(
                 f"{client.name} has {rows} training rows, so batch_size={training.batch_size} leaves a batch of "
-                f"{'one' if smallest == 1 else smallest}, and {who} needs {least} rows or more: choose another size"
+                f"{'one' if smallest == 1 else smallest}, and {who} needs {least} rows or more: {way_out}"
             )
 
 

@@ -27,7 +27,9 @@ class Training:
 
     `restart_optimizers`: whether every party's optimizer forgets its state (momentum, Adam's moments) at the start of
     every round, or keeps it as long as the run lasts. `starts`: whether clients start from one "shared" state or each
-    from weights of its "own"; None: as the topologies have it.
+    from weights of its "own"; None: as the topologies have it. `drop_last`: whether the last batch of an epoch is left
+    out where it is incomplete, with other rows in every epoch; a client with fewer rows than a batch keeps its one.
+    What weighs clients by their rows, such as an average of weights, counts all of them nevertheless.
     """
 
     batch_size: int = field(default=64, metadata=require_count("batch_size", low=1))
@@ -36,20 +38,39 @@ class Training:
     sampling: str = field(default="shuffle", metadata=require_name("sampling", SAMPLINGS))
     restart_optimizers: bool = False
     starts: str | None = None
+    drop_last: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse counts below one, unknown names, and a switch that is none."""
-        if not isinstance(self.restart_optimizers, bool):
-            raise InvalidInput(f"restart_optimizers={self.restart_optimizers!r} is not allowed; expected True or False")
+        """Refuse counts below one, unknown names, switches that are none, and to drop a batch of random size."""
+        for name in ("restart_optimizers", "drop_last"):
+            if not isinstance(given := getattr(self, name), bool):
+                raise InvalidInput(f"{name}={given!r} is not allowed; expected True or False")
         # "given" is what `prepare` says of topologies that clients were given one each.
         if self.starts not in (None, GIVEN, *STARTS):
             raise unknown("starts", str(self.starts), STARTS)
         check_fields(self)
+        if self.drop_last and self.sampling == "poisson":
+            raise InvalidInput(
+                "drop_last=True is not allowed with sampling='poisson': every batch is of random size, none is a last "
+                "incomplete one; take 'shuffle'"
+            )
 
     def batches(self, rows: int, epoch: int, client: int) -> list[Tensor]:
         """Return the rows, of a `client` that has `rows`, of every step of `epoch`."""
-        draw = batches if self.sampling == "shuffle" else poisson_batches
-        return list(draw(rows, self.batch_size, self.seed, epoch, client))
+        if self.sampling == "poisson":
+            return list(poisson_batches(rows, self.batch_size, self.seed, epoch, client))
+        whole = self.drop_last and rows >= self.batch_size
+        return list(batches(rows, self.batch_size, self.seed, epoch, client, drop_last=whole))
+
+    def steps(self, rows: int) -> int:
+        """Return how many batches an epoch of a client that has `rows` consists of."""
+        incomplete = rows % self.batch_size > 0 and not (self.drop_last and rows >= self.batch_size)
+        return rows // self.batch_size + incomplete
+
+    def smallest_batch(self, rows: int) -> int:
+        """Return the rows of the smallest batch that "shuffle" makes of `rows`."""
+        rest = 0 if self.drop_last else rows % self.batch_size
+        return min(rows, rest or self.batch_size)
 
     def expected(self, rows: int) -> float | None:
         """Return the expected size of a batch of a client that has `rows`; None where sizes are not left to chance."""
@@ -64,13 +85,15 @@ class Training:
 class LocalUpdate:
     """What a client does with its rows in a round: how often it goes over them, how it draws them, what it starts from.
 
-    `epochs`: passes a round. `sampling`, `restart_optimizers` and `starts` as in `Training`, `starts` without "given".
+    `epochs`: passes a round. `sampling`, `restart_optimizers`, `starts` and `drop_last` as in `Training`, `starts`
+    without "given".
     """
 
     epochs: int = 1
     sampling: str = "shuffle"
     restart_optimizers: bool = False
     starts: str | None = None
+    drop_last: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what `Training` refuses, and starts that only topologies can have."""
@@ -80,7 +103,8 @@ class LocalUpdate:
 
     def training(self, batch_size: int = 64, seed: int = 0) -> Training:
         """Return the training of these updates in batches of `batch_size`, with the data order of `seed`."""
-        return Training(batch_size, self.epochs, seed, self.sampling, self.restart_optimizers, self.starts)
+        more = self.restart_optimizers, self.starts, self.drop_last
+        return Training(batch_size, self.epochs, seed, self.sampling, *more)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from splitfed.attacks.gradients.local_training import LocalTraining, local_train
 from splitfed.attacks.training_time.training_attack import TrainingAttackState
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
+from splitfed.core.optimizers import Optim
 from splitfed.core.per_client_defenses import of_client
 from splitfed.core.random import derive
 from splitfed.core.tasks import Task
@@ -181,6 +182,7 @@ class Grants:
         if optimizer is None:
             return None
         options = {n: v for n, v in optimizer.param_groups[0].items() if n != "params"}
+        options["clip_norm"] = self.engine.optims.get(role, Optim()).clip_norm
         if self.training.restart_optimizers and "momentum" in options:
             options["momentum"] = 0.0
         batches, topology = self.batches(client, 0), self.engine.topologies[client]
@@ -207,7 +209,7 @@ class Grants:
             passes = self.rounds * plan.local_epochs if epochs is None else epochs
             copied = Rerun(self.engine, client, self.feed(client), seed)
             size = plan.batch_size if batch_size is None else batch_size
-            copied.train(x, y, passes, size, plan.local_epochs if plan.restart_optimizers else None)
+            copied.train(x, y, passes, size, plan.local_epochs if plan.restart_optimizers else None, plan.drop_last)
             return copied
 
         return imitate

@@ -43,21 +43,31 @@ class Rerun:
         self._least = max([2 if facts.batch_norm else 1, *(d.least_rows for d in engine.defenses)])
         self._feed, self._seed, self._calls = feed, seed, 0
 
-    def train(self, x: Tensor, y: Tensor, epochs: int, batch_size: int, restart_every: int | None = None) -> None:
+    def train(
+        self,
+        x: Tensor,
+        y: Tensor,
+        epochs: int,
+        batch_size: int,
+        restart_every: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
         """Train on rows x (n, *shape) with labels y (n,); a last batch too small for the model is left out.
 
         `restart_every`: after how many epochs optimizers forget their state, as the run's do after every round.
+        `drop_last`: any last incomplete batch behind a whole one is left out, as the run does.
         """
         if min(len(x), batch_size) < self._least:
             raise InvalidInput(
                 f"{len(x)} rows in batches of {batch_size} are too few for a copy: it needs {self._least}"
             )
+        least = batch_size if drop_last and len(x) >= batch_size else self._least
         self._engine.own(0, "train", self._feed(x), {head.value: y for head in self._engine.topology.heads})
         for epoch in range(epochs):
             if restart_every is not None and epoch % restart_every == 0:
                 self._engine.restart_optimizers()
             order = torch.randperm(len(x), generator=generator(self._seed, "order", epoch))
-            self._engine.train(0, epoch, [rows for rows in order.split(batch_size) if len(rows) >= self._least])
+            self._engine.train(0, epoch, [rows for rows in order.split(batch_size) if len(rows) >= least])
             self._engine.end_round()
 
     def predict(self, x: Tensor) -> Tensor:

@@ -48,7 +48,8 @@ def describe(
         "method": None if prepared.method is None else repr(prepared.method),
         "optimizers": {role: repr(o) for role, o in prepared.optims.items()},
         "rounds": rounds,
-        "training": asdict(prepared.training),
+        # What the first release did not have is left out at its default: a run of that time may be resumed.
+        "training": {k: v for k, v in asdict(prepared.training).items() if (k, v) != ("drop_last", False)},
         "record": repr(record or Recording()),
         "device": str(device),
         "code": fingerprint_user_code(prepared, besides or {}),

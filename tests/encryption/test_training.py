@@ -247,6 +247,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "unknown preset": ({"parameters": "depth_9"}, {}, "unknown encryption preset 'depth_9'"),
     "unknown holder": ({"key_holder": "bank"}, {}, "unknown role that holds the keys: 'bank'"),
     "server holds keys": ({"key_holder": "server"}, {}, "expected a U-shape"),
+    "clip_norm": (
+        {},
+        {"optimizer": sf.Optim("SGD", {"lr": 0.05}, clip_norm=1.0)},
+        "clip_norm=1 of 'server' is not allowed beside encryption: nobody there knows the norm of the whole gradient",
+    ),
     "Adam": ({}, {"optimizer": "Adam"}, "optimizer Adam of 'server' is not allowed beside encryption; expected SGD"),
     "weight decay": (
         {},

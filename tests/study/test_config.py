@@ -74,6 +74,25 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         r"training\.optimizer: optimizer SGD\(lr=-1\.0\) is refused by torch",
     ),
     (
+        changed("training", optimizer={"lr": 0.1, "clip_norm": 0}),
+        r"training\.optimizer: clip_norm=0 is not allowed; expected a number in \(0, inf\)",
+    ),
+    (
+        changed("training", optimizer={"scheduler": {"name": "StepLR", "step_size": 1, "every": "stepp"}}),
+        r"training\.optimizer: unknown scheduler_every 'stepp'; did you mean 'step'\?",
+    ),
+    (
+        changed("training", optimizer={"scheduler": {"name": "StepLR", "step_size": 1, "every": 3}}),
+        r"training\.optimizer: unknown scheduler_every 3 \(allowed: round, step\)",
+    ),
+    (
+        changed("training", drop_last=True, sampling="poisson"),
+        r"training\.drop_last: drop_last=True is not allowed with sampling='poisson'",
+    ),
+    (changed("training", drop_last="yes"), r"training\.drop_last: 'yes' is not allowed; expected"),
+    (changed("data", class_weights="balanced"), r"data\.class_weights: 'balanced' is not allowed; expected a list"),
+    (changed("data", class_weights=[1.0]), r"data: class_weights has 1 numbers; expected one for each of 10 classes"),
+    (
         changed("training", optimizer={"sever": {"name": "SGD", "lr": 0.1}}),
         r"training\.optimizer: unknown role in optimizer 'sever'; did you mean 'server'\?",
     ),

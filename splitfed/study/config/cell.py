@@ -21,7 +21,7 @@ from splitfed.costs.speeds import Speeds
 from splitfed.data.dataset import Dataset
 from splitfed.models.import_paths import Code
 from splitfed.registry import SINGULAR
-from splitfed.schedules.base import Training
+from splitfed.schedules.base import LocalUpdate, Training
 from splitfed.study.config.parameters import lists_to_tuples
 
 RETURNS: Mapping[str, type] = {"topologies": Topology, "data": Dataset}
@@ -225,10 +225,17 @@ class TrainingPlan:
     across: bool = False
     restart_optimizers: bool = False
     starts: str | None = None
+    drop_last: bool = False
 
     def training(self, seed: int) -> Training:
         """Return the same for the run with `seed`, as a schedule gets it."""
-        return Training(self.batch_size, self.local_epochs, seed, self.sampling, self.restart_optimizers, self.starts)
+        return self.local.training(self.batch_size, seed)
+
+    @property
+    def local(self) -> LocalUpdate:
+        """What a client does in a round, as `splitfed.train` takes it."""
+        more = self.restart_optimizers, self.starts, self.drop_last
+        return LocalUpdate(self.local_epochs, self.sampling, *more)
 
 
 @dataclass(frozen=True)

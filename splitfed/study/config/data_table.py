@@ -1,8 +1,9 @@
-"""What `[data]` says of rows beyond their loading: which party holds which part, and label sets beside the main one."""
+"""What `[data]` says of rows beyond their loading: who holds which part, further label sets, weights of classes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ HINTS = {
     "halves": bool,
     "strips": int,
     "targets": dict[str, dict[str, list[int]]],
+    "class_weights": list[float],
 }
 
 
@@ -43,14 +45,23 @@ def parse_parts(mistakes: Mistakes, table: DataTable) -> dict[str, Any]:
 
 
 def apply_parts(data: Dataset, given: Mapping[str, Any]) -> Dataset:
-    """Return `data` with the features and the label sets that `given` asks for."""
+    """Return `data` with the features, the label sets and the weights of its classes that `given` asks for."""
     for name, target in given.get("targets", {}).items():
         data = _with_coarser_labels(data, name, target["classes"])
+    if "class_weights" in given:
+        data = _with_class_weights(data, given["class_weights"])
     if "vertical" in given:
         return data.vertical(given["vertical"], overlap=given.get("overlap", False))
     if "strips" in given:
         return data.strips(given["strips"])
     return data.halves() if given.get("halves") else data
+
+
+def _with_class_weights(data: Dataset, weights: list[float]) -> Dataset:
+    """Return `data` whose main classes weigh as much in the loss."""
+    if data.task.name != "classification" or data.task.outputs is None:
+        raise InvalidInput(f"class_weights are for classification; {data.name} is for {data.task.name}")
+    return replace(data, task=classification(data.task.outputs, weights))
 
 
 def _with_coarser_labels(data: Dataset, name: str, classes: list[int]) -> Dataset:

@@ -86,12 +86,13 @@ class DataTable(OpenTable):
     halves: Any = None
     strips: Any = None
     targets: Any = None
+    class_weights: Any = None
 
     SPLIT: ClassVar[tuple[str, ...]] = (
         *("dirichlet", "minimum", "classes_per_client", "class_spread", "rows_per_class", "by_domain"),
         *("auxiliary", "victims", "validation", "test", "public"),
     )
-    PARTS: ClassVar[tuple[str, ...]] = ("vertical", "overlap", "halves", "strips", "targets")
+    PARTS: ClassVar[tuple[str, ...]] = ("vertical", "overlap", "halves", "strips", "targets", "class_weights")
 
 
 class ModelTable(OpenTable):
@@ -127,6 +128,7 @@ class TrainingTable(StrictTable):
     optimizer: dict[str, Any] = {}
     restart_optimizers: bool = False
     starts: Literal["shared", "own"] | None = None
+    drop_last: bool = False
     evaluate_every: Count = 1
     across: bool = False
     device: Name = "cpu"

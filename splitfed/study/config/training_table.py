@@ -13,13 +13,16 @@ from splitfed.core.topology import Topology
 from splitfed.costs.clock import party_names
 from splitfed.costs.speeds import Machine, Speeds
 from splitfed.engines.base import FED
-from splitfed.schedules.base import Schedule
+from splitfed.schedules.base import LocalUpdate, Schedule
 from splitfed.study.config.algorithm_tables import expand_table
 from splitfed.study.config.cell import NamedAlgorithm, TrainingPlan
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes, short_repr
 from splitfed.study.config.parameters import check_parameters, parameters_of
 from splitfed.study.config.schema import TrainingTable
+
+LATER = {"drop_last": False}
+"""Keys that studies of the first release do not have, with their defaults, at which a run's study leaves them out."""
 
 
 def expand_training(reader: StudyReader, table: TrainingTable) -> tuple[dict[str, Any], list[TrainingPlan]]:
@@ -29,7 +32,7 @@ def expand_training(reader: StudyReader, table: TrainingTable) -> tuple[dict[str
     record = Recording() if recorded is None else Recording(tuple(recorded.parties), recorded.every, recorded.budget)
     speeds_written, speeds = parse_speeds(mistakes, "training.speeds", table.speeds)
     schedules_written, schedules = _expand_schedules(reader, table.schedule)
-    resolved = table.model_dump() | {
+    resolved = {key: value for key, value in table.model_dump().items() if key not in LATER or value != LATER[key]} | {
         "schedule": schedules_written,
         "optimizer": {role: _optimizer_table(optim) for role, optim in optimizer.items()}
         if isinstance(optimizer, Mapping)
@@ -37,7 +40,9 @@ def expand_training(reader: StudyReader, table: TrainingTable) -> tuple[dict[str
         "speeds": speeds_written,
     }
     names = ("rounds", "batch_size", "local_epochs", "evaluate_every", "device", "sampling", "delta", "across")
-    plain = {name: getattr(table, name) for name in (*names, "restart_optimizers", "starts")}
+    plain = {name: getattr(table, name) for name in (*names, "restart_optimizers", "starts", "drop_last")}
+    with mistakes.at("training.drop_last"):
+        LocalUpdate(sampling=table.sampling, drop_last=table.drop_last)
     return resolved, [
         TrainingPlan(schedule, optimizer, record=record, speeds=speeds, where=where, **plain)
         for where, schedule in schedules
@@ -75,7 +80,7 @@ def _parse_optimizers(mistakes: Mistakes, table: Mapping[str, Any]) -> Optim | d
 
 
 def _parse_optimizer(mistakes: Mistakes, where: str, table: Mapping[str, Any]) -> Optim | None:
-    """Return `{name, lr, ..., scheduler = {name, ...}}` as an `Optim`; torch refuses what it does not know."""
+    """Return `{name, lr, ..., clip_norm, scheduler = {name, every, ...}}` as an `Optim`; torch checks other keys."""
     options = dict(table)
     name, scheduler = options.pop("name", "SGD"), options.pop("scheduler", None)
     rest = dict(scheduler) if isinstance(scheduler, Mapping) else {"name": scheduler}
@@ -83,13 +88,16 @@ def _parse_optimizer(mistakes: Mistakes, where: str, table: Mapping[str, Any]) -
         for text in (name, *([] if scheduler is None else [rest.get("name")])):
             if not isinstance(text, str):
                 raise InvalidInput(f"name={short_repr(text)} is not allowed; expected text")
-        return Optim(name, options, rest.pop("name", None), rest)
+        clip_norm, every = options.pop("clip_norm", None), rest.pop("every", "round")
+        return Optim(name, options, rest.pop("name", None), rest, every, clip_norm)
     return None
 
 
 def _optimizer_table(optim: Optim) -> dict[str, Any]:
-    scheduler = {"scheduler": {"name": optim.scheduler, **optim.scheduler_options}} if optim.scheduler else {}
-    return {"name": optim.name, **optim.options, **scheduler}
+    every = {} if optim.scheduler_every == "round" else {"every": optim.scheduler_every}
+    scheduler = {"scheduler": {"name": optim.scheduler, **optim.scheduler_options, **every}} if optim.scheduler else {}
+    clip = {} if optim.clip_norm is None else {"clip_norm": optim.clip_norm}
+    return {"name": optim.name, **optim.options, **clip, **scheduler}
 
 
 EXAMPLE = "{compute = 1e9, up = 1e6, down = 1e6, latency = 0.01}"

@@ -37,7 +37,6 @@ from splitfed.drawing.svg import to_mermaid
 from splitfed.engines.base import FED
 from splitfed.old_names import current_attack, current_keys
 from splitfed.planning.validation import labels_of
-from splitfed.schedules.base import LocalUpdate
 from splitfed.stats.dependence import permutation_test
 from splitfed.stats.token_points import as_points
 from splitfed.study.config import build
@@ -133,7 +132,7 @@ def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run
         optimizer=plan.optimizer,
         seed=cell.seed,
         device=plan.device,
-        local=LocalUpdate(plan.local_epochs, plan.sampling, plan.restart_optimizers, plan.starts),
+        local=plan.local,
         adversaries=adversaries_of(cell, topology),
         evaluation=evaluation_of(plan, names),
         logging=Logging(folder, resume=True, record=plan.record, progress=progress),

@@ -197,6 +197,10 @@ def _client_columns(result: Json) -> dict[str, Any]:
     return columns
 
 
+_ADDED_SINCE: Mapping[str, Mapping[str, Any]] = {"mlp": {"identity_head": False}}
+"""Model -> parameters that it has got since folders were first kept, with what they were before there was a choice."""
+
+
 def _with_new_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the resolved config of a folder that an earlier version may have written, by the names of now."""
     if "search" in config:  # newer than every renaming
@@ -206,6 +210,8 @@ def _with_new_names(config: Mapping[str, Any]) -> dict[str, Any]:
     tables = [current_parameters("schedules", one) for one in (given if isinstance(given, list) else [given]) if one]
     named = {"training": {**training, "schedule": tables if isinstance(given, list) else tables[0]}}
     attacks = [current_parameters("attacks", one) for one in config.get("attack", [])]
+    if isinstance(model := config.get("model"), Mapping):
+        named["model"] = {**_ADDED_SINCE.get(str(model.get("name")), {}), **model}
     return {**config, **named, **({"attack": attacks} if "attack" in config else {})}
 
 
