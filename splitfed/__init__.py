@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from splitfed.data.federation import Federation
     from splitfed.schedules.base import LocalUpdate
     from splitfed.stats import dependence
+    from splitfed.study.run.compare import compare
     from splitfed.training.entry_point import train
     from splitfed.training.run import AttackResult, Run
     from splitfed.training.settings import Adversaries, Evaluation, Logging
@@ -126,6 +127,7 @@ _NAMES = {
     "WeightDefense": "core.defense",
     "binary": "core.tasks",
     "classification": "core.tasks",
+    "compare": "study.run.compare",
     "cut": "core.cutting",
     "cut_places": "core.cut_places",
     "model_task": "core.model_loss",
@@ -181,6 +183,7 @@ __all__ = [
     "attacks",
     "binary",
     "classification",
+    "compare",
     "costs",
     "cut",
     "cut_places",
