@@ -286,4 +286,5 @@ def _doubled_ranks(sizes: Tensor) -> Tensor:
     """Return twice the rank of every size, (m,) whole numbers; equal ones share their mean rank."""
     place, counts = sizes.unique(return_inverse=True, return_counts=True)[1:]
     # Ranks a + 1 to a + k have the mean a + (k + 1) / 2.
-    return (2 * (counts.cumsum(0) - counts) + counts + 1)[place]
+    ranks: Tensor = (2 * (counts.cumsum(0) - counts) + counts + 1)[place]
+    return ranks

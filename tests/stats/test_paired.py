@@ -69,13 +69,23 @@ def test_ties_and_zeros_are_counted_exactly() -> None:
     assert signed_rank_test(d) == pytest.approx(flipped(ranks), abs=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_tied_ranks_are_their_mean(seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    d = torch.randint(-3, 6, (9,), generator=random).double()
+    kept = d[d != 0]
+    ranks = torch.from_numpy(stats.rankdata(kept.abs().numpy())) * kept.sign()
+    assert signed_rank_test(d) == pytest.approx(flipped(ranks), abs=1e-12)
+
+
 def test_accuracies_that_differ_equally_tie_in_spite_of_rounding() -> None:
     """.9 - .8 and .8 - .7 are not the same float: a sign test of three equal differences has p = 1/4, not more."""
     d = torch.tensor([0.9 - 0.8, 0.8 - 0.7, 0.7 - 0.6], dtype=torch.float64)
     assert sign_flip_test(d).p == 0.25
     assert effect_size(d) == math.inf
     assert math.isnan(paired_t_test(d)), "three equal differences tell nothing of a spread"
-    mixed = torch.tensor([0.9 - 0.8, 0.7 - 0.8, 0.3 - 0.1], dtype=torch.float64)
+    # The sum is larger than that with the first two signs turned over, which is its equal, by rounding alone.
+    mixed = torch.tensor([0.8 - 0.9, 0.8 - 0.7, 0.3 - 0.1], dtype=torch.float64)
     assert sign_flip_test(mixed).p == 6 / 8, "sums of .1, .1 and .2 with signs: .4 .2 .2 0 and opposites; six reach .2"
 
 

@@ -20,7 +20,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.stats.paired import needed_pairs
 from splitfed.study.config.toml import dumps
 from splitfed.study.run import session
-from splitfed.study.run.compare import Side, compare, compare_sides, parse_setting
+from splitfed.study.run.compare import ComparedSide, compare, compare_sides, parse_setting
 from splitfed.study.run.comparison import ComparedMetric, Comparison
 from splitfed.study.run.row_scores import mean_over_runs, score_victims
 from splitfed.study.run.runner import read_result
@@ -84,13 +84,13 @@ def result(seed: int, accuracy: float, psnr: float, defense: str = "none", **mor
     }
 
 
-def two_sides(seeds: int, shift: float, draw: int) -> list[Side]:
+def two_sides(seeds: int, shift: float, draw: int) -> list[ComparedSide]:
     """Two settings whose seeds have much in common; the second is better and leaks more by `shift` deviations."""
     random = torch.Generator().manual_seed(draw)
     common, one, other = torch.randn(3, seeds, 2, generator=random).double()
     first, second = 10 + 5 * common + one, 10 + 5 * common + other + shift * math.sqrt(2)
     return [
-        Side(name, tuple(result(s, *map(float, values), defense=name) for s, values in enumerate(drawn)))
+        ComparedSide(name, tuple(result(s, *map(float, values), defense=name) for s, values in enumerate(drawn)))
         for name, drawn in (("none", first), ("noise", second))
     ]
 
@@ -184,7 +184,7 @@ def test_seeds_needed_count_the_correction_and_the_pairing() -> None:
 
 
 def test_holm_counts_all_pairs_and_metrics_over_seeds() -> None:
-    sides = [*two_sides(12, 2.0, 0), Side("third", two_sides(12, 0.0, 5)[0].runs)]
+    sides = [*two_sides(12, 2.0, 0), ComparedSide("third", two_sides(12, 0.0, 5)[0].runs)]
     found = compare_sides(sides, metrics=["accuracy", "psnr"])
     assert len(found.pairs) == 3
     p_values = [one.found.flip.p for one in found.metrics]
@@ -193,12 +193,20 @@ def test_holm_counts_all_pairs_and_metrics_over_seeds() -> None:
     assert least.corrected == pytest.approx(min(1.0, 6 * min(p_values)))
 
 
+def test_a_claim_is_made_by_the_corrected_p_value() -> None:
+    """Six seeds that all agree: 2 / 2^6 is below 5 % for one metric, and twice that above it for two."""
+    alone, both = (compare_sides(two_sides(6, 9.0, 0), metrics=m) for m in (["accuracy"], ["accuracy", "psnr"]))
+    assert [one.found.flip.p for one in both.metrics] == [1 / 32, 1 / 32]
+    assert (len(alone.claims), len(both.claims)) == (1, 0)
+    assert [one.corrected for one in both.metrics] == [1 / 16, 1 / 16]
+
+
 def test_epsilon_is_compared_where_both_sides_have_one() -> None:
     def private(epsilon: float | None) -> dict[str, Any]:
         return {"privacy": {"ledger": {"epsilon": epsilon}}}
 
     sides = [
-        Side(name, tuple(result(s, 0.5 + s, 9.0 - s, name, **private(epsilon)) for s in range(3)))
+        ComparedSide(name, tuple(result(s, 0.5 + s, 9.0 - s, name, **private(epsilon)) for s in range(3)))
         for name, epsilon in (("one", 2.0), ("other", 3.0), ("without", None))
     ]
     found = compare_sides(sides[:2])
@@ -208,8 +216,10 @@ def test_epsilon_is_compared_where_both_sides_have_one() -> None:
 
 
 def test_what_both_sides_vary_over_is_matched(tmp_path: Path) -> None:
-    def side(name: str, schedule: str, defenses: tuple[str, ...]) -> Side:
-        return Side(name, tuple(result(s, 0.5 + s, 9.0, d, schedule=schedule) for d in defenses for s in range(2)))
+    def side(name: str, schedule: str, defenses: tuple[str, ...]) -> ComparedSide:
+        return ComparedSide(
+            name, tuple(result(s, 0.5 + s, 9.0, d, schedule=schedule) for d in defenses for s in range(2))
+        )
 
     found = compare_sides([side("A", "one", ("none", "noise")), side("B", "two", ("noise", "none", "mid"))])
     assert [pair.where for pair in found.pairs] == ["none", "noise"]
@@ -220,12 +230,12 @@ def test_what_both_sides_vary_over_is_matched(tmp_path: Path) -> None:
 
 def test_other_seeds_are_refused_and_some_are_named() -> None:
     first, second = two_sides(4, 0.0, 0)
-    apart = Side("B", tuple({**run, "seed": run["seed"] + 10} for run in second.runs))
+    apart = ComparedSide("B", tuple({**run, "seed": run["seed"] + 10} for run in second.runs))
     with pytest.raises(
         InvalidInput, match=r"no seed is in both: 'none' has \[0, 1, 2, 3\] and 'B' has \[10, 11, 12, 13\]"
     ):
         compare_sides([first, apart])
-    some = Side("B", second.runs[:3], failed=(3,))
+    some = ComparedSide("B", second.runs[:3], failed=(3,))
     (pair,) = compare_sides([first, some]).pairs
     assert pair.seeds == (0, 1, 2)
     assert pair.notes == (
@@ -236,13 +246,13 @@ def test_other_seeds_are_refused_and_some_are_named() -> None:
 
 def test_other_metrics_data_and_repeated_runs_are_refused() -> None:
     first, second = two_sides(3, 0.0, 0)
-    other = Side("B", tuple({**r, "utility": {**r["utility"], "metric": "r_squared"}} for r in second.runs))
+    other = ComparedSide("B", tuple({**r, "utility": {**r["utility"], "metric": "r_squared"}} for r in second.runs))
     with pytest.raises(InvalidInput, match="seed 0 of 'none' and 'B' cannot be paired: metric: 'accuracy', not 'r_sq"):
         compare_sides([first, other])
-    elsewhere = Side("B", tuple({**r, "data": "mnist"} for r in second.runs))
+    elsewhere = ComparedSide("B", tuple({**r, "data": "mnist"} for r in second.runs))
     with pytest.raises(InvalidInput, match=r"cannot be paired: data.name is 'digits', not 'mnist'"):
         compare_sides([first, elsewhere])
-    twice = Side("B", (*second.runs, second.runs[1]))
+    twice = ComparedSide("B", (*second.runs, second.runs[1]))
     with pytest.raises(InvalidInput, match="'B' has several runs of seed 1 that differ in nothing"):
         compare_sides([first, twice])
     with pytest.raises(InvalidInput, match="a comparison has 1 sides; expected at least 2"):
@@ -358,8 +368,12 @@ def test_the_command_prints_text_json_and_markdown(
 def test_names_of_somebody_elses_folder_cannot_write_markdown(folder: Path) -> None:
     for run in runs_of(folder, "noise"):
         rewrite(run / "result.json", lambda told: told["defense"].update(label="<b>|[x](http://y)\x1b[2J"))
+    for run in (folder / "runs").iterdir():
+        rewrite(run / "result.json", lambda told: told["attacks"][0].update(label="<i>|`"))
     page = compare(folder, axis="defense").to_markdown()
-    assert "<b>" not in page.replace("\\<", "")
+    assert page.replace("\\\\", "").count("<") == page.count("\\<") > 3
+    table = [line for line in page.splitlines() if line.startswith("|")]
+    assert {line.replace("\\|", "").count("|") for line in table} == {11}
     assert "\x1b" not in page
 
 

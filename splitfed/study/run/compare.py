@@ -31,7 +31,7 @@ Values = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedSide:
     """Runs under one name; `failed`: seeds of runs that did not finish."""
 
     name: str
@@ -72,7 +72,7 @@ def compare(
 
 
 def compare_sides(
-    sides: Sequence[Side],
+    sides: Sequence[ComparedSide],
     *,
     metrics: Sequence[str] = (),
     level: float = 0.05,
@@ -112,7 +112,7 @@ def read_sides(
     only: Values | None = None,
     *,
     trust: bool = False,
-) -> list[Side]:
+) -> list[ComparedSide]:
     """Return the sides that `compare` is asked for; see there."""
     if not folders:
         raise InvalidInput("nothing to compare; expected folders of runs or of studies")
@@ -167,7 +167,7 @@ def _value(run: Json, axis: str) -> str:
     return str(found["label"]) if isinstance(found, Mapping) else str(found or "none")
 
 
-def _restrict(side: Side, values: Values) -> Side:
+def _restrict(side: ComparedSide, values: Values) -> ComparedSide:
     """Return `side` with the runs that have `values`; raises `InvalidInput` where none has."""
     runs = side.runs
     for axis, value in values.items():
@@ -182,7 +182,7 @@ def _restrict(side: Side, values: Values) -> Side:
     return replace(side, runs=runs)
 
 
-def _read_side(folder: Path, trust: bool) -> Side:
+def _read_side(folder: Path, trust: bool) -> ComparedSide:
     """Return the finished runs in `folder`, that of a run or of a study; refuse what has none."""
     if not folder.is_dir():
         raise InvalidInput(f"{str(folder)!r} is no folder; expected that of a run or of a study")
@@ -193,10 +193,10 @@ def _read_side(folder: Path, trust: bool) -> Side:
     runs = tuple({**result, "folder": str(place)} for place, result in found if "failed" not in result)
     if not runs:
         raise InvalidInput(f"{str(folder)!r} holds no finished run; expected the folder of a study, or STUDY/runs/NAME")
-    return Side(str(folder), runs, tuple(int(result["seed"]) for _, result in found if "failed" in result))
+    return ComparedSide(str(folder), runs, tuple(int(result["seed"]) for _, result in found if "failed" in result))
 
 
-def _pair_settings(first: Side, second: Side) -> Iterator[tuple[ComparedPair, list[tuple[Json, Json]]]]:
+def _pair_settings(first: ComparedSide, second: ComparedSide) -> Iterator[tuple[ComparedPair, list[tuple[Json, Json]]]]:
     """Yield every two settings of the sides that are to be compared, with their runs, paired by seed."""
     shared = {
         axis: common
@@ -232,7 +232,7 @@ def _pair_settings(first: Side, second: Side) -> Iterator[tuple[ComparedPair, li
         yield ComparedPair(first.name, second.name, where, differs, tuple(seeds), tuple(filter(None, left))), runs
 
 
-def _left_out(side: Side, by_seed: Mapping[int, Json], seeds: Sequence[int]) -> str:
+def _left_out(side: ComparedSide, by_seed: Mapping[int, Json], seeds: Sequence[int]) -> str:
     """Say which seeds of `side` have no partner, and which failed; a failure may be no accident."""
     alone = sorted(by_seed.keys() - set(seeds))
     said = [f"has seeds {alone} alone, which are left out"] if alone else []
@@ -240,7 +240,7 @@ def _left_out(side: Side, by_seed: Mapping[int, Json], seeds: Sequence[int]) -> 
     return f"{side.name} {' and '.join(said)}" if said else ""
 
 
-def _check_one_setting(side: Side) -> None:
+def _check_one_setting(side: ComparedSide) -> None:
     """Refuse a side with several runs of one seed: it is not clear which is meant."""
     for axis in AXES:
         if len(values := side.values(axis)) > 1:
@@ -366,7 +366,8 @@ def _compare_victims(number: int, runs: Sequence[tuple[Json, Json]], level: floa
         target = "inputs"
         for one, other in runs:
             entries = [next((a for a in run["attacks"] if a["label"] == label), None) for run in (one, other)]
-            if None in entries or "folder" not in one or "folder" not in other:
+            kept_files = all(entry is not None and {"file", "sha256"} <= entry.keys() for entry in entries)
+            if not kept_files or "folder" not in one or "folder" not in other:
                 break
             pair = [score_victims(Path(r["folder"]), e) for r, e in zip((one, other), entries, strict=True) if e]
             if not torch.equal(pair[0].truth, pair[1].truth):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from splitfed.stats.paired import PairedDifference, least_pairs
+from splitfed.stats.paired import MOST_PAIRS, PairedDifference, least_pairs
 from splitfed.study.report.data import group_by
 from splitfed.study.report.units import count_noun
 
@@ -23,7 +23,8 @@ class ComparedMetric:
     first. `tested`: whether there is a test: a cost that is counted and the same in every seed needs none.
     `corrected`: the sign-flip test's p value after Holm's correction among all that were tested over the same kind of
     unit; `claim`: whether that is at most the level. `needed`: the smallest number of seeds for a claim, None where
-    more than 10 000, or where nothing differs. `positive`: what a difference above 0 means.
+    more than 10 000 would be, where nothing differs, with a single seed, and over rows. `positive`: what a difference
+    above 0 means.
     """
 
     pair: int
@@ -158,10 +159,9 @@ class Comparison:
             if not one.tested:
                 yield (name, *numbers, *("" for _ in range(5)), "")
                 continue
-            needed = "-" if one.over != "seeds" else "none" if one.needed is None else str(one.needed)
             tests = (found.t_p, found.flip.p, math.nan if one.corrected is None else one.corrected)
             effect = "-" if math.isnan(found.effect) else f"{found.effect:+.2f}"
-            yield (name, *numbers, effect, *map(_format_p, tests), "yes" if one.claim else "no", needed)
+            yield (name, *numbers, effect, *map(_format_p, tests), "yes" if one.claim else "no", _format_needed(one))
 
     def _notes(self, number: int, pair: ComparedPair) -> list[str]:
         said = [f"{one.metric}: {one.note}" for one in self.metrics if one.pair == number and one.note]
@@ -200,6 +200,14 @@ class Comparison:
         if not one.tested:
             row |= dict.fromkeys(("low", "high", "effect", "t_p", "sign_flip_p", "wilcoxon_p"))
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+
+
+def _format_needed(one: ComparedMetric) -> str:
+    if one.needed is not None:
+        return str(one.needed)
+    if one.over != "seeds" or math.isnan(one.found.effect):
+        return "-"
+    return f">{MOST_PAIRS}" if one.found.effect else "never"
 
 
 def _format_p(p: float) -> str:
