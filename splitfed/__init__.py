@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from splitfed.schedules.base import LocalUpdate
     from splitfed.stats import dependence
     from splitfed.study.run.audit import audit_run as audit
+    from splitfed.study.run.compare import compare
     from splitfed.study.run.loading import load
     from splitfed.study.run.python_study import PreparedStudy, StudyResults, load_study
     from splitfed.study.run.python_study import build_study as study
@@ -145,6 +146,7 @@ _NAMES = {
     "audit": "study.run.audit",
     "binary": "core.tasks",
     "classification": "core.tasks",
+    "compare": "study.run.compare",
     "cut": "core.cutting",
     "cut_places": "core.cut_places",
     "load": "study.run.loading",
@@ -213,6 +215,7 @@ __all__ = [
     "audit",
     "binary",
     "classification",
+    "compare",
     "costs",
     "cut",
     "cut_places",

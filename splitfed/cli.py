@@ -205,6 +205,30 @@ def _commands() -> dict[str, Command]:
             ),
             _TRUST,
         ),
+        "compare": (
+            _compare,
+            "compare settings of finished runs, paired by seed and by victim: differences, tests, seeds for a claim",
+            _argument("folders", nargs="+", help="folders of studies or of runs, at least two; or one study"),
+            _argument("--axis", help="of one study: compare all values of topology, schedule, method, defense, ..."),
+            _argument(
+                "--setting",
+                action="append",
+                default=[],
+                metavar="AXIS=VALUE",
+                help="of one study: a setting to compare, such as defense=none; once for each; several axes with ; "
+                "between",
+            ),
+            _argument("--only", metavar="AXIS=VALUE", help="leave out all runs but those with these values"),
+            _argument("--metric", help="metrics to compare, separated by commas, such as accuracy,psnr (default: all)"),
+            _argument("--level", type=float, default=0.05, help="level of claims after correction (default: 0.05)"),
+            _argument(
+                "--power", type=float, default=0.8, help="chance of a claim that seeds are counted for (default: 0.8)"
+            ),
+            _argument("--no-rows", action="store_true", help="compare over seeds alone, not over victims"),
+            _argument("--test-rows", action="store_true", help="rebuild the runs and compare their test rows too"),
+            _argument("--markdown", help=".md file for the same as Markdown"),
+            _TRUST,
+        ),
         "report": (
             _write_report,
             "write the report of a study again from its folder of results",
@@ -390,6 +414,27 @@ def _audit_run(options: Options) -> None:
     print(json.dumps(findings) if options.json else audit.format_audit(findings))
     if not findings["held"]:
         raise SystemExit(1)
+
+
+def _compare(options: Options) -> None:
+    from splitfed.study.run import compare
+    from splitfed.training.checkpoint import write_atomic
+
+    found = compare.compare(
+        *options.folders,
+        settings=[compare.parse_setting(text) for text in options.setting],
+        axis=options.axis,
+        only=None if options.only is None else compare.parse_setting(options.only),
+        metrics=[name.strip() for name in (options.metric or "").split(",") if name.strip()],
+        level=options.level,
+        power=options.power,
+        rows=not options.no_rows,
+        test_rows=options.test_rows,
+        trust=options.trust,
+    )
+    if options.markdown is not None:
+        write_atomic(Path(options.markdown), f"{found.to_markdown()}\n".encode())
+    print(json.dumps(found.to_json()) if options.json else found.to_text())
 
 
 def _write_report(options: Options) -> None:
