@@ -323,5 +323,10 @@ def test_modules_are_imported_by_name_in_few_places() -> None:
         "splitfed/core/deprecation.py",
         "splitfed/registry.py",
         "splitfed/models/import_paths.py",
+        # Value classes of this package's own rooms alone.
+        "splitfed/training/arguments.py",
+        # Names that stand in the code.
+        "splitfed/study/__init__.py",
+        "splitfed/training/writers.py",
     }
     assert issubclass(nn.Linear, nn.Module)

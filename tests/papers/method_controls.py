@@ -39,9 +39,9 @@ class FedMDControl(FedMD):
         value = placement.topology.heads[0].value
         return Follower(value, making_segment(placement.topology, value).name, self.distance, self.weight)
 
-    def _reach_consensus(self, learners: Any, number: int) -> None:
+    def _reach_consensus(self, learners: Any, number: int, state: State) -> None:
         if self.digests and number >= self.begin:
-            super()._reach_consensus([Informed(one) for one in learners] if self.informed else learners, number)
+            super()._reach_consensus([Informed(one) for one in learners] if self.informed else learners, number, state)
 
     def _digest(self, learner: Learner, rows: Tensor, goal: Tensor, number: int) -> None:
         """Take the method's steps; towards the mean over those that know the class, where it is `informed`."""
