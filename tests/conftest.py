@@ -32,6 +32,14 @@ settings.load_profile("splitfed")
 STATES = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let one worker run all tests of a file, which share what they prepare, unless the file says otherwise."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
 def pytest_collection_finish() -> None:
     """Keep what was imported and collected, more than a million objects, out of every later garbage collection."""
     gc.collect()

@@ -19,6 +19,7 @@ from splitfed.planning.validation import prepare
 from splitfed.registry import TABLES, load
 from splitfed.schedules.base import Training
 from splitfed.topologies import custom, extended_vanilla, local, multi_hop, multi_task, u_shaped, vanilla, vertical
+from tests.thinning import thin
 
 CLIENTS = 3
 
@@ -92,8 +93,10 @@ def test_no_combination_is_missing() -> None:
     assert {name for name, _ in REFUSED} <= set(TOPOLOGIES)
 
 
-@pytest.mark.parametrize("schedule", TABLES["schedules"])
-@pytest.mark.parametrize("name", TOPOLOGIES)
+PAIRS = [(name, schedule) for name in TOPOLOGIES for schedule in TABLES["schedules"]]
+
+
+@pytest.mark.parametrize(("name", "schedule"), thin(PAIRS, 3))
 def test_trains_or_refuses(name: str, schedule: str) -> None:
     data = digits(1 if schedule == "joint" else CLIENTS)
     with stream(7):

@@ -77,6 +77,7 @@ from tests.attacks.examples import (
 )
 from tests.attacks.token_examples import embedded
 from tests.attacks.training_time_examples import go
+from tests.thinning import thin
 from tests.topologies.vertical_examples import planted as correlated
 
 DROWNED = Noise(scale=1e3)
@@ -302,7 +303,7 @@ def turned(rows: Dataset) -> Dataset:
     return other
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", thin(TABLE, 3))
 def test_the_scorer_alone_knows_the_truth(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The truth shuffled before the score: the same guess to the last bit, scored against another truth."""
     row, score_prediction = TABLE[name], evaluator.score_prediction
@@ -337,7 +338,7 @@ def renamed(rows: Dataset) -> Dataset:
 BLIND = [n for n, r in TABLE.items() if r.attack.phase is Phase.INFERENCE and r.attack.target in OF_VICTIMS]
 
 
-@pytest.mark.parametrize("name", BLIND)
+@pytest.mark.parametrize("name", thin(BLIND, 2))
 def test_what_is_released_knows_no_label(name: str) -> None:
     """Victims with the labels of others release the same, so the prediction is the same."""
     row, run = TABLE[name], TABLE[name].planted()

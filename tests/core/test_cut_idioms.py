@@ -19,6 +19,7 @@ from splitfed.topologies import multi_hop
 from tests.core import cut_idioms as made
 from tests.core.cut_idioms import Net, between, ends, hooked, written_under_another_name
 from tests.core.idioms import Idiom, build, check_left_alone, check_training, rows
+from tests.thinning import thin
 
 OWN = ("at", "draws", "replayed")
 
@@ -261,6 +262,6 @@ def refused(model: nn.Module, idiom: Idiom) -> None:
         multi_hop(model, idiom.at, labels="server", example=rows(idiom, 8))
 
 
-@pytest.mark.parametrize("name", IDIOMS)
+@pytest.mark.parametrize("name", thin(IDIOMS, 3))
 def test_the_users_model_and_random_numbers_are_left_as_they_were(name: str) -> None:
     check_left_alone(IDIOMS[name])

@@ -31,13 +31,14 @@ from tests.encryption.training_examples import (
     train,
     whole_state,
 )
+from tests.thinning import thin
 
 STAMP = Stamp("train", 0, 0, 0)
 # Weights move by rate x momentum x steps of order one; errors of ciphertexts are below 1e-4 a number, in float32.
 CLOSE = 2e-5
 
 
-@pytest.mark.parametrize("middle", MIDDLES)
+@pytest.mark.parametrize("middle", thin(MIDDLES, 3))
 def test_shares_train_as_the_undivided_layer(middle: str) -> None:
     plain, encrypted = train(None, middle), train(settings(), middle)
     assert largest_difference(plain, encrypted) < CLOSE
@@ -61,8 +62,12 @@ def test_the_published_protocols_train_as_well(protocol: str, optimizer: sf.Opti
     assert largest_difference(plain, encrypted) < 10 * CLOSE
 
 
-@pytest.mark.parametrize("schedule", ["sequential", "alternate", "splitfed_v1"])
-@pytest.mark.parametrize("keys", ["own", "shared"])
+@pytest.mark.parametrize(
+    ("schedule", "keys"),
+    thin(
+        [(schedule, keys) for schedule in ("sequential", "splitfed_v1", "alternate") for keys in ("own", "shared")], 3
+    ),
+)
 def test_several_clients_train_shares_as_they_train_the_layer(schedule: str, keys: str) -> None:
     data = rows(clients=2, each=16)
     plain = train(None, data=data, schedule=schedule, optimizer=PLAIN_STEP)

@@ -56,8 +56,8 @@ class SquareBefore(nn.Module):
 MIDDLES: dict[str, Any] = {
     "linear": lambda: nn.Linear(WIDE, NARROW),
     "two linear": lambda: nn.Sequential(nn.Linear(WIDE, 4), nn.Linear(4, NARROW, bias=False)),
-    "square between": SquareBetween,
     "square behind": SquareBehind,
+    "square between": SquareBetween,
     "square before": SquareBefore,
     "convolution": lambda: nn.Sequential(nn.Unflatten(1, (1, WIDE)), nn.Conv1d(1, 1, 2), nn.Flatten()),
 }

@@ -31,6 +31,7 @@ from tests.core.test_isolation import assert_own
 from tests.defenses.test_every_defense import BACKWARDS, DEFENSES
 from tests.examples import assert_same
 from tests.test_every_combination import REFUSED, TOPOLOGIES
+from tests.thinning import thin
 
 STAMP = Stamp("train", 2, 3, 4)
 TENSORS: dict[str, Tensor] = {
@@ -233,7 +234,7 @@ def both(monkeypatch: pytest.MonkeyPatch, make: Callable[[], sf.Topology], clien
 PAIRS = [(name, schedule) for name in TOPOLOGIES for schedule in TABLES["schedules"] if (name, schedule) not in REFUSED]
 
 
-@pytest.mark.parametrize(("name", "schedule"), PAIRS)
+@pytest.mark.parametrize(("name", "schedule"), thin(PAIRS, 3))
 def test_every_topology_and_schedule_trains_to_the_same_bits_as_bytes(
     name: str, schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

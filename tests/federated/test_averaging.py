@@ -57,6 +57,7 @@ from tests.federated.examples import (
 )
 from tests.federated.methods import assert_nothing_held_twice
 from tests.rounding import single
+from tests.thinning import thin
 
 METHODS = ("fedavg", "fedsgd", "fedprox", "scaffold", "fednova", "ditto", "apfl", "pfedme", "per_fedavg", "ifca")
 METHODS += ("fedper", "lg_fedavg")
@@ -88,7 +89,7 @@ def test_every_method_that_inherits_averaging_is_here() -> None:
     assert sorted(found) == sorted(METHODS), "METHODS of this file names every method that inherits Averaging"
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", thin(METHODS, 2))
 def test_sampled_clients_leave_bytes_are_planned_and_a_resumed_run_is_the_same(name: str, tmp_path: Path) -> None:
     method = made(name)
     run = go(method, 3, schedule=SOME, local=LocalUpdate(epochs=2))
@@ -186,7 +187,7 @@ def test_standalone_is_the_schedule_without_a_method() -> None:
 
 
 @pytest.mark.parametrize("shape", SPLIT)
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "fednova", "fedper", "lg_fedavg"])
+@pytest.mark.parametrize("name", thin(["fedavg", "fedprox", "scaffold", "fednova", "fedper", "lg_fedavg"], 2))
 def test_client_segments_of_a_split_lane_are_averaged(name: str, shape: str, tmp_path: Path) -> None:
     schedule, method = SplitFedV3(by_examples=True), load("methods", name)()
     changes: dict[str, Any] = {"topology": SPLIT[shape](), "schedule": schedule}
