@@ -27,6 +27,7 @@ from splitfed.schedules.base import Training
 from splitfed.topologies import multi_hop, multi_task, u_shaped, vanilla, vertical
 from splitfed.training.run import Run
 from tests.examples import assert_same, toy_data
+from tests.thinning import thin
 
 DEFENSES: dict[str, Defense] = {
     "marvell": Marvell(s=1.0),
@@ -101,8 +102,7 @@ def undefended(cell: str) -> Run:
     return trained(cell)
 
 
-@pytest.mark.parametrize("name", DEFENSES)
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(("cell", "name"), thin([(cell, name) for cell in CELLS for name in DEFENSES], 3))
 def test_trains_guards_and_counts_what_was_planned(cell: str, name: str) -> None:
     """Removing the defense changes what is learnt; bytes are those foreseen; a second run is the same run."""
     defense, (_, edges) = DEFENSES[name], CELLS[cell]

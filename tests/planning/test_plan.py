@@ -20,6 +20,7 @@ from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.entry_point import train
 from splitfed.training.settings import Evaluation
 from tests.examples import SmallUNet, toy_data
+from tests.thinning import thin
 
 TOPOLOGIES: dict[str, Callable[[], Topology]] = {
     "vanilla": lambda: vanilla(lenet((1, 8, 8), 10), "pool1"),
@@ -53,7 +54,7 @@ def ready(topology: Topology, plan: Schedule, data: Federation) -> Prepared:
         for c in CHANCES
     ],
 )
-@pytest.mark.parametrize("name", [n for n in TABLES["schedules"] if n not in ("joint", "independent")])
+@pytest.mark.parametrize("name", thin([n for n in TABLES["schedules"] if n not in ("joint", "independent")], 2))
 def test_planned_equals_counted(name: str, shape: str, chance: dict[str, object]) -> None:
     data = federation(3)
     for options in OPTIONS.get(name, [{}]):
