@@ -19,6 +19,7 @@ from splitfed.models.lenet import lenet
 from splitfed.models.resnet8 import resnet8
 from splitfed.topologies import u_shaped, vanilla
 from tests.examples import Dropped, InPlaceAfterCut, SmallUNet, engine_of, images
+from tests.thinning import thin
 
 STEPS, BATCH = 56, 8
 SGD = Optim("SGD", {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4})
@@ -73,7 +74,7 @@ def assert_same_bits(topology: Topology, modules: dict[str, nn.Module], model: n
 
 @pytest.mark.parametrize("optim", [SGD, ADAM], ids=["sgd", "adam"])
 @pytest.mark.parametrize("shape", ["vanilla", "u_shaped"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", thin(MODELS, 2))
 def test_split_training_equals_uncut_training(name: str, shape: str, optim: Optim) -> None:
     model, one, two = build(name)
     uncut = copy.deepcopy(model)

@@ -27,6 +27,7 @@ from splitfed.privacy.accountants import SUM
 from splitfed.study.run.audit import audit_run, format_audit
 from splitfed.topologies import local, u_shaped, vanilla
 from splitfed.training.run import Run
+from tests.thinning import thin
 
 ONE, TEN = "one release", "ten releases in a row"
 
@@ -228,7 +229,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", thin(FAULTS, 2))
 def test_private_steps(fault: str) -> None:
     """Two parties with norm 2, of multiplier 3 each, and batches of 30 in less than 80 rows."""
     sampling, violated = FAULTS[fault]
