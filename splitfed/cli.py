@@ -5,16 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
-import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
 
+from splitfed.cli_messages import abandon_output, one_line_warnings, print_error, resume_command
 from splitfed.core.errors import InvalidInput, SplitfedError, unknown
 from splitfed.study.run import failures
 
@@ -38,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     # Small models run four times as fast on one thread; whoever trains large ones sets more.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with failures.catch_termination(), _one_line_warnings():
+    with failures.catch_termination(), one_line_warnings():
         try:
             options = _parse_options(argv)
             options.command(options)
@@ -49,13 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt as stop:
             failures.ignore_signals()
             ended = isinstance(stop, failures.Terminated)
-            _print_error(
-                f"{'terminated' if ended else 'interrupted'}; what is finished is kept: {_resume_command(argv)}"
-            )
+            print_error(f"{'terminated' if ended else 'interrupted'}; what is finished is kept: {resume_command(argv)}")
             return 143 if ended else 130
         except BrokenPipeError:
             # Whoever read our output has left; what is still buffered cannot be written.
-            _abandon_output()
+            abandon_output()
             return 1
         except Exception as error:  # the last line of defence: a failure of ours is one line too
             if "--debug" in argv:
@@ -68,7 +63,7 @@ def _report_failure(error: Exception, given: Sequence[str]) -> int:
     """Say in one line what went wrong, or one a mistake, and return the exit code."""
     machine_failure = None if isinstance(error, SplitfedError) else failures.explain_failure(error)
     if isinstance(error, SplitfedError):
-        _print_error(str(error))
+        print_error(str(error))
         return 2 if isinstance(error, InvalidInput) else 1
     if machine_failure is not None:
         what, advice = machine_failure
@@ -76,11 +71,11 @@ def _report_failure(error: Exception, given: Sequence[str]) -> int:
             sys.stdout.flush()
         except OSError:
             # What is full may be the disk that standard output goes to; the process would try again when it ends.
-            _abandon_output()
-        _print_error(f"{what}; {advice}, then {_resume_command(given)}")
+            abandon_output()
+        print_error(f"{what}; {advice}, then {resume_command(given)}")
         return 2
     reason = " ".join(str(error).split())[:300]
-    _print_error(f"internal error: {type(error).__name__}: {reason} (--debug shows where)")
+    print_error(f"internal error: {type(error).__name__}: {reason} (--debug shows where)")
     return 1
 
 
@@ -497,49 +492,6 @@ def _print_results(results: Sequence[Any], home: Path, as_json: bool, trust: boo
     else:
         results_table.print_table(results, console)
     print(f"report: {report.resolve()}" if report is not None else f"every run failed: see {home}")
-
-
-def _resume_command(given: Sequence[str]) -> str:
-    if given[:1] == ["_worker"]:
-        return "go on with --resume"
-    more = ["--resume"] if given[:1] == ["run"] and "--resume" not in given else []
-    return f"go on with {shlex.join(['splitfed', *given, *more])}"
-
-
-@contextmanager
-def _one_line_warnings() -> Iterator[None]:
-    """Say warnings, and what ends a thread beside the work, in a line each inside the block."""
-    before = threading.excepthook
-    with warnings.catch_warnings():
-        warnings.showwarning = _print_warning
-        threading.excepthook = _report_thread_failure
-        try:
-            yield
-        finally:
-            threading.excepthook = before
-
-
-def _report_thread_failure(what: threading.ExceptHookArgs) -> None:
-    machine_failure = None if what.exc_value is None else failures.explain_failure(what.exc_value)
-    text = f"{what.exc_type.__name__}: {what.exc_value}" if machine_failure is None else machine_failure[0]
-    # Optuna's thread, which says that a run is still being done.
-    _print_error(f"warning: the heartbeat in study.db has stopped: {' '.join(text.split())[:300]}")
-
-
-def _print_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
-) -> None:
-    """Say a warning in one line, without the line of code it comes from."""
-    _print_error(f"warning: {' '.join(str(message).split())}")
-
-
-def _abandon_output() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _print_error(text: str) -> None:
-    """Write to standard error; what somebody's file has put into a message cannot steer the terminal."""
-    print("\n".join("".join(c if c.isprintable() else "?" for c in line) for line in text.split("\n")), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("training", "study.config"),
     ("study.report",),
     ("study.run",),
+    ("cli_messages",),
     ("splitfed",),  # splitfed/__init__.py: what people type
     ("cli",),
     ("__main__",),
