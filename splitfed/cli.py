@@ -11,9 +11,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
 
-from splitfed.cli_messages import abandon_output, one_line_warnings, print_error, resume_command
 from splitfed.core.errors import InvalidInput, SplitfedError, unknown
 from splitfed.study.run import failures
+from splitfed.study.run.terminal_messages import abandon_output, one_line_warnings, print_error, resume_command
 
 Options = argparse.Namespace
 Argument = tuple[tuple[str, ...], dict[str, Any]]

@@ -34,7 +34,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("training", "study.config"),
     ("study.report",),
     ("study.run",),
-    ("cli_messages",),
     ("splitfed",),  # splitfed/__init__.py: what people type
     ("cli",),
     ("__main__",),

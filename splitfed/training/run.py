@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from splitfed.attacks.base import Attack, Phase, Progress
@@ -16,12 +15,11 @@ from splitfed.core.deprecation import accept_renamed_keywords, warn
 from splitfed.core.errors import InvalidInput, check_names, unknown
 from splitfed.core.grouping import nest
 from splitfed.core.messages import View
-from splitfed.core.random import derive, generator
-from splitfed.core.topology import Head
+from splitfed.core.random import derive
 from splitfed.costs.clock import Clock
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.engines.base import FED, Prediction, Source, Trainer
+from splitfed.engines.base import FED, Source, Trainer
 from splitfed.engines.engine import Engine
 from splitfed.engines.observers import AttackObserver
 from splitfed.federated.base import Learner, Method
@@ -32,11 +30,12 @@ from splitfed.planning.timed import TimedTrainer
 from splitfed.privacy.ledger import Ledger
 from splitfed.registry import load, name_of
 from splitfed.schedules.base import Round, Schedule, State, Training
-from splitfed.stats.utility import ConstantAnswer, below_constant, constant_of, over_rows
+from splitfed.stats.utility import ConstantAnswer, below_constant, constant_of
 from splitfed.threats.evaluator import AttackResult, Evaluator
 from splitfed.threats.tuning import SHARE, Bench, Tuned, check_tunable, tune
 from splitfed.training.callbacks import Callback, callback_states, load_callback_states
-from splitfed.training.client_scores import find_first_reaching, summarize_clients
+from splitfed.training.client_scores import find_first_reaching
+from splitfed.training.evaluation import evaluate_across, evaluate_part
 from splitfed.training.export import Model, export, state_of
 from splitfed.training.folder import RunFolder
 from splitfed.training.frames import history_frame
@@ -77,7 +76,7 @@ class Run:
         # What all planned rounds cost, where a callback may end the run before them.
         self.committed: Ledger | None = None
         self.delta: float | None = None
-        self.evaluator = Evaluator(engine, data, seed, self._newest)
+        self.evaluator = Evaluator(engine, data, seed, self.newest)
         self.evaluator.grants.schedule = schedule
         self._calls = 0
         self._scorings = 0
@@ -105,7 +104,7 @@ class Run:
         self.trainer = engine
 
     @property
-    def learners(self) -> tuple[Learner, ...]:
+    def learners(self) -> tuple[LocalLearner, ...]:
         """The clients as a federated method sees them."""
         return self._learners
 
@@ -161,7 +160,7 @@ class Run:
 
         The most frequent class, or the mean; None where the task has no such answer, or without test rows.
         """
-        head = self._first_head()
+        head = self.engine.topology.scored[0]
         assert head.task is not None
         train, test = ([getattr(c, part).label(head.target) for c in self.data.clients] for part in ("train", "test"))
         return constant_of(head.task, train, test)
@@ -173,7 +172,7 @@ class Run:
         if last is None or last["union"] is None:
             return f"Run({rounds}, {self.bytes:,} bytes, no test score)"
         said = f"Run({rounds}, {self.bytes:,} bytes, test {last['metric']} {last['union']:.4g}"
-        found, task = self.constant, self._first_head().task
+        found, task = self.constant, self.engine.topology.scored[0].task
         below = found and task and below_constant(last["metric"], last["union"], found, task.higher_is_better)
         return f"{said}: {below})" if below else f"{said})"
 
@@ -306,29 +305,7 @@ class Run:
             # Noise that was used once would cancel in the difference of two releases by different weights.
             number = derive(self.seed, "evaluate", len(self.history), self._scorings)
             self._scorings += 1
-        heads = [h for h in self.engine.topology.heads if h.value in self._scored()]
-        replicas, first = range(self.engine.replicas), heads[0].value
-        made = {r: self._predict_part(r, part, number) for r in replicas if self.engine.rows(r, part)}
-        outputs = {head.value: [one.outputs[head.value] for one in made.values()] for head in heads}
-        labels = {head.value: [one.labels[head.value] for one in made.values()] for head in heads}
-        scores = [
-            _score(heads[0], [made[r].outputs[first]], [made[r].labels[first]]) if r in made else None for r in replicas
-        ]
-        unions = {head.value: _score(head, outputs[head.value], labels[head.value]) for head in heads}
-        task = heads[0].task
-        assert task is not None
-        several: dict[str, Any] = {"heads": unions} if len(heads) > 1 else {}
-        if interval and made:
-            several["interval"] = over_rows(
-                task, torch.cat(outputs[first]), torch.cat(labels[first]), generator(self.seed, "interval", part)
-            )
-        if len(scores) > 1:
-            several["spread"] = summarize_clients(scores, task.higher_is_better)
-        if self.method is not None:
-            several |= self._method_scores(self.method, part, made)
-        if self.crosswise:
-            several["across"] = self.across(part, number)
-        answer = {"metric": task.metric_name, "clients": scores, "union": unions[first], **several}
+        answer = evaluate_part(self, part, number, interval)
         for callback in self.callbacks:
             callback.on_evaluate(self, part, answer)
         return answer
@@ -338,48 +315,7 @@ class Run:
 
         Backward and forward transfer and accuracy, where every client is a domain. `number`: as in `evaluate`.
         """
-        names = ("own", "others", "union")
-        first, *others = parts = [getattr(client, part) for client in self.data.clients]
-        union, ends = first.join(others), torch.tensor([0, *(len(rows) for rows in parts)]).cumsum(0).tolist()
-        scores: dict[str, list[float | None]] = {name: [] for name in names}
-        if not len(union):
-            return {name: [None] * self.engine.replicas for name in names}
-        for replica in range(self.engine.replicas):
-            head = next(h for h in self.engine.topologies[replica].heads if h.value in self._scored())
-            self.evaluator.grants.lend(replica, "across", union.x)
-            prediction = self.engine.predict(replica, "across", "evaluate", number, borrow=self._newest(replica))
-            self.engine.drop(replica, "across")
-            own = torch.zeros(len(union), dtype=torch.bool)
-            own[ends[replica] : ends[replica + 1]] = True
-            for name, rows in zip(names, (own, ~own, own | True), strict=True):
-                some = [union.label(head.target)[rows]] if bool(rows.any()) else []
-                scores[name].append(_score(head, [prediction.outputs[head.value][rows]], some) if some else None)
-        return scores
-
-    def _predict_part(self, replica: int, part: str, number: int) -> Prediction:
-        """Return predictions for a client's rows of `part`, with what the method's own inference computes of them."""
-        source = self._newest(replica)
-        method = None if isinstance(source, Mapping) else self.method
-        wanted = () if method is None else method.traits(self.engine.topologies[replica]).scored_values
-        return self.engine.predict(replica, part, "evaluate", number, borrow=source, also=wanted)
-
-    def _method_scores(self, method: Method, part: str, made: Mapping[int, Prediction]) -> dict[str, Any]:
-        """Return what the method's own inference scores, for every client that has rows in `part`, by name."""
-        found: list[dict[str, float]] = [{} for _ in self.learners]
-        for replica, prediction in made.items():
-            known = {(value, part): computed for value, computed in prediction.further_values.items()}
-            # As the schedule would have it: handed on or averaged, where it does that.
-            with self.engine.borrow_segments(replica, self.schedule.newest(replica, self.schedule_state)):
-                found[replica] |= method.scores(replace(self._learners[replica], known=known), part, self.method_state)
-        names = dict.fromkeys(name for scores in found for name in scores)
-        return {"method": {name: [scores.get(name) for scores in found] for name in names}} if names else {}
-
-    def _first_head(self) -> Head:
-        """Return the head whose score is the run's."""
-        return next(h for h in self.engine.topology.heads if h.value in self._scored())
-
-    def _scored(self) -> list[str]:
-        return [head.value for head in self.engine.topology.scored]
+        return evaluate_across(self, part, number)
 
     def predict(self, x: Tensor, client: int = 0, number: int | None = None, head: str | None = None) -> Tensor:
         """Return the model's output for `x` (rows, ...), computed through the parties: (rows, outputs).
@@ -394,7 +330,7 @@ class Run:
         self.evaluator.grants.lend(client, "predict", x)
         if number is None:
             number, self._calls = self._calls, self._calls + 1
-        prediction = self.engine.predict(client, "predict", "predict", number, borrow=self._newest(client), head=head)
+        prediction = self.engine.predict(client, "predict", "predict", number, borrow=self.newest(client), head=head)
         return prediction.outputs[head]
 
     def observe(
@@ -524,15 +460,11 @@ class Run:
         parties = {n.removeprefix("party-"): s for n, s in states.items() if n.startswith("party-")}
         self.engine.load_state({"parties": parties, **shared})
 
-    def _newest(self, client: int) -> Source:
+    def newest(self, client: int) -> Source:
+        """Return what `client` would predict with now: whose weights, or the weights themselves."""
         if self.method is not None:
             if self._served is None or self._served[0] != client:
                 self._served = client, self.method.newest(LocalLearner(self.engine, client), self.method_state)
             if self._served[1] is not None:
                 return self._served[1]
         return self.schedule.newest(client, self.schedule_state)
-
-
-def _score(head: Head, outputs: list[Tensor], labels: list[Tensor]) -> float | None:
-    assert head.task is not None
-    return head.task.metric(torch.cat(outputs), torch.cat(labels)) if outputs else None

@@ -1,0 +1,94 @@
+"""What clients' models score on rows that nobody trained on: by client, on the union of all, and crosswise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from splitfed.core.random import generator
+from splitfed.core.topology import Head
+from splitfed.engines.base import Prediction
+from splitfed.federated.base import Method
+from splitfed.stats.utility import over_rows
+from splitfed.training.client_scores import summarize_clients
+
+if TYPE_CHECKING:
+    from splitfed.training.run import Run
+
+
+def evaluate_part(run: Run, part: str, number: int, interval: bool) -> dict[str, Any]:
+    """Return the scores of `part` as `Run.evaluate` describes them; `number` is the draw of the defenses."""
+    heads, engine = run.engine.topology.scored, run.engine
+    replicas, first = range(engine.replicas), heads[0].value
+    made = {r: _predict_part(run, r, part, number) for r in replicas if engine.rows(r, part)}
+    outputs = {head.value: [one.outputs[head.value] for one in made.values()] for head in heads}
+    labels = {head.value: [one.labels[head.value] for one in made.values()] for head in heads}
+    scores = [
+        _score(heads[0], [made[r].outputs[first]], [made[r].labels[first]]) if r in made else None for r in replicas
+    ]
+    unions = {head.value: _score(head, outputs[head.value], labels[head.value]) for head in heads}
+    task = heads[0].task
+    assert task is not None
+    several: dict[str, Any] = {"heads": unions} if len(heads) > 1 else {}
+    if interval and made:
+        several["interval"] = over_rows(
+            task, torch.cat(outputs[first]), torch.cat(labels[first]), generator(run.seed, "interval", part)
+        )
+    if len(scores) > 1:
+        several["spread"] = summarize_clients(scores, task.higher_is_better)
+    if run.method is not None:
+        several |= _method_scores(run, run.method, part, made)
+    if run.crosswise:
+        several["across"] = evaluate_across(run, part, number)
+    return {"metric": task.metric_name, "clients": scores, "union": unions[first], **several}
+
+
+def evaluate_across(run: Run, part: str, number: int) -> dict[str, list[float | None]]:
+    """Return the scores of every client's model on its own rows of `part`, on all others', and on the union."""
+    names = ("own", "others", "union")
+    first, *others = parts = [getattr(client, part) for client in run.data.clients]
+    union, ends = first.join(others), torch.tensor([0, *(len(rows) for rows in parts)]).cumsum(0).tolist()
+    scores: dict[str, list[float | None]] = {name: [] for name in names}
+    if not len(union):
+        return {name: [None] * run.engine.replicas for name in names}
+    scored = [head.value for head in run.engine.topology.scored]
+    for replica in range(run.engine.replicas):
+        head = next(h for h in run.engine.topologies[replica].heads if h.value in scored)
+        run.evaluator.grants.lend(replica, "across", union.x)
+        prediction = run.engine.predict(replica, "across", "evaluate", number, borrow=run.newest(replica))
+        run.engine.drop(replica, "across")
+        own = torch.zeros(len(union), dtype=torch.bool)
+        own[ends[replica] : ends[replica + 1]] = True
+        for name, rows in zip(names, (own, ~own, own | True), strict=True):
+            some = [union.label(head.target)[rows]] if bool(rows.any()) else []
+            scores[name].append(_score(head, [prediction.outputs[head.value][rows]], some) if some else None)
+    return scores
+
+
+def _predict_part(run: Run, replica: int, part: str, number: int) -> Prediction:
+    """Return predictions for a client's rows of `part`, with what the method's own inference computes of them."""
+    source = run.newest(replica)
+    method = None if isinstance(source, Mapping) else run.method
+    wanted = () if method is None else method.traits(run.engine.topologies[replica]).scored_values
+    return run.engine.predict(replica, part, "evaluate", number, borrow=source, also=wanted)
+
+
+def _method_scores(run: Run, method: Method, part: str, made: Mapping[int, Prediction]) -> dict[str, Any]:
+    """Return what the method's own inference scores, for every client that has rows in `part`, by name."""
+    found: list[dict[str, float]] = [{} for _ in run.learners]
+    for replica, prediction in made.items():
+        known = {(value, part): computed for value, computed in prediction.further_values.items()}
+        # As the schedule would have it: handed on or averaged, where it does that.
+        with run.engine.borrow_segments(replica, run.schedule.newest(replica, run.schedule_state)):
+            found[replica] |= method.scores(replace(run.learners[replica], known=known), part, run.method_state)
+    names = dict.fromkeys(name for scores in found for name in scores)
+    return {"method": {name: [scores.get(name) for scores in found] for name in names}} if names else {}
+
+
+def _score(head: Head, outputs: list[Tensor], labels: list[Tensor]) -> float | None:
+    assert head.task is not None
+    return head.task.metric(torch.cat(outputs), torch.cat(labels)) if outputs else None
