@@ -75,6 +75,7 @@ TABLES: dict[str, dict[str, str]] = {
         "token_decoder": "splitfed.attacks.reconstruction.token_decoder:TokenDecoder",
         "rmle": "splitfed.attacks.reconstruction.rmle:Rmle",
         "ladder": "splitfed.attacks.reconstruction.ladder:Ladder",
+        "strongest": "splitfed.attacks.reconstruction.strongest:Strongest",
         "grn": "splitfed.attacks.reconstruction.grn:Grn",
         "shadow": "splitfed.attacks.reconstruction.shadow:Shadow",
         "unsplit": "splitfed.attacks.reconstruction.unsplit:Unsplit",

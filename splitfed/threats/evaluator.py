@@ -30,6 +30,7 @@ from splitfed.attacks.scoring.prediction_scores import score_clone, score_predic
 from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.attacks.scoring.release_metrics import TrueReleases
 from splitfed.attacks.scoring.unknown_features import select_unknown
+from splitfed.attacks.selection import Selection
 from splitfed.core.deprecation import OldAttribute, warn
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.core.messages import WEIGHT_GRADIENT, View
@@ -61,7 +62,7 @@ class AttackResult:
     `clone`: the upstream function that it stole, if it stole one, and `stolen` how good that is; see `score_clone`.
     `quick`: whether the attack had the parameters of the budget "fast", a quick look: with more work it may find more.
     `error_bound`: the largest error of a number of each row, (victims,), where the attack states it, else infinity;
-    None for attacks that never do.
+    None for attacks that never do. `selection`: how an attack that chooses among several has chosen.
     """
 
     attack: str
@@ -74,6 +75,7 @@ class AttackResult:
     stolen: Scores | None = None
     quick: bool = False
     error_bound: Tensor | None = None
+    selection: Selection | None = None
 
     guess = OldAttribute("prediction")
 
@@ -219,6 +221,7 @@ class Evaluator:
         return AttackResult(
             *(name, party, outcome.prediction, truth, scores, outcome.seconds, outcome.clone, stolen),
             error_bound=outcome.error_bound,
+            selection=outcome.selection,
         )
 
     def _case(self, name: str, attack: Attack, party: str, victims: Dataset, client: int, seed: int) -> _Case:

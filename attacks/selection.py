@@ -1,0 +1,61 @@
+"""What an attack that chooses among several tells of its choice: what it tried, and whether more work would help."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+CONVERGED = 0.2
+"""dB: a member whose last doubling gained less has converged."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One `member` at one `size` of its work (epochs or iterations; 0: closed form), and the `seconds` it took.
+
+    `error`: its mean squared error on the rows that the adversary held out.
+    """
+
+    member: str
+    size: int
+    seconds: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which `member` made the prediction, and every attempt in the order in which they were made."""
+
+    member: str
+    tried: tuple[Attempt, ...]
+
+    @property
+    def gain(self) -> float | None:
+        """By how many dB the largest size of all members beats half of it at best; None where nothing was doubled."""
+        largest = {a.member: max(b.size for b in self.tried if b.member == a.member) for a in self.tried}
+        halved = [a for a in self.tried if 2 * a.size <= largest[a.member]]
+        if not halved:
+            return None
+        closed = [a.error for a in self.tried if not a.size]
+        before, after = min([*closed, *(a.error for a in halved)]), min(a.error for a in self.tried)
+        return decibels(before, after)
+
+    @property
+    def converged(self) -> bool | None:
+        """Whether the last doubling of the work gained less than `CONVERGED`; None where nothing was doubled."""
+        return None if (gain := self.gain) is None else gain < CONVERGED
+
+    def curve(self) -> list[tuple[float, float]]:
+        """Return the least error so far after every attempt: (seconds altogether, mean squared error)."""
+        seconds, least, points = 0.0, math.inf, []
+        for attempt in self.tried:
+            seconds, least = seconds + attempt.seconds, min(least, attempt.error)
+            points.append((seconds, least))
+        return points
+
+
+def decibels(before: float, after: float) -> float:
+    """Return by how many dB a mean squared error fell, >= 0 where it did; infinity where nothing is left of it."""
+    if before == after:
+        return 0.0
+    return math.inf if after == 0 else 10 * math.log10(before / after)
