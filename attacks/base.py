@@ -86,7 +86,10 @@ class PredictionAndSelection(NamedTuple):
 class UsesFurther(Protocol):
     """An attack that is shown more than it requires, where that is granted."""
 
-    uses: ClassVar[frozenset[Needs]]
+    @property
+    def uses(self) -> frozenset[Needs]:
+        """What it is shown where it is granted."""
+        ...
 
 
 @runtime_checkable

@@ -31,14 +31,14 @@ class Selection:
 
     @property
     def gain(self) -> float | None:
-        """By how many dB the largest size of all members beats half of it at best; None where nothing was doubled."""
-        largest = {a.member: max(b.size for b in self.tried if b.member == a.member) for a in self.tried}
-        halved = [a for a in self.tried if 2 * a.size <= largest[a.member]]
-        if not halved:
-            return None
-        closed = [a.error for a in self.tried if not a.size]
-        before, after = min([*closed, *(a.error for a in halved)]), min(a.error for a in self.tried)
-        return decibels(before, after)
+        """The most dB that the last doubling of a member's work gained; None where nothing was doubled."""
+        gains = []
+        for member in dict.fromkeys(attempt.member for attempt in self.tried):
+            errors = {a.size: a.error for a in self.tried if a.member == member}
+            largest = max(errors)
+            if largest and largest / 2 in errors:
+                gains.append(decibels(errors[largest / 2], errors[largest]))
+        return max(gains, default=None)
 
     @property
     def converged(self) -> bool | None:

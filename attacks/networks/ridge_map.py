@@ -46,7 +46,9 @@ class RidgeMap:
                     self._pairs.append((z, rows[:left]))
                     left -= len(rows[:left])
         count = sum(len(part) for _, part in self._pairs)
-        self._z_mean = sum((_sum_rows(z, part) for z, part in self._pairs), x.new_zeros((), dtype=torch.float64)) / count
+        self._z_mean = (
+            sum((_sum_rows(z, part) for z, part in self._pairs), x.new_zeros((), dtype=torch.float64)) / count
+        )
         every = torch.cat([part for _, part in self._pairs])
         x = x.double()
         self._x_mean = x[every].mean(0)

@@ -6,6 +6,7 @@ they sum to one is ours, so that predictions stay in the range of the data.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,25 +17,29 @@ from torch import Tensor
 from splitfed.attacks.reconstruction.held_out import HeldOut
 
 
-def combine(held_out: HeldOut, predictions: Sequence[Tensor]) -> tuple[Tensor, float]:
-    """Return the combination of `predictions`, each (victims + rows held out, *shape), and its mean squared error.
+def combine(held_out: HeldOut, predictions: Sequence[Tensor]) -> tuple[list[float], float]:
+    """Return the weights of `predictions`, each (victims + rows held out, *shape), and their mean squared error.
 
-    The error is that on each half of the rows held out of weights that were fitted to the other half.
+    The error is that on each half of the rows held out of weights that were fitted to the other half; infinity for a
+    single row.
     """
     truth = held_out.x.cpu()
     own = [held_out.split(prediction)[1] for prediction in predictions]
     halves = torch.arange(len(truth)) % 2 == 0
     weights = convex_weights(own, truth)
-    combined = sum(w * p for w, p in zip(weights, predictions, strict=True))
-    assert isinstance(combined, Tensor)
     if len(truth) < 2:
-        return combined, float((held_out.split(combined)[1] - truth).square().mean())
+        return weights, math.inf
     errors = []
     for fitted in (halves, ~halves):
         crossed = convex_weights([p[fitted] for p in own], truth[fitted])
-        rest = sum(w * p[~fitted] for w, p in zip(crossed, own, strict=True))
+        rest = weigh(crossed, [p[~fitted] for p in own])
         errors.append((rest - truth[~fitted]).square().flatten(1).mean(1))
-    return combined, float(torch.cat(errors).mean())
+    return weights, float(torch.cat(errors).mean())
+
+
+def weigh(weights: Sequence[float], predictions: Sequence[Tensor]) -> Tensor:
+    """Return the sum of `predictions`, each times its weight."""
+    return torch.stack([w * p for w, p in zip(weights, predictions, strict=True)]).sum(0)
 
 
 def convex_weights(predictions: Sequence[Tensor], truth: Tensor) -> list[float]:

@@ -5,17 +5,18 @@ weights are granted, `rmle` and a search that begins at the best decoder's rows 
 the training, what that predicts; and last a convex combination of all of them, its weights by least squares.
 
 The choice is the adversary's: some of its rows are held out, their releases stand behind the victims' without a mark,
-and the member with the least squared error on them makes the prediction. The truth has no part in it. A member that
+and the member with the least squared error on them makes the prediction, once it has learnt from all of the rows. The
+truth of the victims has no part in it. A member that
 takes steps is tried with twice as many until that gains less than .2 dB or `doublings` is reached; which of the two it
 was is said (`Selection.converged`): a figure that has not converged is a lower bound of what leaks.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -32,7 +33,7 @@ from splitfed.attacks.base import (
     TrainedAttack,
     unwrap,
 )
-from splitfed.attacks.reconstruction.combination import combine
+from splitfed.attacks.reconstruction.combination import combine, weigh
 from splitfed.attacks.reconstruction.held_out import HeldOut, hold_out
 from splitfed.attacks.reconstruction.refinement import Refinement, measure_noise
 from splitfed.attacks.selection import CONVERGED, Attempt, Selection, decibels
@@ -51,31 +52,39 @@ REACH = (0.3, 3.0, 30.0)
 """How far a refinement may go from the first prediction, among which it chooses."""
 RATE = 0.01
 """Adam's rate for a refinement, in the unit of the data's standard deviation."""
+COMBINATION = "combination"
+LEAST_WEIGHT = 1e-6
+"""A member that counts for less in a combination is left out of it."""
 LEAST_RESIDUAL = 1e-12
 """Mean squared error of a first prediction that is taken for exact."""
 
 
-class Member(NamedTuple):
-    """An attack among others: its `name`, and its predictions for victims and rows held out after `size` of its work.
+Predict = Callable[[View, Knowledge, int, torch.Generator], Tensor]
+"""From a view, what is known, a size of the work and random numbers to a row for every one in the view."""
 
-    `size`: what it is tried with first; 0 where it has no steps.
+
+class Member(NamedTuple):
+    """An attack among others: its `name`, the `size` of its work at first (0: it has no steps), and how it predicts.
+
+    `learns`: whether it learns from auxiliary rows, so that it is the better for those held out.
     """
 
     name: str
     size: int
-    predict: Callable[[int, torch.Generator], Tensor]
+    predict: Predict
+    learns: bool = False
 
 
 @dataclass(frozen=True)
 class Strongest(Attack):
     """Decoders of `widths` from `epochs` on, searches from `iterations` on, each doubled at most `doublings` times.
 
-    The share `validation` of the auxiliary rows chooses. `batch_size`, `lr` and `queries` are those of
+    `white_box`: whether members that know the upstream weights take part, where these are granted. The share
+    `validation` of the auxiliary rows chooses. `batch_size`, `lr` and `queries` are those of
     `inverse_network`. Budgets are called "quick", "standard" and "full"; "fast", "default" and "paper" are the same.
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
-    uses: ClassVar[frozenset[Needs]] = frozenset({Needs.UPSTREAM, Needs.TRAINING_ATTACK})
     budgets: ClassVar[Budgets] = {
         "fast": QUICK,
         "default": STANDARD,
@@ -88,6 +97,7 @@ class Strongest(Attack):
     widths: tuple[int, ...] = (16, 32)
     epochs: int = field(default=10, metadata=require_count("strongest epochs", low=1))
     iterations: int = field(default=300, metadata=require_count("strongest iterations", low=1))
+    white_box: bool = True
     doublings: int = field(default=3, metadata=require_count("strongest doublings", low=1))
     batch_size: int = field(default=32, metadata=require_count("strongest batch_size", low=1))
     lr: float = field(default=3e-3, metadata=require_number("strongest lr", low=0.0, open_low=True))
@@ -104,55 +114,67 @@ class Strongest(Attack):
         for width in self.widths:
             check_count("strongest widths", width, low=1)
 
+    @property
+    def uses(self) -> frozenset[Needs]:
+        """What some members need, beyond what all of them require."""
+        return frozenset({Needs.TRAINING_ATTACK, *([Needs.UPSTREAM] if self.white_box else [])})
+
     def run(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
     ) -> PredictionAndSelection:
         """Return the chosen member's rows for the releases in the view, (victims, *shape), and how it was chosen."""
         held_out = hold_out("strongest", view, knowledge, self.validation, generator)
-        white_box, inside = knowledge.upstream is not None, knowledge.training_attack is not None
-        most = 3 + inside + len(self.widths) * (1 + self.doublings) + white_box * (7 + 2 * self.doublings)
-        trials = Trials(held_out, generator.initial_seed(), lambda done: progress(done, most))
+        held_out = hold_out("strongest", view, knowledge, self.validation, generator)
+        white_box, state = knowledge.upstream is not None, knowledge.training_attack
+        most = 4 + len(self.widths) * (1 + self.doublings) + white_box * (len(SMOOTHING + REACH) + 2 * self.doublings)
+        trials = Trials(held_out, generator.initial_seed(), lambda done: progress(min(done, most - 1), most))
         for member in self._closed_forms(held_out):
             trials.run(member, 0)
-        if inside and (asked := _ask_training_attack(unwrap(knowledge.training_attack), held_out)) is not None:
-            trials.run(asked, 0)
-        for member in self._decoders(held_out):
+        if state is not None and getattr(state.plan, "target", None) is Target.INPUTS:
+            trials.run(_training_attack_member(state), 0)
+        for member in self._decoders():
             trials.run(member, self.doublings)
         if white_box:
-            trials.run_best(self._searches(held_out), self.doublings)
-            trials.run_best(self._refinements(held_out, trials.best()), self.doublings)
+            trials.run_best(self._searches(), self.doublings)
+            trials.run_best(self._refinements(trials), self.doublings)
         trials.combine()
+        prediction = trials.predict(trials.chosen, view, knowledge)
         progress(most, most)
-        chosen = trials.chosen
-        return PredictionAndSelection(held_out.split(trials.found[chosen])[0], Selection(chosen, tuple(trials.tried)))
+        return PredictionAndSelection(prediction, Selection(trials.chosen, tuple(trials.tried)))
 
     def _closed_forms(self, held_out: HeldOut) -> Iterator[Member]:
-        yield attack_member("linear_inverse", held_out, load("attacks", "linear_inverse")())
+        yield attack_member("linear_inverse", load("attacks", "linear_inverse")())
         # A fifth of the rows is held out once more, to choose among these.
         counts = tuple(k for k in (1, 10) if 2 * k <= len(unwrap(held_out.knowledge.auxiliary)))
-        yield attack_member("nearest", held_out, load("attacks", "nearest")(neighbours=counts))
+        yield attack_member("nearest", load("attacks", "nearest")(neighbours=counts))
 
-    def _decoders(self, held_out: HeldOut) -> Iterator[Member]:
+    def _decoders(self) -> Iterator[Member]:
         network = load("attacks", "inverse_network")
         for width in self.widths:
             decoder = network(width=width, batch_size=self.batch_size, lr=self.lr, queries=self.queries)
-            yield attack_member(f"inverse_network, width {width}", held_out, decoder, "epochs", self.epochs)
+            yield attack_member(f"inverse_network, width {width}", decoder, "epochs", self.epochs)
 
-    def _searches(self, held_out: HeldOut) -> Iterator[Member]:
+    def _searches(self) -> Iterator[Member]:
         for tv in SMOOTHING:
-            search = load("attacks", "rmle")(tv=tv)
-            yield attack_member(f"rmle, tv {tv:g}", held_out, search, "iterations", self.iterations)
+            yield attack_member(f"rmle, tv {tv:g}", load("attacks", "rmle")(tv=tv), "iterations", self.iterations)
 
-    def _refinements(self, held_out: HeldOut, start: Tensor) -> Iterator[Member]:
-        device = held_out.knowledge.device
-        function = unwrap(held_out.knowledge.upstream)
-        released = held_out.view.select(kind="activation").tensors(device)
-        behind = {name: z[-len(held_out.x) :] for name, z in released.items()}
-        noise, residual = measure_noise(function, held_out.x, behind), max(held_out.error(start), LEAST_RESIDUAL)
+    def _refinements(self, trials: Trials) -> Iterator[Member]:
+        held_out, first = trials.held_out, trials.chosen
+        function, device = unwrap(held_out.knowledge.upstream), held_out.knowledge.device
+        behind = {n: z[-len(held_out.x) :] for n, z in _released(held_out.view, device).items()}
+        noise = measure_noise(function, held_out.x, behind)
+        residual = max(held_out.error(trials.found[first]), LEAST_RESIDUAL)
         rate = RATE * float(unwrap(held_out.knowledge.auxiliary).std())
         for reach in REACH:
-            search = Refinement(released, function, start.to(device), noise, residual, reach)
-            yield Member(f"refinement, reach {reach:g}", self.iterations, partial(_refine, search, rate))
+
+            def predict(
+                view: View, known: Knowledge, size: int, drawn: torch.Generator, reach: float = reach
+            ) -> Tensor:
+                start = trials.predict(first, view, known).to(device)
+                search = Refinement(_released(view, device), function, start, noise, residual, reach)
+                return search.run(size, rate).cpu()
+
+            yield Member(f"refinement, reach {reach:g}", self.iterations, predict, learns=True)
 
 
 class Trials:
@@ -163,80 +185,90 @@ class Trials:
         self.tried: list[Attempt] = []
         self.found: dict[str, Tensor] = {}
         self._errors: dict[str, float] = {}
+        self._members: dict[str, tuple[Member, int]] = {}
+        self._weights: dict[str, float] = {}
 
     @property
     def chosen(self) -> str:
         """The member with the least error on the rows held out; of several the first."""
         return min(self._errors, key=lambda name: self._errors[name])
 
-    def best(self) -> Tensor:
-        """Return the predictions of the member that is `chosen` so far, (victims + rows held out, *shape)."""
-        return self.found[self.chosen]
-
     def run(self, member: Member, doublings: int) -> None:
         """Try a member, and twice as much of its work as long as that gains more than `CONVERGED`."""
-        before = self._attempt(member, member.size)
-        for doubling in range(1, doublings + 1 if member.size else 1):
-            after = self._attempt(member, member.size * 2**doubling)
-            if decibels(before, after) < CONVERGED:
-                break
-            before = after
+        self._double(member, self._attempt(member, member.size), doublings if member.size else 0)
 
     def run_best(self, members: Iterator[Member], doublings: int) -> None:
         """Try each of `members` once, and double the best of them alone."""
         errors = [(self._attempt(member, member.size), member) for member in members]
         before, member = min(errors, key=lambda pair: pair[0])
-        for doubling in range(1, doublings + 1):
-            after = self._attempt(member, member.size * 2**doubling)
-            if decibels(before, after) < CONVERGED:
-                break
-            before = after
+        self._double(member, before, doublings)
 
     def combine(self) -> None:
         """Try the convex combination of all that was found, judged on rows that its weights were not fitted to."""
         started = time.perf_counter()
-        predictions, error = combine(self.held_out, list(self.found.values()))
-        self._keep("combination", 0, predictions, error, time.perf_counter() - started)
+        weights, error = combine(self.held_out, list(self.found.values()))
+        self._weights = {name: w for name, w in zip(self.found, weights, strict=True) if w > LEAST_WEIGHT}
+        self._keep(COMBINATION, 0, error, time.perf_counter() - started)
+
+    def predict(self, name: str, view: View, knowledge: Knowledge) -> Tensor:
+        """Return what the member `name` predicts for a view, from all that is known there, rows held out included."""
+        if view is self.held_out.view:
+            return self.found[name]
+        if name == COMBINATION:
+            total = sum(self._weights.values())
+            parts = [self.predict(n, view, knowledge) for n in self._weights]
+            return weigh([w / total for w in self._weights.values()], parts)
+        member, size = self._members[name]
+        if not member.learns:
+            return self.held_out.split(self.found[name])[0]
+        return self._predict(member, size, view, knowledge)
+
+    def _double(self, member: Member, before: float, doublings: int) -> None:
+        for doubling in range(1, doublings + 1):
+            after = self._attempt(member, member.size * 2**doubling)
+            if decibels(before, after) < CONVERGED:
+                return
+            before = after
 
     def _attempt(self, member: Member, size: int) -> float:
-        # Every attempt draws its own random numbers, so that one more of them changes none of the others.
-        drawn = torch.Generator().manual_seed(derive(self._seed, "member", member.name, size))
         started = time.perf_counter()
-        predictions = member.predict(size, drawn)
-        if (span := self.held_out.knowledge.value_range) is not None:
-            predictions = predictions.clamp(*span)
-        finite = bool(torch.isfinite(predictions).all())
-        error = self.held_out.error(predictions) if finite else float("inf")
-        self._keep(member.name, size, predictions, error, time.perf_counter() - started)
+        predictions = self._predict(member, size, self.held_out.view, self.held_out.knowledge)
+        error = self.held_out.error(predictions) if bool(torch.isfinite(predictions).all()) else math.inf
+        if error < self._errors.get(member.name, math.inf):
+            self.found[member.name], self._members[member.name] = predictions, (member, size)
+        self._keep(member.name, size, error, time.perf_counter() - started)
         return error
 
-    def _keep(self, name: str, size: int, predictions: Tensor, error: float, seconds: float) -> None:
+    def _predict(self, member: Member, size: int, view: View, knowledge: Knowledge) -> Tensor:
+        # Every attempt draws its own random numbers, so that one more of them changes none of the others.
+        drawn = torch.Generator().manual_seed(derive(self._seed, "member", member.name, size))
+        predictions = member.predict(view, knowledge, size, drawn)
+        return predictions if knowledge.value_range is None else predictions.clamp(*knowledge.value_range)
+
+    def _keep(self, name: str, size: int, error: float, seconds: float) -> None:
         self.tried.append(Attempt(name, size, seconds, error))
-        if name not in self._errors or error < self._errors[name]:
-            self._errors[name], self.found[name] = error, predictions
+        self._errors[name] = min(error, self._errors.get(name, math.inf))
         self._progress(len(self.tried))
 
 
-def attack_member(name: str, held_out: HeldOut, attack: Attack, parameter: str = "", size: int = 0) -> Member:
+def attack_member(name: str, attack: Attack, parameter: str = "", size: int = 0) -> Member:
     """Return `attack` as a member whose `parameter` is its work, `size` at first; without one it has no steps."""
 
-    def predict(size: int, drawn: torch.Generator) -> Tensor:
+    def predict(view: View, knowledge: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
         sized = replace(attack, **{parameter: size}) if parameter else attack
-        return sized(held_out.view, held_out.knowledge, drawn).prediction
+        return sized(view, knowledge, drawn).prediction
 
-    return Member(name, size, predict)
-
-
-def _refine(search: Refinement, rate: float, size: int, drawn: torch.Generator) -> Tensor:
-    return search.run(size, rate).cpu()
+    return Member(name, size, predict, learns=Needs.AUXILIARY in attack.requires)
 
 
-def _ask_training_attack(state: TrainedAttack, held_out: HeldOut) -> Member | None:
-    """Return the attack inside training as a member, or None where it reconstructs nothing."""
-    if getattr(state.plan, "target", None) is not Target.INPUTS:
-        return None
+def _training_attack_member(state: TrainedAttack) -> Member:
+    """Return the attack inside training as a member: it has learnt all it can."""
 
-    def predict(size: int, drawn: torch.Generator) -> Tensor:
-        return state.predict(held_out.view, Target.INPUTS).detach().cpu()
+    def predict(view: View, knowledge: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
+        return state.predict(view, Target.INPUTS).detach().cpu()
 
     return Member(f"{type(state.plan).__name__} in training", 0, predict)
+
+
+def _released(view: View, device: torch.device) -> dict[str, Tensor]:
+    return dict(view.select(kind="activation").tensors(device))
