@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 CONVERGED = 0.2
 """dB: a member whose last doubling gained less has converged."""
@@ -36,8 +37,8 @@ class Selection:
         for member in dict.fromkeys(attempt.member for attempt in self.tried):
             errors = {a.size: a.error for a in self.tried if a.member == member}
             largest = max(errors)
-            if largest and largest / 2 in errors:
-                gains.append(decibels(errors[largest / 2], errors[largest]))
+            if largest and largest // 2 in errors:
+                gains.append(decibels(errors[largest // 2], errors[largest]))
         return max(gains, default=None)
 
     @property
@@ -52,6 +53,10 @@ class Selection:
             seconds, least = seconds + attempt.seconds, min(least, attempt.error)
             points.append((seconds, least))
         return points
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as plain data, with the gain and whether it has converged."""
+        return {**asdict(self), "gain": self.gain, "converged": self.converged}
 
 
 def decibels(before: float, after: float) -> float:

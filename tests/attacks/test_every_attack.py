@@ -41,6 +41,7 @@ from splitfed.attacks.reconstruction.linear_gradient_inversion import LinearGrad
 from splitfed.attacks.reconstruction.model_inversion import ModelInversion
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.reconstruction.shadow import Shadow
+from splitfed.attacks.reconstruction.strongest import Strongest
 from splitfed.attacks.reconstruction.token_decoder import TokenDecoder
 from splitfed.attacks.reconstruction.unsplit import Unsplit
 from splitfed.attacks.training_time.fsha import Fsha
@@ -170,6 +171,11 @@ TABLE: dict[str, Row] = {
         Ladder(widths=(16,), epochs=(1, 15), batch_size=16, queries=1),
         5.0,
         Ladder(widths=(2,), epochs=(1, 3), batch_size=16, queries=1),
+    ),
+    "strongest": images(
+        Strongest(widths=(4,), epochs=2, iterations=40, doublings=1, queries=1),
+        20.0,
+        Strongest(widths=(2,), epochs=1, iterations=5, doublings=1, queries=1),
     ),
     "shadow": images(Shadow(), 0.3, Shadow(epochs=2, iterations=100), rounds=10),
     "unsplit": images(Unsplit(rounds=12), 1.0, Unsplit(rounds=4, restarts=1), rounds=10),

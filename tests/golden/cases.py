@@ -32,6 +32,7 @@ ROWS, BATCH = 12, 8
 
 ATTACKS: dict[str, dict[str, Any]] = {
     "ladder": {"widths": (4,), "epochs": (1, 2)},
+    "strongest": {"widths": (4,), "doublings": 1},
     "attribute": {"attribute": "second"},
     "lira": {"online": False, "copies": 4},
 }

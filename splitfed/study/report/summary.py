@@ -176,8 +176,19 @@ def _summarise_attack(runs: Sequence[Mapping[str, Any]], label: str) -> dict[str
         "stolen": {w: _estimate_to_json(_stolen_model_accuracy(stolen, w)) for w in CLONES} if stolen else None,
         "tuned": [chosen for a in found if (chosen := _format_tuned_parameters(a))],
         "quick": any(a.get("quick") for a in found),
+        "selection": _summarise_selection([a["selection"] for a in found if a.get("selection")]),
         "front": [],
     }
+
+
+def _summarise_selection(found: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return which members were chosen over seeds, and the most that a last doubling of work gained if too much."""
+    if not found:
+        return None
+    gains = [one["gain"] for one in found if one["converged"] is False]
+    # A gain without end is kept as None.
+    most = None if None in gains else max(gains, default=0.0)
+    return {"members": list(dict.fromkeys(one["member"] for one in found)), "converged": not gains, "gain": most}
 
 
 def _format_tuned_parameters(attack: Mapping[str, Any]) -> str:

@@ -299,6 +299,8 @@ def _limitations(summary: Summary) -> list[str]:
     found = (a for s in summary["settings"] for a in s["attacks"].items())
     if quick := dict.fromkeys(summary["names"][label] for label, attack in found if attack["quick"]):
         sentences.append(f"A quick look (budget fast), where more work may find more: {', '.join(quick)}.")
+    if unfinished := _not_converged(summary):
+        sentences.append(f"Not converged, so a lower bound of what leaks: {'; '.join(unfinished)}.")
     few = {len(s["seeds"]) for s in summary["settings"]}
     if max(few) < LEAST_SEEDS:
         seeds = "One seed a setting" if few == {1} else "Fewer than three seeds a setting"
@@ -311,3 +313,18 @@ def _limitations(summary: Summary) -> list[str]:
             "None of these defenses carries a formal guarantee: a stronger attack than those run here may see more."
         )
     return sentences
+
+
+def _not_converged(summary: Summary) -> list[str]:
+    """Return for every attack whose last doubling of work still gained something in some setting, in how many."""
+    chosen = [
+        (label, attack["selection"])
+        for s in summary["settings"]
+        for label, attack in s["attacks"].items()
+        if attack.get("selection")
+    ]
+    return [
+        f"{summary['names'][label]} in {len(some)} of {sum(name == label for name, _ in chosen)} settings"
+        for label in dict.fromkeys(label for label, _ in chosen)
+        if (some := [one for name, one in chosen if name == label and not one["converged"]])
+    ]

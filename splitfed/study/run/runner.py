@@ -181,6 +181,7 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
         "quick": quick_look(type(attack), str(probe.attack.label_values.get("budget"))),
         "depth": input_depth(run.engine.topology, run.engine.parties[outcome.adversary].role),
         **({} if outcome.stolen is None else {"stolen": _score_table(outcome.stolen)}),
+        **({} if outcome.selection is None else {"selection": outcome.selection.to_json()}),
         **tuned,
         "parameters": dict(probe.attack.parameters),
         "asked": probe.adversary,
