@@ -123,6 +123,12 @@ class Strongest(Attack):
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
     ) -> PredictionAndSelection:
         """Return the chosen member's rows for the releases in the view, (victims, *shape), and how it was chosen."""
+        trials = self.compare(view, knowledge, generator, progress)
+        prediction = trials.predict(trials.chosen, view, knowledge)
+        return PredictionAndSelection(prediction, Selection(trials.chosen, tuple(trials.tried)))
+
+    def compare(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Trials:
+        """Return every member, tried on rows held out."""
         held_out = hold_out("strongest", view, knowledge, self.validation, generator)
         held_out = hold_out("strongest", view, knowledge, self.validation, generator)
         white_box, state = knowledge.upstream is not None, knowledge.training_attack
@@ -138,9 +144,8 @@ class Strongest(Attack):
             trials.run_best(self._searches(), self.doublings)
             trials.run_best(self._refinements(trials), self.doublings)
         trials.combine()
-        prediction = trials.predict(trials.chosen, view, knowledge)
         progress(most, most)
-        return PredictionAndSelection(prediction, Selection(trials.chosen, tuple(trials.tried)))
+        return trials
 
     def _closed_forms(self, held_out: HeldOut) -> Iterator[Member]:
         yield attack_member("linear_inverse", load("attacks", "linear_inverse")())
