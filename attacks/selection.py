@@ -6,15 +6,18 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-CONVERGED = 0.2
-"""dB: a member whose last doubling gained less has converged."""
+CONVERGED = {"mse": 0.2, "auc": 0.01}
+"""Metric of the rows held out -> how little the last doubling of a member's work gains where it has converged.
+
+In dB of a mean squared error, in points of an area under the curve.
+"""
 
 
 @dataclass(frozen=True)
 class Attempt:
     """One `member` at one `size` of its work (epochs or iterations; 0: closed form), and the `seconds` it took.
 
-    `error`: its mean squared error on the rows that the adversary held out.
+    `error`: on rows of which the adversary knows the truth: the mean squared error, or 1 - AUC.
     """
 
     member: str
@@ -25,29 +28,33 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which `member` made the prediction, and every attempt in the order in which they were made."""
+    """Which `member` made the prediction, and every attempt in the order in which they were made.
+
+    `metric`: of what an attempt's error is one, "mse" or "auc".
+    """
 
     member: str
     tried: tuple[Attempt, ...]
+    metric: str = "mse"
 
     @property
     def gain(self) -> float | None:
-        """The most dB that the last doubling of a member's work gained; None where nothing was doubled."""
+        """The most that a last doubling of work gained, in the unit of `CONVERGED`; None where nothing was doubled."""
         gains = []
         for member in dict.fromkeys(attempt.member for attempt in self.tried):
             errors = {a.size: a.error for a in self.tried if a.member == member}
             largest = max(errors)
             if largest and largest // 2 in errors:
-                gains.append(decibels(errors[largest // 2], errors[largest]))
+                gains.append(gain_of(self.metric, errors[largest // 2], errors[largest]))
         return max(gains, default=None)
 
     @property
     def converged(self) -> bool | None:
-        """Whether the last doubling of the work gained less than `CONVERGED`; None where nothing was doubled."""
-        return None if (gain := self.gain) is None else gain < CONVERGED
+        """Whether the last doubling of the work gained less than `CONVERGED` says; None where nothing was doubled."""
+        return None if (gain := self.gain) is None else gain < CONVERGED[self.metric]
 
     def curve(self) -> list[tuple[float, float]]:
-        """Return the least error so far after every attempt: (seconds altogether, mean squared error)."""
+        """Return the least error so far after every attempt: (seconds altogether, error)."""
         seconds, least, points = 0.0, math.inf, []
         for attempt in self.tried:
             seconds, least = seconds + attempt.seconds, min(least, attempt.error)
@@ -57,6 +64,11 @@ class Selection:
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain data, with the gain and whether it has converged."""
         return {**asdict(self), "gain": self.gain, "converged": self.converged}
+
+
+def gain_of(metric: str, before: float, after: float) -> float:
+    """Return what an error of `metric` that fell from `before` to `after` gained: dB of "mse", points of "auc"."""
+    return decibels(before, after) if metric == "mse" else before - after
 
 
 def decibels(before: float, after: float) -> float:

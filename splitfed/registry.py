@@ -102,6 +102,7 @@ TABLES: dict[str, dict[str, str]] = {
         "membership_shadow": "splitfed.attacks.membership.membership_shadow:MembershipShadow",
         "membership_releases": "splitfed.attacks.membership.membership_releases:MembershipReleases",
         "lira": "splitfed.attacks.membership.lira:Lira",
+        "strongest_membership": "splitfed.attacks.membership.strongest_membership:StrongestMembership",
         "attribute": "splitfed.attacks.properties.attribute:Attribute",
         "model_inversion": "splitfed.attacks.reconstruction.model_inversion:ModelInversion",
         "class_shares": "splitfed.attacks.uploads.class_shares:ClassShares",

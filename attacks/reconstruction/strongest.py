@@ -199,7 +199,7 @@ class Trials:
         return min(self._errors, key=lambda name: self._errors[name])
 
     def run(self, member: Member, doublings: int) -> None:
-        """Try a member, and twice as much of its work as long as that gains more than `CONVERGED`."""
+        """Try a member, and twice as much of its work as long as that gains more than .2 dB."""
         self._double(member, self._attempt(member, member.size), doublings if member.size else 0)
 
     def run_best(self, members: Iterator[Member], doublings: int) -> None:
@@ -231,7 +231,7 @@ class Trials:
     def _double(self, member: Member, before: float, doublings: int) -> None:
         for doubling in range(1, doublings + 1):
             after = self._attempt(member, member.size * 2**doubling)
-            if decibels(before, after) < CONVERGED:
+            if decibels(before, after) < CONVERGED["mse"]:
                 return
             before = after
 

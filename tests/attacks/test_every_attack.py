@@ -33,6 +33,7 @@ from splitfed.attacks.membership.lira import Lira
 from splitfed.attacks.membership.membership_releases import MembershipReleases
 from splitfed.attacks.membership.membership_shadow import MembershipShadow
 from splitfed.attacks.membership.membership_threshold import MembershipThreshold
+from splitfed.attacks.membership.strongest_membership import StrongestMembership
 from splitfed.attacks.properties.attribute import Attribute
 from splitfed.attacks.reconstruction.grn import Grn
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
@@ -228,6 +229,9 @@ TABLE: dict[str, Row] = {
     "membership_releases": members(MembershipReleases(), 0.16),
     "lira": members(Lira(copies=6), 0.3, Lira(copies=4, **FEW)),
     "lira offline": members(Lira(copies=4, online=False), 0.25, Lira(copies=4, online=False, **FEW)),
+    "strongest_membership": members(
+        StrongestMembership(copies=4, doublings=1, worlds=1), 0.25, StrongestMembership(4, 1, 1, **FEW)
+    ),
     # A hundred victims: a standard deviation of .05.
     "attribute": Row(ODD, odd_run, partial(odd_run, DROWNED), "accuracy", 0.3, 0.15),
     # Ten answers by chance: five or more are right in .2 % of the cases.

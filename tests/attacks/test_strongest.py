@@ -59,6 +59,8 @@ def test_the_gain_is_the_most_that_a_last_doubling_gained() -> None:
     assert told.converged is False
     assert replace(told, tried=(*tried, *attempts(("a", 20, 0.399)))).gain == pytest.approx(10 * math.log10(9 / 8))
     assert replace(told, tried=(*tried, *attempts(("a", 20, 0.399), ("b", 12, 0.9)))).converged is True
+    assert Selection("a", attempts(("a", 4, 0.3), ("a", 8, 0.25)), "auc").gain == pytest.approx(0.05)
+    assert Selection("a", attempts(("a", 4, 0.3), ("a", 8, 0.295)), "auc").converged is True
     rising = Selection("a", attempts(("a", 5, 0.4), ("a", 10, 0.2), ("b", 3, 0.9)))
     assert rising.curve() == [(1.0, 0.4), (2.0, 0.2), (3.0, 0.2)]
 

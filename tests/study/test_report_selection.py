@@ -37,11 +37,12 @@ def test_what_has_not_converged_is_said(tmp_path: Path) -> None:
         "members": ["inverse_network, width 8"],
         "converged": False,
         "gain": pytest.approx(3.0103, abs=1e-4),
+        "unit": " dB",
     }
     page = write_report(folder).read_text("utf-8")
     parsed(page)
     assert "Not converged, so a lower bound of what leaks" in page
-    assert "chosen on held-out rows: inverse_network, width 8; not converged: twice the work gained 3.0 dB" in page
+    assert "chosen on held-out rows: inverse_network, width 8; not converged: twice the work gained 3 dB" in page
     assert '<section id="budget">' in page
 
 

@@ -13,7 +13,7 @@ Attempts = Sequence[Mapping[str, Any]]
 
 
 def plot_budget(settings: Sequence[Setting], attack: str, looks: SeriesStyles, name: str) -> str | None:
-    """Plot the error of the attack labelled `attack` on its held-out rows over seconds, a panel a setting.
+    """Plot the error of the attack labelled `attack` on rows it knows (MSE in dB, or 1 - AUC), a panel a setting.
 
     A line joins a member's sizes: each point has twice the work of the one before it. The grey staircase is the least
     error so far. Of the first seed; None where the attack chose among none.
@@ -25,7 +25,7 @@ def plot_budget(settings: Sequence[Setting], attack: str, looks: SeriesStyles, n
         for axis, (setting, attempts) in zip(axes, told, strict=True):
             _draw(axis, attempts)
             axis.set_title(looks.label(setting.defense, setting.place))
-            axis.set(xscale="log", xlabel="seconds of the attack", ylabel="held-out error [dB]: less is more leakage")
+            axis.set(xscale="log", xlabel="seconds of the attack", ylabel="error on its own rows: less is more leakage")
         return as_svg(figure, name, axes[0])
 
 
@@ -34,10 +34,13 @@ def _attempts(setting: Setting, attack: str) -> list[Mapping[str, Any]]:
     entry = next((a for a in setting.runs[0]["attacks"] if a["label"] == attack and a.get("selection")), None)
     passed = 0.0
     found: list[Mapping[str, Any]] = []
-    for attempt in [] if entry is None else entry["selection"]["tried"]:
+    if entry is None:
+        return found
+    for attempt in entry["selection"]["tried"]:
         passed += attempt["seconds"]
         if attempt["error"]:
-            found.append({**attempt, "seconds": passed, "error": 10 * math.log10(attempt["error"])})
+            error = 10 * math.log10(attempt["error"]) if entry["selection"]["metric"] == "mse" else attempt["error"]
+            found.append({**attempt, "seconds": passed, "error": error})
     return found
 
 
