@@ -75,6 +75,8 @@ TABLES: dict[str, dict[str, str]] = {
         "token_decoder": "splitfed.attacks.reconstruction.token_decoder:TokenDecoder",
         "rmle": "splitfed.attacks.reconstruction.rmle:Rmle",
         "ladder": "splitfed.attacks.reconstruction.ladder:Ladder",
+        "linear_inverse": "splitfed.attacks.reconstruction.linear_inverse:LinearInverse",
+        "nearest": "splitfed.attacks.reconstruction.nearest:Nearest",
         "grn": "splitfed.attacks.reconstruction.grn:Grn",
         "shadow": "splitfed.attacks.reconstruction.shadow:Shadow",
         "unsplit": "splitfed.attacks.reconstruction.unsplit:Unsplit",

@@ -176,6 +176,7 @@ def _summarise_attack(runs: Sequence[Mapping[str, Any]], label: str) -> dict[str
         "stolen": {w: _estimate_to_json(_stolen_model_accuracy(stolen, w)) for w in CLONES} if stolen else None,
         "tuned": [chosen for a in found if (chosen := _format_tuned_parameters(a))],
         "quick": any(a.get("quick") for a in found),
+        "under_trained": list(dict.fromkeys(who for a in found for who in a.get("under_trained", ()))),
         "front": [],
     }
 
