@@ -125,7 +125,8 @@ class Attack:
     the kinds of messages of a federated method, of which one at least must be sent (empty: it reads none);
     `budgets` maps "fast" (seconds on a laptop, a quick look) and "paper" (the authors' settings) to parameters, and
     "default", where it was measured, to the budget at which twice the time gains next to nothing. `space` says among
-    which values a parameter may be tuned, on the attacker's own rows.
+    which values a parameter may be tuned, on the attacker's own rows. `trains_decoder`: whether a network that
+    was trained on such rows makes the prediction, which more training may improve.
     """
 
     target: ClassVar[Target] = Target.INPUTS
@@ -134,6 +135,7 @@ class Attack:
     requires: ClassVar[frozenset[Needs]] = frozenset()
     budgets: ClassVar[Budgets] = {"fast": {}, "paper": {}}
     space: ClassVar[Space] = {}
+    trains_decoder: ClassVar[bool] = False
 
     preset = OldAttribute("with_budget")
     presets = OldAttribute("budgets")

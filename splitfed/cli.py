@@ -310,7 +310,7 @@ def _run_and_report(path: Path, folder: Path | None, *, resume: bool, workers: i
 
 
 def _attack_run(options: Options) -> None:
-    from splitfed.study.report.remarks import reversals
+    from splitfed.study.report.remarks import attack_remarks
     from splitfed.study.run import reattack
 
     if options.list == (options.attack is not None):
@@ -330,7 +330,8 @@ def _attack_run(options: Options) -> None:
         scores = ", ".join(f"{metric} {'-' if mean is None else format(mean, '.3g')}" for metric, mean in means.items())
         quick = " (quick look)" if attack.get("quick") else ""
         print(f"{attack['label']} by {attack['adversary']}: {scores}{quick}")
-        print(*reversals(attack), sep="\n", end="\n" if reversals(attack) else "")
+        for said in attack_remarks(attack):
+            print(said)
 
 
 def _print_applicable(found: Mapping[str, Mapping[str, str | None]], as_json: bool) -> None:

@@ -76,6 +76,8 @@ TABLES: dict[str, dict[str, str]] = {
         "rmle": "splitfed.attacks.reconstruction.rmle:Rmle",
         "ladder": "splitfed.attacks.reconstruction.ladder:Ladder",
         "strongest": "splitfed.attacks.reconstruction.strongest:Strongest",
+        "linear_inverse": "splitfed.attacks.reconstruction.linear_inverse:LinearInverse",
+        "nearest": "splitfed.attacks.reconstruction.nearest:Nearest",
         "grn": "splitfed.attacks.reconstruction.grn:Grn",
         "shadow": "splitfed.attacks.reconstruction.shadow:Shadow",
         "unsplit": "splitfed.attacks.reconstruction.unsplit:Unsplit",

@@ -33,6 +33,7 @@ class Ladder(Attack):
     `batch_size`, `lr` and `queries` are those of `inverse_network`.
     """
 
+    trains_decoder: ClassVar[bool] = True
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
     budgets: ClassVar[Budgets] = {
         "fast": {"widths": (8, 32), "epochs": (5, 15), "lr": 3e-3},

@@ -27,8 +27,9 @@ from splitfed.attacks.labels.known_labels import draw_hints
 from splitfed.attacks.scoring.assignment import assignment
 from splitfed.attacks.scoring.class_metrics import check_scorable
 from splitfed.attacks.scoring.prediction_scores import score_clone, score_prediction
-from splitfed.attacks.scoring.reconstruction_metrics import Scores
+from splitfed.attacks.scoring.reconstruction_metrics import Scores, mean_image
 from splitfed.attacks.scoring.release_metrics import TrueReleases
+from splitfed.attacks.scoring.under_training import floors_above
 from splitfed.attacks.scoring.unknown_features import select_unknown
 from splitfed.attacks.selection import Selection
 from splitfed.core.deprecation import OldAttribute, warn
@@ -44,6 +45,7 @@ from splitfed.engines.engine import Engine
 from splitfed.registry import TABLES, load
 from splitfed.threats.dry_run import AttackBegun, stop_at_first_use, stop_attack
 from splitfed.threats.encrypted_views import check_readable, decrypt_releases, encrypted_layer, select_plain
+from splitfed.threats.floors import MEAN, Floors, compared_floors
 from splitfed.threats.fresh_segments import head_after
 from splitfed.threats.knowledge import Grants, check_client
 from splitfed.threats.result_tables import describe_result, result_html, result_rows
@@ -63,6 +65,8 @@ class AttackResult:
     `quick`: whether the attack had the parameters of the budget "fast", a quick look: with more work it may find more.
     `error_bound`: the largest error of a number of each row, (victims,), where the attack states it, else infinity;
     None for attacks that never do. `selection`: how an attack that chooses among several has chosen.
+    `under_trained`: the floors that the attack's own trained decoder is measurably
+    worse than, though its adversary could have computed them; see `floors_above`.
     """
 
     attack: str
@@ -76,6 +80,7 @@ class AttackResult:
     quick: bool = False
     error_bound: Tensor | None = None
     selection: Selection | None = None
+    under_trained: tuple[str, ...] = ()
 
     guess = OldAttribute("prediction")
 
@@ -138,6 +143,7 @@ class Evaluator:
     def __init__(self, engine: Engine, data: Federation, seed: int, newest: Callable[[int], Source]) -> None:
         self.engine, self.data, self.seed = engine, data, seed
         self.grants = Grants(engine, data, seed, newest)
+        self.floors = Floors()
         self.uploads = Uploads(engine, data, self.recorded, self.grants.knowledge, self.grants.feed)
 
     def adversary(self, name: str | None) -> str:
@@ -187,12 +193,14 @@ class Evaluator:
         progress: Progress | None = None,
         number: int | None = None,
         classifier: bool = False,
+        floors: bool = True,
     ) -> AttackResult:
         """Let `party` run `attack` against `victims`, and score what it predicts.
 
         An attack on membership gets as many rows of training among the victims. An attack on recorded training goes
         against the rows that `client` trained on in `number`, a round (default: the newest that was recorded);
         `victims` play no part in it. `classifier`: whether a classifier of clean rows scores reconstructions too.
+        `floors`: whether floors and oracles are scored beside a reconstruction from releases.
         """
         check_rows(attack, self.data.victims.discrete, self.data.name)
         if classifier:
@@ -203,6 +211,10 @@ class Evaluator:
             return self._attack_training(name, attack, party, client, seed, number, progress, classifier)
         case = self._case(name, attack, party, victims, client, seed)
         outcome = attack(case.view, case.knowledge, generator(seed, "attack", name), progress)
+        beside = (
+            self._reconstruct_floors(case, party, client, seed) if floors and attack.target is Target.INPUTS else None
+        )
+        part = select_unknown(self.data.shape, case.knowledge.places, case.knowledge.own or {})
         truth, scores = score_prediction(
             attack.target,
             outcome.prediction,
@@ -214,15 +226,38 @@ class Evaluator:
             members=case.members,
             trained=trained_rows(self.data) if attack.target is Target.REPRESENTATIVES else None,
             classifier=classifier,
-            part=select_unknown(self.data.shape, case.knowledge.places, case.knowledge.own or {}),
+            part=part,
             releases=self._true_releases(case, outcome, party, client) if attack.target is Target.RELEASES else None,
+            floors=beside,
         )
         stolen = self._score_stolen_model(outcome.clone, party, client, derive(seed, "stolen"))
         return AttackResult(
             *(name, party, outcome.prediction, truth, scores, outcome.seconds, outcome.clone, stolen),
             error_bound=outcome.error_bound,
             selection=outcome.selection,
+            under_trained=() if beside is None else self._floors_above(attack, outcome.prediction, truth, beside, part),
         )
+
+    def _reconstruct_floors(self, case: _Case, party: str, client: int, seed: int) -> dict[str, Tensor]:
+        """Return what every floor makes of the releases that arrived: name -> (victims, *shape)."""
+        if self.engine.topologies[client].encryption is not None:
+            return {}
+        known = self.grants.knowledge(party, client, derive(seed, "queries", "floors"))
+        return self.floors.predict(case.view, known, party, client, seed)
+
+    def _floors_above(
+        self,
+        attack: Attack,
+        prediction: Tensor,
+        truth: Tensor,
+        floors: Mapping[str, Tensor],
+        part: Callable[[Tensor], Tensor] | None,
+    ) -> tuple[str, ...]:
+        """Return the floors that a trained decoder is held to and stays below."""
+        blind = {MEAN: mean_image(self.data.auxiliary.x).expand(truth.shape)} if len(self.data.auxiliary) else {}
+        held = compared_floors(attack, {**blind, **floors})
+        shown = part or (lambda x: x)
+        return floors_above(shown(truth), shown(prediction), {name: shown(rows) for name, rows in held.items()})
 
     def _case(self, name: str, attack: Attack, party: str, victims: Dataset, client: int, seed: int) -> _Case:
         """Put the victims' rows through the parties, or refuse what could not be scored or is known already."""

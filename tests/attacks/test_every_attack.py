@@ -39,7 +39,9 @@ from splitfed.attacks.reconstruction.grn import Grn
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
 from splitfed.attacks.reconstruction.ladder import Ladder
 from splitfed.attacks.reconstruction.linear_gradient_inversion import LinearGradientInversion
+from splitfed.attacks.reconstruction.linear_inverse import LinearInverse
 from splitfed.attacks.reconstruction.model_inversion import ModelInversion
+from splitfed.attacks.reconstruction.nearest import Nearest
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.reconstruction.shadow import Shadow
 from splitfed.attacks.reconstruction.strongest import Strongest
@@ -178,6 +180,8 @@ TABLE: dict[str, Row] = {
         20.0,
         Strongest(widths=(2,), epochs=1, iterations=5, doublings=1, queries=1),
     ),
+    "linear_inverse": images(LinearInverse(), 10.0),
+    "nearest": images(Nearest(), 4.0),
     "shadow": images(Shadow(), 0.3, Shadow(epochs=2, iterations=100), rounds=10),
     "unsplit": images(Unsplit(rounds=12), 1.0, Unsplit(rounds=4, restarts=1), rounds=10),
     # Where the rate is so small that a step is lost in the noise of CKKS, weights tell nothing of it.

@@ -97,9 +97,13 @@ class TargetDescription:
 CLONES = ("clone", "trained", "fresh")
 """Whose upstream segments a stolen model is scored with."""
 MEANS = {"mean_image": "mean", "random_pairing": "other"}
+FLOORS = {"linear_inverse": "linear inverse", "nearest_1": "nearest row", "nearest_10": "mean of 10 nearest"}
+"""What closed forms reconstruct from the same releases."""
+ORACLES = {"oracle_pca_16": "oracle: 16 components", "oracle_nearest_row": "oracle: nearest row"}
+"""What nobody reaches without the truth."""
 # In the order in which a headline looks for an attack. A result that names no target is of an input's reconstruction.
 TARGETS = {
-    "inputs": TargetDescription("reconstruction", "reconstructs at", MEANS),
+    "inputs": TargetDescription("reconstruction", "reconstructs at", {**MEANS, **FLOORS, **ORACLES}),
     "tokens": TargetDescription(
         "reconstructed tokens", "reads tokens at", {"frequent_token": "most frequent", "random_pairing": "other"}
     ),

@@ -1,4 +1,4 @@
-"""What a reader of a run's scores must not miss: a model of no use, and predictions that are the wrong way round."""
+"""What a reader of scores must not miss: a useless model, predictions the wrong way round, under-trained ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from splitfed.stats.utility import ConstantAnswer, below_constant
-from splitfed.study.report.data import METRICS
+from splitfed.study.report.data import METRICS, TARGETS
 
 Json = Mapping[str, Any]
 
@@ -18,8 +18,21 @@ def remarks(found: Json) -> list[str]:
     return [
         *_constant_answer_remark(found),
         *start_warnings(found.get("starts_asked"), found.get("starts")),
-        *(said for attack in found["attacks"] for said in reversals(attack)),
+        *(said for attack in found["attacks"] for said in attack_remarks(attack)),
     ]
+
+
+def attack_remarks(attack: Json) -> list[str]:
+    """Return what is to be said beside the scores of `attack`, as a result holds it, in clauses."""
+    return [*reversals(attack), *under_training(attack)]
+
+
+def under_training(attack: Json) -> list[str]:
+    """Return a clause where the decoder that `attack` trained is worse than floors that need no training."""
+    if not (floors := attack.get("under_trained")):
+        return []
+    named = " and ".join(TARGETS["inputs"].baselines.get(who, who) for who in floors)
+    return [f"{attack['label']} is under-trained: {named} reconstructs better from the same knowledge"]
 
 
 def reversals(attack: Json) -> list[str]:

@@ -296,7 +296,12 @@ def _limitations(summary: Summary) -> list[str]:
         "compared with honest ones."
         for label in dict.fromkeys(s["training_attack"] for s in summary["settings"] if s["training_attack"])
     ]
-    found = (a for s in summary["settings"] for a in s["attacks"].items())
+    found = [a for s in summary["settings"] for a in s["attacks"].items()]
+    if low := dict.fromkeys(summary["names"][label] for label, attack in found if attack["under_trained"]):
+        sentences.append(
+            f"Under-trained, in the settings marked so: {', '.join(low)}. A closed form with the same knowledge "
+            "reconstructs better, so these figures say less than an attacker would learn."
+        )
     if quick := dict.fromkeys(summary["names"][label] for label, attack in found if attack["quick"]):
         sentences.append(f"A quick look (budget fast), where more work may find more: {', '.join(quick)}.")
     if unfinished := _not_converged(summary):

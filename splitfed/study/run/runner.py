@@ -178,6 +178,7 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
         "file": file,
         "sha256": digests.of(tensors),
         "lives": probe.lives,
+        "under_trained": list(outcome.under_trained),
         "quick": quick_look(type(attack), str(probe.attack.label_values.get("budget"))),
         "depth": input_depth(run.engine.topology, run.engine.parties[outcome.adversary].role),
         **({} if outcome.stolen is None else {"stolen": _score_table(outcome.stolen)}),
