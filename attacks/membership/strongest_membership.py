@@ -21,14 +21,12 @@ from torch import Tensor
 
 from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, PredictionAndSelection, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes
-from splitfed.attacks.membership.lira import Lira
-from splitfed.attacks.membership.membership_shadow import MembershipShadow
-from splitfed.attacks.membership.membership_threshold import MembershipThreshold
 from splitfed.attacks.scoring.label_metrics import auc
 from splitfed.attacks.selection import CONVERGED, Attempt, Selection, gain_of
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 from splitfed.core.random import derive
+from splitfed.registry import load
 
 LEAST_ROWS = 16
 """Auxiliary rows from which on a quarter of them is enough for each part of an imitated run."""
@@ -109,11 +107,12 @@ class StrongestMembership(Attack):
         """Return name -> the sizes of its work, in copies (0: none), with the attack of each."""
         how: dict[str, Any] = {"epochs": self.epochs, "batch_size": self.batch_size}
         sizes = [self.copies * 2**doubling for doubling in range(self.doublings + 1)]
+        threshold, shadow, lira = (load("attacks", n) for n in ("membership_threshold", "membership_shadow", "lira"))
         return {
-            "membership_threshold": iter([(0, MembershipThreshold())]),
-            "membership_shadow": ((n, MembershipShadow(copies=n, **how)) for n in sizes),
-            "lira": ((n, Lira(copies=n, **how)) for n in sizes),
-            "lira, offline": ((n, Lira(copies=n, online=False, **how)) for n in sizes),
+            "membership_threshold": iter([(0, threshold())]),
+            "membership_shadow": ((n, shadow(copies=n, **how)) for n in sizes),
+            "lira": ((n, lira(copies=n, **how)) for n in sizes),
+            "lira, offline": ((n, lira(copies=n, online=False, **how)) for n in sizes),
         }
 
     def _imitate(self, knowledge: Knowledge, generator: torch.Generator) -> World:

@@ -63,7 +63,7 @@ Predict = Callable[[View, Knowledge, int, torch.Generator], Tensor]
 """From a view, what is known, a size of the work and random numbers to a row for every one in the view."""
 
 
-class Member(NamedTuple):
+class EnsembleMember(NamedTuple):
     """An attack among others: its `name`, the `size` of its work at first (0: it has no steps), and how it predicts.
 
     `learns`: whether it learns from auxiliary rows, so that it is the better for those held out.
@@ -147,23 +147,23 @@ class Strongest(Attack):
         progress(most, most)
         return trials
 
-    def _closed_forms(self, held_out: HeldOut) -> Iterator[Member]:
+    def _closed_forms(self, held_out: HeldOut) -> Iterator[EnsembleMember]:
         yield attack_member("linear_inverse", load("attacks", "linear_inverse")())
         # A fifth of the rows is held out once more, to choose among these.
         counts = tuple(k for k in (1, 10) if 2 * k <= len(unwrap(held_out.knowledge.auxiliary)))
         yield attack_member("nearest", load("attacks", "nearest")(neighbours=counts))
 
-    def _decoders(self) -> Iterator[Member]:
+    def _decoders(self) -> Iterator[EnsembleMember]:
         network = load("attacks", "inverse_network")
         for width in self.widths:
             decoder = network(width=width, batch_size=self.batch_size, lr=self.lr, queries=self.queries)
             yield attack_member(f"inverse_network, width {width}", decoder, "epochs", self.epochs)
 
-    def _searches(self) -> Iterator[Member]:
+    def _searches(self) -> Iterator[EnsembleMember]:
         for tv in SMOOTHING:
             yield attack_member(f"rmle, tv {tv:g}", load("attacks", "rmle")(tv=tv), "iterations", self.iterations)
 
-    def _refinements(self, trials: Trials) -> Iterator[Member]:
+    def _refinements(self, trials: Trials) -> Iterator[EnsembleMember]:
         held_out, first = trials.held_out, trials.chosen
         function, device = unwrap(held_out.knowledge.upstream), held_out.knowledge.device
         behind = {n: z[-len(held_out.x) :] for n, z in _released(held_out.view, device).items()}
@@ -179,7 +179,7 @@ class Strongest(Attack):
                 search = Refinement(_released(view, device), function, start, noise, residual, reach)
                 return search.run(size, rate).cpu()
 
-            yield Member(f"refinement, reach {reach:g}", self.iterations, predict, learns=True)
+            yield EnsembleMember(f"refinement, reach {reach:g}", self.iterations, predict, learns=True)
 
 
 class Trials:
@@ -190,7 +190,7 @@ class Trials:
         self.tried: list[Attempt] = []
         self.found: dict[str, Tensor] = {}
         self._errors: dict[str, float] = {}
-        self._members: dict[str, tuple[Member, int]] = {}
+        self._members: dict[str, tuple[EnsembleMember, int]] = {}
         self._weights: dict[str, float] = {}
 
     @property
@@ -198,11 +198,11 @@ class Trials:
         """The member with the least error on the rows held out; of several the first."""
         return min(self._errors, key=lambda name: self._errors[name])
 
-    def run(self, member: Member, doublings: int) -> None:
+    def run(self, member: EnsembleMember, doublings: int) -> None:
         """Try a member, and twice as much of its work as long as that gains more than .2 dB."""
         self._double(member, self._attempt(member, member.size), doublings if member.size else 0)
 
-    def run_best(self, members: Iterator[Member], doublings: int) -> None:
+    def run_best(self, members: Iterator[EnsembleMember], doublings: int) -> None:
         """Try each of `members` once, and double the best of them alone."""
         errors = [(self._attempt(member, member.size), member) for member in members]
         before, member = min(errors, key=lambda pair: pair[0])
@@ -228,14 +228,14 @@ class Trials:
             return self.held_out.split(self.found[name])[0]
         return self._predict(member, size, view, knowledge)
 
-    def _double(self, member: Member, before: float, doublings: int) -> None:
+    def _double(self, member: EnsembleMember, before: float, doublings: int) -> None:
         for doubling in range(1, doublings + 1):
             after = self._attempt(member, member.size * 2**doubling)
             if decibels(before, after) < CONVERGED["mse"]:
                 return
             before = after
 
-    def _attempt(self, member: Member, size: int) -> float:
+    def _attempt(self, member: EnsembleMember, size: int) -> float:
         started = time.perf_counter()
         predictions = self._predict(member, size, self.held_out.view, self.held_out.knowledge)
         error = self.held_out.error(predictions) if bool(torch.isfinite(predictions).all()) else math.inf
@@ -244,7 +244,7 @@ class Trials:
         self._keep(member.name, size, error, time.perf_counter() - started)
         return error
 
-    def _predict(self, member: Member, size: int, view: View, knowledge: Knowledge) -> Tensor:
+    def _predict(self, member: EnsembleMember, size: int, view: View, knowledge: Knowledge) -> Tensor:
         # Every attempt draws its own random numbers, so that one more of them changes none of the others.
         drawn = torch.Generator().manual_seed(derive(self._seed, "member", member.name, size))
         predictions = member.predict(view, knowledge, size, drawn)
@@ -256,23 +256,23 @@ class Trials:
         self._progress(len(self.tried))
 
 
-def attack_member(name: str, attack: Attack, parameter: str = "", size: int = 0) -> Member:
+def attack_member(name: str, attack: Attack, parameter: str = "", size: int = 0) -> EnsembleMember:
     """Return `attack` as a member whose `parameter` is its work, `size` at first; without one it has no steps."""
 
     def predict(view: View, knowledge: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
         sized = replace(attack, **{parameter: size}) if parameter else attack
         return sized(view, knowledge, drawn).prediction
 
-    return Member(name, size, predict, learns=Needs.AUXILIARY in attack.requires)
+    return EnsembleMember(name, size, predict, learns=Needs.AUXILIARY in attack.requires)
 
 
-def _training_attack_member(state: TrainedAttack) -> Member:
+def _training_attack_member(state: TrainedAttack) -> EnsembleMember:
     """Return the attack inside training as a member: it has learnt all it can."""
 
     def predict(view: View, knowledge: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
         return state.predict(view, Target.INPUTS).detach().cpu()
 
-    return Member(f"{type(state.plan).__name__} in training", 0, predict)
+    return EnsembleMember(f"{type(state.plan).__name__} in training", 0, predict)
 
 
 def _released(view: View, device: torch.device) -> dict[str, Tensor]:

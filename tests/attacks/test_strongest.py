@@ -15,7 +15,7 @@ from splitfed.attacks.base import Knowledge, Needs, Progress
 from splitfed.attacks.reconstruction.combination import combine, convex_weights
 from splitfed.attacks.reconstruction.held_out import HeldOut
 from splitfed.attacks.reconstruction.refinement import LEAST_NOISE, Refinement, measure_noise
-from splitfed.attacks.reconstruction.strongest import Member, Strongest, Trials
+from splitfed.attacks.reconstruction.strongest import EnsembleMember, Strongest, Trials
 from splitfed.attacks.selection import Attempt, Selection, decibels
 from splitfed.core.defense import Defense
 from splitfed.core.errors import InvalidInput
@@ -80,7 +80,7 @@ def test_a_member_is_doubled_while_that_gains_a_fifth_of_a_decibel() -> None:
 
     for doublings, sizes in ((0, [1]), (2, [1, 2, 4]), (9, [1, 2, 4, 8, 16])):
         trials = Trials(rows, 0, lambda done: None)
-        trials.run(Member("m", 1, predict), doublings)
+        trials.run(EnsembleMember("m", 1, predict), doublings)
         assert [a.size for a in trials.tried] == sizes
     assert trials.tried[-1].error == pytest.approx(1 / 8)
 
@@ -88,8 +88,10 @@ def test_a_member_is_doubled_while_that_gains_a_fifth_of_a_decibel() -> None:
 def test_of_several_settings_only_the_best_is_doubled() -> None:
     rows, trials = held_out(), Trials(held_out(), 0, lambda done: None)
 
-    def off(by: float) -> Member:
-        return Member(f"off by {by}", 1, lambda view, known, size, drawn: torch.cat([rows.x, rows.x + by / size]))
+    def off(by: float) -> EnsembleMember:
+        return EnsembleMember(
+            f"off by {by}", 1, lambda view, known, size, drawn: torch.cat([rows.x, rows.x + by / size])
+        )
 
     trials.run_best(iter([off(0.3), off(0.1), off(0.2)]), 2)
     assert [(a.member, a.size) for a in trials.tried] == [
@@ -102,8 +104,8 @@ def test_of_several_settings_only_the_best_is_doubled() -> None:
 
 def test_predictions_that_are_not_finite_are_never_chosen() -> None:
     rows, trials = held_out(), Trials(held_out(), 0, lambda done: None)
-    trials.run(Member("nan", 0, lambda view, known, size, drawn: torch.full((12, 3), float("nan"))), 0)
-    trials.run(Member("bad", 0, lambda view, known, size, drawn: torch.full((12, 3), 1e6)), 0)
+    trials.run(EnsembleMember("nan", 0, lambda view, known, size, drawn: torch.full((12, 3), float("nan"))), 0)
+    trials.run(EnsembleMember("bad", 0, lambda view, known, size, drawn: torch.full((12, 3), 1e6)), 0)
     trials.combine()
     assert trials.chosen in {"bad", "combination"}
     assert set(trials.found) == {"bad"}
