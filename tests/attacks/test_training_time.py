@@ -140,7 +140,7 @@ def test_the_guess_is_graded_and_knows_no_truth(name: str) -> None:
     run = go(ALL[name])
     (result,) = run.attack(ALL[name])
     assert result.prediction.shape == (64, 16)
-    assert set(result.scores) == {"attack", "mean_image", "random_pairing"}
+    assert {"attack", "mean_image", "random_pairing"} <= set(result.scores)
     v = run.data.victims
     other = Dataset("other", v.x, 1 - v.y, v.task, v.value_range)
     assert torch.equal(run.attack(ALL[name], victims=other)[0].prediction, result.prediction)
