@@ -33,7 +33,8 @@ from tests.study.examples import write
 TEXT = README.read_text("utf-8")
 EXAMPLES = {
     "README.md": 1,
-    **{f"{page}.md": 1 for page in ("attacks", "costs", "methods", "poisoning", "privacy", "topologies")},
+    **{f"{page}.md": 1 for page in ("costs", "methods", "poisoning", "privacy", "topologies")},
+    "attacks.md": 2,
     "data.md": 3,
     "encryption.md": 3,
     "results-and-resume.md": 1,
