@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from splitfed.core.errors import InvalidInput, SplitfedError, unknown
 from splitfed.study.run import failures
+from splitfed.study.run.request import RunRequest
 from splitfed.study.run.terminal_messages import abandon_output, one_line_warnings, print_error, resume_command
 
 Options = argparse.Namespace
@@ -121,6 +122,7 @@ def _commands() -> dict[str, Command]:
             _argument("--folder", help="folder of the results (default: the study's name)"),
             _argument("--resume", action="store_true", help="continue an interrupted study in its folder"),
             _argument("--workers", type=int, default=1, help="number of processes that share the runs (default: 1)"),
+            _argument("--dry-run", action="store_true", help="check all, list the runs and their time, write nothing"),
             _TRUST,
         ),
         "plan": (
@@ -253,8 +255,8 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
         for names, options in (*_EVERYWHERE, *arguments):
             command.add_argument(*names, **options)
     worker = commands.add_parser("_worker")
-    worker.add_argument("folder")
-    worker.add_argument("code")
+    for name in ("folder", "code", "token", "call"):
+        worker.add_argument(name)
     worker.add_argument("--debug", action="store_true")
     worker.set_defaults(command=_work)
     return parser, dict(commands.choices)
@@ -283,30 +285,20 @@ def _run_demo(options: Options) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(2, cores) if options.workers is None else options.workers
     with resources.as_file(resources.files("splitfed.study.config") / "demo.toml") as path:
-        _run_and_report(path, Path(options.folder), resume=True, workers=workers, as_json=options.json, trust=False)
+        _run(RunRequest(path, Path(options.folder), resume=True, workers=workers, as_json=options.json))
 
 
 def _run_study(options: Options) -> None:
     folder = None if options.folder is None else Path(options.folder)
-    _run_and_report(
-        Path(options.study),
-        folder,
-        resume=options.resume,
-        workers=options.workers,
-        as_json=options.json,
-        trust=options.trust,
-    )
+    given = (options.resume, options.workers, options.json, options.trust, options.dry_run)
+    _run(RunRequest(Path(options.study), folder, *given))
 
 
-def _run_and_report(path: Path, folder: Path | None, *, resume: bool, workers: int, as_json: bool, trust: bool) -> None:
-    from splitfed.study.run import session
+def _run(request: RunRequest) -> None:
+    from splitfed.study.run.run_command import run_command
 
-    if workers < 1:
-        raise InvalidInput(f"workers={workers} is not allowed; expected a whole number of at least 1")
-    ready = session.prepare_study(path, trust=trust)
-    home = Path(ready.grid.name) if folder is None else folder
-    results = session.run_study(ready, home, resume=resume, workers=workers, trust=trust)
-    _print_results(results, home, as_json, trust)
+    if not run_command(request):
+        raise SystemExit(1)
 
 
 def _attack_run(options: Options) -> None:
@@ -468,31 +460,7 @@ def _work(options: Options) -> None:
     from splitfed.models.import_paths import Code
     from splitfed.study.run import session
 
-    session.run_worker(Path(options.folder), Code.from_json(options.code))
-
-
-def _print_results(results: Sequence[Any], home: Path, as_json: bool, trust: bool) -> None:
-    from rich.console import Console
-
-    from splitfed.study.report import search_table
-    from splitfed.study.report.document import write_report
-    from splitfed.study.report.search_data import read_search_outcome, search_to_json
-    from splitfed.study.run import results_table
-
-    report = write_report(home, trust=trust) if any("failed" not in found for found in results) else None
-    outcome = read_search_outcome(home)
-    if as_json:
-        found = {"folder": str(home), "report": None if report is None else str(report)}
-        rows = {"settings": results_table.setting_rows(results)}
-        print(json.dumps(found | (rows if outcome is None else search_to_json(outcome))))
-        return
-    # A file is as wide as it needs to be.
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    if outcome is not None:
-        search_table.print_front(outcome, console)
-    else:
-        results_table.print_table(results, console)
-    print(f"report: {report.resolve()}" if report is not None else f"every run failed: see {home}")
+    session.run_worker(Path(options.folder), Code.from_json(options.code), options.token, options.call)
 
 
 if __name__ == "__main__":

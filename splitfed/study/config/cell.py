@@ -264,6 +264,7 @@ class Cell:
     is None where the topology has the models of its segments in its own tables. `target`: the metric's value that
     training is to reach on validation rows, where the study names one. `code`: where import paths of models may lead.
     `variant`: what of [training] a search chose for this run, in words; "" in a grid, where all runs have the same.
+    `left_out`: label of each attack of the study that this run is not asked -> why, as pairs.
     """
 
     id: str
@@ -281,6 +282,7 @@ class Cell:
     target: float | None = None
     code: Code = field(default_factory=Code, compare=False)
     variant: str = ""
+    left_out: tuple[tuple[str, str], ...] = ()
 
 
 def format_value(value: Any) -> str:

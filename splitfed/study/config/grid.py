@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from splitfed.attacks.base import Needs
 from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import Code
 from splitfed.study.config import data_table as data_tables
@@ -21,7 +22,7 @@ from splitfed.study.config.algorithm_tables import (
     expand_topology,
     parse_attack,
 )
-from splitfed.study.config.cell import Cell, NamedAlgorithm, Probe, Source, slug
+from splitfed.study.config.cell import Cell, EncryptionSetting, NamedAlgorithm, Probe, Source, slug
 from splitfed.study.config.encryption_table import expand_encryption
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
@@ -32,14 +33,22 @@ from splitfed.study.config.training_attacks import TrainingVariant, plan_trainin
 T = TypeVar("T")
 S = TypeVar("S")
 
+NOT_ENCRYPTED = "it reads a layer that computes on ciphertexts, and this run is in plain"
+"""Why an attack on encrypted layers is left out of a run in plain, beside encrypted ones."""
+
 
 @dataclass(frozen=True)
 class Grid:
-    """All runs of a study, and the study with every default filled in (as plain TOML tables)."""
+    """All runs of a study, and the study with every default filled in (as plain TOML tables).
+
+    `skip_refused`: whether runs that are refused are left out, as `refused` then has them: name and reason, in pairs.
+    """
 
     name: str
     resolved: Mapping[str, Any]
     cells: tuple[Cell, ...]
+    skip_refused: bool = False
+    refused: tuple[tuple[str, str], ...] = ()
 
 
 def expand(config: StudyConfig, source: str, base: Path, code: Code | None = None) -> Grid:
@@ -87,7 +96,8 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         mistakes.add("study", f"the grid has {runs} runs; at most {LIMIT} are allowed")
     mistakes.stop()
     resolved: dict[str, Any] = {
-        "study": _study_table(config.study.name, seeds, config.study.honest, config.study.target),
+        "study": _study_table(config.study.name, seeds, config.study.honest, config.study.target)
+        | ({"skip_refused": True} if config.study.skip_refused else {}),
         "data": data_table,
         **({} if model is None else {"model": model_table}),
         "training": training_table,
@@ -98,6 +108,7 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         "attack": [attack_table(p) for p in probes],
     }
     cells = []
+    needs_encryption = _needing_encryption(probes, encryptions)
     grid = itertools.product(
         _with_names(topologies, [found.builder.slug for found in topologies]),
         _with_names(plans, [found.schedule.slug for found in plans]),
@@ -129,10 +140,20 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
             "defense": [guard.table],
             "training": {**training_table, "schedule": plan.schedule.table},
         }
+        out = needs_encryption if sealed.settings is None else set()
+        left_out = tuple((probe.label, NOT_ENCRYPTED) for probe in world.attacks if probe.label in out)
+        world = world._replace(attacks=tuple(probe for probe in world.attacks if probe.label not in out))
         alone = _config_alone(resolved, name, seed, world, own_tables, cut is not None)
         more = (world.attacks, alone, world.training_attack, layer, sealed, config.study.target, reader.code)
-        cells.append(Cell(name, seed, data, cut, place, guard, plan, *more))
-    return Grid(config.study.name, resolved, tuple(cells))
+        cells.append(Cell(name, seed, data, cut, place, guard, plan, *more, left_out=left_out))
+    return Grid(config.study.name, resolved, tuple(cells), config.study.skip_refused)
+
+
+def _needing_encryption(probes: Sequence[Probe], encryptions: Sequence[EncryptionSetting]) -> set[str]:
+    """Return the labels of attacks on encrypted layers, in a study that has such runs beside others in plain."""
+    if all(sealed.settings is None for sealed in encryptions):
+        return set()
+    return {p.label for p in probes if Needs.ENCRYPTED_LAYER in getattr(p.attack.factory, "requires", ())}
 
 
 def _expand_tables(

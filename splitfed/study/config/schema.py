@@ -53,13 +53,15 @@ class StudyTable(StrictTable):
     """`[study]`: what it is called and which seeds every setting is run with.
 
     `honest = false` leaves out the runs without an active training attack. `target`: a value of the task's metric; for
-    every run it is reported after how many rounds its validation rows reached it.
+    every run it is reported after how many rounds its validation rows reached it. `skip_refused`: runs that cannot be
+    put together are left out and listed, in place of refusing the study.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
     seeds: Annotated[list[Seed], Field(min_length=1, max_length=LIMIT)] = [0]
     honest: bool = True
     target: float | None = None
+    skip_refused: bool = False
 
 
 class DataTable(OpenTable):

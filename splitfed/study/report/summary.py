@@ -65,6 +65,7 @@ def summary_of(study: Study) -> dict[str, Any]:
         "targets": {a["label"]: a.get("target", "inputs") for run in study.runs for a in run["attacks"]},
         "finished": len(study.runs),
         "unfinished": [{"id": run, "reason": reason} for run, reason in study.unfinished],
+        "refused": [{"id": run, "reason": reason} for run, reason in study.refused],
         "utility": {k: study.runs[0]["utility"][k] for k in ("metric", "higher_is_better")},
         "what": {k: study.runs[0].get(k) for k in ("model", "data", "clients", "schedule", "rounds")},
         "settings": settings,

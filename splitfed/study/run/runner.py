@@ -49,8 +49,10 @@ from splitfed.study.report.exposure import role_holdings
 from splitfed.study.report.figures.federated import save_prototypes
 from splitfed.study.report.topology_data import graph_of, input_depth
 from splitfed.study.run.encryption_keys import with_key_folder
+from splitfed.study.run.ownership import LostRun
 from splitfed.study.run.progress import Watcher
 from splitfed.study.run.trust import write_mark
+from splitfed.training.callbacks import Callback
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.client_scores import find_best_round, find_first_reaching, summarize_clients
 from splitfed.training.entry_point import train
@@ -59,12 +61,14 @@ from splitfed.training.settings import Adversaries, Evaluation, Logging
 
 PERMUTATIONS = 200
 Json = dict[str, Any]
+Guard = Callable[[], None]
+"""Asked before anything is written: raises `LostRun` where the run is no longer this process's."""
 
 
-def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
+def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard: Guard = lambda: None) -> Json:
     """Do the run `cell` in `folder`, or what is left of it; return its result, as written to result.json.
 
-    A training that diverges is a result too: `{"id", ..., "failed": one line}`.
+    A training that diverges is a result too: `{"id", ..., "failed": one line}`. Raises what `guard` does.
     """
     if (done := read_result(folder)) is not None:
         return done
@@ -72,9 +76,11 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
         # A crash came before the run had been described: nothing has been computed yet.
         shutil.rmtree(folder)
     try:
-        run = train_cell(cell, data, folder, watcher)
+        run = train_cell(cell, data, folder, watcher, guard)
     except NonFinite as error:
+        guard()
         return write_result(folder, {**identity_of(cell), "failed": str(error)})
+    guard()
     write_atomic(folder / "config.toml", digests.toml_with_digest(dumps(cell.config)))
     write_mark(folder, cell.code.sources())
     measurements = {
@@ -84,18 +90,32 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
         "privacy": _privacy_ledgers(run, cell, data),
         "attacks": [],
         "files": save_prototypes(run, folder),
+        **({"refused": [{"attack": label, "why": why} for label, why in cell.left_out]} if cell.left_out else {}),
     }
     for probe in cell.attacks:
         if (why := _encryption_refusal(run, probe)) is not None:
             measurements.setdefault("refused", []).append({"attack": probe.label, "why": why})
             continue
         try:
-            measurements["attacks"].append(run_attack(run, probe, folder, watcher))
-        except digests.Damaged:
+            measurements["attacks"].append(run_attack(run, probe, folder, watcher, guard))
+        except (digests.Damaged, LostRun):
             raise
         except SplitfedError as error:
+            guard()
             return write_result(folder, {**identity_of(cell), "failed": f"attack {probe.key}: {error}"})
+    guard()
     return write_result(folder, measurements)
+
+
+class _Guarded(Callback):
+    """Asks `guard` after every round, before its metrics and its checkpoint are written."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def on_round_end(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        """Raise what the guard does."""
+        self._guard()
 
 
 def _encryption_refusal(run: Run, probe: Probe) -> str | None:
@@ -111,7 +131,7 @@ def read_result(folder: Path) -> Json | None:
     return current_keys(digests.read(path, digests.REMEASURE)) if path.is_file() else None
 
 
-def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
+def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard: Guard = lambda: None) -> Run:
     """Train the run of `cell` in `folder`, from its newest checkpoint if there is one."""
     plan, topology, schedule = cell.training, build.topology(cell, data), build.schedule(cell)
     method = build.method(cell, data)
@@ -135,7 +155,7 @@ def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run
         local=plan.local,
         adversaries=adversaries_of(cell, topology),
         evaluation=evaluation_of(plan, names),
-        logging=Logging(folder, resume=True, record=plan.record, progress=progress),
+        logging=Logging(folder, resume=True, record=plan.record, progress=progress, callbacks=[_Guarded(guard)]),
     )
 
 
@@ -149,8 +169,11 @@ def evaluation_of(plan: TrainingPlan, names: PartyNames) -> Evaluation:
     return Evaluation(plan.evaluate_every, plan.across, plan.delta, names.of(plan.speeds))
 
 
-def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
-    """Run one attack and write prediction, truth and scores; scores that are there already are read back."""
+def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher, guard: Guard = lambda: None) -> Json:
+    """Run one attack and write prediction, truth and scores; scores that are there already are read back.
+
+    Raises what `guard` does, which is asked before anything is written.
+    """
     scores = folder / "attacks" / f"{probe.key}.json"
     if scores.is_file():
         advice = "delete it and repeat the command: the attack is then run anew"
@@ -166,6 +189,7 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
     # As float32 token ids above 16777216 would become others.
     kind = torch.int64 if attack.target is Target.TOKENS else torch.float32
     tensors = save({key: getattr(outcome, key).to(kind).contiguous() for key in ("prediction", "truth")})
+    guard()
     write_atomic(folder / file, tensors)
     entry = {
         "attack": probe.key,
