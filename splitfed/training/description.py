@@ -18,6 +18,10 @@ from splitfed.planning.validation import Prepared
 from splitfed.training.fingerprint import fingerprint
 
 
+_ADDED_SINCE = (("drop_last", False), ("batch_sizes", ()))
+"""Fields of `Training` that the first release did not have, at their defaults."""
+
+
 def describe(
     prepared: Prepared,
     rounds: int,
@@ -49,7 +53,7 @@ def describe(
         "optimizers": {role: repr(o) for role, o in prepared.optims.items()},
         "rounds": rounds,
         # What the first release did not have is left out at its default: a run of that time may be resumed.
-        "training": {k: v for k, v in asdict(prepared.training).items() if (k, v) != ("drop_last", False)},
+        "training": {k: v for k, v in asdict(prepared.training).items() if (k, v) not in _ADDED_SINCE},
         "record": repr(record or Recording()),
         "device": str(device),
         "code": fingerprint_user_code(prepared, besides or {}),
