@@ -17,7 +17,6 @@ from splitfed.data.federation import Federation
 from splitfed.planning.validation import Prepared
 from splitfed.training.fingerprint import fingerprint
 
-
 _ADDED_SINCE = (("drop_last", False), ("batch_sizes", ()))
 """Fields of `Training` that the first release did not have, at their defaults."""
 

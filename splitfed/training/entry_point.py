@@ -65,11 +65,12 @@ def train(
     """Train `topology` for `rounds` rounds on `data` and return the run.
 
     `topology`: one for all clients, or one a client, with segments of different make on the same shared ones. `method`:
-    a federated method, layered on the schedule. `batch_size`: rows a step, one for all or one a client. `optimizer`: one for all roles, or role -> `Optim` (default SGD at rate
-    0.05, momentum 0.9). `seed`: of everything drawn. `device`: "cpu", "cuda" or "cuda:N". `local`: what a client does
-    in a round. `adversaries`: attacks inside training, poisoning clients, detectors. `evaluation`: what is measured.
-    `logging`: folder, checkpoints, recorded views, callbacks. Raises `InvalidInput`, before anything is computed or
-    written, for anything that does not fit, and `NonFinite` when training diverges.
+    a federated method, layered on the schedule. `batch_size`: rows a step, one for all clients or one a client.
+    `optimizer`: one for all roles, or role -> `Optim` (default SGD at rate 0.05, momentum 0.9). `seed`: of everything
+    drawn. `device`: "cpu", "cuda" or "cuda:N". `local`: what a client does in a round. `adversaries`: attacks inside
+    training, poisoning clients, detectors. `evaluation`: what is measured. `logging`: folder, checkpoints, recorded
+    views, callbacks. Raises `InvalidInput`, before anything is computed or written, for anything that does not fit, and
+    `NonFinite` when training diverges.
     """
     check_count("rounds", rounds, low=1)
     arguments = {
