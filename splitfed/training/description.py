@@ -34,12 +34,14 @@ def describe(
     """
     kinds = list({id(t): t for t in prepared.topologies}.values())
     data = prepared.data
+    # Which of the topologies, the first and the others, every client has.
+    makes = [next(i for i, one in enumerate(kinds) if one is t) for t in prepared.topologies]
     return {
         "topology": prepared.topology.name,
         **({"cut_choice": prepared.topology.cut_choice} if prepared.topology.cut_choice else {}),
         **({"encryption": _encryption(prepared.topology.encryption)} if prepared.topology.encryption else {}),
         **_graph(prepared.topology),
-        **({"others": [_graph(t) for t in kinds[1:]]} if len(kinds) > 1 else {}),
+        **({"others": [_graph(t) for t in kinds[1:]], "makes": makes} if len(kinds) > 1 else {}),
         "data": {
             "name": data.name,
             "clients": [len(c.train) for c in data.clients],
