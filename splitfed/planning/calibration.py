@@ -36,6 +36,7 @@ def calibrate_defenses(
         calibrate,
         obstacle or _obstacle(prepared),
         doubt,
+        training.batch_sizes,
     )
     defenses = prepared.defenses
     settled_defenses = (

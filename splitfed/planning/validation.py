@@ -298,7 +298,12 @@ def check_outputs(topology: Topology, facts: Facts) -> None:
 
 
 def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Federation, training: Training) -> None:
-    """Refuse a batch size that leaves some client a batch too small for batch norm or for a defense."""
+    """Refuse sizes that are not one a client, and one that leaves a client a batch too small for what reads it."""
+    if training.batch_sizes and len(training.batch_sizes) != len(data.clients):
+        raise InvalidInput(
+            f"batch_size has {len(training.batch_sizes)} entries for {len(data.clients)} clients; expected one a "
+            "client, or one for all"
+        )
     for number, (client, client_facts) in enumerate(zip(data.clients, facts, strict=True)):
         needs = [
             *((2, f"batch norm in segment {name!r}") for name in sorted(client_facts.batch_norm)),
@@ -310,13 +315,14 @@ def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Fed
             raise InvalidInput(
                 f"sampling='poisson' may draw a batch of any size, and {who} needs {least} rows or more: take 'shuffle'"
             )
-        smallest = training.smallest_batch(rows)
+        own = training.of_client(number)
+        smallest = own.smallest_batch(rows)
         if smallest < least:
             way_out = "choose another size"
-            if replace(training, drop_last=True).smallest_batch(rows) >= least:
+            if replace(own, drop_last=True).smallest_batch(rows) >= least:
                 way_out += ", or leave that batch out with drop_last=True"
             raise InvalidInput(
-                f"{client.name} has {rows} training rows, so batch_size={training.batch_size} leaves a batch of "
+                f"{client.name} has {rows} training rows, so batch_size={own.batch_size} leaves a batch of "
                 f"{'one' if smallest == 1 else smallest}, and {who} needs {least} rows or more: {way_out}"
             )
 

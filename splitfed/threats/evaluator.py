@@ -273,7 +273,7 @@ class Evaluator:
         if attack.target is Target.MEMBERS:
             victims, members = candidates(self.data, victims, generator(seed, "candidates"))
         hints = draw_hints(victims.y, attack.asks(self.grants.classes), generator(seed, "hints", name))
-        received = self.observe(party, victims, client, seed, attack.phase, self._step_rows(attack))
+        received = self.observe(party, victims, client, seed, attack.phase, self._step_rows(attack, client))
         knowledge = replace(
             self.grants.knowledge(party, client, derive(seed, "queries", name)),
             own=self.grants.own_inputs(party, client, victims.x),
@@ -289,12 +289,12 @@ class Evaluator:
         view = select_plain(received, attack, self.engine.topologies[client])
         return _Case(victims, members, hints, view, knowledge, received)
 
-    def _step_rows(self, attack: Attack) -> int:
+    def _step_rows(self, attack: Attack, client: int) -> int:
         """Return how many victims pass in one training step: as the attack says, or as many as the run trained on."""
         if not isinstance(attack, StatesStepRows):
             return STEP_ROWS
         training = self.grants.training
-        return attack.step_rows or (STEP_ROWS if training is None else training.batch_size)
+        return attack.step_rows or (STEP_ROWS if training is None else training.of_client(client).batch_size)
 
     def _true_releases(self, case: _Case, outcome: Outcome, party: str, client: int) -> TrueReleases:
         """Return what was in the ciphertexts that `party` received, and what auxiliary rows release, for the scorer."""

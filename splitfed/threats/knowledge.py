@@ -205,7 +205,7 @@ class Grants:
         """Return what trains a copy of the client's whole model from fresh weights, as the run did."""
 
         def imitate(x: Tensor, y: Tensor, epochs: int | None, batch_size: int | None, seed: int) -> Rerun:
-            plan = self.training or Training()
+            plan = (self.training or Training()).of_client(client)
             passes = self.rounds * plan.local_epochs if epochs is None else epochs
             copied = Rerun(self.engine, client, self.feed(client), seed)
             size = plan.batch_size if batch_size is None else batch_size

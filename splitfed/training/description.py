@@ -17,6 +17,9 @@ from splitfed.data.federation import Federation
 from splitfed.planning.validation import Prepared
 from splitfed.training.fingerprint import fingerprint
 
+_ADDED_SINCE = (("drop_last", False), ("batch_sizes", ()))
+"""Fields of `Training` that the first release did not have, at their defaults."""
+
 
 def describe(
     prepared: Prepared,
@@ -31,12 +34,14 @@ def describe(
     """
     kinds = list({id(t): t for t in prepared.topologies}.values())
     data = prepared.data
+    # Which of the topologies, the first and the others, every client has.
+    makes = [next(i for i, one in enumerate(kinds) if one is t) for t in prepared.topologies]
     return {
         "topology": prepared.topology.name,
         **({"cut_choice": prepared.topology.cut_choice} if prepared.topology.cut_choice else {}),
         **({"encryption": _encryption(prepared.topology.encryption)} if prepared.topology.encryption else {}),
         **_graph(prepared.topology),
-        **({"others": [_graph(t) for t in kinds[1:]]} if len(kinds) > 1 else {}),
+        **({"others": [_graph(t) for t in kinds[1:]], "makes": makes} if len(kinds) > 1 else {}),
         "data": {
             "name": data.name,
             "clients": [len(c.train) for c in data.clients],
@@ -49,7 +54,7 @@ def describe(
         "optimizers": {role: repr(o) for role, o in prepared.optims.items()},
         "rounds": rounds,
         # What the first release did not have is left out at its default: a run of that time may be resumed.
-        "training": {k: v for k, v in asdict(prepared.training).items() if (k, v) != ("drop_last", False)},
+        "training": {k: v for k, v in asdict(prepared.training).items() if (k, v) not in _ADDED_SINCE},
         "record": repr(record or Recording()),
         "device": str(device),
         "code": fingerprint_user_code(prepared, besides or {}),

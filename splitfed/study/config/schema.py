@@ -100,6 +100,7 @@ class DataTable(OpenTable):
 class ModelTable(OpenTable):
     """`[model]`: a registered model or "package.module:Name", with its parameters; for topologies that cut one.
 
+    Several `[[model]]` are for clients of different make; `splitfed.study.config.client_tables` says who has which.
     Such a path leads to a subclass of `torch.nn.Module`, or to a function in a Python file beside the study.
     """
 
@@ -117,12 +118,12 @@ class RecordTable(StrictTable):
 class TrainingTable(StrictTable):
     """`[training]`: as the arguments of `splitfed.train`; a list of schedules gives a grid.
 
-    What stands in `schedule` and `speeds` is checked by `splitfed.study.config.training_table` and
-    `splitfed.study.config.training_table`.
+    What stands in `schedule` and `speeds` is checked by `splitfed.study.config.training_table`, `batch_size`, one for
+    all clients or one a client, by `splitfed.study.config.client_tables`.
     """
 
     rounds: Count = 10
-    batch_size: Count = 64
+    batch_size: Any = 64
     local_epochs: Count = 1
     sampling: Literal["shuffle", "poisson"] = "shuffle"
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -221,7 +222,7 @@ class StudyConfig(StrictTable):
 
     study: StudyTable
     data: DataTable
-    model: ModelTable | None = None
+    model: Annotated[list[ModelTable], Field(min_length=1, max_length=TABLES)] | None = None
     training: TrainingTable = TrainingTable()
     topology: Annotated[list[TopologyTable], Field(min_length=1, max_length=TABLES)]
     method: Annotated[list[MethodTable], Field(min_length=1, max_length=TABLES)] = [MethodTable(name="none")]
@@ -232,7 +233,7 @@ class StudyConfig(StrictTable):
     attack: Annotated[list[AttackTable], Field(max_length=TABLES)] = []
     search: SearchTable | None = None
 
-    @field_validator("encryption", mode="before")
+    @field_validator("model", "encryption", mode="before")
     @classmethod
     def _accept_one_table(cls, given: Any) -> Any:
         return [given] if isinstance(given, dict) else given
@@ -285,6 +286,8 @@ def parse_study(raw: Mapping[str, Any], source: str) -> StudyConfig:
         return StudyConfig.model_validate(dict(raw))
     except ValidationError as error:
         for detail in error.errors(include_url=False):
+            if detail["loc"][:2] == ("model", 0) and isinstance(raw.get("model"), Mapping):
+                detail["loc"] = ("model", *detail["loc"][2:])
             mistakes.add(*_describe_mistake(detail))
         mistakes.stop()
         raise

@@ -17,7 +17,8 @@ from splitfed.models.import_paths import Code
 from splitfed.registry import TABLES, load
 from splitfed.study.config import schema
 from splitfed.study.config.cell import Cell, format_value, slug
-from splitfed.study.config.grid import Grid, cuts_model, expand, number_repeats
+from splitfed.study.config.client_tables import cuts_model
+from splitfed.study.config.grid import Grid, expand, number_repeats
 from splitfed.study.config.mistakes import InvalidStudy, Mistakes
 from splitfed.study.config.schema import SearchTable
 from splitfed.study.config.search_metrics import MetricReader, SearchConstraint, SearchMetric, SearchObjective

@@ -216,9 +216,10 @@ def _topology_costs(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequ
     plain, count = build.topology(cell, data), len(ready.topologies)
     facts = probe_with(plain, ready.data.clients[0].train)
     bare = replace(ready, topologies=(plain,) * count, facts=(facts,) * count)
-    known = sizes(bare)
+    # Clients of different make have no one model.
+    known = None if cell.models else sizes(bare)
     # Where the columns of a row are with several parties, none of them could train the whole model.
-    alone = len(set(plain.inputs.values())) == 1
+    alone = len(set(plain.inputs.values())) == 1 and not cell.models
     return {
         "schedules": [
             {"schedule": schedule, "method": method, "encrypted": encrypted, "in_study": in_study, **costs}

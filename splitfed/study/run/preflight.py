@@ -126,7 +126,7 @@ def _assemble_cell(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federat
     try:
         with about("method"):
             method = build.method(cell, data)
-        topologies, facts = assemble(build.topology(cell, data), split, plan, method, cell.seed)
+        topologies, facts = assemble(build.topologies(cell, data), split, plan, method, cell.seed)
     except PieceError as error:
         mistakes.add(f"{cell.topology.where}.{error.path}", error)
     except InvalidInput as error:

@@ -133,8 +133,8 @@ def read_result(folder: Path) -> Json | None:
 
 def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard: Guard = lambda: None) -> Run:
     """Train the run of `cell` in `folder`, from its newest checkpoint if there is one."""
-    plan, topology, schedule = cell.training, build.topology(cell, data), build.schedule(cell)
-    method = build.method(cell, data)
+    plan, built, schedule = cell.training, build.topologies(cell, data), build.schedule(cell)
+    method, topology = build.method(cell, data), build.first_topology(built)
     names = PartyNames(topology, schedule, cell.data.clients, aggregated=method is not None)
 
     def progress(done: int, total: int, metrics: Mapping[str, Any]) -> None:
@@ -142,7 +142,7 @@ def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard:
         watcher.round(done, total, **({} if epsilon is None else {"epsilon": epsilon}))
 
     return train(
-        with_key_folder(topology, cell, folder),
+        built if cell.models else with_key_folder(topology, cell, folder),
         build.federation(data, cell.data, cell.seed),
         schedule=schedule,
         defenses=build.defenses(cell),
@@ -256,7 +256,7 @@ def identity_of(cell: Cell) -> Json:
         "schedule": cell.training.schedule.label,
         "method": cell.method.label,
         "encryption": cell.encryption.label,
-        "model": cell.model.label if cell.model else "models by piece",
+        "model": cell.model_label,
         "data": cell.data.name,
         "clients": cell.data.clients,
         **({"variant": cell.variant} if cell.variant else {}),
