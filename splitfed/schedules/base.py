@@ -30,6 +30,9 @@ class Training:
     from weights of its "own"; None: as the topologies have it. `drop_last`: whether the last batch of an epoch is left
     out where it is incomplete, with other rows in every epoch; a client with fewer rows than a batch keeps its one.
     What weighs clients by their rows, such as an average of weights, counts all of them nevertheless.
+
+    `accumulate`: behind how many batches every party's optimizer takes a step, on the mean of the batches' losses; the
+    last step of an epoch, or of a client that leaves, has those that are left. Messages cross a batch at a time.
     """
 
     batch_size: int = field(default=64, metadata=require_count("batch_size", low=1))
@@ -39,9 +42,10 @@ class Training:
     restart_optimizers: bool = False
     starts: str | None = None
     drop_last: bool = False
+    accumulate: int = field(default=1, metadata=require_count("accumulate", low=1))
 
     def __post_init__(self) -> None:
-        """Refuse counts below one, unknown names, switches that are none, and to drop a batch of random size."""
+        """Refuse counts below one, unknown names, switches that are none, and what batches of random size cannot be."""
         for name in ("restart_optimizers", "drop_last"):
             if not isinstance(given := getattr(self, name), bool):
                 raise InvalidInput(f"{name}={given!r} is not allowed; expected True or False")
@@ -53,6 +57,11 @@ class Training:
             raise InvalidInput(
                 "drop_last=True is not allowed with sampling='poisson': every batch is of random size, none is a last "
                 "incomplete one; take 'shuffle'"
+            )
+        if self.accumulate > 1 and self.sampling == "poisson":
+            raise InvalidInput(
+                f"accumulate={self.accumulate} is not allowed with sampling='poisson': every batch drawn by chance is "
+                "a step of its own; take a larger batch_size"
             )
 
     def batches(self, rows: int, epoch: int, client: int) -> list[Tensor]:
@@ -85,8 +94,8 @@ class Training:
 class LocalUpdate:
     """What a client does with its rows in a round: how often it goes over them, how it draws them, what it starts from.
 
-    `epochs`: passes a round. `sampling`, `restart_optimizers`, `starts` and `drop_last` as in `Training`, `starts`
-    without "given".
+    `epochs`: passes a round. `sampling`, `restart_optimizers`, `starts`, `drop_last` and `accumulate` as in `Training`,
+    `starts` without "given".
     """
 
     epochs: int = 1
@@ -94,6 +103,7 @@ class LocalUpdate:
     restart_optimizers: bool = False
     starts: str | None = None
     drop_last: bool = False
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what `Training` refuses, and starts that only topologies can have."""
@@ -103,7 +113,7 @@ class LocalUpdate:
 
     def training(self, batch_size: int = 64, seed: int = 0) -> Training:
         """Return the training of these updates in batches of `batch_size`, with the data order of `seed`."""
-        more = self.restart_optimizers, self.starts, self.drop_last
+        more = self.restart_optimizers, self.starts, self.drop_last, self.accumulate
         return Training(batch_size, self.epochs, seed, self.sampling, *more)
 
 
@@ -163,6 +173,11 @@ class Schedule:
     def independent(self) -> bool:
         """Whether every step of every party is on the rows of one client."""
         return True
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a client's batches follow one another, so that one optimizer step may stand for several of them."""
+        return self.independent
 
     def newest(self, client: int, state: State) -> Source:
         """Return whose client segments `client` would use now: its own, unless they are handed on or averaged."""
