@@ -30,12 +30,17 @@ from splitfed.core.parameter_groups import ParameterGroup, divide_weights
 SCHEDULER_EVERY = ("round", "step")
 
 
+class _OptionsOfSgd(dict[str, Any]):
+    """Options that nobody has given: those of "SGD" alone, any other optimizer has its own defaults."""
+
+
 @dataclass(frozen=True, repr=False)
 class Optim:
     """An optimizer to be built by each party for itself.
 
     `name` is a class of `torch.optim`, or one's own: a subclass of `torch.optim.Optimizer`, or a function that makes
-    one of the parameters and `options` (lr, momentum, weight_decay, ...). What it remembers from step to step has to
+    one of the parameters and `options` (lr, momentum, weight_decay, ...; default: of SGD rate 0.05 and momentum 0.9,
+    of any other its own). What it remembers from step to step has to
     stand in its `state`, as torch's does, to be kept in checkpoints. `groups`: weights with options of their own, by
     their names; each party divides the weights that it holds. `scheduler`: a class of `torch.optim.lr_scheduler` with
     `scheduler_options`, stepped `scheduler_every` "round" (for all parties alike), or "step": each after its own
@@ -47,7 +52,7 @@ class Optim:
     """
 
     name: str | Factory = "SGD"
-    options: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.05, "momentum": 0.9})
+    options: Mapping[str, Any] = field(default_factory=lambda: _OptionsOfSgd(lr=0.05, momentum=0.9))
     scheduler: str | None = None
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
     scheduler_every: str = field(default="round", metadata=require_name("scheduler_every", SCHEDULER_EVERY))
@@ -57,6 +62,8 @@ class Optim:
     def __post_init__(self) -> None:
         """Refuse names and arguments that torch does not know; nothing is built yet."""
         check_fields(self)
+        if isinstance(self.options, _OptionsOfSgd):
+            object.__setattr__(self, "options", dict(self.options) if self.name == "SGD" else {})
         if self.scheduler_every != "round" and self.scheduler is None:
             raise InvalidInput(f"scheduler_every={self.scheduler_every!r} is not allowed without a scheduler; name one")
         groups = (self.groups,) if isinstance(self.groups, ParameterGroup) else tuple(self.groups)

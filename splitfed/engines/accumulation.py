@@ -43,7 +43,7 @@ def tied_weights(party: Party) -> list[nn.Parameter]:
     for module in party.state.modules.values():
         own = {id(weight): weight for weight in module.parameters() if weight.requires_grad}
         found |= own
-        uses.update(own)
+        uses.update(own.keys())
     return [weight for key, weight in found.items() if uses[key] > 1]
 
 
