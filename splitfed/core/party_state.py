@@ -28,7 +28,11 @@ from splitfed.core.usage_counts import SCORED, UsageCounts, labels_of_head
 
 
 class PartyState:
-    """Keeps the segments in `modules` (copied) for the `segment_plans` of `role`, with an optimizer of its own."""
+    """Keeps the segments in `modules` (copied) for the `segment_plans` of `role`, with an optimizer of its own.
+
+    `full_names`: segment -> the name of one of its weights in the whole model, of its name there; parameter groups go
+    by those.
+    """
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class PartyState:
         device: torch.device | str = "cpu",
         task_weight: Callable[[int], float] | None = None,
         relabelled: Mapping[str, tuple[Head, tuple[EdgeDefense[LabelDefense], ...]]] | None = None,
+        full_names: Mapping[str, Callable[[str], str]] | None = None,
     ) -> None:
         self.name = name
         self.role = role
@@ -62,13 +67,18 @@ class PartyState:
         self.data: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
         # Of parts with rows of "train" in them: which row each is.
         self.among: dict[str, Tensor] = {}
-        unique = {id(p): p for m in self.modules.values() for p in m.parameters() if p.requires_grad}
-        self.parameters = list(unique.values())
+        unique: dict[int, tuple[str, nn.Parameter]] = {}
+        for segment, module in self.modules.items():
+            full = (full_names or {}).get(segment, str)
+            for inner, weight in module.named_parameters():
+                if weight.requires_grad:
+                    unique.setdefault(id(weight), (full(inner), weight))
+        self.parameters = [weight for _, weight in unique.values()]
         self.optimizer: torch.optim.Optimizer | None = None
         self._scheduler: LRScheduler | None = None
         self._scheduled_by_round = optim.scheduler_every == "round"
         if unique:
-            self.optimizer, self._scheduler = optim.build(self.parameters)
+            self.optimizer, self._scheduler = optim.build(unique.values())
         # What the optimizer remembers of steps that go on from a state of their own, by name: see `separate_optimizer`.
         self._separate: dict[str, defaultdict[Tensor, Any]] = {}
         # Head -> the head and the defenses that change its labels, which are this party's.
@@ -136,8 +146,9 @@ class PartyState:
 
     @property
     def rate(self) -> float | None:
-        """The learning rate that its optimizer stands at; None where no weight learns."""
-        return None if self.optimizer is None else float(self.optimizer.param_groups[0]["lr"])
+        """The learning rate that its optimizer stands at, for weights in no group; None where it has none."""
+        rate = None if self.optimizer is None else self.optimizer.param_groups[0].get("lr")
+        return None if rate is None else float(rate)
 
     def rows(self, part: str) -> int:
         """Return how many rows this party has in `part`."""

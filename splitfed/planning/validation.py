@@ -9,16 +9,26 @@ from typing import cast
 
 from torch import Tensor
 
-from splitfed.core.defense import Defense, LabelDefense, LayerDefense, PenaltyDefense, ReceiverPenaltyDefense
+from splitfed.core.defense import (
+    Defense,
+    LabelDefense,
+    LayerDefense,
+    LearnedDefense,
+    PenaltyDefense,
+    ReceiverPenaltyDefense,
+    WeightDefense,
+)
 from splitfed.core.equivalence import EXAMPLES, check_topology
 from splitfed.core.errors import InvalidInput, about, check_names
 from splitfed.core.initial_weights import first_weights, local_segments, resolve_starts
 from splitfed.core.optimizers import Optim
+from splitfed.core.parameter_groups import check_groups
 from splitfed.core.per_client_defenses import check_clients, of_client
 from splitfed.core.probe import Facts, check_equal_shapes, probe
 from splitfed.core.random import derive
 from splitfed.core.step_plan import find_weight_defenses, segment_plans
-from splitfed.core.topology import Topology
+from splitfed.core.task_checks import check_own_parts
+from splitfed.core.topology import Topology, name_weights
 from splitfed.core.usage_counts import counted_labels
 from splitfed.data.dataset import Dataset
 from splitfed.data.features import feed
@@ -121,6 +131,9 @@ def complete(
             # Their terms may send a gradient where the losses of the heads send none.
             found = replace(found, no_gradient=frozenset())
         check_outputs(fitted, found)
+        for head in fitted.heads:
+            assert head.task is not None
+            check_own_parts(head.task, found.shapes[head.value], rows.label(head.target))
         return fitted, found
 
     with about("defenses"):
@@ -131,6 +144,8 @@ def complete(
         check_batches(known, defenses, data, training)
     with about("sampling"):
         check_sampling(plan, training)
+    with about("accumulate"):
+        check_accumulation(plan, method, defenses, ready[0], training)
     with about("defenses"):
         for one, fact in {id(t): (t, f) for t, f in zip(ready, known, strict=True)}.values():
             check_clients(defenses, one, clients)
@@ -139,6 +154,9 @@ def complete(
         rates = plan.rates(ready[0], clients)
         optims = {role: o.scaled(rates.get(role, 1.0)) for role, o in optims_of(ready[0], optimizer).items()}
         check_clipping(ready, defenses, optims)
+        makes = {id(t): t for t in ready}.values()
+        named = {role: [one for t in makes for one in name_weights(t, role)] for role in optims}
+        check_groups(named, {role: optim.groups for role, optim in optims.items()})
     with about("encryption"):
         asked = plan.placement(ready[0])
         rest = defenses, optims, training, asked, clients
@@ -325,6 +343,30 @@ def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Fed
                 f"{client.name} has {rows} training rows, so batch_size={own.batch_size} leaves a batch of "
                 f"{'one' if smallest == 1 else smallest}, and {who} needs {least} rows or more: {way_out}"
             )
+
+
+def check_accumulation(
+    schedule: Schedule, method: Method | None, defenses: Sequence[Defense], topology: Topology, training: Training
+) -> None:
+    """Refuse one optimizer step for several batches where something counts on a step behind every batch."""
+    if training.accumulate == 1:
+        return
+    given = f"accumulate={training.accumulate} is not allowed"
+    if not schedule.accumulates:
+        raise InvalidInput(
+            f"{given} with schedule {type(schedule).__name__}, whose clients do not train several batches in a row; "
+            "take a larger batch_size"
+        )
+    if method is not None and not method.traits(topology).accumulates:
+        raise InvalidInput(f"{given} with method {type(method).__name__}, which acts on every step of a batch")
+    if topology.encryption is not None:
+        raise InvalidInput(f"{given} beside encryption: shares of weights are updated behind every batch")
+    for defense in defenses:
+        name = type(defense).__name__
+        if isinstance(defense, WeightDefense):
+            raise InvalidInput(f"{given} beside {name}, which adds its noise to every batch: take a larger batch_size")
+        if isinstance(defense, LearnedDefense):
+            raise InvalidInput(f"{given} beside {name}, which learns from every batch: take a larger batch_size")
 
 
 def check_sampling(schedule: Schedule, training: Training) -> None:

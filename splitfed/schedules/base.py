@@ -34,6 +34,8 @@ class Training:
 
     `batch_sizes`: rows a batch of every client by number, where they differ; () where all have `batch_size`, which is
     otherwise the largest of them. What is asked of one client is asked of `of_client`.
+    `accumulate`: behind how many batches every party's optimizer takes a step, on the mean of the batches' losses; the
+    last step of an epoch, or of a client that leaves, has those that are left. Messages cross a batch at a time.
     """
 
     batch_size: int = field(default=64, metadata=require_count("batch_size", low=1))
@@ -43,10 +45,11 @@ class Training:
     restart_optimizers: bool = False
     starts: str | None = None
     drop_last: bool = False
+    accumulate: int = field(default=1, metadata=require_count("accumulate", low=1))
     batch_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse counts below one, unknown names, switches that are none, and to drop a batch of random size."""
+        """Refuse counts below one, unknown names, switches that are none, and what batches of random size cannot be."""
         for client, size in enumerate(self.batch_sizes):
             check_count(f"batch_size of client {client}", size, low=1)
         if self.batch_sizes and self.batch_size != max(self.batch_sizes):
@@ -62,6 +65,11 @@ class Training:
             raise InvalidInput(
                 "drop_last=True is not allowed with sampling='poisson': every batch is of random size, none is a last "
                 "incomplete one; take 'shuffle'"
+            )
+        if self.accumulate > 1 and self.sampling == "poisson":
+            raise InvalidInput(
+                f"accumulate={self.accumulate} is not allowed with sampling='poisson': every batch drawn by chance is "
+                "a step of its own; take a larger batch_size"
             )
 
     def of_client(self, client: int) -> Training:
@@ -99,8 +107,8 @@ class Training:
 class LocalUpdate:
     """What a client does with its rows in a round: how often it goes over them, how it draws them, what it starts from.
 
-    `epochs`: passes a round. `sampling`, `restart_optimizers`, `starts` and `drop_last` as in `Training`, `starts`
-    without "given".
+    `epochs`: passes a round. `sampling`, `restart_optimizers`, `starts`, `drop_last` and `accumulate` as in `Training`,
+    `starts` without "given".
     """
 
     epochs: int = 1
@@ -108,6 +116,7 @@ class LocalUpdate:
     restart_optimizers: bool = False
     starts: str | None = None
     drop_last: bool = False
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what `Training` refuses, and starts that only topologies can have."""
@@ -120,7 +129,7 @@ class LocalUpdate:
 
         `batch_size`: one for all clients, or one a client.
         """
-        more = self.restart_optimizers, self.starts, self.drop_last
+        more = self.restart_optimizers, self.starts, self.drop_last, self.accumulate
         if not isinstance(batch_size, (list, tuple)):
             return Training(batch_size, self.epochs, seed, self.sampling, *more)  # type: ignore[arg-type]
         if not batch_size:
@@ -186,6 +195,11 @@ class Schedule:
     def independent(self) -> bool:
         """Whether every step of every party is on the rows of one client."""
         return True
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a client's batches follow one another, so that one optimizer step may stand for several of them."""
+        return self.independent
 
     def newest(self, client: int, state: State) -> Source:
         """Return whose client segments `client` would use now: its own, unless they are handed on or averaged."""

@@ -182,7 +182,8 @@ class Grants:
         if optimizer is None:
             return None
         options = {n: v for n, v in optimizer.param_groups[0].items() if n != "params"}
-        options["clip_norm"] = self.engine.optims.get(role, Optim()).clip_norm
+        optim = self.engine.optims.get(role, Optim())
+        options |= {"clip_norm": optim.clip_norm, "groups": len(optim.groups)}
         if self.training.restart_optimizers and "momentum" in options:
             options["momentum"] = 0.0
         batches, topology = self.batches(client, 0), self.engine.topologies[client]
@@ -190,7 +191,7 @@ class Grants:
         sends_gradients = traits is not None and traits.sends_gradients
         sizes = [len(rows) for rows in (_first_epoch(batches) if sends_gradients else batches)]
         private = () if traits is None else traits.private_segments
-        return local_training(topology, role, type(optimizer).__name__, options, sizes, sends_gradients, private)
+        return local_training(topology, role, optim.label, options, sizes, sends_gradients, private)
 
     def feed(self, client: int) -> Feed:
         """Return what says what each input of the client's topology gets of raw rows; it holds no data."""

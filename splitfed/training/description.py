@@ -17,8 +17,8 @@ from splitfed.data.federation import Federation
 from splitfed.planning.validation import Prepared
 from splitfed.training.fingerprint import fingerprint
 
-_ADDED_SINCE = (("drop_last", False), ("batch_sizes", ()))
-"""Fields of `Training` that the first release did not have, at their defaults."""
+LATER = (("drop_last", False), ("accumulate", 1), ("batch_sizes", ()))
+"""Fields of `Training` that the first release did not have, with their defaults."""
 
 
 def describe(
@@ -54,7 +54,7 @@ def describe(
         "optimizers": {role: repr(o) for role, o in prepared.optims.items()},
         "rounds": rounds,
         # What the first release did not have is left out at its default: a run of that time may be resumed.
-        "training": {k: v for k, v in asdict(prepared.training).items() if (k, v) not in _ADDED_SINCE},
+        "training": {k: v for k, v in asdict(prepared.training).items() if (k, v) not in LATER},
         "record": repr(record or Recording()),
         "device": str(device),
         "code": fingerprint_user_code(prepared, besides or {}),
@@ -71,6 +71,8 @@ def fingerprint_user_code(prepared: Prepared, besides: Mapping[str, object]) -> 
     modules = [place for place in things if place.startswith("module ")]
     things |= {f"defense {type(d).__name__} ({i})": d for i, d in enumerate(prepared.defenses)}
     things |= {"schedule": prepared.schedule, "method": prepared.method}
+    own = {role: optim.name for role, optim in prepared.optims.items() if not isinstance(optim.name, str)}
+    things |= {f"optimizer of {role!r}": factory for role, factory in own.items()}
     return fingerprint({**things, **besides}, modules)
 
 

@@ -23,8 +23,9 @@ from splitfed.planning.timed import check_speeds, clock_of
 from splitfed.planning.uploads import check_uploads
 from splitfed.planning.validation import Prepared, inputs_of, labels_of, prepare
 from splitfed.poisoning import injection
+from splitfed.poisoning.base import Poisoning
 from splitfed.poisoning.injection import poison_data
-from splitfed.schedules.base import LocalUpdate, Schedule
+from splitfed.schedules.base import LocalUpdate, Schedule, Training
 from splitfed.threats.training_time import check_questions, place_attacks
 from splitfed.training.arguments import read_arguments, write_arguments
 from splitfed.training.callbacks import check_deciding, committed_ledger, deciding, describe_callbacks
@@ -165,6 +166,8 @@ def check_run(
         doubt = f"{off!r} does not follow the protocol" if off else None
         prepared = calibrate_defenses(prepared, rounds, obstacle, doubt)
         check_uploads(prepared)
+    with about("accumulate"):
+        check_adversaries(prepared.training, adversaries)
     with about("across"):
         check_across(evaluation.across_clients, prepared.defenses)
     with about("speeds"):
@@ -213,6 +216,22 @@ def place_adversaries(engine: Engine, prepared: Prepared, adversaries: Adversari
     injection.enter(engine, prepared.data, adversaries.poisonings, prepared.training.seed, returned)
 
 
+def check_adversaries(training: Training, adversaries: Adversaries) -> None:
+    """Refuse to gather the gradients of several batches where somebody acts on those of every batch, or step."""
+    if training.accumulate == 1:
+        return
+    acting = [
+        *(f"training attack {type(attack).__name__}" for attack in adversaries.resolved_attacks.values()),
+        *(f"detector {type(one).__name__}" for one in adversaries.detectors.values()),
+        *(type(one).__name__ for one in adversaries.poisonings if type(one).enter is not Poisoning.enter),
+    ]
+    if acting:
+        raise InvalidInput(
+            f"accumulate={training.accumulate} is not allowed beside {acting[0]}, which acts on every batch and "
+            "expects a step behind it; take a larger batch_size"
+        )
+
+
 def check_across(across: bool, defenses: Sequence[Defense]) -> None:
     """Refuse to score every client's model on the others' rows where a defense promises something of what it plans."""
     private = next((d for d in defenses if privacy_event(d) is not None), None)
@@ -247,6 +266,7 @@ def engine_of(
         placement=prepared.placement,
         expected=_expected_batch_sizes(prepared),
         link=link,
+        accumulate=prepared.training.accumulate,
     )
     for replica, (client, graph) in enumerate(zip(prepared.data.clients, prepared.topologies, strict=True)):
         for part in ("train", "validation", "test"):

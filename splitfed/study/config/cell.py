@@ -244,6 +244,7 @@ class TrainingPlan:
     restart_optimizers: bool = False
     starts: str | None = None
     drop_last: bool = False
+    accumulate: int = 1
 
     def training(self, seed: int) -> Training:
         """Return the same for the run with `seed`, as a schedule gets it."""
@@ -252,7 +253,7 @@ class TrainingPlan:
     @property
     def local(self) -> LocalUpdate:
         """What a client does in a round, as `splitfed.train` takes it."""
-        more = self.restart_optimizers, self.starts, self.drop_last
+        more = self.restart_optimizers, self.starts, self.drop_last, self.accumulate
         return LocalUpdate(self.local_epochs, self.sampling, *more)
 
 

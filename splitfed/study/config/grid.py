@@ -217,9 +217,9 @@ def _parse_data(reader: StudyReader, table: DataTable, base: Path) -> tuple[dict
     written, loaders = expand_algorithm(
         reader, "data", "data", table.name, table.extra, keys=keys, base=base, grid=False
     )
-    feature_parts = data_tables.parse_parts(reader.mistakes, table)
-    source = Source(loaders[0], table.clients, split, feature_parts) if loaders else None
-    return {**written, "clients": table.clients, **split, **feature_parts}, source
+    parts_written, parts = data_tables.parse_parts(reader, table)
+    source = Source(loaders[0], table.clients, split, parts) if loaders else None
+    return {**written, "clients": table.clients, **split, **parts_written}, source
 
 
 def number_repeats(names: Sequence[str]) -> list[str]:

@@ -89,12 +89,23 @@ class DataTable(OpenTable):
     strips: Any = None
     targets: Any = None
     class_weights: Any = None
+    loss: Any = None
+    metric: Any = None
 
     SPLIT: ClassVar[tuple[str, ...]] = (
         *("dirichlet", "minimum", "classes_per_client", "class_spread", "rows_per_class", "by_domain"),
         *("auxiliary", "victims", "validation", "test", "public"),
     )
-    PARTS: ClassVar[tuple[str, ...]] = ("vertical", "overlap", "halves", "strips", "targets", "class_weights")
+    PARTS: ClassVar[tuple[str, ...]] = (
+        "vertical",
+        "overlap",
+        "halves",
+        "strips",
+        "targets",
+        "class_weights",
+        "loss",
+        "metric",
+    )
 
 
 class ModelTable(OpenTable):
@@ -132,6 +143,7 @@ class TrainingTable(StrictTable):
     restart_optimizers: bool = False
     starts: Literal["shared", "own"] | None = None
     drop_last: bool = False
+    accumulate: Count = 1
     evaluate_every: Count = 1
     across: bool = False
     device: Name = "cpu"

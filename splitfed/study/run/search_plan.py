@@ -13,7 +13,6 @@ from rich.console import Console
 from splitfed.core.errors import InvalidInput
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.schedules.base import LocalUpdate
 from splitfed.study.config import build
 from splitfed.study.config.cell import Cell, DefenseSetting, format_value
 from splitfed.study.config.search import PRICE, SearchStudy
@@ -108,7 +107,7 @@ def _time_round(cell: Cell, data: Dataset, split: Federation) -> float:
         optimizer=plan.optimizer,
         seed=cell.seed,
         device=plan.device,
-        local=LocalUpdate(plan.local_epochs, plan.sampling, plan.restart_optimizers, plan.starts),
+        local=plan.local,
         adversaries=adversaries_of(cell, build.first_topology(built)),
     )
     return time.perf_counter() - started

@@ -30,11 +30,14 @@ from splitfed.training.checkpoint import write_atomic
 MARK, SOURCES = "mark.json", "code"
 _OF_RUN = ("run.json", "result.json")
 
-NAMES = ("model", "schedule", "aggregation", "rule")
+NAMES = ("model", "schedule", "aggregation", "rule", "loss", "metric")
 """Keys of a study whose text says what is run."""
 
-NAMED = (*NAMES, "data", "topology", "method", "defense", "combine", "attack")
+NAMED = (*NAMES, "data", "topology", "method", "defense", "combine", "attack", "optimizer")
 """Keys whose table, or list of tables, says so by its `name`."""
+
+BY_ROLE = ("optimizer",)
+"""Those whose table may hold one such table a role, whatever the role is called."""
 
 
 def is_results(folder: Path) -> bool:
@@ -136,7 +139,7 @@ def import_paths(config: Any, place: str = "") -> Iterator[str]:
         for one in flatten_choices(value):
             if isinstance(one, str) and ":" in one and (key in NAMES or (key == "name" and place in NAMED)):
                 yield one
-            deeper = ({key: one}, place) if isinstance(one, list) else (one, key)
+            deeper = ({key: one}, place) if isinstance(one, list) else (one, place if place in BY_ROLE else key)
             yield from import_paths(*deeper)
 
 
