@@ -29,8 +29,11 @@ from splitfed.registry import SINGULAR
 CLASSES = {**registry.CONTRACTS, "models": "torch.nn:Module"}
 """Kind -> of what a class must be a subclass; topologies and data sets are made by functions alone."""
 
-FUNCTIONS = ("topologies", "data", "models")
+FUNCTIONS = ("topologies", "data", "models", "transforms")
 """Kinds of which a path may lead to a function."""
+
+WORDS = {**SINGULAR, "transforms": "transform"}
+"""Kind -> what one of it is called; transforms of rows have no names in the registry."""
 
 
 class Code:
@@ -68,7 +71,7 @@ class Code:
         """Return the class or function of `kind` that `path` leads to; nothing is called. Raises `InvalidInput`."""
         if self._refusal is not None:
             raise InvalidInput(self._refusal)
-        what, expected = f"{SINGULAR[kind]} {path!r}", self._expected(kind)
+        what, expected = f"{WORDS[kind]} {path!r}", self._expected(kind)
         module, attributes = _parts(path, what)
         if self._local is not None:
             self._local.enter()

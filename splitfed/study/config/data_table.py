@@ -11,6 +11,8 @@ import torch
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import classification
 from splitfed.data.dataset import Dataset
+from splitfed.data.transform import Transform
+from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.parameters import Parameter, check_parameters
 from splitfed.study.config.schema import DataTable
@@ -23,11 +25,13 @@ HINTS = {
     "strips": int,
     "targets": dict[str, dict[str, list[int]]],
     "class_weights": list[float],
+    "transform": str,
+    "mixup": float,
 }
 
 
 def parse_parts(mistakes: Mistakes, table: DataTable) -> dict[str, Any]:
-    """Return the keys of `table` that divide rows or add label sets, after a check of their types."""
+    """Return the keys of `table` that divide or transform rows or add label sets, after a check of their types."""
     keys = {key: getattr(table, key) for key in DataTable.PARTS if getattr(table, key) is not None}
     check_parameters(mistakes, "data", {key: Parameter(key, HINTS[key], None) for key in keys}, keys)
     ways = [way for way in WAYS if keys.get(way) not in (None, False)]
@@ -42,6 +46,29 @@ def parse_parts(mistakes: Mistakes, table: DataTable) -> dict[str, Any]:
                 f"data.targets.{name}", f"holds {', '.join(target) or 'nothing'}; expected classes = [...] alone"
             )
     return keys
+
+
+def find_transform(reader: StudyReader, keys: Mapping[str, Any]) -> Transform | None:
+    """Return the function of the study's own that `transform` of these keys names, None where there is none.
+
+    Notes one that would move numbers from one party's part of a row to another's.
+    """
+    if not isinstance(path := keys.get("transform"), str):
+        return None
+    ways = [way for way in WAYS if keys.get(way) not in (None, False)]
+    if ways:
+        reader.mistakes.add(
+            "data.transform",
+            f"is not allowed beside {ways[0]}: it would carry numbers from one party's part to another's",
+        )
+    if ":" not in path:
+        reader.mistakes.add(
+            "data.transform", f"{path!r} is no import path; expected module:function in a Python file beside the study"
+        )
+        return None
+    with reader.mistakes.at("data.transform"):
+        return reader.code.find(path, "transforms")
+    return None
 
 
 def apply_parts(data: Dataset, given: Mapping[str, Any]) -> Dataset:

@@ -192,7 +192,8 @@ def _parse_data(reader: StudyReader, table: DataTable, base: Path) -> tuple[dict
         reader, "data", "data", table.name, table.extra, keys=keys, base=base, grid=False
     )
     feature_parts = data_tables.parse_parts(reader.mistakes, table)
-    source = Source(loaders[0], table.clients, split, feature_parts) if loaders else None
+    transform = data_tables.find_transform(reader, feature_parts)
+    source = Source(loaders[0], table.clients, split, feature_parts, transform) if loaders else None
     return {**written, "clients": table.clients, **split, **feature_parts}, source
 
 

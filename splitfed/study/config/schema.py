@@ -87,12 +87,16 @@ class DataTable(OpenTable):
     strips: Any = None
     targets: Any = None
     class_weights: Any = None
+    transform: Any = None
+    mixup: Any = None
 
     SPLIT: ClassVar[tuple[str, ...]] = (
         *("dirichlet", "minimum", "classes_per_client", "class_spread", "rows_per_class", "by_domain"),
         *("auxiliary", "victims", "validation", "test", "public"),
     )
-    PARTS: ClassVar[tuple[str, ...]] = ("vertical", "overlap", "halves", "strips", "targets", "class_weights")
+    PARTS: ClassVar[tuple[str, ...]] = (
+        *("vertical", "overlap", "halves", "strips", "targets", "class_weights", "transform", "mixup"),
+    )
 
 
 class ModelTable(OpenTable):

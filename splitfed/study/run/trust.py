@@ -30,7 +30,7 @@ from splitfed.training.checkpoint import write_atomic
 MARK, SOURCES = "mark.json", "code"
 _OF_RUN = ("run.json", "result.json")
 
-NAMES = ("model", "schedule", "aggregation", "rule")
+NAMES = ("model", "schedule", "aggregation", "rule", "transform")
 """Keys of a study whose text says what is run."""
 
 NAMED = (*NAMES, "data", "topology", "method", "defense", "combine", "attack")
