@@ -165,6 +165,8 @@ TABLES: dict[str, dict[str, str]] = {
         "idx": "splitfed.data.sources.idx:idx",
         "cifar": "splitfed.data.sources.cifar:cifar",
         "npz": "splitfed.data.sources.npz:npz",
+        "npy": "splitfed.data.sources.npy:npy",
+        "parquet": "splitfed.data.sources.parquet:parquet",
         "image_folder": "splitfed.data.sources.image_folder:image_folder",
         "domain_folder": "splitfed.data.sources.domain_folder:domain_folder",
         "leaf": "splitfed.data.sources.leaf:leaf",

@@ -29,11 +29,11 @@ from splitfed.registry import SINGULAR
 CLASSES = {**registry.CONTRACTS, "models": "torch.nn:Module", "optimizers": "torch.optim:Optimizer"}
 """Kind -> of what a class must be a subclass; topologies, data sets, losses and metrics are functions alone."""
 
-FUNCTIONS = ("topologies", "data", "models", "optimizers", "losses", "metrics")
+FUNCTIONS = ("topologies", "data", "models", "optimizers", "losses", "metrics", "transforms")
 """Kinds of which a path may lead to a function."""
 
-KINDS = {**SINGULAR, "optimizers": "optimizer", "losses": "loss", "metrics": "metric"}
-"""Kind -> what one of it is called; of the last three nothing is registered here."""
+KINDS = {**SINGULAR, "optimizers": "optimizer", "losses": "loss", "metrics": "metric", "transforms": "transform"}
+"""Kind -> what one of it is called; of the last four nothing is registered here."""
 
 
 class Code:

@@ -17,6 +17,7 @@ from splitfed.core.defense import (
     PenaltyDefense,
     ReceiverPenaltyDefense,
     WeightDefense,
+    privacy_event,
 )
 from splitfed.core.equivalence import EXAMPLES, check_topology
 from splitfed.core.errors import InvalidInput, about, check_names
@@ -24,15 +25,18 @@ from splitfed.core.initial_weights import first_weights, local_segments, resolve
 from splitfed.core.optimizers import Optim
 from splitfed.core.parameter_groups import check_groups
 from splitfed.core.per_client_defenses import check_clients, of_client
+from splitfed.core.privacy_events import Protects
 from splitfed.core.probe import Facts, check_equal_shapes, probe
 from splitfed.core.random import derive
+from splitfed.core.rows import Rows
 from splitfed.core.step_plan import find_weight_defenses, segment_plans
 from splitfed.core.task_checks import check_own_parts
 from splitfed.core.topology import Topology, name_weights
 from splitfed.core.usage_counts import counted_labels
 from splitfed.data.dataset import Dataset
-from splitfed.data.features import feed
+from splitfed.data.features import feed, feed_rows
 from splitfed.data.federation import Federation
+from splitfed.data.transform import transform_of
 from splitfed.engines.base import Placement
 from splitfed.federated.base import Method, MethodContext
 from splitfed.planning.encryption import divide, placement_of, settle
@@ -142,6 +146,7 @@ def complete(
             check_equal_shapes(ready, known)
     with about("batch_size"):
         check_batches(known, defenses, data, training)
+        check_coupling(defenses, data)
     with about("sampling"):
         check_sampling(plan, training)
     with about("accumulate"):
@@ -265,6 +270,11 @@ def inputs_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
     return feed(rows.x, topology.inputs, rows.features)
 
 
+def rows_of(topology: Topology, rows: Dataset) -> Mapping[str, Tensor | Rows]:
+    """Return `inputs_of`, to be read by batch: what every input of `topology` gets of `rows`."""
+    return feed_rows(rows.source, topology.inputs, rows.features)
+
+
 def labels_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
     """Return the labels of every head of `topology`; parties that hold the same ones get memory of their own."""
     first: dict[str | None, str] = {}
@@ -273,6 +283,25 @@ def labels_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
         y = rows.label(head.target)
         found[head.value] = y if first.setdefault(head.target, head.labels) == head.labels else y.clone()
     return found
+
+
+def check_transform(topology: Topology, rows: Dataset) -> None:
+    """Refuse a transform of whole rows whose parts are held by several parties."""
+    if transform_of(rows.source) is not None and len(holders := sorted(set(topology.inputs.values()))) > 1:
+        raise InvalidInput(
+            f"the rows have a transform, and their parts are held by {', '.join(map(repr, holders))}: it would carry "
+            "numbers from one party's part into another's; transform the parts before they are put together"
+        )
+
+
+def check_coupling(defenses: Sequence[Defense], data: Federation) -> None:
+    """Refuse rows that are mixed with one another under a promise about rows: one would be in the examples of many."""
+    private = (d for d in defenses if (event := privacy_event(d)) is not None and event.protects is not Protects.LABELS)
+    if any(client.train.source.couples for client in data.clients) and (first := next(private, None)) is not None:
+        raise InvalidInput(
+            f"mixup puts a row into the examples of others, and {type(first).__name__} counts what it promises by row: "
+            "leave one of them out"
+        )
 
 
 def probe_with(topology: Topology, rows: Dataset) -> Facts:
@@ -481,6 +510,7 @@ def _assemble_one(
     checked_topology = topology.with_tasks(rows.tasks)
     with about("schedule"):
         schedule.check(checked_topology, clients)
+    check_transform(checked_topology, rows)
     facts = probe_with(checked_topology, rows)
     check_outputs(checked_topology, facts)
     check_topology(checked_topology, inputs_of(checked_topology, rows.rows(range(min(EXAMPLES, len(rows))))))

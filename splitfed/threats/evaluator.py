@@ -36,6 +36,7 @@ from splitfed.core.deprecation import OldAttribute, warn
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.core.messages import WEIGHT_GRADIENT, View
 from splitfed.core.random import derive, generator
+from splitfed.core.rows import blocks
 from splitfed.core.topology import Topology
 from splitfed.data.candidates import candidates, trained_rows
 from splitfed.data.dataset import Dataset
@@ -381,6 +382,11 @@ class Evaluator:
         return AttackResult(name, party, outcome.prediction, truth, scores, outcome.seconds)
 
     def _check_updates(self, attack: Attack) -> None:
+        if any(client.train.source.couples for client in self.data.clients):
+            raise InvalidInput(
+                f"{type(attack).__name__} is scored by the rows that a client trained on, and these were mixed with "
+                "one another (mixup): there is no such row to find"
+            )
         method, placement = self.grants.method, self.engine.run_parties.placement
         traits = None if method is None else method.traits(self.engine.topology)
         aggregation = None if traits is None else traits.aggregation
@@ -473,7 +479,7 @@ class Evaluator:
         def predict(upstream: Mapping[str, nn.Module]) -> Tensor:
             whole = self.grants.trained_segments(client, None, replaced=upstream)
             with torch.no_grad():
-                return torch.cat([whole(x.to(engine.device))[head.value].cpu() for x in rows.x.split(256)])
+                return torch.cat([whole(x.to(engine.device))[head.value].cpu() for x in blocks(rows.source, 256)])
 
         fresh = self.grants.architecture(party, client)(seed).modules
         outputs = {"clone": predict(clone.modules), "trained": predict({}), "fresh": predict(fresh)}

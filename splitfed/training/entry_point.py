@@ -21,7 +21,7 @@ from splitfed.federated.base import Method
 from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.timed import check_speeds, clock_of
 from splitfed.planning.uploads import check_uploads
-from splitfed.planning.validation import Prepared, inputs_of, labels_of, prepare
+from splitfed.planning.validation import Prepared, labels_of, prepare, rows_of
 from splitfed.poisoning import injection
 from splitfed.poisoning.base import Poisoning
 from splitfed.poisoning.injection import poison_data
@@ -271,7 +271,7 @@ def engine_of(
     for replica, (client, graph) in enumerate(zip(prepared.data.clients, prepared.topologies, strict=True)):
         for part in ("train", "validation", "test"):
             rows = getattr(client, part)
-            engine.own(replica, part, inputs_of(graph, rows), labels_of(graph, rows))
+            engine.own(replica, part, rows_of(graph, rows), labels_of(graph, rows))
         engine.show(replica, "public", client.shown)
     return engine
 

@@ -30,7 +30,11 @@ from splitfed.topologies.shared_segments import share_segments
 
 def dataset(source: Source) -> Dataset:
     """Load the data set of `source` and say who holds what of it; the same for every seed."""
-    return apply_parts(source.loader.call(**source.loader.parameters), source.parts)
+    found = apply_parts(source.loader.call(**source.loader.parameters), source.parts)
+    if source.transform is not None:
+        found = found.with_transform(source.transform)
+    mixup = source.parts.get("mixup")
+    return found if mixup is None else found.with_mixup(mixup)
 
 
 def federation(data: Dataset, source: Source, seed: int) -> Federation:
@@ -99,7 +103,7 @@ def uncut_model(cell: Cell, named: NamedAlgorithm, data: Dataset) -> nn.Module:
 
 def _example(model: nn.Module, data: Dataset) -> Tensor | dict[str, Tensor]:
     """Return rows of the model's input, by argument where its arguments bear the names of features."""
-    few, known = data.x[:EXAMPLES], data.features
+    few, known = data.rows(range(min(EXAMPLES, len(data)))).x, data.features
     return {name: known[name].select(few) for name in signature(model.forward).parameters if name in known} or few
 
 

@@ -19,6 +19,7 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
 from splitfed.costs.speeds import Speeds
 from splitfed.data.dataset import Dataset
+from splitfed.data.transform import Transform
 from splitfed.models.import_paths import Code
 from splitfed.registry import SINGULAR
 from splitfed.schedules.base import LocalUpdate, Training
@@ -210,13 +211,14 @@ class Source:
     """A data set by the name of its `loader`, and how it is split over `clients`.
 
     `parts`: which party holds which part of a row, and further label sets, as `splitfed.study.config.data_table` reads
-    them.
+    them. `transform`: the function that `parts` name.
     """
 
     loader: NamedAlgorithm
     clients: int
     split: Mapping[str, Any]
     parts: Mapping[str, Any] = field(default_factory=dict)
+    transform: Transform | None = field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> str:

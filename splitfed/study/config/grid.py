@@ -218,7 +218,8 @@ def _parse_data(reader: StudyReader, table: DataTable, base: Path) -> tuple[dict
         reader, "data", "data", table.name, table.extra, keys=keys, base=base, grid=False
     )
     parts_written, parts = data_tables.parse_parts(reader, table)
-    source = Source(loaders[0], table.clients, split, parts) if loaders else None
+    transform = data_tables.find_transform(reader, parts_written)
+    source = Source(loaders[0], table.clients, split, parts, transform) if loaders else None
     return {**written, "clients": table.clients, **split, **parts_written}, source
 
 

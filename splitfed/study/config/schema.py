@@ -91,20 +91,26 @@ class DataTable(OpenTable):
     class_weights: Any = None
     loss: Any = None
     metric: Any = None
+    transform: Any = None
+    mixup: Any = None
 
     SPLIT: ClassVar[tuple[str, ...]] = (
         *("dirichlet", "minimum", "classes_per_client", "class_spread", "rows_per_class", "by_domain"),
         *("auxiliary", "victims", "validation", "test", "public"),
     )
     PARTS: ClassVar[tuple[str, ...]] = (
-        "vertical",
-        "overlap",
-        "halves",
-        "strips",
-        "targets",
-        "class_weights",
-        "loss",
-        "metric",
+        *(
+            "vertical",
+            "overlap",
+            "halves",
+            "strips",
+            "targets",
+            "class_weights",
+            "loss",
+            "metric",
+            "transform",
+            "mixup",
+        ),
     )
 
 

@@ -30,7 +30,7 @@ from splitfed.training.checkpoint import write_atomic
 MARK, SOURCES = "mark.json", "code"
 _OF_RUN = ("run.json", "result.json")
 
-NAMES = ("model", "schedule", "aggregation", "rule", "loss", "metric")
+NAMES = ("model", "schedule", "aggregation", "rule", "loss", "metric", "transform")
 """Keys of a study whose text says what is run."""
 
 NAMED = (*NAMES, "data", "topology", "method", "defense", "combine", "attack", "optimizer")
