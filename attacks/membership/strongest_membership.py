@@ -1,6 +1,9 @@
 """Strongest membership attack: the attacks on membership of this house, chosen on runs of the adversary's own.
 
-Source: ours. Its members are `membership_threshold`, `membership_shadow` and `lira`, online and offline.
+Paper: none; after Shokri, Stronati, Song, Shmatikov, "Membership inference attacks against machine learning models", IEEE
+S&P 2017, for a run of the adversary's own in which it knows the members; here that run chooses among attacks.
+
+Its members are `membership_threshold`, `membership_shadow` and `lira`, online and offline.
 
 The adversary imitates the run on some of its auxiliary rows and attacks the imitation with each of them: there it knows
 who was a member. The attack with the greatest area under the ROC curve, over `worlds` such imitations, is then turned

@@ -1,6 +1,9 @@
 """Strongest: the reconstruction attacks of this house, with more and more work, chosen on the adversary's own rows.
 
-Source: ours. Its members are `linear_inverse`, `nearest`, `inverse_network` of several widths and, where the upstream
+Paper: none; after He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019, whose two
+attacks are among its members, and Breiman, "Stacked regressions", Machine Learning 1996, for the combination of all.
+
+Its members are `linear_inverse`, `nearest`, `inverse_network` of several widths and, where the upstream
 weights are granted, `rmle` and a search that begins at the best decoder's rows (`refinement`); where an attack was in
 the training, what that predicts; and last a convex combination of all of them, its weights by least squares.
 
