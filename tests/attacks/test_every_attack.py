@@ -298,7 +298,7 @@ def test_succeeds_where_it_must(name: str) -> None:
         assert len(result.truth) == len(row.planted().data.victims)
 
 
-@pytest.mark.parametrize("name", thin(TABLE, 2))
+@pytest.mark.parametrize("name", thin(TABLE, 3))
 def test_fails_where_it_must(name: str) -> None:
     row = TABLE[name]
     run, attack = row.hopeless(), row.quick or row.attack
@@ -317,7 +317,7 @@ def turned(rows: Dataset) -> Dataset:
     return other
 
 
-@pytest.mark.parametrize("name", thin(TABLE, 3))
+@pytest.mark.parametrize("name", thin(TABLE, 4))
 def test_the_scorer_alone_knows_the_truth(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The truth shuffled before the score: the same guess to the last bit, scored against another truth."""
     row, score_prediction = TABLE[name], evaluator.score_prediction
@@ -352,7 +352,7 @@ def renamed(rows: Dataset) -> Dataset:
 BLIND = [n for n, r in TABLE.items() if r.attack.phase is Phase.INFERENCE and r.attack.target in OF_VICTIMS]
 
 
-@pytest.mark.parametrize("name", thin(BLIND, 2))
+@pytest.mark.parametrize("name", thin(BLIND, 3))
 def test_what_is_released_knows_no_label(name: str) -> None:
     """Victims with the labels of others release the same, so the prediction is the same."""
     row, run = TABLE[name], TABLE[name].planted()
