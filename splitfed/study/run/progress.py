@@ -81,24 +81,24 @@ class Lines:
 
 @dataclass
 class Pace:
-    """How far something is, `done` of `total`, and since when: `began` seconds, when `first` of them were done."""
+    """How far something is, `done` of `total`: since `began`, in seconds, when `first` of them were done."""
 
     began: float
-    first: int = 0
+    first: int | None = None
     done: int = 0
     total: int = 0
     last: float = 0.0
 
     def move(self, done: int, total: int, now: float) -> None:
         """Note that `done` of `total` are done."""
-        if self.total != total or done < self.done or not self.done:
+        if self.first is None:
             # What a resumed run had before took no time now.
             self.first = max(done - 1, 0)
         self.done, self.total, self.last = done, total, now
 
     def left(self, now: float) -> float | None:
         """Return the seconds that the rest takes, at the mean pace so far; None before there is one."""
-        if (steps := self.done - self.first) <= 0:
+        if self.first is None or (steps := self.done - self.first) <= 0:
             return None
         whole = (self.last - self.began) / steps * (self.total - self.done)
         return max(0.0, whole - (now - self.last))
