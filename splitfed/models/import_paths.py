@@ -26,8 +26,15 @@ from splitfed.core.errors import InvalidInput
 from splitfed.models.local_modules import LocalModules
 from splitfed.registry import SINGULAR
 
-CLASSES = {**registry.CONTRACTS, "models": "torch.nn:Module"}
+CLASSES = {
+    **registry.CONTRACTS,
+    "models": "torch.nn:Module",
+    "callbacks": "splitfed.training.callbacks:Callback",
+}
 """Kind -> of what a class must be a subclass; topologies and data sets are made by functions alone."""
+
+NOUNS = {**SINGULAR, "callbacks": "callback"}
+"""Kind -> what one of it is called."""
 
 FUNCTIONS = ("topologies", "data", "models")
 """Kinds of which a path may lead to a function."""
@@ -68,7 +75,7 @@ class Code:
         """Return the class or function of `kind` that `path` leads to; nothing is called. Raises `InvalidInput`."""
         if self._refusal is not None:
             raise InvalidInput(self._refusal)
-        what, expected = f"{SINGULAR[kind]} {path!r}", self._expected(kind)
+        what, expected = f"{NOUNS[kind]} {path!r}", self._expected(kind)
         module, attributes = _parts(path, what)
         if self._local is not None:
             self._local.enter()
