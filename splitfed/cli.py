@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
@@ -178,6 +178,13 @@ def _commands() -> dict[str, Command]:
             _argument("--adversary", help="attacking party (default: the first without data; with --list: all)"),
             _TRUST,
         ),
+        "continue": (
+            _continue_run,
+            "train a finished run for more rounds, and measure and attack it again",
+            _RUN,
+            _argument("--rounds", type=int, required=True, help="number of rounds beyond those that it has"),
+            _TRUST,
+        ),
         "predict": (
             _predict_rows,
             "predict new rows with the model of a finished run, its defenses included",
@@ -308,9 +315,8 @@ def _attack_run(options: Options) -> None:
     if options.list == (options.attack is not None):
         raise InvalidInput("splitfed attack: expected --attack NAMES, or --list to see which apply")
     if options.list:
-        _print_applicable(
-            reattack.applicable_attacks(Path(options.run), options.adversary, trust=options.trust), options.json
-        )
+        found = reattack.applicable_attacks(Path(options.run), options.adversary, trust=options.trust)
+        print(json.dumps(found) if options.json else reattack.format_applicable(found))
         return
     names = [name.strip() for name in options.attack.split(",") if name.strip()]
     entries = reattack.attack_run(Path(options.run), names, options.budget, options.adversary, trust=options.trust)
@@ -326,14 +332,11 @@ def _attack_run(options: Options) -> None:
             print(said)
 
 
-def _print_applicable(found: Mapping[str, Mapping[str, str | None]], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(found))
-        return
-    for party, attacks in found.items():
-        print(party)
-        for name, reason in attacks.items():
-            print(f"  {name:22}{'applies' if reason is None else f'no: {reason}'}")
+def _continue_run(options: Options) -> None:
+    from splitfed.study.run import longer, session
+
+    found = longer.continue_run(Path(options.run), options.rounds, trust=options.trust)
+    print(json.dumps(found) if options.json else session.format_outcome(found))
 
 
 def _print_plan(options: Options) -> None:
@@ -440,10 +443,9 @@ def _list(options: Options) -> None:
     kind, known = options.kind and current_kind(options.kind), [*TABLES, "encryption"]
     if kind and kind not in known:
         raise unknown("kind", kind, known)
-    kinds = [kind] if kind else known
     found = {
-        kind: [read_head(kind, name)._asdict() for name in TABLES[kind]] if kind in TABLES else describe_protocols()
-        for kind in kinds
+        one: [read_head(one, name)._asdict() for name in TABLES[one]] if one in TABLES else describe_protocols()
+        for one in ([kind] if kind else known)
     }
     if options.json:
         print(json.dumps(found[kind] if kind else found))

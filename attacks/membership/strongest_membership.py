@@ -1,7 +1,7 @@
 """Strongest membership attack: the attacks on membership of this house, chosen on runs of the adversary's own.
 
-Paper: none; after Shokri, Stronati, Song, Shmatikov, "Membership inference attacks against machine learning models", IEEE
-S&P 2017, for a run of the adversary's own in which it knows the members; here that run chooses among attacks.
+Paper: none; after Shokri, Stronati, Song, Shmatikov, "Membership inference attacks against machine learning models",
+IEEE S&P 2017, for a run of the adversary's own in which it knows the members; here that run chooses among attacks.
 
 Its members are `membership_threshold`, `membership_shadow` and `lira`, online and offline.
 

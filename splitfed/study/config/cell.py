@@ -20,8 +20,7 @@ from splitfed.core.topology import Topology
 from splitfed.costs.speeds import Speeds
 from splitfed.data.dataset import Dataset
 from splitfed.data.transform import Transform
-from splitfed.models.import_paths import Code
-from splitfed.registry import SINGULAR
+from splitfed.models.import_paths import NOUNS, Code
 from splitfed.schedules.base import LocalUpdate, Training
 from splitfed.study.config.parameters import lists_to_tuples
 
@@ -73,7 +72,7 @@ class NamedAlgorithm:
     def call(self, **arguments: Any) -> Any:
         """Return what the factory makes of `arguments`; what a user's own code raises becomes an `InvalidInput`."""
         assert self.factory is not None
-        what = f"{SINGULAR[self.kind]} {self.name!r}"
+        what = f"{NOUNS[self.kind]} {self.name!r}"
         try:
             made = self.factory(**arguments)
         except InvalidInput:
@@ -306,6 +305,7 @@ class Cell:
     variant: str = ""
     left_out: tuple[tuple[str, str], ...] = ()
     models: tuple[ClientModel, ...] = ()
+    callbacks: tuple[NamedAlgorithm, ...] = ()
 
     @property
     def model_label(self) -> str:

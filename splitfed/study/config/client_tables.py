@@ -15,7 +15,7 @@ from typing import Any
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.models.import_paths import Code
 from splitfed.study.config.algorithm_tables import expand_algorithm, expand_topology
-from splitfed.study.config.cell import ClientModel, NamedAlgorithm, TopologySetting
+from splitfed.study.config.cell import Cell, ClientModel, NamedAlgorithm, TopologySetting
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes, short_repr
 from splitfed.study.config.parameters import parameters_of
@@ -35,7 +35,7 @@ def parse_models(
     Each of several tables then says by number which clients have it.
     """
     cuts = [cuts_model(reader.code, table.name) for table in config.topology]
-    if config.model is None:
+    if not config.model:
         if True in cuts:
             reader.mistakes.add(
                 "model", f"is missing; topology[{cuts.index(True)}] cuts a model: add [model] with name = ..."
@@ -177,6 +177,22 @@ def cuts_model(code: Code, name: str) -> bool | None:
         return "model" in parameters_of(code.load("topologies", name))
     except InvalidInput:
         return None
+
+
+def describe_clients(cell: Cell) -> list[dict[str, Any]]:
+    """Return what each client of `cell` has where clients differ, a table a client; none where all have the same.
+
+    "client": its number; "model" with its cuts and "batch_size", each where they differ.
+    """
+    sizes = cell.training.batch_size
+    own: list[dict[str, Any]] = [{"client": client} for client in range(cell.data.clients)]
+    for one in cell.models:
+        for client in one.clients:
+            own[client]["model"] = one.label
+    if isinstance(sizes, tuple):
+        for client, size in enumerate(sizes):
+            own[client]["batch_size"] = size
+    return own if len(own[0]) > 1 else []
 
 
 def parse_batch_sizes(mistakes: Mistakes, given: Any, clients: int) -> int | tuple[int, ...]:

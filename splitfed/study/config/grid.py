@@ -21,6 +21,7 @@ from splitfed.study.config.algorithm_tables import (
     expand_method,
     parse_attack,
 )
+from splitfed.study.config.callback_tables import expand_callback
 from splitfed.study.config.cell import Cell, EncryptionSetting, Probe, Source, slug
 from splitfed.study.config.encryption_table import expand_encryption
 from splitfed.study.config.lookup import StudyReader
@@ -71,6 +72,7 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
     encryption_tables, encryptions = _expand_tables(reader, "encryption", config.encryption, seal)
     defense_tables, defenses = _expand_tables(reader, "defense", config.defense, expand_defense)
     attacks = [parse_attack(reader, f"attack[{i}]", table) for i, table in enumerate(config.attack)]
+    called = [expand_callback(reader, f"callback[{i}]", table) for i, table in enumerate(config.callback)]
     mistakes.stop()
     assert data is not None
     probes = [found for found in attacks if found is not None]
@@ -110,8 +112,9 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         **({} if all(found.settings is None for found in encryptions) else {"encryption": encryption_tables}),
         "defense": defense_tables,
         "attack": [attack_table(p) for p in probes],
+        **({"callback": [table for table, _ in called]} if called else {}),
     }
-    cells = []
+    cells, callbacks = [], tuple(named for _, named in called)
     needs_encryption = _needing_encryption(probes, encryptions)
     grid = itertools.product(
         _with_names(topologies, [found.builder.slug for found in topologies]),
@@ -150,7 +153,8 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         alone = _config_alone(resolved, name, seed, world, own_tables, cut is not None)
         more = (world.attacks, alone, world.training_attack, layer, sealed, config.study.target, reader.code)
         own_models = () if cut is None else models
-        cells.append(Cell(name, seed, data, cut, place, guard, plan, *more, left_out=left_out, models=own_models))
+        cell = Cell(name, seed, data, cut, place, guard, plan, *more, left_out=left_out, callbacks=callbacks)
+        cells.append(replace(cell, models=own_models))
     return Grid(config.study.name, resolved, tuple(cells), config.study.skip_refused)
 
 

@@ -207,6 +207,12 @@ class AttackTable(OpenTable):
         return current_parameters("attacks", given) if isinstance(given, dict) else given
 
 
+class CallbackTable(OpenTable):
+    """`[[callback]]`: what is called while a run is trained, by name or "module:Class", with its parameters."""
+
+    name: Name
+
+
 class PruneTable(StrictTable):
     """`search.prune`: from round `warmup` on a run ends whose best utility is in the lowest `percentile` of others.
 
@@ -240,7 +246,7 @@ class StudyConfig(StrictTable):
 
     study: StudyTable
     data: DataTable
-    model: Annotated[list[ModelTable], Field(min_length=1, max_length=TABLES)] | None = None
+    model: Annotated[list[ModelTable], Field(max_length=TABLES)] = []
     training: TrainingTable = TrainingTable()
     topology: Annotated[list[TopologyTable], Field(min_length=1, max_length=TABLES)]
     method: Annotated[list[MethodTable], Field(min_length=1, max_length=TABLES)] = [MethodTable(name="none")]
@@ -249,6 +255,7 @@ class StudyConfig(StrictTable):
     ]
     defense: Annotated[list[DefenseTable], Field(min_length=1, max_length=TABLES)] = [DefenseTable(name="none")]
     attack: Annotated[list[AttackTable], Field(max_length=TABLES)] = []
+    callback: Annotated[list[CallbackTable], Field(max_length=TABLES)] = []
     search: SearchTable | None = None
 
     @field_validator("model", "encryption", mode="before")

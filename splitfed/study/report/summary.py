@@ -67,7 +67,8 @@ def summary_of(study: Study) -> dict[str, Any]:
         "unfinished": [{"id": run, "reason": reason} for run, reason in study.unfinished],
         "refused": [{"id": run, "reason": reason} for run, reason in study.refused],
         "utility": {k: study.runs[0]["utility"][k] for k in ("metric", "higher_is_better")},
-        "what": {k: study.runs[0].get(k) for k in ("model", "data", "clients", "schedule", "rounds")},
+        "what": {k: study.runs[0].get(k) for k in ("model", "data", "clients", "schedule", "rounds")}
+        | {"lengths": sorted({int(run["rounds"]) for run in study.runs})},
         "settings": settings,
     }
     summary["metrics"] = [

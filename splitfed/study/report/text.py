@@ -94,10 +94,12 @@ def beats_baseline(attack: Mapping[str, Any], metric: str) -> bool:
 
 def _study_sentence(summary: Summary) -> str:
     what, seeds = summary["what"], sorted({seed for s in summary["settings"] for seed in s["seeds"]})
+    lengths = what["lengths"]
+    rounds = count_noun(lengths[0], "round") if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} rounds"
     left_out = f" {count_noun(len(summary['unfinished']), 'run')} did not finish and count nowhere below."
     return (
         f"{what['model']} on {what['data']}, {count_noun(what['clients'], 'client')}, "
-        f"{count_noun(what['rounds'], 'round')} of the {_schedule_names(summary)}{_method_names(summary)}, split as "
+        f"{rounds} of the {_schedule_names(summary)}{_method_names(summary)}, split as "
         f"{' and '.join(summary['topologies'])}: {count_noun(summary['finished'], 'run')} finished over "
         f"{count_noun(len(summary['settings']), 'setting')} and {count_noun(len(seeds), 'seed')}."
         f"{left_out if summary['unfinished'] else ''}"

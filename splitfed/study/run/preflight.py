@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from splitfed.attacks.base import Phase, Target
@@ -19,6 +20,7 @@ from splitfed.planning.validation import Prepared, assemble, complete
 from splitfed.study.config import build
 from splitfed.study.config.assembly import PieceError
 from splitfed.study.config.auto_cuts import name_auto_cuts
+from splitfed.study.config.callback_tables import make_callbacks
 from splitfed.study.config.cell import Cell, Probe
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import Mistakes
@@ -26,6 +28,7 @@ from splitfed.study.config.training_attacks import add_training_attack
 from splitfed.study.config.training_table import PartyNames
 from splitfed.study.run.runner import adversaries_of, evaluation_of
 from splitfed.threats.tuning import SHARE, Bench, check_tunable
+from splitfed.training.callbacks import check_deciding
 from splitfed.training.entry_point import check_run, engine_of
 from splitfed.training.run import Run
 
@@ -147,9 +150,11 @@ def _check_cell(mistakes: Mistakes, cell: Cell, split: Federation, found: Assemb
             *(found.topologies, found.facts, split, schedule, found.method, defenses),
             *(plan.optimizer, plan.training(cell.seed)),
         )
-        check_run(
+        ready = check_run(
             ready, plan.rounds, plan.device, adversaries_of(cell, ready.topology), evaluation_of(plan, found.names)
         )
+        with about("callbacks"):
+            check_deciding(make_callbacks(cell.callbacks, Path("run")), ready)
     except InvalidInput as error:
         mistakes.add(_place_of(cell, error), error)
 
@@ -162,6 +167,7 @@ def _place_of(cell: Cell, error: InvalidInput) -> str:
         "method": cell.method.where,
         "encryption": cell.encryption.where,
         "defenses": cell.defense.where,
+        "callbacks": "callback",
     }
     return places.get(error.part) or f"training.{error.part}"
 

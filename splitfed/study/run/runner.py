@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from splitfed.planning.validation import labels_of
 from splitfed.stats.dependence import permutation_test
 from splitfed.stats.token_points import as_points
 from splitfed.study.config import build
+from splitfed.study.config.callback_tables import make_callbacks
 from splitfed.study.config.cell import Cell, DefenseSetting, Probe, TrainingPlan
 from splitfed.study.config.toml import dumps
 from splitfed.study.config.training_attacks import training_attacks
@@ -52,10 +53,11 @@ from splitfed.study.run.encryption_keys import with_key_folder
 from splitfed.study.run.ownership import LostRun
 from splitfed.study.run.progress import Watcher
 from splitfed.study.run.trust import write_mark
-from splitfed.training.callbacks import Callback
+from splitfed.training.callbacks import Callback, deciding
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.client_scores import find_best_round, find_first_reaching, summarize_clients
 from splitfed.training.entry_point import train
+from splitfed.training.folder import RunFolder
 from splitfed.training.run import Run
 from splitfed.training.settings import Adversaries, Evaluation, Logging
 
@@ -72,6 +74,7 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard: G
     """
     if (done := read_result(folder)) is not None:
         return done
+    cell = at_length(cell, folder)
     if folder.is_dir() and not (folder / "run.json").is_file():
         # A crash came before the run had been described: nothing has been computed yet.
         shutil.rmtree(folder)
@@ -91,6 +94,7 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard: G
         "attacks": [],
         "files": save_prototypes(run, folder),
         **({"refused": [{"attack": label, "why": why} for label, why in cell.left_out]} if cell.left_out else {}),
+        **_earlier_length(cell, folder),
     }
     for probe in cell.attacks:
         if (why := _encryption_refusal(run, probe)) is not None:
@@ -125,6 +129,25 @@ def _encryption_refusal(run: Run, probe: Probe) -> str | None:
     return run.evaluator.refusal(probe.attack.name, build.attack(probe), probe.adversary)
 
 
+def at_length(cell: Cell, folder: Path) -> Cell:
+    """Return `cell` with as many rounds as the run in `folder` is to have by now; see `splitfed.study.run.longer`."""
+    if not (folder / "rounds.json").is_file():
+        return cell
+    return with_rounds(cell, max(cell.training.rounds, int(RunFolder(folder).read_definition()["rounds"])))
+
+
+def with_rounds(cell: Cell, rounds: int) -> Cell:
+    """Return `cell` with `rounds` rounds in all."""
+    config = {**cell.config, "training": {**cell.config["training"], "rounds": rounds}}
+    return replace(cell, training=replace(cell.training, rounds=rounds), config=config)
+
+
+def _earlier_length(cell: Cell, folder: Path) -> Json:
+    """Return how many rounds the run was begun with, where it has got more."""
+    first = int(digests.read(folder / "run.json", digests.RETRAIN)["rounds"])
+    return {} if first == cell.training.rounds else {"rounds_at_first": first}
+
+
 def read_result(folder: Path) -> Json | None:
     """Return the result in the run folder `folder`, or None if it has not finished."""
     path = folder / "result.json"
@@ -136,6 +159,11 @@ def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard:
     plan, built, schedule = cell.training, build.topologies(cell, data), build.schedule(cell)
     method, topology = build.method(cell, data), build.first_topology(built)
     names = PartyNames(topology, schedule, cell.data.clients, aggregated=method is not None)
+
+    callbacks = make_callbacks(cell.callbacks, folder)
+    if read_result(folder) is not None:
+        # A run that is opened again writes no second account of itself.
+        callbacks = deciding(callbacks)
 
     def progress(done: int, total: int, metrics: Mapping[str, Any]) -> None:
         epsilon = metrics.get("epsilon")
@@ -155,7 +183,7 @@ def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard:
         local=plan.local,
         adversaries=adversaries_of(cell, topology),
         evaluation=evaluation_of(plan, names),
-        logging=Logging(folder, resume=True, record=plan.record, progress=progress, callbacks=[_Guarded(guard)]),
+        logging=Logging(folder, True, plan.record, progress=progress, callbacks=[_Guarded(guard), *callbacks]),
     )
 
 
@@ -303,6 +331,7 @@ def _measure_run(run: Run, cell: Cell) -> Json:
         "bytes_by_kind": dict(run.engine.traffic.by_kind()),
         "seconds": run.seconds,
         "rounds": len(run.history),
+        **({} if run.stopped is None else {"stopped": run.stopped, "rounds_planned": cell.training.rounds}),
         "history": run.history,
         "dependence": _measure_dependence(run),
         "topology_graph": graph_of(topology, defended),
