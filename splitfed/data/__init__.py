@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from splitfed.data.from_python import from_torch as from_torch
     from splitfed.data.item_rows import PadSequences as PadSequences
     from splitfed.data.labels import LabelSet as LabelSet
+    from splitfed.data.sequences import from_sequences as from_sequences
     from splitfed.data.sources.beats import beats as beats
     from splitfed.data.sources.beats import mean_beats as mean_beats
     from splitfed.data.sources.breast_cancer import breast_cancer as breast_cancer
@@ -60,6 +61,7 @@ make_lazy(
         "ClientData": "federation",
         "Federation": "federation",
         "from_arrays": "from_python",
+        "from_sequences": "sequences",
         "from_torch": "from_python",
         "idx": "sources.idx",
         "image_folder": "sources.image_folder",

@@ -91,4 +91,4 @@ def _method_scores(run: Run, method: Method, part: str, made: Mapping[int, Predi
 
 def _score(head: Head, outputs: list[Tensor], labels: list[Tensor]) -> float | None:
     assert head.task is not None
-    return head.task.metric(torch.cat(outputs), torch.cat(labels)) if outputs else None
+    return float(head.task.metric(torch.cat(outputs), torch.cat(labels))) if outputs else None
