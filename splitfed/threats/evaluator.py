@@ -346,8 +346,8 @@ class Evaluator:
     def _check_updates(self, attack: Attack) -> None:
         if any(client.train.source.couples for client in self.data.clients):
             raise InvalidInput(
-                f"{type(attack).__name__} is scored by the rows that a client trained on, and these were mixed with one "
-                "another (mixup): there is no such row to find"
+                f"{type(attack).__name__} is scored by the rows that a client trained on, and these were mixed with "
+                "one another (mixup): there is no such row to find"
             )
         method, placement = self.grants.method, self.engine.run_parties.placement
         traits = None if method is None else method.traits(self.engine.topology)
