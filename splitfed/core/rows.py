@@ -18,7 +18,7 @@ from splitfed.core.errors import InvalidInput
 AT_ONCE = 2**30
 """The most bytes of rows that are not in memory which may be read at once."""
 
-BLOCK = 2**24
+BLOCK = 2**22
 """About how many bytes of rows a walk over all of them reads at a time."""
 
 
@@ -157,6 +157,14 @@ class CheckedRows(Rows):
         return found
 
 
+def layers(rows: Rows) -> Iterator[Rows]:
+    """Yield `rows` and what they are made of, from the outside in; of several, those that draw before others."""
+    yield rows
+    inner = getattr(rows, "sources", None) or [getattr(rows, "source", None)]
+    for source in sorted((one for one in inner if isinstance(one, Rows)), key=lambda one: not one.draws):
+        yield from layers(source)
+
+
 def as_rows_by_index(x: Tensor | Rows) -> Rows:
     """Return `x` as rows that are read by index; a tensor is shared."""
     return x if isinstance(x, Rows) else TensorRows(x)
@@ -214,7 +222,7 @@ def row_bytes(rows: Rows) -> int:
 
 def first_bad(good: Tensor) -> int | None:
     """Return the first row of `good` (n, ...) that is not all true."""
-    bad = ~good.reshape(len(good), -1).all(1)
+    bad = ~good.flatten(1).all(1)
     return int(bad.nonzero()[0]) if bool(bad.any()) else None
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_number
 from splitfed.core.random import derive
-from splitfed.core.rows import Draw, Rows
+from splitfed.core.rows import Draw, Rows, layers
 
 
 class MixedRows(Rows):
@@ -57,3 +57,8 @@ class MixedRows(Rows):
             shares[place], partners[place] = random.beta(self.alpha + 1, self.alpha), random.integers(len(self))
         own = torch.from_numpy(shares).reshape(-1, *[1] * len(self.shape))
         return found * own + self.source.take(torch.from_numpy(partners), draw) * (1 - own)
+
+
+def mixup_of(rows: Rows) -> float | None:
+    """Return the alpha of the mixup of `rows`, None where there is none."""
+    return next((float(one.alpha) for one in layers(rows) if isinstance(one, MixedRows)), None)

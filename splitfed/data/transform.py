@@ -21,7 +21,7 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, first_line
 from splitfed.core.random import derive, stream
-from splitfed.core.rows import Draw, Rows, type_name
+from splitfed.core.rows import Draw, Rows, layers, type_name
 
 Transform: TypeAlias = Callable[..., Any]
 """Takes a row, or a row and a `torch.Generator`, and returns a row of the same shape and type."""
@@ -86,14 +86,7 @@ class TransformedRows(Rows):
 
 def transform_of(rows: Rows) -> Transform | None:
     """Return the transform behind `rows`, None where there is none."""
-    while not isinstance(rows, TransformedRows):
-        inner = getattr(rows, "source", None)
-        if inner is None:
-            inner = next((source for source in getattr(rows, "sources", ()) if source.draws), None)
-        if not isinstance(inner, Rows):
-            return None
-        rows = inner
-    return rows.transform
+    return next((one.transform for one in layers(rows) if isinstance(one, TransformedRows)), None)
 
 
 def _takes_two(transform: Transform) -> bool:

@@ -10,6 +10,7 @@ from typing import cast
 from torch import Tensor
 
 from splitfed.core.defense import (
+    Accounted,
     Defense,
     LabelDefense,
     LayerDefense,
@@ -17,7 +18,6 @@ from splitfed.core.defense import (
     PenaltyDefense,
     ReceiverPenaltyDefense,
     WeightDefense,
-    privacy_event,
 )
 from splitfed.core.equivalence import EXAMPLES, check_topology
 from splitfed.core.errors import InvalidInput, about, check_names
@@ -141,12 +141,12 @@ def complete(
         return fitted, found
 
     with about("defenses"):
+        check_coupling(defenses, data)
         ready, known = _each_make(topologies, defend)
         if _differ(ready):
             check_equal_shapes(ready, known)
     with about("batch_size"):
         check_batches(known, defenses, data, training)
-        check_coupling(defenses, data)
     with about("sampling"):
         check_sampling(plan, training)
     with about("accumulate"):
@@ -296,12 +296,18 @@ def check_transform(topology: Topology, rows: Dataset) -> None:
 
 def check_coupling(defenses: Sequence[Defense], data: Federation) -> None:
     """Refuse rows that are mixed with one another under a promise about rows: one would be in the examples of many."""
-    private = (d for d in defenses if (event := privacy_event(d)) is not None and event.protects is not Protects.LABELS)
+    private = (d for d in defenses if isinstance(d, Accounted) and not _protects_labels(d))
     if any(client.train.source.couples for client in data.clients) and (first := next(private, None)) is not None:
         raise InvalidInput(
             f"mixup puts a row into the examples of others, and {type(first).__name__} counts what it promises by row: "
             "leave one of them out"
         )
+
+
+def _protects_labels(defense: Accounted) -> bool:
+    # One that learns the length of the run first has no event yet.
+    event = defense.event()
+    return event is not None and event.protects is Protects.LABELS
 
 
 def probe_with(topology: Topology, rows: Dataset) -> Facts:

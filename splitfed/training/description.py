@@ -15,6 +15,7 @@ from splitfed.core.messages import Recording
 from splitfed.core.rows import Rows, blocks
 from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
+from splitfed.data.mixup import mixup_of
 from splitfed.data.transform import transform_of
 from splitfed.planning.validation import Prepared
 from splitfed.training.fingerprint import fingerprint
@@ -75,9 +76,11 @@ def fingerprint_user_code(prepared: Prepared, besides: Mapping[str, object]) -> 
         things |= {f"task of head {h.value!r}{where}": h.task for h in topology.heads}
     modules = [place for place in things if place.startswith("module ")]
     things |= {f"defense {type(d).__name__} ({i})": d for i, d in enumerate(prepared.defenses)}
-    transforms = [transform_of(client.train.source) for client in prepared.data.clients]
-    different = list({id(found): found for found in transforms if found is not None}.values())
-    things |= {f"transform of the rows{f' ({i})' if i else ''}": found for i, found in enumerate(different)}
+    sources = [client.train.source for client in prepared.data.clients if client.train.source.draws]
+    for what, find in (("transform", transform_of), ("mixup", mixup_of)):
+        found = {repr(one) if isinstance(one, float) else str(id(one)): one for one in map(find, sources)}
+        named = enumerate(one for one in found.values() if one is not None)
+        things |= {f"{what} of the rows{f' ({i})' if i else ''}": one for i, one in named}
     things |= {"schedule": prepared.schedule, "method": prepared.method}
     own = {role: optim.name for role, optim in prepared.optims.items() if not isinstance(optim.name, str)}
     things |= {f"optimizer of {role!r}": factory for role, factory in own.items()}

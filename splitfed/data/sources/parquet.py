@@ -151,9 +151,9 @@ def _codes(source: Path, file: Any, name: str) -> np.ndarray:
     """Return a column of labels or domains: numbers as they are, text as the numbers of its sorted values."""
     import pyarrow.types as types
 
-    column = _read_columns(source, file, [name]).column(name).combine_chunks()
+    column = _read_columns(source, file, [name]).column(name)
     if types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+        column = column.cast(column.type.value_type)
     if types.is_string(column.type) or types.is_large_string(column.type):
         if column.null_count:
             raise InvalidInput(f"{source}: column {name!r} has a missing value; expected text in every row")
