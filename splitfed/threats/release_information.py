@@ -82,6 +82,8 @@ def measure_release(
     arrived = evaluator.observe(party, victims, client, seed).select(kind="activation")
     if not arrived.messages:
         raise InvalidInput(f"no release arrives at party {party!r}: there is nothing to measure")
+    if not all(bool(torch.isfinite(z).all()) for z in arrived.tensors().values()):
+        raise InvalidInput(f"what arrives at party {party!r} is not finite: there is nothing to measure")
     usable, invertibility = _closed_forms(evaluator, party, victims, client, seed)
     upstream: Callable[[Tensor], Releases] = evaluator.grants.trained_segments(
         client, evaluator.engine.parties[party].role
