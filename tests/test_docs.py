@@ -249,7 +249,7 @@ def test_a_run_of_the_python_page_is_framed_drawn_exported_and_continued(capsys:
     names = execute(fewer(example("python-api.md"), 10))
     run = names["run"]
     assert capsys.readouterr().out.startswith("Run(1 round, ")
-    assert {"attack", "mean_image", "random_pairing", "linear_inverse"} <= set(names["psnr"]["of"])
+    assert list(names["psnr"]["of"])[:3] == ["attack", "mean_image", "random_pairing"]
     assert len(names["figure"].axes) == 3
     assert (len(names["frame"]), len(run.history)) == (1, 6)
     x = run.data.clients[0].test.x

@@ -212,9 +212,8 @@ class Evaluator:
             return self._attack_training(name, attack, party, client, seed, number, progress, classifier)
         case = self._case(name, attack, party, victims, client, seed)
         outcome = attack(case.view, case.knowledge, generator(seed, "attack", name), progress)
-        beside = (
-            self._reconstruct_floors(case, party, client, seed) if floors and attack.target is Target.INPUTS else None
-        )
+        floors = floors and attack.target is Target.INPUTS
+        beside = self.reconstruct_floors(case.view, party, client, seed) if floors else None
         part = select_unknown(self.data.shape, case.knowledge.places, case.knowledge.own or {})
         truth, scores = score_prediction(
             attack.target,
@@ -239,12 +238,12 @@ class Evaluator:
             under_trained=() if beside is None else self._floors_above(attack, outcome.prediction, truth, beside, part),
         )
 
-    def _reconstruct_floors(self, case: _Case, party: str, client: int, seed: int) -> dict[str, Tensor]:
-        """Return what every floor makes of the releases that arrived: name -> (victims, *shape)."""
+    def reconstruct_floors(self, view: View, party: str, client: int, seed: int) -> dict[str, Tensor]:
+        """Return what every floor makes of the releases in `view`: name -> (victims, *shape)."""
         if self.engine.topologies[client].encryption is not None:
             return {}
         known = self.grants.knowledge(party, client, derive(seed, "queries", "floors"))
-        return self.floors.predict(case.view, known, party, client, seed)
+        return self.floors.predict(view, known, party, client, seed)
 
     def _floors_above(
         self,
@@ -289,6 +288,16 @@ class Evaluator:
         )
         view = select_plain(received, attack, self.engine.topologies[client])
         return _Case(victims, members, hints, view, knowledge, received)
+
+    def check_measurable(self, party: str, client: int) -> None:
+        """Refuse to measure what `party` learns where rows are no numbers or its own, or arrive as ciphertexts."""
+        check_client(self.engine, client)
+        if self.data.victims.discrete:
+            raise InvalidInput(f"rows of {self.data.name} are whole numbers, such as token ids: no derivative is taken")
+        if self.engine.topologies[client].encryption is not None:
+            raise InvalidInput(f"party {party!r} takes part in encrypted training: releases are ciphertexts")
+        if self.grants.own_inputs(party, client, self.data.victims.x[:1]):
+            raise InvalidInput(f"party {party!r} holds a part of the rows itself, and the rest may depend on it")
 
     def _step_rows(self, attack: Attack, client: int) -> int:
         """Return how many victims pass in one training step: as the attack says, or as many as the run trained on."""

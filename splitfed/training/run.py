@@ -32,6 +32,7 @@ from splitfed.registry import load, name_of
 from splitfed.schedules.base import Round, Schedule, State, Training
 from splitfed.stats.utility import ConstantAnswer, below_constant, constant_of
 from splitfed.threats.evaluator import AttackResult, Evaluator
+from splitfed.threats.release_information import ReleaseInformation, measure_release
 from splitfed.threats.tuning import SHARE, Bench, Tuned, check_tunable, tune
 from splitfed.training.callbacks import Callback, callback_states, load_callback_states
 from splitfed.training.client_scores import find_first_reaching
@@ -392,6 +393,24 @@ class Run:
             for callback in self.callbacks:
                 callback.on_attack_end(self, results[-1])
         return results
+
+    def measure_release(
+        self,
+        adversary: str | None = None,
+        *,
+        victims: Dataset | None = None,
+        client: int = 0,
+        seed: int | None = None,
+        smoothing: float | None = None,
+    ) -> ReleaseInformation:
+        """Return what arrives at `adversary` tells of the victims' rows, without an attack.
+
+        A bound on the error of every attack and mutual information where noise of a known density is added, usable
+        information and invertibility. `smoothing`: None, or the deviation of Gaussian noise that the victims' rows
+        contain, for which the bound is proven. The rest is as in `attack`.
+        """
+        party, truth = self.evaluator.adversary(adversary), self.evaluator.victims(victims)
+        return measure_release(self.evaluator, party, truth, client, self.seed if seed is None else seed, smoothing)
 
     def ask(self, party: str) -> dict[str, Any]:
         """Evaluate under the old name of `evaluate_training_attack`."""

@@ -188,16 +188,26 @@ def test_from_a_study_to_report_and_command_line(tmp_path: Path, capsys: pytest.
     from tests.study.examples import small, write
 
     attack = {"name": "inverse_network", "epochs": 1, "lr": 10.0, "queries": 1}
-    study = small(attack=[attack], defense=[{"name": "none"}])
+    study = small(attack=[attack], defense=[{"name": "none"}, {"name": "noise", "scale": 1.0}])
     assert main(["run", str(write(tmp_path, study)), "--folder", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert "floor: linear inverse" in printed
     assert "oracle: nearest row" in printed
     assert "is under-trained: " in printed
-    (home,) = (tmp_path / "out" / "runs").iterdir()
+    plain, home = sorted((tmp_path / "out" / "runs").iterdir(), key=lambda folder: "noise" in folder.name)
     (entry,) = json.loads((home / "result.json").read_text("utf-8"))["attacks"]
     assert "linear_inverse" in entry["under_trained"]
+    told = [json.loads((f / "result.json").read_text("utf-8"))["information"] for f in (plain, home)]
+    assert told[0]["least_mse"] is None
+    assert told[0]["why"].startswith("no noise is added on ")
+    assert 0 < told[1]["least_mse"] < min(who["mean"] for who in entry["scores"]["mse"].values())
+    assert told[1]["empty"], "some pixels are always black"
+    assert 0 <= told[1]["mutual_lower"] <= told[1]["mutual_upper"]
+    assert 0 < told[1]["cka"] < told[0]["cka"] < 1
     page = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert '<section id="information">' in page
+    assert f"{told[1]['least_mse']:.4g}" in page
+    assert "The bound by dFIL alone is empty here" in page
     assert "under-trained</span>" in page
     assert ">linear inverse " in page
     assert "Under-trained, in the settings marked so: inverse_network" in page

@@ -77,6 +77,7 @@ def page_content(study: Study, summary: Summary) -> Json:
             for i, attack in enumerate(summary["attacks"])
             if scored_metrics(summary, attack)
         ],
+        "informed": [s for s in summary["settings"] if s["information"]],
         "depths": _depth_sections(study, summary),
         "strengths": [Markup(figure) for figure in strengths if figure],
         "without_strength": families_without_strength(summary),

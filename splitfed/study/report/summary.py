@@ -31,6 +31,7 @@ from splitfed.study.report.data import (
     score,
     utility_of,
 )
+from splitfed.study.report.information import information_of
 from splitfed.study.report.privacy import privacy_of
 from splitfed.study.report.remarks import describe_start, start_warnings
 from splitfed.study.report.search_data import read_search_outcome, search_to_json
@@ -127,6 +128,7 @@ def _summarise_setting(setting: Setting) -> dict[str, Any]:
         "seconds": _estimate_to_json(estimate([r["seconds"] for r in runs], bounds=AMOUNT)),
         # A study claims dependence at a level only where every seed supports it, so the largest p value is told.
         "dependence": dependence and dependence | {"p_value": max(d["p_value"] for d in known)},
+        "information": information_of(runs),
         "predicted": costs_of(runs),
         "privacy": privacy_of(runs),
         "participation": participation(runs),

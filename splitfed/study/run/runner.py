@@ -28,7 +28,7 @@ from splitfed.core.defense import (
     ReceiverPenaltyDefense,
     ReleaseDefense,
 )
-from splitfed.core.errors import NonFinite, SplitfedError
+from splitfed.core.errors import InvalidInput, NonFinite, SplitfedError
 from splitfed.core.grouping import group_pairs, nest
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
@@ -38,6 +38,8 @@ from splitfed.engines.base import FED
 from splitfed.old_names import current_attack, current_keys
 from splitfed.planning.validation import labels_of
 from splitfed.stats.dependence import permutation_test
+from splitfed.stats.hsic import LEAST as LEAST_ROWS
+from splitfed.stats.hsic import permutation_test_hsic
 from splitfed.stats.token_points import as_points
 from splitfed.study.config import build
 from splitfed.study.config.callback_tables import make_callbacks
@@ -334,6 +336,7 @@ def _measure_run(run: Run, cell: Cell) -> Json:
         **({} if run.stopped is None else {"stopped": run.stopped, "rounds_planned": cell.training.rounds}),
         "history": run.history,
         "dependence": _measure_dependence(run),
+        "information": _measure_information(run),
         "topology_graph": graph_of(topology, defended),
         "topology_mermaid": to_mermaid(topology, defended),
     }
@@ -431,6 +434,42 @@ def _measure_dependence(run: Run) -> Json | None:
         "p_value": test.p_value,
         "permutations": PERMUTATIONS,
         "edge": ", ".join(dict.fromkeys(message.edge for message in view.messages)),
+    }
+
+
+def _measure_information(run: Run) -> Json | None:
+    """Return what the victims' releases, as the curious party receives them, tell without an attack; see `Run`."""
+    topology = run.engine.topology
+    curious = any(role not in topology.data_roles for role in topology.roles)
+    if len(run.data.victims) < LEAST_ROWS or not curious:
+        return None
+    try:
+        found = run.measure_release()
+    except InvalidInput:
+        # Token ids, ciphertexts, or nothing that arrives: there is nothing to measure.
+        return None
+    bound, mutual = found.bound, found.mutual
+    released = run.observe().select(kind="activation").tensors().values()
+    rows = torch.cat([z.flatten(1) for z in released], 1)
+    finite = bool(torch.isfinite(rows).all())
+    test = (
+        permutation_test_hsic(run.data.victims.x, rows, PERMUTATIONS, generator(run.seed, "hsic")) if finite else None
+    )
+    return {
+        "why": found.why,
+        "assumed": "" if bound is None else bound.assumed,
+        "empty": None if bound is None else bound.empty,
+        "dfil": None if bound is None else bound.dfil,
+        "dfil_error": None if bound is None else bound.error,
+        "least_mse": None if bound is None else bound.least,
+        "mutual_lower": None if mutual is None else mutual.lower,
+        "mutual_upper": None if mutual is None else mutual.upper,
+        "mutual_errors": None if mutual is None else [mutual.lower_error, mutual.upper_error],
+        "saturated": None if mutual is None else mutual.saturated,
+        "usable": None if found.usable is None else found.usable.mean,
+        "invertibility": None if found.invertibility is None else found.invertibility.mean,
+        "cka": None if test is None else test.statistic,
+        "cka_p_value": None if test is None else test.p_value,
     }
 
 
