@@ -125,7 +125,7 @@ def test_a_dry_run_lists_the_runs_and_writes_nothing(
     ready = session.prepare_study(finished / "study.toml")
     done = [(cell, dry_run.read_result(finished / "out" / "runs" / cell.id)) for cell in ready.grid.cells]
     monkeypatch.setattr(dry_run, "measure_training", lambda *given: pytest.fail("it was done before"))
-    estimate = dry_run.Estimate(ready.data, [(cell, found) for cell, found in done if found is not None])
+    estimate = dry_run.RunTimes(ready.data, [(cell, found) for cell, found in done if found is not None])
     cell, found = done[0]
     assert found is not None
     assert estimate.seconds_of(cell) == found["seconds"]
