@@ -45,7 +45,7 @@ from splitfed.core.messages import View
 from splitfed.core.random import derive
 from splitfed.registry import load
 
-QUICK = {"widths": (16,), "epochs": 5, "iterations": 150, "doublings": 1}
+QUICK = {"widths": (16,), "epochs": 2, "iterations": 30, "doublings": 2}
 STANDARD = {"widths": (16, 32), "epochs": 10, "iterations": 300, "doublings": 3}
 FULL = {"widths": (16, 32, 64), "epochs": 20, "iterations": 600, "doublings": 5}
 
