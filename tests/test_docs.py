@@ -262,6 +262,7 @@ def test_the_run_of_the_python_page_is_loaded_and_goes_on(capsys: pytest.Capture
     assert capsys.readouterr().out.startswith("5 0.")
 
 
+@pytest.mark.exhaustive
 def test_the_study_of_the_python_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     names = execute(example("python-api.md", 2))
     assert len(names["frame"]) == len(names["study"].runs) == 6
