@@ -17,6 +17,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.study.config.cell import Cell
 from splitfed.study.run import dry_run, session
 from splitfed.study.run.progress import Lines, LiveTable, Reports, open_watcher, relay_event
+from splitfed.study.run.python_study import load_study
 from splitfed.study.run.runner import run_cell
 from tests.study.examples import checked, small, write
 from tests.study.report_page import check
@@ -103,6 +104,7 @@ def test_skipped_runs_are_listed_wherever_results_are(finished: Path, capsys: py
     assert f"refused: {REFUSED}: {reason}\n" in capsys.readouterr().out
     assert run(finished / "study.toml", out, "--resume", "--json") == 0
     assert json.loads(capsys.readouterr().out)["refused"] == [{"run": REFUSED, "reason": reason}]
+    assert load_study(out).refused == {REFUSED: reason}
 
 
 def tree(folder: Path) -> dict[Path, int]:
@@ -125,7 +127,7 @@ def test_a_dry_run_lists_the_runs_and_writes_nothing(
     ready = session.prepare_study(finished / "study.toml")
     done = [(cell, dry_run.read_result(finished / "out" / "runs" / cell.id)) for cell in ready.grid.cells]
     monkeypatch.setattr(dry_run, "measure_training", lambda *given: pytest.fail("it was done before"))
-    estimate = dry_run.RunTimes(ready.data, [(cell, found) for cell, found in done if found is not None])
+    estimate = dry_run.DurationEstimate(ready.data, [(cell, found) for cell, found in done if found is not None])
     cell, found = done[0]
     assert found is not None
     assert estimate.seconds_of(cell) == found["seconds"]

@@ -23,7 +23,7 @@ import pytest
 from splitfed.models.import_paths import Code
 from splitfed.study.run import session, workers
 from tests.study.examples import write
-from tests.study.search_examples import records, run, searching
+from tests.study.search_examples import records, searching
 from tests.study.test_run import timeless
 from tests.study.test_search import outcome, states, weights
 
@@ -185,8 +185,9 @@ def ended(process: Any) -> Iterator[None]:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 def kill_and_suspend(path: Path, folder: Path) -> None:
@@ -242,7 +243,9 @@ def kill_often(sampler: str, begin: Callable[[Path, Path], Any], path: Path, fol
 def test_killed_again_and_again_no_trial_is_lost_or_done_twice(sampler: str, tmp_path: Path) -> None:
     path, folder = write(tmp_path, study(sampler)), tmp_path / "out"
     kill_often(sampler, fork_call, path, folder, KILLS)
-    assert fork_call(path, folder).wait() == 0
+    process = fork_call(path, folder)
+    with ended(process):
+        assert process.wait() == 0, process.stderr.read()
     check_all(path, folder, tmp_path)
 
 
@@ -259,13 +262,13 @@ def check_all(path: Path, folder: Path, home: Path) -> None:
     assert sorted(records(folder)) == list(range(TRIALS))
     for file in folder.glob("runs/*/metrics.jsonl"):
         assert [json.loads(line)["round"] for line in file.read_text("utf-8").splitlines()] == list(range(ROUNDS))
-    assert run(path, home / "through") == 0
+    session.run_study(session.prepare_study(path), home / "through")
     assert outcome(folder) == outcome(home / "through")
     runs = sorted({name for record in records(folder).values() for name in record["runs"]})
     assert sorted(one.name for one in (folder / "runs").iterdir()) == runs
     for number, name in enumerate(runs):
         there, alone = folder / "runs" / name, home / f"alone{number}"
-        assert run(there / "config.toml", alone) == 0
+        session.run_study(session.prepare_study(there / "config.toml"), alone)
         (same,) = (alone / "runs").iterdir()
         results = [timeless(json.loads((one / "result.json").read_text("utf-8"))) for one in (there, same)]
         for result in results:

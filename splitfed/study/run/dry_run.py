@@ -48,7 +48,7 @@ def list_runs(ready: CheckedStudy, folder: Path, workers: int) -> Json:
         states = [{"run": cell.id, "state": _state_of(home.run(cell.id), results[cell.id], cell)} for cell in cells]
         left = [cell for cell in cells if results[cell.id] is None]
         done = [(cell, found) for cell in cells if (found := results[cell.id]) is not None]
-    estimate = RunTimes(ready.data, done)
+    estimate = DurationEstimate(ready.data, done)
     seconds = [estimate.seconds_of(cell) for cell in left]
     known = [one for one in seconds if one is not None]
     rest = (len(seconds) - len(known)) * fmean(known) if known else 0.0
@@ -87,7 +87,7 @@ def setting_of(cell: Cell) -> tuple[str, ...]:
     return (*labels, cell.defense.label, cell.variant, inside)
 
 
-class RunTimes:
+class DurationEstimate:
     """How long runs take on `data`, by the results of those that are `done` and by the clock.
 
     `finished`: setting -> mean seconds of its finished runs; `timed`: how many settings had a few steps trained.
