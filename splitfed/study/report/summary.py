@@ -68,6 +68,7 @@ def summary_of(study: Study) -> dict[str, Any]:
         "utility": {k: study.runs[0]["utility"][k] for k in ("metric", "higher_is_better")},
         "what": {k: study.runs[0].get(k) for k in ("model", "data", "clients", "schedule", "rounds")}
         | {"lengths": sorted({int(run["rounds"]) for run in study.runs})},
+        "clients_differ": study.runs[0].get("clients_differ", []),
         "settings": settings,
     }
     summary["metrics"] = [
