@@ -17,13 +17,13 @@ def remarks(found: Json) -> list[str]:
         return []
     return [
         *_constant_answer_remark(found),
-        *_length_remarks(found),
+        *length_remarks(found),
         *start_warnings(found.get("starts_asked"), found.get("starts")),
         *(said for attack in found["attacks"] for said in reversals(attack)),
     ]
 
 
-def _length_remarks(found: Json) -> list[str]:
+def length_remarks(found: Json) -> list[str]:
     """Return what makes a run longer or shorter than others of its study, in clauses."""
     if found.get("stopped"):
         return [f"training ended after {found['rounds']} of {found['rounds_planned']} rounds: {found['stopped']}"]
