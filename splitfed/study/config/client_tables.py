@@ -64,10 +64,9 @@ def _parse_several(
         for key, value in cuts.items():
             _check_cut(reader.mistakes, f"{where}.{key}", key, value)
         written.append({**model_written, "clients": list(clients), **cuts})
-        if named is not None:
-            found.append(ClientModel(named, tuple(clients), cuts, where))
-    if len(found) < len(tables):
-        return written, None, ()
+        # One that is not known is a mistake by now; where it would be cut is known all the same.
+        named = named or NamedAlgorithm("models", table.name, rest, rest)
+        found.append(ClientModel(named, tuple(clients), cuts, where))
     for i, one in enumerate(found):
         same = [j for j in range(i) if (found[j].named, found[j].cuts) == (one.named, one.cuts)]
         if same:

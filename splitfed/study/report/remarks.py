@@ -17,7 +17,7 @@ def remarks(found: Json) -> list[str]:
         return []
     return [
         *_constant_answer_remark(found),
-        *_length_remarks(found),
+        *length_remarks(found),
         *start_warnings(found.get("starts_asked"), found.get("starts")),
         *(said for attack in found["attacks"] for said in attack_remarks(attack)),
     ]
@@ -36,7 +36,7 @@ def under_training(attack: Json) -> list[str]:
     return [f"{attack['label']} is under-trained: {named} reconstructs better from the same knowledge"]
 
 
-def _length_remarks(found: Json) -> list[str]:
+def length_remarks(found: Json) -> list[str]:
     """Return what makes a run longer or shorter than others of its study, in clauses."""
     if found.get("stopped"):
         return [f"training ended after {found['rounds']} of {found['rounds_planned']} rounds: {found['stopped']}"]

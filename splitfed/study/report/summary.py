@@ -33,7 +33,7 @@ from splitfed.study.report.data import (
 )
 from splitfed.study.report.information import information_of
 from splitfed.study.report.privacy import privacy_of
-from splitfed.study.report.remarks import describe_start, start_warnings
+from splitfed.study.report.remarks import describe_start, length_remarks, start_warnings
 from splitfed.study.report.search_data import read_search_outcome, search_to_json
 from splitfed.study.report.text import headline
 
@@ -70,6 +70,8 @@ def summary_of(study: Study) -> dict[str, Any]:
         "utility": {k: study.runs[0]["utility"][k] for k in ("metric", "higher_is_better")},
         "what": {k: study.runs[0].get(k) for k in ("model", "data", "clients", "schedule", "rounds")}
         | {"lengths": sorted({int(run["rounds"]) for run in study.runs})},
+        "clients_differ": study.runs[0].get("clients_differ", []),
+        "other_lengths": [f"{run['id']}: {said}" for run in study.runs for said in length_remarks(run)],
         "settings": settings,
     }
     summary["metrics"] = [

@@ -44,6 +44,7 @@ from splitfed.stats.token_points import as_points
 from splitfed.study.config import build
 from splitfed.study.config.callback_tables import make_callbacks
 from splitfed.study.config.cell import Cell, DefenseSetting, Probe, TrainingPlan
+from splitfed.study.config.client_tables import describe_clients
 from splitfed.study.config.toml import dumps
 from splitfed.study.config.training_attacks import training_attacks
 from splitfed.study.config.training_table import PartyNames
@@ -290,6 +291,7 @@ def identity_of(cell: Cell) -> Json:
         "data": cell.data.name,
         "clients": cell.data.clients,
         **({"variant": cell.variant} if cell.variant else {}),
+        **({"clients_differ": differing} if (differing := describe_clients(cell)) else {}),
     }
 
 
