@@ -37,8 +37,9 @@ def describe_function(given: Callable[..., Any]) -> str:
 def check_own_parts(task: Task, shape: tuple[int, ...], y: Tensor) -> None:
     """Refuse a loss or metric of one's own that cannot be taken of outputs (rows, *shape) and the labels `y`.
 
-    The outputs are random numbers; no more than `TRIED` rows are taken. Raises `InvalidInput` for a loss that is no single number, that does not depend on
-    the outputs, or that raises anything; and for a metric that is no number, or raises anything.
+    The outputs are random numbers; no more than `TRIED` rows are taken. Raises `InvalidInput` for a loss that is no
+    single number, that does not depend on the outputs, or that raises anything; and for a metric that is no number, or
+    raises anything.
     """
     y = y[:TRIED]
     output = torch.randn(len(y), *shape, generator=generator(0, "task check"))
