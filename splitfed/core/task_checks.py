@@ -17,6 +17,9 @@ from splitfed.core.errors import InvalidInput, first_line
 from splitfed.core.random import generator
 from splitfed.core.tasks import Task
 
+TRIED = 64
+"""Rows on which a loss and a metric are tried."""
+
 _KNOWN = ("splitfed.core.tasks", "torch.nn.functional")
 
 
@@ -34,9 +37,11 @@ def describe_function(given: Callable[..., Any]) -> str:
 def check_own_parts(task: Task, shape: tuple[int, ...], y: Tensor) -> None:
     """Refuse a loss or metric of one's own that cannot be taken of outputs (rows, *shape) and the labels `y`.
 
-    The outputs are random numbers. Raises `InvalidInput` for a loss that is no single number, that does not depend on
-    the outputs, or that raises anything; and for a metric that is no number, or raises anything.
+    The outputs are random numbers; no more than `TRIED` rows are taken. Raises `InvalidInput` for a loss that is no
+    single number, that does not depend on the outputs, or that raises anything; and for a metric that is no number, or
+    raises anything.
     """
+    y = y[:TRIED]
     output = torch.randn(len(y), *shape, generator=generator(0, "task check"))
     if has_own_loss(task):
         what = f"loss {describe_function(task.loss)} of {task.name}"

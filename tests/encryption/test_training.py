@@ -261,6 +261,16 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"optimizer": sf.Optim("SGD", {"lr": 0.05}, clip_norm=1.0)},
         "clip_norm=1 of 'server' is not allowed beside encryption: nobody there knows the norm of the whole gradient",
     ),
+    "groups": (
+        {},
+        {"optimizer": sf.Optim("SGD", {"lr": 0.05}, groups=[sf.ParameterGroup("*", {"lr": 0.1})])},
+        "parameter groups of 'server' are not allowed beside encryption: a layer's share has one rate for all",
+    ),
+    "accumulate": (
+        {},
+        {"local": sf.LocalUpdate(accumulate=2)},
+        "accumulate=2 is not allowed beside encryption: shares of weights are updated behind every batch",
+    ),
     "Adam": ({}, {"optimizer": "Adam"}, "optimizer Adam of 'server' is not allowed beside encryption; expected SGD"),
     "weight decay": (
         {},

@@ -17,6 +17,7 @@ from splitfed.defenses import Adversarial, DpSgd, GaussianRelease, Noise
 from splitfed.detectors import SplitGuard
 from splitfed.planning.private import planned_ledger
 from splitfed.schedules.base import LocalUpdate, Training
+from splitfed.threats.retraining import Rerun
 from splitfed.topologies import local, vanilla
 from tests.examples import assert_same
 from tests.federated.examples import check_planned, check_resumed, go, hand, model, own
@@ -194,6 +195,9 @@ def test_a_folder_keeps_groups_and_asks_for_an_optimizer_of_ones_own(tmp_path: P
     assert len(sf.load(tmp_path / "b", topology=topology, data=data, optimizer=sf.Optim(Decay)).history) == 2
     with pytest.raises(InvalidInput, match="holds another run"):
         sf.load(tmp_path / "b", topology=topology, data=data, optimizer=sf.Optim(make_decay, {"rate": 0.1}))
+    other = type("Decay", (Decay,), {"__module__": Decay.__module__, "step": lambda self, closure=None: None})
+    with pytest.raises(InvalidInput, match=r"the (code of|optimizer of 'client')"):
+        sf.load(tmp_path / "b", topology=topology, data=data, optimizer=sf.Optim(other))
 
 
 def test_recorders_and_defenses_act_on_every_batch() -> None:
@@ -208,6 +212,8 @@ def test_recorders_and_defenses_act_on_every_batch() -> None:
     single = train_cut("vanilla", None, 1, defenses=defenses)
     assert single.ledger.epsilon == run.ledger.epsilon
     assert single.bytes == run.bytes
+    # An attacker's copy of the training takes steps as the run does.
+    assert Rerun(run.engine, 0, run.evaluator.grants.feed(0), 0)._engine.accumulate == 2
 
 
 def refused_runs() -> dict[str, tuple[dict[str, Any], str]]:
