@@ -47,6 +47,7 @@ BASE = (
     "grouping",
     "deprecation",
     "random",
+    "rows",
     "tasks",
     "privacy_events",
     "optimizers",
