@@ -46,7 +46,7 @@ class Dataset:
     from, or None. groups: (n,) int64, rows of one number show the same thing, such as one image at several
     angles, or None: `clients` never divides a group between training and test. `features` are named parts of a row,
     such as the columns that one party holds; they may overlap and need not cover the row. `targets` are further label
-    sets beside y. `source` is x as a `RowSource`. A data set has at least one row; only the parts that `rows` returns may
+    sets beside y. `source`: x as a `RowSource`. A data set has at least one row; only the parts that `rows` returns may
     be empty. Raises `InvalidInput` that names the first bad row.
     """
 
