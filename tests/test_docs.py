@@ -35,7 +35,7 @@ EXAMPLES = {
     "README.md": 1,
     **{f"{page}.md": 1 for page in ("costs", "methods", "poisoning", "privacy", "topologies")},
     "attacks.md": 2,
-    "data.md": 3,
+    "data.md": 4,
     "encryption.md": 3,
     "results-and-resume.md": 1,
     "search.md": 1,
@@ -165,8 +165,15 @@ def test_the_example_of_tokens_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_vertical_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(execute(example("data.md", 2))["found"].dataset) == 200
+    assert len(execute(example("data.md", 3))["found"].dataset) == 200
     assert "200" in capsys.readouterr().out
+
+
+def test_the_example_of_rows_in_files_learns_from_shifted_images() -> None:
+    names = execute(example("data.md", 2))
+    assert not names["data"].source.resident
+    assert names["data"].source.draws
+    assert names["run"].accuracy > 0.6
 
 
 def test_the_example_of_beats_trains_with_one_linear_layer_at_the_server() -> None:

@@ -49,6 +49,7 @@ BASE = (
     "grouping",
     "deprecation",
     "random",
+    "rows",
     "tasks",
     "privacy_events",
     "optimizers",

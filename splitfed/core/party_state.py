@@ -22,7 +22,7 @@ from splitfed.core.messages import Message, Stamp, is_own
 from splitfed.core.optimizers import Optim, advance
 from splitfed.core.payload import copy_modules
 from splitfed.core.random import derive, wide_generator
-from splitfed.core.rows import Rows, read_rows
+from splitfed.core.rows import RowSource, read_rows
 from splitfed.core.step_plan import EdgeDefense, SegmentPlan
 from splitfed.core.topology import Head, weights
 from splitfed.core.usage_counts import SCORED, UsageCounts, labels_of_head
@@ -65,7 +65,7 @@ class PartyState:
         self.privatizer: GradientPrivatizer | None = None
         self.seed = seed
         self.task_weight = task_weight
-        self.data: dict[str, tuple[dict[str, Tensor | Rows], dict[str, Tensor]]] = {}
+        self.data: dict[str, tuple[dict[str, Tensor | RowSource], dict[str, Tensor]]] = {}
         # Of parts with rows of "train" in them: which row each is.
         self.among: dict[str, Tensor] = {}
         unique: dict[int, tuple[str, nn.Parameter]] = {}
@@ -106,14 +106,14 @@ class PartyState:
     def own(
         self,
         part: str,
-        inputs: Mapping[str, Tensor | Rows],
+        inputs: Mapping[str, Tensor | RowSource],
         labels: Mapping[str, Tensor],
         relabel: bool = True,
         among: Tensor | None = None,
     ) -> None:
         """Take `inputs` (value -> rows) and `labels` (head -> rows) as this party's data under the name `part`.
 
-        Inputs that are `Rows` are read by batch; those in memory are put on a device that is not the CPU as a whole.
+        A `RowSource` is read by batch; on another device than the CPU one in memory is put there as a whole.
         `relabel`: whether its defenses change labels to train on; not where they have already been changed. `among`:
         (rows,) which row of "train" each is, -1 for none, so that its uses count as those of that row.
         """
@@ -138,7 +138,9 @@ class PartyState:
     def show(self, part: str, rows: Tensor) -> None:
         """Let `part` be these `rows` of "train", with the labels that the party trains on there."""
         held, known = self.data["train"]
-        inputs = {n: x.select(rows.cpu()) if isinstance(x, Rows) else x[rows.to(self.device)] for n, x in held.items()}
+        inputs = {
+            n: x.select(rows.cpu()) if isinstance(x, RowSource) else x[rows.to(self.device)] for n, x in held.items()
+        }
         labels = {name: y[rows.to(self.device)] for name, y in known.items()}
         self.own(part, inputs, labels, relabel=False, among=rows)
 
@@ -146,7 +148,7 @@ class PartyState:
         """Return all its raw inputs in `part`, value -> (rows, ...); see `read_rows` for those not in memory."""
         return {name: read_rows(f"{self.name}: {part}", x) for name, x in self.data[part][0].items()}
 
-    def _keep(self, x: Tensor | Rows) -> Tensor | Rows:
+    def _keep(self, x: Tensor | RowSource) -> Tensor | RowSource:
         if isinstance(x, Tensor):
             return self._keep_tensor(x)
         return x.take(torch.arange(len(x))).to(self.device) if x.resident and self.device.type != "cpu" else x

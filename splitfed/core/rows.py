@@ -29,7 +29,7 @@ class Draw(NamedTuple):
     epoch: int
 
 
-class Rows(ABC):
+class RowSource(ABC):
     """Rows x of one shape, numbered from 0, of which some are read at a time.
 
     `shape`: of one row. `dtype`: float32 or int64. `resident`: whether all of them are in memory as they are returned,
@@ -54,12 +54,12 @@ class Rows(ABC):
         `draw`: as a step of training sees them, where there is a transform; None: as they are.
         """
 
-    def select(self, rows: Tensor) -> Rows:
+    def select(self, rows: Tensor) -> RowSource:
         """Return the rows of these numbers, in this order, as rows numbered from 0; nothing is read."""
         return SelectedRows(self, rows)
 
 
-class TensorRows(Rows):
+class TensorRows(RowSource):
     """Rows of a tensor (n, ...) in memory, which is shared and not copied; all, or those at `index` (rows,)."""
 
     resident = True
@@ -81,10 +81,10 @@ class TensorRows(Rows):
         return TensorRows(self.tensor, rows.clone() if self.index is None else self.index[rows])
 
 
-class SelectedRows(Rows):
+class SelectedRows(RowSource):
     """The rows of `source` at `index` (rows,), which stays where it is."""
 
-    def __init__(self, source: Rows, index: Tensor) -> None:
+    def __init__(self, source: RowSource, index: Tensor) -> None:
         self.source, self.index = source, index.clone()
         self.shape, self.dtype, self.draws, self.couples = source.shape, source.dtype, source.draws, source.couples
 
@@ -100,10 +100,10 @@ class SelectedRows(Rows):
         return SelectedRows(self.source, self.index[rows])
 
 
-class JoinedRows(Rows):
+class JoinedRows(RowSource):
     """The rows of several sources, one after another."""
 
-    def __init__(self, sources: Sequence[Rows]) -> None:
+    def __init__(self, sources: Sequence[RowSource]) -> None:
         self.sources = tuple(sources)
         self.shape, self.dtype = sources[0].shape, sources[0].dtype
         self.draws, self.couples = any(s.draws for s in sources), any(s.couples for s in sources)
@@ -123,14 +123,14 @@ class JoinedRows(Rows):
         return found
 
 
-class CheckedRows(Rows):
+class CheckedRows(RowSource):
     """The rows of `source`, each checked when it is read: shape, type, finite, and inside `value_range`.
 
     Rows in memory are checked once; to check others so would read all of them. What a transform returns may leave the
     range. `name` begins the error.
     """
 
-    def __init__(self, name: str, source: Rows, value_range: tuple[float, float] | None = None) -> None:
+    def __init__(self, name: str, source: RowSource, value_range: tuple[float, float] | None = None) -> None:
         self.name, self.source, self.value_range = name, source, value_range
         self.shape, self.dtype, self.draws, self.couples = source.shape, source.dtype, source.draws, source.couples
 
@@ -157,20 +157,20 @@ class CheckedRows(Rows):
         return found
 
 
-def layers(rows: Rows) -> Iterator[Rows]:
+def layers(rows: RowSource) -> Iterator[RowSource]:
     """Yield `rows` and what they are made of, from the outside in; of several, those that draw before others."""
     yield rows
     inner = getattr(rows, "sources", None) or [getattr(rows, "source", None)]
-    for source in sorted((one for one in inner if isinstance(one, Rows)), key=lambda one: not one.draws):
+    for source in sorted((one for one in inner if isinstance(one, RowSource)), key=lambda one: not one.draws):
         yield from layers(source)
 
 
-def as_rows_by_index(x: Tensor | Rows) -> Rows:
+def as_rows_by_index(x: Tensor | RowSource) -> RowSource:
     """Return `x` as rows that are read by index; a tensor is shared."""
-    return x if isinstance(x, Rows) else TensorRows(x)
+    return x if isinstance(x, RowSource) else TensorRows(x)
 
 
-def join_rows(parts: Sequence[Rows]) -> Rows:
+def join_rows(parts: Sequence[RowSource]) -> RowSource:
     """Return the rows of `parts`, of one shape and type, one after another; nothing is read of what is not in memory.
 
     Those of one tensor, or of one source, stay row numbers of it.
@@ -186,7 +186,7 @@ def join_rows(parts: Sequence[Rows]) -> Rows:
     return JoinedRows(parts)
 
 
-def read_rows(name: str, x: Tensor | Rows) -> Tensor:
+def read_rows(name: str, x: Tensor | RowSource) -> Tensor:
     """Return all rows of `x` as one tensor (n, ...): that of the user where it is one.
 
     Raises `InvalidInput`, which `name` begins, where rows that are not in memory would take more than `AT_ONCE` bytes.
@@ -203,7 +203,7 @@ def read_rows(name: str, x: Tensor | Rows) -> Tensor:
     return x.take(torch.arange(len(x)))
 
 
-def blocks(x: Tensor | Rows, size: int | None = None) -> Iterator[Tensor]:
+def blocks(x: Tensor | RowSource, size: int | None = None) -> Iterator[Tensor]:
     """Yield all rows of `x` in order, `size` at a time (None: about `BLOCK` bytes of them)."""
     rows = as_rows_by_index(x)
     each = max(1, BLOCK // max(1, row_bytes(rows))) if size is None else size
@@ -215,7 +215,7 @@ def blocks(x: Tensor | Rows, size: int | None = None) -> Iterator[Tensor]:
         yield rows.take(torch.arange(start, min(start + each, len(rows))))
 
 
-def row_bytes(rows: Rows) -> int:
+def row_bytes(rows: RowSource) -> int:
     """Return how many bytes one row takes."""
     return torch.Size(rows.shape).numel() * rows.dtype.itemsize
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from splitfed.core.lazy_package import make_lazy
 
 if TYPE_CHECKING:
+    from splitfed.core.rows import RowSource as RowSource
     from splitfed.data.alignment.align import align as align
     from splitfed.data.alignment.keyed_hash import keyed_hash as keyed_hash
     from splitfed.data.alignment.keyed_hash import new_secret as new_secret
@@ -81,6 +82,7 @@ make_lazy(
         "batches": "batch_order",
         "private_intersection": "alignment.private_intersection",
         "rotated_mnist": "sources.rotated_mnist",
+        "RowSource": "dataset",
         "synthetic": "sources.synthetic",
         "Table": "alignment.table",
     },

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.rows import Draw, Rows
+from splitfed.core.rows import Draw, RowSource
 from splitfed.data.conversion import as_rows
 
 
-class ArrayRows(Rows):
+class ArrayRows(RowSource):
     """Rows of `array` (n, ...) as `dtype`, "float32" or "int64"; (n,) is read as one column.
 
     `pixels`: bytes are divided by 255, and images without a channel get one. `channels_last`: the rows of the array are

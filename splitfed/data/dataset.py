@@ -15,7 +15,7 @@ from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.rows import (
     CheckedRows,
     JoinedRows,
-    Rows,
+    RowSource,
     SelectedRows,
     as_rows_by_index,
     blocks,
@@ -40,18 +40,18 @@ class Dataset:
     """Rows `x` with labels `y`, all finite, all of one shape.
 
     x: (n, ...) float32, or int64 for whole numbers that stand for things, such as token ids: a tensor, which is shared
-    and not copied, or `Rows` that are read by index; these are checked when they are read. y: (n,) int64 classes, or
-    (n,) or (n, targets) float32, in memory. `value_range` are the least and the greatest value that a float32 x may
-    take (images: 0 and 1), None where there is no such bound. domains: (n,) int64, where a
-    row comes from, or None. groups: (n,) int64, rows of one number show the same thing, such as one image at several
+    and not copied, or a `RowSource`, whose rows are read by index and checked when they are read. y: (n,) int64
+    classes, or (n,) or (n, targets) float32, in memory. `value_range` are the least and the greatest value that a
+    float32 x may take (images: 0 and 1), None where there is no such bound. domains: (n,) int64, where a row comes
+    from, or None. groups: (n,) int64, rows of one number show the same thing, such as one image at several
     angles, or None: `clients` never divides a group between training and test. `features` are named parts of a row,
     such as the columns that one party holds; they may overlap and need not cover the row. `targets` are further label
-    sets beside y. `source` is x as `Rows`. A data set has at least one row; only the parts that `rows` returns may be
-    empty. Raises `InvalidInput` that names the first bad row.
+    sets beside y. `source`: x as a `RowSource`. A data set has at least one row; only the parts that `rows` returns may
+    be empty. Raises `InvalidInput` that names the first bad row.
     """
 
     name: str
-    source: Rows
+    source: RowSource
     y: Tensor
     task: Task
     value_range: tuple[float, float] | None = None
@@ -63,7 +63,7 @@ class Dataset:
     def __init__(
         self,
         name: str,
-        x: Tensor | Rows | None = None,
+        x: Tensor | RowSource | None = None,
         y: Tensor | None = None,
         task: Task | None = None,
         value_range: tuple[float, float] | None = None,
@@ -72,7 +72,7 @@ class Dataset:
         targets: Mapping[str, LabelSet] | None = None,
         groups: Tensor | None = None,
         *,
-        source: Rows | None = None,
+        source: RowSource | None = None,
     ) -> None:
         """Take x, y and task, which are all needed; `source` stands for x in `dataclasses.replace`."""
         given = source if x is None else x
@@ -96,7 +96,7 @@ class Dataset:
                     f"({len(self)},) and int64"
                 )
 
-    def _checked(self, x: Tensor | Rows) -> Rows:
+    def _checked(self, x: Tensor | RowSource) -> RowSource:
         """Return `x` as rows, all checked where they are in memory, else each to be checked when it is read."""
         rows = as_rows_by_index(x)
         _check_kind(self.name, x)
@@ -291,7 +291,7 @@ class Dataset:
         return part
 
 
-def _check_kind(name: str, x: Tensor | Rows) -> None:
+def _check_kind(name: str, x: Tensor | RowSource) -> None:
     if isinstance(x, Tensor):
         if x.device.type != "cpu":
             raise InvalidInput(f"{name}: x is on {x.device}; expected cpu, batches move to a device when they are used")
@@ -306,7 +306,7 @@ def _check_kind(name: str, x: Tensor | Rows) -> None:
         )
 
 
-def _check_range(name: str, rows: Rows, value_range: tuple[float, float]) -> None:
+def _check_range(name: str, rows: RowSource, value_range: tuple[float, float]) -> None:
     low, high = value_range
     if rows.dtype == torch.int64:
         raise InvalidInput(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, unknown
-from splitfed.core.rows import Draw, Rows, read_rows
+from splitfed.core.rows import Draw, RowSource, read_rows
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -103,7 +103,9 @@ def feed(x: Tensor, names: Mapping[str, str], features: Mapping[str, Feature]) -
     return dict.fromkeys(names, x)
 
 
-def feed_rows(rows: Rows, names: Mapping[str, str], features: Mapping[str, Feature]) -> Mapping[str, Tensor | Rows]:
+def feed_rows(
+    rows: RowSource, names: Mapping[str, str], features: Mapping[str, Feature]
+) -> Mapping[str, Tensor | RowSource]:
     """Return what `feed` returns of all `rows`, to be read by batch; an input that gets whole rows shares them.
 
     A party that holds a part of each row gets memory of its own with that part alone, where the rows are in memory.
@@ -115,10 +117,10 @@ def feed_rows(rows: Rows, names: Mapping[str, str], features: Mapping[str, Featu
     return {name: FeatureRows(rows, features[name]) if name in features else rows for name in names}
 
 
-class FeatureRows(Rows):
+class FeatureRows(RowSource):
     """One feature of the rows of `source`."""
 
-    def __init__(self, source: Rows, feature: Feature) -> None:
+    def __init__(self, source: RowSource, feature: Feature) -> None:
         self.source, self.feature = source, feature
         self.shape, self.dtype, self.draws, self.couples = feature.shape, source.dtype, source.draws, source.couples
 

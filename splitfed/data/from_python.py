@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, unknown
-from splitfed.core.rows import Rows
+from splitfed.core.rows import RowSource
 from splitfed.core.tasks import Task, binary, classification, regression
 from splitfed.data.array_rows import ArrayRows
 from splitfed.data.conversion import as_rows, as_tensor, join_parts
@@ -48,7 +48,7 @@ def from_arrays(
     real ones.
     """
     features: dict[str, Feature] = {}
-    inputs: Tensor | Rows
+    inputs: Tensor | RowSource
     if isinstance(x, np.memmap):
         inputs = ArrayRows(f"{name}: x", x, dtype)
     elif isinstance(x, Mapping):
@@ -60,7 +60,7 @@ def from_arrays(
 
 def labelled(
     name: str,
-    x: Tensor | Rows,
+    x: Tensor | RowSource,
     y: Array,
     task: TaskLike,
     value_range: tuple[float, float] | None = None,

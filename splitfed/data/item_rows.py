@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_count
-from splitfed.core.rows import Draw, Rows
+from splitfed.core.rows import Draw, RowSource
 from splitfed.data.conversion import as_rows, as_tensor, join_parts
 from splitfed.data.features import Feature
 
@@ -18,7 +18,7 @@ Collate: TypeAlias = Callable[[Sequence[Any]], Any]
 """What makes rows (n, ...), or name -> (n, ...), of a list of x."""
 
 
-class ItemRows(Rows):
+class ItemRows(RowSource):
     """The x of the items (x, y) of a map-style `dataset`, as `dtype`; nothing is kept.
 
     `collate`: makes rows of a list of x that have several shapes; None: they are stacked. `features`: of x that are

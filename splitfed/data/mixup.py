@@ -16,10 +16,10 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_number
 from splitfed.core.random import derive
-from splitfed.core.rows import Draw, Rows, layers
+from splitfed.core.rows import Draw, RowSource, layers
 
 
-class MixedRows(Rows):
+class MixedRows(RowSource):
     """The rows of `source`, and for a step of training each of them mixed with another one of these.
 
     `alpha` > 0: the larger, the more of the other row. `numbers`: (rows,) by which each row draws; None: 0, 1, ...
@@ -29,7 +29,7 @@ class MixedRows(Rows):
     draws = True
     couples = True
 
-    def __init__(self, name: str, source: Rows, alpha: float, numbers: Tensor | None = None) -> None:
+    def __init__(self, name: str, source: RowSource, alpha: float, numbers: Tensor | None = None) -> None:
         check_number("mixup", alpha, low=0.0, open_low=True)
         if not source.dtype.is_floating_point:
             raise InvalidInput(f"{name} has rows of whole numbers, which stand for things and cannot be mixed")
@@ -59,6 +59,6 @@ class MixedRows(Rows):
         return found * own + self.source.take(torch.from_numpy(partners), draw) * (1 - own)
 
 
-def mixup_of(rows: Rows) -> float | None:
+def mixup_of(rows: RowSource) -> float | None:
     """Return the alpha of the mixup of `rows`, None where there is none."""
     return next((float(one.alpha) for one in layers(rows) if isinstance(one, MixedRows)), None)

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, first_line
 from splitfed.core.random import derive, stream
-from splitfed.core.rows import Draw, Rows, layers, type_name
+from splitfed.core.rows import Draw, RowSource, layers, type_name
 
 Transform: TypeAlias = Callable[..., Any]
 """Takes a row, or a row and a `torch.Generator`, and returns a row of the same shape and type."""
 
 
-class TransformedRows(Rows):
+class TransformedRows(RowSource):
     """The rows of `source`, and for a step of training what `transform` makes of each; `name` begins errors.
 
     A transform of one argument draws from the default generators of torch, NumPy and `random`, which are seeded for
@@ -37,7 +37,7 @@ class TransformedRows(Rows):
 
     draws = True
 
-    def __init__(self, name: str, source: Rows, transform: Transform) -> None:
+    def __init__(self, name: str, source: RowSource, transform: Transform) -> None:
         if not callable(transform):
             raise InvalidInput(f"{name}: transform is a {type(transform).__name__}; expected a function of a row")
         if source.couples:
@@ -84,7 +84,7 @@ class TransformedRows(Rows):
         return made.detach()
 
 
-def transform_of(rows: Rows) -> Transform | None:
+def transform_of(rows: RowSource) -> Transform | None:
     """Return the transform behind `rows`, None where there is none."""
     return next((one.transform for one in layers(rows) if isinstance(one, TransformedRows)), None)
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from splitfed.core.rows import Rows
+from splitfed.core.rows import RowSource
 from splitfed.engines.parties import RunParties
 
 
@@ -24,7 +24,7 @@ class PartyData(Protocol):
         self,
         replica: int,
         part: str,
-        inputs: Mapping[str, Tensor | Rows],
+        inputs: Mapping[str, Tensor | RowSource],
         labels: Mapping[str, Tensor],
         relabel: bool = True,
         among: Tensor | None = None,

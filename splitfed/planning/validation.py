@@ -28,7 +28,7 @@ from splitfed.core.per_client_defenses import check_clients, of_client
 from splitfed.core.privacy_events import Protects
 from splitfed.core.probe import Facts, check_equal_shapes, probe
 from splitfed.core.random import derive
-from splitfed.core.rows import Rows
+from splitfed.core.rows import RowSource
 from splitfed.core.step_plan import find_weight_defenses, segment_plans
 from splitfed.core.task_checks import check_own_parts
 from splitfed.core.topology import Topology, name_weights
@@ -270,7 +270,7 @@ def inputs_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
     return feed(rows.x, topology.inputs, rows.features)
 
 
-def rows_of(topology: Topology, rows: Dataset) -> Mapping[str, Tensor | Rows]:
+def rows_of(topology: Topology, rows: Dataset) -> Mapping[str, Tensor | RowSource]:
     """Return `inputs_of`, to be read by batch: what every input of `topology` gets of `rows`."""
     return feed_rows(rows.source, topology.inputs, rows.features)
 

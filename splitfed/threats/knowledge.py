@@ -18,7 +18,7 @@ from splitfed.core.messages import View
 from splitfed.core.optimizers import Optim
 from splitfed.core.per_client_defenses import of_client
 from splitfed.core.random import derive
-from splitfed.core.rows import Rows
+from splitfed.core.rows import RowSource
 from splitfed.core.tasks import Task
 from splitfed.data.dataset import Dataset
 from splitfed.data.features import feed, feed_rows, places
@@ -142,10 +142,10 @@ class Grants:
             max(epochs - 1, 0),
         )
 
-    def lend(self, client: int, part: str, x: Tensor | Rows, rows: Dataset | None = None) -> None:
+    def lend(self, client: int, part: str, x: Tensor | RowSource, rows: Dataset | None = None) -> None:
         """Give the parties of `client` the rows `x` as their data called `part`, with the labels of `rows` if given."""
         check_client(self.engine, client)
-        shape = tuple(x.shape) if isinstance(x, Rows) else tuple(x.shape[1:])
+        shape = tuple(x.shape) if isinstance(x, RowSource) else tuple(x.shape[1:])
         if shape != self.data.shape:
             raise InvalidInput(f"x has rows of shape {shape}; this run was trained on {self.data.shape}")
         if x.dtype.is_floating_point == self.data.victims.discrete:
@@ -155,7 +155,10 @@ class Grants:
         labels = {} if rows is None else {head.value: rows.label(head.target) for head in heads}
         names, features = self.engine.topologies[client].inputs, self.data.victims.features
         self.engine.own(
-            client, part, feed_rows(x, names, features) if isinstance(x, Rows) else feed(x, names, features), labels
+            client,
+            part,
+            feed_rows(x, names, features) if isinstance(x, RowSource) else feed(x, names, features),
+            labels,
         )
 
     def own_inputs(self, party: str, client: int, x: Tensor) -> dict[str, Tensor]:

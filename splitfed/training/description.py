@@ -12,7 +12,7 @@ from torch import Tensor
 
 from splitfed.core.encryption_settings import Encryption
 from splitfed.core.messages import Recording
-from splitfed.core.rows import Rows, blocks
+from splitfed.core.rows import RowSource, blocks
 from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
 from splitfed.data.mixup import mixup_of
@@ -87,7 +87,7 @@ def fingerprint_user_code(prepared: Prepared, besides: Mapping[str, object]) -> 
     return fingerprint({**things, **besides}, modules)
 
 
-def digest(tensors: Mapping[str, Tensor | Rows]) -> str:
+def digest(tensors: Mapping[str, Tensor | RowSource]) -> str:
     """Return a hash of names, shapes and values; of rows that are not in memory, of `SAMPLED` of them."""
     found = hashlib.sha256()
     for name, tensor in tensors.items():
@@ -135,10 +135,10 @@ def _graph(topology: Topology) -> dict[str, Any]:
     }
 
 
-def _rows(data: Federation) -> dict[str, Tensor | Rows]:
+def _rows(data: Federation) -> dict[str, Tensor | RowSource]:
     parts = {f"{c.name}/{part}": getattr(c, part) for c in data.clients for part in ("train", "validation", "test")}
     parts |= {"victims": data.victims, "auxiliary": data.auxiliary}
-    tensors: dict[str, Tensor | Rows] = {f"{c.name}/shown": c.shown for c in data.clients if len(c.shown)}
+    tensors: dict[str, Tensor | RowSource] = {f"{c.name}/shown": c.shown for c in data.clients if len(c.shown)}
     for name, rows in parts.items():
         tensors |= {f"{name}/x": rows.source, f"{name}/y": rows.y}
         if not rows.source.resident and name in data.sources:

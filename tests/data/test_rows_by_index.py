@@ -19,7 +19,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from splitfed.core import rows as core_rows
 from splitfed.core.errors import InvalidInput
-from splitfed.core.rows import Draw, Rows, TensorRows, blocks, join_rows, read_rows
+from splitfed.core.rows import Draw, RowSource, TensorRows, blocks, join_rows, read_rows
 from splitfed.data import Dataset, PadSequences, from_arrays, from_torch, npy, npz, parquet
 from splitfed.data.sources import parquet as parquet_file
 
@@ -160,7 +160,7 @@ def test_ragged_items_are_padded() -> None:
     assert longest.x.flatten().tolist() == [0, 1, 2, 3, 4]
 
 
-class Wrong(Rows):
+class Wrong(RowSource):
     """Rows of one's own that break one promise."""
 
     shape, dtype = (3,), torch.float32

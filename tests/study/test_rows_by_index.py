@@ -98,7 +98,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({**NPY, "transform": "os:getcwd"}, r"data\.transform: transform 'os:getcwd' is part of Python itself"),
     (
         {**NPY, "transform": "my_rows:halve"},
-        r"transform of row 0 returned \(1, 4, 8\) of float32; expected \(1, 8, 8\)",
+        r"of row 0 returned \(1, 4, 8\) of float32; expected \(1, 8, 8\)",
     ),
     ({**NPY, "transform": "my_rows:jitter", "halves": True}, r"data\.transform: is not allowed beside halves"),
     ({**NPY, "mixup": "much"}, r"data\.mixup: 'much' is not allowed; expected a number"),

@@ -16,7 +16,7 @@ import splitfed as sf
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Recording
-from splitfed.core.rows import Draw, Rows, TensorRows
+from splitfed.core.rows import Draw, RowSource, TensorRows
 from splitfed.data import Dataset, npy
 from splitfed.defenses import DpSgd, LabelDp, Noise
 from splitfed.topologies import u_shaped, vanilla, vertical
@@ -104,7 +104,7 @@ class ReadByIndex(TensorRows):
     resident = False
 
     def select(self, rows: Tensor) -> Any:
-        return Rows.select(self, rows)
+        return RowSource.select(self, rows)
 
 
 def jitter(row: Tensor, drawn: torch.Generator) -> Tensor:

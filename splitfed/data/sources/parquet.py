@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_names, first_line
-from splitfed.core.rows import Draw, Rows
+from splitfed.core.rows import Draw, RowSource
 from splitfed.data.conversion import as_rows
 from splitfed.data.dataset import Dataset
 from splitfed.data.from_python import RowType, TaskLike, labelled
@@ -65,7 +65,7 @@ def parquet(
     return labelled(source.stem, rows, _codes(source, file, target), task, domains=domains)
 
 
-class ParquetRows(Rows):
+class ParquetRows(RowSource):
     """The `columns` of a Parquet `file`, opened from `source`, as `dtype`, read by row groups."""
 
     def __init__(self, source: Path, file: Any, columns: Sequence[str], dtype: str) -> None:
