@@ -8,11 +8,8 @@ clock on the wall, and says something on an idle machine alone.
 from __future__ import annotations
 
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch.nn import functional
@@ -20,7 +17,6 @@ from torch.nn import functional
 import splitfed as sf
 from splitfed.data.federation import Federation
 from splitfed.models import lenet
-from tests.benchmarks.steps import keep_memory
 
 LONG, BATCH, PREDICTED = 45, 64, 256
 """Rounds that take more than ten seconds; rows in a batch, and in one of an evaluation."""
