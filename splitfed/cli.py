@@ -6,13 +6,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
 
 from splitfed.core.errors import InvalidInput, SplitfedError, unknown
 from splitfed.study.run import failures
+from splitfed.study.run.request import RunRequest
 from splitfed.study.run.terminal_messages import abandon_output, one_line_warnings, print_error, resume_command
 
 Options = argparse.Namespace
@@ -121,6 +122,7 @@ def _commands() -> dict[str, Command]:
             _argument("--folder", help="folder of the results (default: the study's name)"),
             _argument("--resume", action="store_true", help="continue an interrupted study in its folder"),
             _argument("--workers", type=int, default=1, help="number of processes that share the runs (default: 1)"),
+            _argument("--dry-run", action="store_true", help="check all, list the runs and their time, write nothing"),
             _TRUST,
         ),
         "plan": (
@@ -174,6 +176,13 @@ def _commands() -> dict[str, Command]:
             ),
             _argument("--preset", dest="budget", help=argparse.SUPPRESS),  # as it was called before
             _argument("--adversary", help="attacking party (default: the first without data; with --list: all)"),
+            _TRUST,
+        ),
+        "continue": (
+            _continue_run,
+            "train a finished run for more rounds, and measure and attack it again",
+            _RUN,
+            _argument("--rounds", type=int, required=True, help="number of rounds beyond those that it has"),
             _TRUST,
         ),
         "predict": (
@@ -253,8 +262,8 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
         for names, options in (*_EVERYWHERE, *arguments):
             command.add_argument(*names, **options)
     worker = commands.add_parser("_worker")
-    worker.add_argument("folder")
-    worker.add_argument("code")
+    for name in ("folder", "code", "token", "call"):
+        worker.add_argument(name)
     worker.add_argument("--debug", action="store_true")
     worker.set_defaults(command=_work)
     return parser, dict(commands.choices)
@@ -283,42 +292,31 @@ def _run_demo(options: Options) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(2, cores) if options.workers is None else options.workers
     with resources.as_file(resources.files("splitfed.study.config") / "demo.toml") as path:
-        _run_and_report(path, Path(options.folder), resume=True, workers=workers, as_json=options.json, trust=False)
+        _run(RunRequest(path, Path(options.folder), resume=True, workers=workers, as_json=options.json))
 
 
 def _run_study(options: Options) -> None:
     folder = None if options.folder is None else Path(options.folder)
-    _run_and_report(
-        Path(options.study),
-        folder,
-        resume=options.resume,
-        workers=options.workers,
-        as_json=options.json,
-        trust=options.trust,
-    )
+    given = (options.resume, options.workers, options.json, options.trust, options.dry_run)
+    _run(RunRequest(Path(options.study), folder, *given))
 
 
-def _run_and_report(path: Path, folder: Path | None, *, resume: bool, workers: int, as_json: bool, trust: bool) -> None:
-    from splitfed.study.run import session
+def _run(request: RunRequest) -> None:
+    from splitfed.study.run.run_command import run_command
 
-    if workers < 1:
-        raise InvalidInput(f"workers={workers} is not allowed; expected a whole number of at least 1")
-    ready = session.prepare_study(path, trust=trust)
-    home = Path(ready.grid.name) if folder is None else folder
-    results = session.run_study(ready, home, resume=resume, workers=workers, trust=trust)
-    _print_results(results, home, as_json, trust)
+    if not run_command(request):
+        raise SystemExit(1)
 
 
 def _attack_run(options: Options) -> None:
-    from splitfed.study.report.remarks import reversals
+    from splitfed.study.report.remarks import attack_remarks
     from splitfed.study.run import reattack
 
     if options.list == (options.attack is not None):
         raise InvalidInput("splitfed attack: expected --attack NAMES, or --list to see which apply")
     if options.list:
-        _print_applicable(
-            reattack.applicable_attacks(Path(options.run), options.adversary, trust=options.trust), options.json
-        )
+        found = reattack.applicable_attacks(Path(options.run), options.adversary, trust=options.trust)
+        print(json.dumps(found) if options.json else reattack.format_applicable(found))
         return
     names = [name.strip() for name in options.attack.split(",") if name.strip()]
     entries = reattack.attack_run(Path(options.run), names, options.budget, options.adversary, trust=options.trust)
@@ -330,17 +328,15 @@ def _attack_run(options: Options) -> None:
         scores = ", ".join(f"{metric} {'-' if mean is None else format(mean, '.3g')}" for metric, mean in means.items())
         quick = " (quick look)" if attack.get("quick") else ""
         print(f"{attack['label']} by {attack['adversary']}: {scores}{quick}")
-        print(*reversals(attack), sep="\n", end="\n" if reversals(attack) else "")
+        for said in attack_remarks(attack):
+            print(said)
 
 
-def _print_applicable(found: Mapping[str, Mapping[str, str | None]], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(found))
-        return
-    for party, attacks in found.items():
-        print(party)
-        for name, reason in attacks.items():
-            print(f"  {name:22}{'applies' if reason is None else f'no: {reason}'}")
+def _continue_run(options: Options) -> None:
+    from splitfed.study.run import longer, session
+
+    found = longer.continue_run(Path(options.run), options.rounds, trust=options.trust)
+    print(json.dumps(found) if options.json else session.format_outcome(found))
 
 
 def _print_plan(options: Options) -> None:
@@ -447,10 +443,9 @@ def _list(options: Options) -> None:
     kind, known = options.kind and current_kind(options.kind), [*TABLES, "encryption"]
     if kind and kind not in known:
         raise unknown("kind", kind, known)
-    kinds = [kind] if kind else known
     found = {
-        kind: [read_head(kind, name)._asdict() for name in TABLES[kind]] if kind in TABLES else describe_protocols()
-        for kind in kinds
+        one: [read_head(one, name)._asdict() for name in TABLES[one]] if one in TABLES else describe_protocols()
+        for one in ([kind] if kind else known)
     }
     if options.json:
         print(json.dumps(found[kind] if kind else found))
@@ -467,31 +462,7 @@ def _work(options: Options) -> None:
     from splitfed.models.import_paths import Code
     from splitfed.study.run import session
 
-    session.run_worker(Path(options.folder), Code.from_json(options.code))
-
-
-def _print_results(results: Sequence[Any], home: Path, as_json: bool, trust: bool) -> None:
-    from rich.console import Console
-
-    from splitfed.study.report import search_table
-    from splitfed.study.report.document import write_report
-    from splitfed.study.report.search_data import read_search_outcome, search_to_json
-    from splitfed.study.run import results_table
-
-    report = write_report(home, trust=trust) if any("failed" not in found for found in results) else None
-    outcome = read_search_outcome(home)
-    if as_json:
-        found = {"folder": str(home), "report": None if report is None else str(report)}
-        rows = {"settings": results_table.setting_rows(results)}
-        print(json.dumps(found | (rows if outcome is None else search_to_json(outcome))))
-        return
-    # A file is as wide as it needs to be.
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    if outcome is not None:
-        search_table.print_front(outcome, console)
-    else:
-        results_table.print_table(results, console)
-    print(f"report: {report.resolve()}" if report is not None else f"every run failed: see {home}")
+    session.run_worker(Path(options.folder), Code.from_json(options.code), options.token, options.call)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import ast
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -375,12 +376,16 @@ RULES: list[Rule] = [
     engines_by_contract,
 ]
 
-LIBRARY = read(ROOT, "splitfed")
+
+@cache
+def library() -> Files:
+    """The files of the package, parsed once, and not where tests are only collected."""
+    return read(ROOT, "splitfed")
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_library_keeps(rule: Rule) -> None:
-    found = rule(LIBRARY)
+    found = rule(library())
     assert not found, "\n".join([f"{rule.__doc__}", *found])
 
 
@@ -389,12 +394,12 @@ def test_tests_import_no_second_copy() -> None:
 
 
 def test_links_are_followed_and_no_file_is_read_twice() -> None:
-    assert {"splitfed.core.errors", "splitfed.registry"} <= set(LIBRARY)
+    assert {"splitfed.core.errors", "splitfed.registry"} <= set(library())
     for name in ("attacks", "topologies"):
         paths = (path.relative_to(ROOT).with_suffix("") for path in (ROOT / name).rglob("*.py"))
         expected = {f"splitfed.{'.'.join(path.parts)}" for path in paths if path.name != "__init__"}
-        assert expected <= set(LIBRARY)
-    real = [(ROOT / file.path).resolve() for file in LIBRARY.values()]
+        assert expected <= set(library())
+    real = [(ROOT / file.path).resolve() for file in library().values()]
     assert len(real) == len(set(real))
 
 

@@ -58,7 +58,7 @@ def optim_copies(optim: Optim) -> int:
     counted as for vectors, which is too much.
     """
     weight = nn.Parameter(torch.ones(16))
-    optimizer, _ = optim.build([weight])
+    optimizer, _ = Optim(optim.name, optim.options).build([weight])
     weight.grad = torch.ones_like(weight)
     optimizer.step()
     return sum(isinstance(t, Tensor) and t.shape == weight.shape for t in optimizer.state.get(weight, {}).values())

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from splitfed.data.federation import Federation as Federation
     from splitfed.data.from_python import from_arrays as from_arrays
     from splitfed.data.from_python import from_torch as from_torch
+    from splitfed.data.item_rows import PadSequences as PadSequences
     from splitfed.data.labels import LabelSet as LabelSet
+    from splitfed.data.sequences import from_sequences as from_sequences
     from splitfed.data.sources.beats import beats as beats
     from splitfed.data.sources.beats import mean_beats as mean_beats
     from splitfed.data.sources.breast_cancer import breast_cancer as breast_cancer
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
     from splitfed.data.sources.markov_tokens import MarkovChains as MarkovChains
     from splitfed.data.sources.markov_tokens import markov_tokens as markov_tokens
     from splitfed.data.sources.mnist5k import mnist5k as mnist5k
+    from splitfed.data.sources.npy import npy as npy
     from splitfed.data.sources.npz import npz as npz
+    from splitfed.data.sources.parquet import parquet as parquet
     from splitfed.data.sources.rotated_mnist import rotated_mnist as rotated_mnist
     from splitfed.data.sources.synthetic import synthetic as synthetic
 
@@ -57,6 +61,7 @@ make_lazy(
         "ClientData": "federation",
         "Federation": "federation",
         "from_arrays": "from_python",
+        "from_sequences": "sequences",
         "from_torch": "from_python",
         "idx": "sources.idx",
         "image_folder": "sources.image_folder",
@@ -69,7 +74,10 @@ make_lazy(
         "markov_tokens": "sources.markov_tokens",
         "mean_beats": "sources.beats",
         "mnist5k": "sources.mnist5k",
+        "npy": "sources.npy",
         "npz": "sources.npz",
+        "PadSequences": "item_rows",
+        "parquet": "sources.parquet",
         "batches": "batch_order",
         "private_intersection": "alignment.private_intersection",
         "rotated_mnist": "sources.rotated_mnist",

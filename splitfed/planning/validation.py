@@ -9,20 +9,34 @@ from typing import cast
 
 from torch import Tensor
 
-from splitfed.core.defense import Defense, LabelDefense, LayerDefense, PenaltyDefense, ReceiverPenaltyDefense
+from splitfed.core.defense import (
+    Accounted,
+    Defense,
+    LabelDefense,
+    LayerDefense,
+    LearnedDefense,
+    PenaltyDefense,
+    ReceiverPenaltyDefense,
+    WeightDefense,
+)
 from splitfed.core.equivalence import EXAMPLES, check_topology
 from splitfed.core.errors import InvalidInput, about, check_names
 from splitfed.core.initial_weights import first_weights, local_segments, resolve_starts
 from splitfed.core.optimizers import Optim
+from splitfed.core.parameter_groups import check_groups
 from splitfed.core.per_client_defenses import check_clients, of_client
+from splitfed.core.privacy_events import Protects
 from splitfed.core.probe import Facts, check_equal_shapes, probe
 from splitfed.core.random import derive
+from splitfed.core.rows import Rows
 from splitfed.core.step_plan import find_weight_defenses, segment_plans
-from splitfed.core.topology import Topology
+from splitfed.core.task_checks import check_own_parts
+from splitfed.core.topology import Topology, name_weights
 from splitfed.core.usage_counts import counted_labels
 from splitfed.data.dataset import Dataset
-from splitfed.data.features import feed
+from splitfed.data.features import feed, feed_rows
 from splitfed.data.federation import Federation
+from splitfed.data.transform import transform_of
 from splitfed.engines.base import Placement
 from splitfed.federated.base import Method, MethodContext
 from splitfed.planning.encryption import divide, placement_of, settle
@@ -121,9 +135,13 @@ def complete(
             # Their terms may send a gradient where the losses of the heads send none.
             found = replace(found, no_gradient=frozenset())
         check_outputs(fitted, found)
+        for head in fitted.heads:
+            assert head.task is not None
+            check_own_parts(head.task, found.shapes[head.value], rows.label(head.target))
         return fitted, found
 
     with about("defenses"):
+        check_coupling(defenses, data)
         ready, known = _each_make(topologies, defend)
         if _differ(ready):
             check_equal_shapes(ready, known)
@@ -131,6 +149,8 @@ def complete(
         check_batches(known, defenses, data, training)
     with about("sampling"):
         check_sampling(plan, training)
+    with about("accumulate"):
+        check_accumulation(plan, method, defenses, ready[0], training)
     with about("defenses"):
         for one, fact in {id(t): (t, f) for t, f in zip(ready, known, strict=True)}.values():
             check_clients(defenses, one, clients)
@@ -139,6 +159,9 @@ def complete(
         rates = plan.rates(ready[0], clients)
         optims = {role: o.scaled(rates.get(role, 1.0)) for role, o in optims_of(ready[0], optimizer).items()}
         check_clipping(ready, defenses, optims)
+        makes = {id(t): t for t in ready}.values()
+        named = {role: [one for t in makes for one in name_weights(t, role)] for role in optims}
+        check_groups(named, {role: optim.groups for role, optim in optims.items()})
     with about("encryption"):
         asked = plan.placement(ready[0])
         rest = defenses, optims, training, asked, clients
@@ -247,6 +270,11 @@ def inputs_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
     return feed(rows.x, topology.inputs, rows.features)
 
 
+def rows_of(topology: Topology, rows: Dataset) -> Mapping[str, Tensor | Rows]:
+    """Return `inputs_of`, to be read by batch: what every input of `topology` gets of `rows`."""
+    return feed_rows(rows.source, topology.inputs, rows.features)
+
+
 def labels_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
     """Return the labels of every head of `topology`; parties that hold the same ones get memory of their own."""
     first: dict[str | None, str] = {}
@@ -255,6 +283,31 @@ def labels_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
         y = rows.label(head.target)
         found[head.value] = y if first.setdefault(head.target, head.labels) == head.labels else y.clone()
     return found
+
+
+def check_transform(topology: Topology, rows: Dataset) -> None:
+    """Refuse a transform of whole rows whose parts are held by several parties."""
+    if transform_of(rows.source) is not None and len(holders := sorted(set(topology.inputs.values()))) > 1:
+        raise InvalidInput(
+            f"the rows have a transform, and their parts are held by {', '.join(map(repr, holders))}: it would carry "
+            "numbers from one party's part into another's; transform the parts before they are put together"
+        )
+
+
+def check_coupling(defenses: Sequence[Defense], data: Federation) -> None:
+    """Refuse rows that are mixed with one another under a promise about rows: one would be in the examples of many."""
+    private = (d for d in defenses if isinstance(d, Accounted) and not _protects_labels(d))
+    if any(client.train.source.couples for client in data.clients) and (first := next(private, None)) is not None:
+        raise InvalidInput(
+            f"mixup puts a row into the examples of others, and {type(first).__name__} counts what it promises by row: "
+            "leave one of them out"
+        )
+
+
+def _protects_labels(defense: Accounted) -> bool:
+    # One that learns the length of the run first has no event yet.
+    event = defense.event()
+    return event is not None and event.protects is Protects.LABELS
 
 
 def probe_with(topology: Topology, rows: Dataset) -> Facts:
@@ -298,7 +351,12 @@ def check_outputs(topology: Topology, facts: Facts) -> None:
 
 
 def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Federation, training: Training) -> None:
-    """Refuse a batch size that leaves some client a batch too small for batch norm or for a defense."""
+    """Refuse sizes that are not one a client, and one that leaves a client a batch too small for what reads it."""
+    if training.batch_sizes and len(training.batch_sizes) != len(data.clients):
+        raise InvalidInput(
+            f"batch_size has {len(training.batch_sizes)} entries for {len(data.clients)} clients; expected one a "
+            "client, or one for all"
+        )
     for number, (client, client_facts) in enumerate(zip(data.clients, facts, strict=True)):
         needs = [
             *((2, f"batch norm in segment {name!r}") for name in sorted(client_facts.batch_norm)),
@@ -310,15 +368,40 @@ def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Fed
             raise InvalidInput(
                 f"sampling='poisson' may draw a batch of any size, and {who} needs {least} rows or more: take 'shuffle'"
             )
-        smallest = training.smallest_batch(rows)
+        own = training.of_client(number)
+        smallest = own.smallest_batch(rows)
         if smallest < least:
             way_out = "choose another size"
-            if replace(training, drop_last=True).smallest_batch(rows) >= least:
+            if replace(own, drop_last=True).smallest_batch(rows) >= least:
                 way_out += ", or leave that batch out with drop_last=True"
             raise InvalidInput(
-                f"{client.name} has {rows} training rows, so batch_size={training.batch_size} leaves a batch of "
+                f"{client.name} has {rows} training rows, so batch_size={own.batch_size} leaves a batch of "
                 f"{'one' if smallest == 1 else smallest}, and {who} needs {least} rows or more: {way_out}"
             )
+
+
+def check_accumulation(
+    schedule: Schedule, method: Method | None, defenses: Sequence[Defense], topology: Topology, training: Training
+) -> None:
+    """Refuse one optimizer step for several batches where something counts on a step behind every batch."""
+    if training.accumulate == 1:
+        return
+    given = f"accumulate={training.accumulate} is not allowed"
+    if not schedule.accumulates:
+        raise InvalidInput(
+            f"{given} with schedule {type(schedule).__name__}, whose clients do not train several batches in a row; "
+            "take a larger batch_size"
+        )
+    if method is not None and not method.traits(topology).accumulates:
+        raise InvalidInput(f"{given} with method {type(method).__name__}, which acts on every step of a batch")
+    if topology.encryption is not None:
+        raise InvalidInput(f"{given} beside encryption: shares of weights are updated behind every batch")
+    for defense in defenses:
+        name = type(defense).__name__
+        if isinstance(defense, WeightDefense):
+            raise InvalidInput(f"{given} beside {name}, which adds its noise to every batch: take a larger batch_size")
+        if isinstance(defense, LearnedDefense):
+            raise InvalidInput(f"{given} beside {name}, which learns from every batch: take a larger batch_size")
 
 
 def check_sampling(schedule: Schedule, training: Training) -> None:
@@ -433,6 +516,7 @@ def _assemble_one(
     checked_topology = topology.with_tasks(rows.tasks)
     with about("schedule"):
         schedule.check(checked_topology, clients)
+    check_transform(checked_topology, rows)
     facts = probe_with(checked_topology, rows)
     check_outputs(checked_topology, facts)
     check_topology(checked_topology, inputs_of(checked_topology, rows.rows(range(min(EXAMPLES, len(rows))))))

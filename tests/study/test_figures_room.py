@@ -28,6 +28,8 @@ from splitfed.study.report.figures.style import (
 )
 from tests.study.test_report import parsed, put, result
 
+pytestmark = pytest.mark.drawn
+
 # 120 characters, as combined defenses and tables of parameters make them.
 LONG = (
     "noise" + "+distance_correlation+gradient_compression+quantization+channel_pruning+adversarial+shredder+latent+mid"

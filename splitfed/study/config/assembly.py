@@ -61,7 +61,7 @@ def assemble_topology(builder: NamedAlgorithm, data: Dataset, seed: int, code: C
         # TOML has no null: a server that is not named learns the main label set.
         arguments["targets"] = {**dict.fromkeys(arguments["tops"]), **arguments.get("targets", {})}
     topology: Topology = builder.call(**arguments).with_tasks(data.tasks)
-    values = feed(data.x[:2], topology.inputs, data.features)
+    values = feed(data.rows(range(min(2, len(data)))).x, topology.inputs, data.features)
     segments = []
     for segment in topology.segments:
         arriving = [values[name] for name in segment.inputs]

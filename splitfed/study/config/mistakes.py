@@ -83,6 +83,11 @@ class Mistakes:
     def __bool__(self) -> bool:
         return bool(self._lines)
 
+    @property
+    def first(self) -> str:
+        """The first of the mistakes, there being one, without the name of the study."""
+        return next(iter(self._lines)).removeprefix(f"{self._source}: ")
+
     def stop(self) -> None:
         """Raise `InvalidStudy` if there was any mistake."""
         if self._lines:

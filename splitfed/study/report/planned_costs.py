@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.replay import ReplayedSegment
@@ -19,7 +20,9 @@ from splitfed.planning.validation import Prepared, probe_with
 from splitfed.registry import TABLES, load
 from splitfed.schedules.base import Schedule
 from splitfed.study.config import build
+from splitfed.study.config.callback_tables import make_callbacks
 from splitfed.study.config.cell import Cell
+from splitfed.study.config.client_tables import describe_clients
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.training_table import PartyNames
 from splitfed.study.report.data import Json
@@ -35,8 +38,17 @@ def predict_costs(cell: Cell, ready: Prepared) -> Json:
     speeds = names.of(cell.training.speeds)
     begins = {"restart_optimizers": ready.training.restart_optimizers, "starts": ready.training.starts}
     found = cost_to_json(cost(ready, cell.training.rounds, speeds), ready.topology) | begins
+    if (ends := early_end(cell)) is not None:
+        found["at_most"] = "; ".join(filter(None, [found["at_most"], ends]))
     batch = estimate_batch(ready)
     return found if batch is None else {**found, "encryption": batch}
+
+
+def early_end(cell: Cell) -> str | None:
+    """Return why the run `cell` may have fewer rounds than it is planned for; None where no callback may end it."""
+    pairs = zip(cell.callbacks, make_callbacks(cell.callbacks, Path("run")), strict=True)
+    found = [f"{named.label}, by {one.decides_by}" for named, one in pairs if one.decides_by is not None]
+    return f"training may end before round {cell.training.rounds}: {'; '.join(found)}" if found else None
 
 
 def cost_to_json(found: Cost, topology: Topology) -> Json:
@@ -165,6 +177,7 @@ def plan_study(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:
         "rounds": first.training.rounds,
         "local_epochs": first.training.local_epochs,
         "speeds": first.training.speeds is not None,
+        "clients_differ": describe_clients(first),
         "starts_asked": first.training.starts,
         "topologies": [
             {"topology": label, **_topology_costs(cell, data, _study_cells(grid, label, first.seed), others)}
@@ -216,9 +229,10 @@ def _topology_costs(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequ
     plain, count = build.topology(cell, data), len(ready.topologies)
     facts = probe_with(plain, ready.data.clients[0].train)
     bare = replace(ready, topologies=(plain,) * count, facts=(facts,) * count)
-    known = sizes(bare)
+    # Clients of different make have no one model.
+    known = None if cell.models else sizes(bare)
     # Where the columns of a row are with several parties, none of them could train the whole model.
-    alone = len(set(plain.inputs.values())) == 1
+    alone = len(set(plain.inputs.values())) == 1 and not cell.models
     return {
         "schedules": [
             {"schedule": schedule, "method": method, "encrypted": encrypted, "in_study": in_study, **costs}

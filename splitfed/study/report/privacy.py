@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from splitfed.core.defense import Accounted
@@ -14,8 +15,10 @@ from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.private import planned_ledger
 from splitfed.privacy.ledger import describe_ledger
 from splitfed.study.config import build
+from splitfed.study.config.callback_tables import make_callbacks
 from splitfed.study.config.cell import Cell
 from splitfed.study.report.data import Json
+from splitfed.training.callbacks import committed_ledger
 
 
 def plan_ledger(cell: Cell, data: Dataset) -> Json | None:
@@ -23,8 +26,9 @@ def plan_ledger(cell: Cell, data: Dataset) -> Json | None:
     if not any(isinstance(defense, Accounted) for defense in build.defenses(cell)):
         return None
     ready, plan = build.prepare_cell(cell, data, defended=True), cell.training
-    found = planned_ledger(calibrate_defenses(ready, plan.rounds), plan.rounds, plan.evaluate_every, plan.delta)
-    return found.as_dict()
+    arguments = calibrate_defenses(ready, plan.rounds), plan.rounds, plan.evaluate_every, plan.delta
+    found = committed_ledger(make_callbacks(cell.callbacks, Path("run")), *arguments)
+    return (planned_ledger(*arguments) if found is None else found).as_dict()
 
 
 def plan_ledgers(cells: Sequence[Cell], data: Dataset) -> list[Json]:

@@ -153,7 +153,7 @@ def _load_from_study(request: ModelRequest, trust: bool) -> tuple[nn.Module, Ten
     if cell is None or cell.model is None:
         raise InvalidInput(f"{path.name}: no topology of the study cuts a model; there is nothing to list")
     data = build.dataset(cell.data)
-    return build.uncut_model(cell, cell.model, data), data.x[:EXAMPLES]
+    return build.uncut_model(cell, cell.model, data), data.rows(range(min(EXAMPLES, len(data)))).x
 
 
 def _load_by_name(request: ModelRequest, trust: bool) -> tuple[nn.Module, Tensor]:

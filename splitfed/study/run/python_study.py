@@ -26,7 +26,7 @@ from splitfed.training.run import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-LISTS = ("topology", "method", "defense", "attack")
+LISTS = ("topology", "method", "defense", "attack", "callback")
 """Tables of which a study may have several."""
 
 
@@ -194,6 +194,8 @@ def _table(key: str, value: Any) -> Any:
     if key in LISTS:
         found = [value] if isinstance(value, (str, Mapping)) else value
         return [_named(one) for one in found] if isinstance(found, (list, tuple)) else found
+    if key == "model" and isinstance(value, (list, tuple)):
+        return [_named(one) for one in value]
     return _named(value) if key in ("data", "model") else _plain(value)
 
 
