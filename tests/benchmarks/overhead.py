@@ -1,15 +1,26 @@
 """What comes on top of training: `sf.train` over a bare loop, a study over the calls it makes, two workers over one.
 
-`python -m tests.benchmarks.overhead [training] [round] [study] [workers]`, all of them by default. Ratios of `training`,
-`round` and `study` are of the CPU time of one thread; both sides take turns in one process. That of `workers` is of the
-clock on the wall, and says something on an idle machine alone.
+`python -m tests.benchmarks.overhead [training] [round] [study] [workers]`, all of them by default. The ratios of
+`training`, `round` and `study` are of the CPU time of one thread, and both sides take turns in one process. That of
+`workers` is of the clock on the wall, and says something on an idle machine alone.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
+<<<<<<< HEAD
 import time
 from collections.abc import Callable
+=======
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+>>>>>>> work-bench
 
 import torch
 from torch.nn import functional
@@ -62,7 +73,7 @@ def _accuracy(model: torch.nn.Module, part: sf.Dataset) -> float:
 
 
 def cpu_ratios(ours: Callable[[], object], bare: Callable[[], object], repeats: int) -> list[tuple[float, float]]:
-    """Return the CPU seconds of both in turn, `repeats` times, now the one first and now the other; a warm-up before."""
+    """Return the CPU seconds of both in turn, `repeats` times after one that is not counted, each first in turn."""
     times: list[tuple[float, float]] = []
     ours()
     bare()
@@ -93,16 +104,75 @@ def measure_training(rounds: int, repeats: int, bound: float | None) -> None:
     tell(f"sf.train over a bare loop, {rounds} round(s) of LeNet on MNIST-5k", times, bound)
 
 
-STUDY = {
-    "data": "digits",
+TRAINING = {"rounds": LONG, "batch_size": BATCH, "optimizer": {"name": "SGD", "lr": RATE, "momentum": MOMENTUM}}
+TABLES: Mapping[str, Any] = {
+    "data": "mnist5k",
     "model": {"name": "lenet"},
-    "training": {"rounds": 60, "batch_size": 32},
     "topology": {"name": "vanilla", "cut": "pool1"},
+    "attack": {"name": "inverse_network", "budget": "fast"},
 }
-ATTACK = {"name": "inverse_network"}
 
 
-def measure_study(rounds: int, repeats: int) -> None:
-    """A study of one run, its folder, checkpoints, result and report, over `sf.train` and `run.attack` alone."""
+def run_one(rounds: int) -> None:
+    """Do a study of one run in a new folder, from its tables to its report."""
+    with tempfile.TemporaryDirectory() as place:
+        study = sf.study("one", training={**TRAINING, "rounds": rounds}, **TABLES)
+        study.run(Path(place) / "one").report()
 
 
+def call_one(rounds: int) -> None:
+    """Make the calls that the study makes: data, training, attack."""
+    train_split(mnist(), rounds).attack("inverse_network", budget="fast")
+
+
+def measure_study(rounds: int, repeats: int, bound: float | None) -> None:
+    """A study of one run, with its folder, checkpoints, result and report, over the calls alone."""
+    times = cpu_ratios(lambda: run_one(rounds), lambda: call_one(rounds), repeats)
+    tell(f"a study of one run over its calls, {rounds} rounds", times, bound)
+    more = statistics.median(ours - bare for ours, bare in times)
+    print(f"  {more:.2f} s more a run, or {100 * more / 60:.1f} % of one that takes a minute")
+
+
+def measure_workers(runs: int, repeats: int, bound: float) -> None:
+    """Wall time of a study of `runs` runs of some ten seconds: one worker over two, start of the processes included."""
+    study = sf.study(
+        "several", seeds=range(runs), training=TRAINING, **{k: TABLES[k] for k in ("data", "model", "topology")}
+    )
+    ratios = []
+    with tempfile.TemporaryDirectory() as place:
+        study.save(path := Path(place) / "several.toml")
+        for i in range(repeats):
+            spent = {}
+            for workers in (1, 2) if i % 2 else (2, 1):
+                folder = Path(place) / f"{i}-{workers}"
+                command = [sys.executable, "-m", "splitfed", "run", str(path), "--folder", str(folder)]
+                started = time.perf_counter()
+                subprocess.run([*command, "--workers", str(workers)], check=True, stdout=subprocess.DEVNULL)
+                spent[workers] = time.perf_counter() - started
+            ratios.append(spent[1] / spent[2])
+            print(f"  {spent[1]:.1f} s, {spent[2]:.1f} s: {ratios[-1]:.2f}", flush=True)
+    print(f"one worker over two, {runs} runs: {statistics.median(ratios):.2f}; aim {bound:.2f}")
+
+
+MEASURES: Mapping[str, Callable[[], None]] = {
+    "training": lambda: measure_training(LONG, 15, 1.05),
+    "round": lambda: measure_training(1, 15, None),
+    "study": lambda: measure_study(5 * LONG, 5, 1.02),
+    "workers": lambda: measure_workers(12, 3, 1.7),
+}
+
+
+def main(names: Sequence[str]) -> None:
+    """Print what is asked for, by default all of it."""
+    for name in names or MEASURES:
+        if name not in MEASURES:
+            sys.exit(f"no measurement {name!r}; there are {', '.join(MEASURES)}")
+    keep_memory("tests.benchmarks.overhead")
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for name in names or MEASURES:
+        MEASURES[name]()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -31,6 +31,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive
 from splitfed.study.config.search import FIXED, GENETIC, POPULATION, STARTUP, SearchStudy
 from splitfed.study.config.search_space import Assignment, Dimension, SearchChoice, active, dimensions, resolve
+from splitfed.study.run.distinct_sampler import DistinctSampler, draw_points, spread_points
 from splitfed.study.run.ownership import MOST_DEATHS, Claim, Locks
 
 OWNER, RECORD, VIOLATIONS, SURPLUS, SEARCH = "folder", "record", "violations", "surplus", "search"
@@ -48,6 +49,7 @@ class SearchQueue:
         self._search, self.locks, self._owner = search, locks, owner
         self._space = {name: dimension for name, (dimension, _) in dimensions(search.tree).items()}
         self._points: list[Assignment] | None = None
+        self._first: list[dict[str, Any]] | None = None
         self._held: dict[int, Claim] = {}
         with _quiet():
             self._storage = open_storage(folder / "study.db", search.table.storage)
@@ -186,10 +188,19 @@ class SearchQueue:
             case "nsga2" | "nsga3":
                 kind = optuna.samplers.NSGAIISampler if table.sampler == "nsga2" else optuna.samplers.NSGAIIISampler
                 size = table.population or POPULATION
-                return kind(population_size=size, seed=seed, constraints_func=limits)
+                inner = kind(population_size=size, seed=seed, constraints_func=limits)
+                wanted = {name: distribution_of(one) for name, one in self._space.items()}
+                if self._first is None:
+                    self._first = spread_points(wanted, size, derive(self._search.seed, "search", "first") % 2**32)
+                return DistinctSampler(inner, wanted, self._first, self._setting_of)
         if self._points is None:
             self._points = list_fixed_points(self._search)
         return FixedPoints(self._points, self._space)
+
+    def _setting_of(self, drawn: Mapping[str, Any]) -> str:
+        """Return what tells the setting that was drawn from others: what decides something in it, rounded."""
+        read = {name: _read_drawn(self._space[name], value) for name, value in drawn.items()}
+        return json.dumps(active(self._search.tree, read), sort_keys=True)
 
     def _hold(self, number: int) -> bool:
         """Hold the lock of a trial; False where somebody holds it."""
@@ -247,20 +258,15 @@ def list_fixed_points(search: SearchStudy) -> list[Assignment]:
         return search.points()
     space = {name: dimension for name, (dimension, _) in dimensions(search.tree).items()}
     wanted = {name: distribution_of(dimension) for name, dimension in space.items()}
-    seed, points = derive(search.seed, "search") % 2**32, []
+    seed = derive(search.seed, "search") % 2**32
     with _quiet():
-        qmc = search.table.sampler == "qmc"
-        samplers = optuna.samplers
-        sampler = samplers.QMCSampler(scramble=True, seed=seed) if qmc else samplers.RandomSampler(seed=seed)
-        # The first point of qmc is none of the sequence: the sampler learns the parameters from it.
-        skipped = int(qmc)
-        study = optuna.create_study(sampler=sampler)
-        for _ in range(search.trials + skipped):
-            trial = study.ask(wanted)
-            study.tell(trial, 0.0)
-            drawn = {name: _read_drawn(space[name], value) for name, value in trial.params.items()}
-            points.append(active(search.tree, drawn))
-    return points[skipped:]
+        if search.table.sampler == "qmc":
+            drawn = spread_points(wanted, search.trials, seed)
+        else:
+            drawn = draw_points(optuna.samplers.RandomSampler(seed=seed), wanted, search.trials)
+    return [
+        active(search.tree, {name: _read_drawn(space[name], value) for name, value in point.items()}) for point in drawn
+    ]
 
 
 def distribution_of(dimension: Dimension) -> BaseDistribution:
