@@ -9,10 +9,6 @@ from __future__ import annotations
 
 import os
 import statistics
-<<<<<<< HEAD
-import time
-from collections.abc import Callable
-=======
 import subprocess
 import sys
 import tempfile
@@ -20,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
->>>>>>> work-bench
 
 import torch
 from torch.nn import functional
@@ -28,6 +23,7 @@ from torch.nn import functional
 import splitfed as sf
 from splitfed.data.federation import Federation
 from splitfed.models import lenet
+from tests.benchmarks.steps import keep_memory
 
 LONG, BATCH, PREDICTED = 45, 64, 256
 """Rounds that take more than ten seconds; rows in a batch, and in one of an evaluation."""
