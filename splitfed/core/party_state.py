@@ -7,6 +7,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -64,11 +65,8 @@ class PartyState:
         self.among: dict[str, Tensor] = {}
         unique = {id(p): p for m in self.modules.values() for p in m.parameters() if p.requires_grad}
         self.parameters = list(unique.values())
-        self.optimizer: torch.optim.Optimizer | None = None
-        self._scheduler: LRScheduler | None = None
+        self._optim = optim
         self._scheduled_by_round = optim.scheduler_every == "round"
-        if unique:
-            self.optimizer, self._scheduler = optim.build(self.parameters)
         # What the optimizer remembers of steps that go on from a state of their own, by name: see `separate_optimizer`.
         self._separate: dict[str, defaultdict[Tensor, Any]] = {}
         # Head -> the head and the defenses that change its labels, which are this party's.
@@ -91,6 +89,20 @@ class PartyState:
                 state = guard.defense.start(DefenseSite(name, edge, sent, inputs, derive(seed, *words), self.device))
                 self.defense_states[edge, position] = state
                 self.learned_defenses.append((guard.defense, state))
+
+    @cached_property
+    def _built(self) -> tuple[torch.optim.Optimizer | None, LRScheduler | None]:
+        # When it is first asked for: the first one of a process loads torch's compiler, and a plan needs none.
+        return self._optim.build(self.parameters) if self.parameters else (None, None)
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer of its weights; None where no weight learns."""
+        return self._built[0]
+
+    @cached_property
+    def _scheduler(self) -> LRScheduler | None:
+        return self._built[1]
 
     def own(
         self,

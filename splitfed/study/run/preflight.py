@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from splitfed.attacks.base import Phase, Target
@@ -18,15 +19,15 @@ from splitfed.planning.validation import Prepared, assemble, complete
 from splitfed.study.config import build
 from splitfed.study.config.assembly import PieceError
 from splitfed.study.config.auto_cuts import name_auto_cuts
-from splitfed.study.config.cell import Cell, Probe
+from splitfed.study.config.cell import Cell, Probe, TrainingPlan
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import Mistakes
-from splitfed.study.config.training_attacks import add_training_attack
+from splitfed.study.config.training_attacks import add_training_attack, training_attacks
 from splitfed.study.config.training_table import PartyNames
-from splitfed.study.run.runner import adversaries_of, evaluation_of
 from splitfed.threats.tuning import SHARE, Bench, check_tunable
 from splitfed.training.entry_point import check_run, engine_of
 from splitfed.training.run import Run
+from splitfed.training.settings import Adversaries, Evaluation
 
 
 def check_grid(grid: Grid, source: str, data: Dataset | None = None) -> tuple[Grid, Dataset]:
@@ -39,7 +40,8 @@ def check_grid(grid: Grid, source: str, data: Dataset | None = None) -> tuple[Gr
     first = grid.cells[0]
     with mistakes.at("data"):
         loaded = build.dataset(first.data) if data is None else data
-        splits = {seed: _split_data(loaded, first, seed) for seed in dict.fromkeys(c.seed for c in grid.cells)}
+        builder = build.StudyBuilder(loaded)
+        splits = {seed: _split_data(builder, first, seed) for seed in dict.fromkeys(c.seed for c in grid.cells)}
     mistakes.stop()
     grid = name_auto_cuts(mistakes, grid, loaded)
     mistakes.stop()
@@ -51,11 +53,11 @@ def check_grid(grid: Grid, source: str, data: Dataset | None = None) -> tuple[Gr
         mistakes.stop_if_many()
         label = (cell.topology.builder.label, cell.training.schedule.label, cell.method.label, cell.encryption.label)
         if label not in assembled:
-            assembled[label] = _assemble_cell(mistakes, cell, loaded, splits[cell.seed])
+            assembled[label] = _assemble_cell(mistakes, cell, builder)
         if (found := assembled[label]) is not None:
             cells.setdefault((*label, cell.training_attack.key if cell.training_attack else ""), cell)
             _check_cell(mistakes, cell, splits[cell.seed], found)
-    _check_attacks(mistakes, list(cells.values()), loaded)
+    _check_attacks(mistakes, list(cells.values()), builder)
     _check_speeds(mistakes, grid, [found.names for found in assembled.values() if found])
     mistakes.stop()
     return grid, loaded
@@ -70,13 +72,14 @@ class Assembled(NamedTuple):
     names: PartyNames
 
 
-def _assemble_cell(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> Assembled | None:
+def _assemble_cell(mistakes: Mistakes, cell: Cell, builder: build.StudyBuilder) -> Assembled | None:
     """Put together what does not depend on seed or defenses; None after a mistake."""
     plan = build.schedule(cell)
     try:
         with about("method"):
-            method = build.method(cell, data)
-        topologies, facts = assemble(build.topology(cell, data), split, plan, method, cell.seed)
+            method = build.method(cell, builder.data)
+        split = builder.federation(cell)
+        topologies, facts = assemble(builder.topology(cell), split, plan, method, cell.seed, builder.probes)
     except PieceError as error:
         mistakes.add(f"{cell.topology.where}.{error.path}", error)
     except InvalidInput as error:
@@ -102,6 +105,16 @@ def _check_cell(mistakes: Mistakes, cell: Cell, split: Federation, found: Assemb
         )
     except InvalidInput as error:
         mistakes.add(_place_of(cell, error), error)
+
+
+def adversaries_of(cell: Cell, topology: Topology) -> Adversaries:
+    """Return the attacks that live in the training of `cell`."""
+    return Adversaries(*training_attacks(cell, topology))
+
+
+def evaluation_of(plan: TrainingPlan, names: PartyNames) -> Evaluation:
+    """Return what is measured of a run of `plan` that has the parties `names`."""
+    return Evaluation(plan.evaluate_every, plan.across, plan.delta, names.of(plan.speeds))
 
 
 def _place_of(cell: Cell, error: InvalidInput) -> str:
@@ -154,15 +167,15 @@ def _attack_error(probe: Probe, why: object) -> InvalidInput:
 
 def build_untrained_run(cell: Cell, data: Dataset) -> Run:
     """Return the run `cell` before its first round, its training attacks in it, without its defenses, on the CPU."""
-    run, ready = _build_run(cell, data)
+    run, ready = _build_run(cell, build.StudyBuilder(data))
     for probe in cell.attacks:
         if probe.lives != "outside":
             add_training_attack(run.engine, ready, probe)
     return run
 
 
-def _build_run(cell: Cell, data: Dataset) -> tuple[Run, Prepared]:
-    ready = build.prepare_cell(cell, data)
+def _build_run(cell: Cell, builder: build.StudyBuilder) -> tuple[Run, Prepared]:
+    ready = builder.prepare(cell)
     engine = engine_of(ready, record=cell.training.record)
     run = Run(engine, ready.data, ready.schedule, ready.schedule.start(len(ready.data)), cell.seed)
     run.follow(ready.method)
@@ -172,11 +185,11 @@ def _build_run(cell: Cell, data: Dataset) -> tuple[Run, Prepared]:
     return run, ready
 
 
-def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], data: Dataset) -> None:
+def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], builder: build.StudyBuilder) -> None:
     """Ask every attack in every place where a run can be put together."""
     for cell in [c for c in cells if c.attacks]:
         try:
-            run, ready = _build_run(cell, data)
+            run, ready = _build_run(cell, builder)
         except InvalidInput as error:
             if not mistakes:
                 mistakes.add(cell.topology.where, error)
@@ -197,8 +210,8 @@ def _can_enter(mistakes: Mistakes, run: Run, ready: Prepared, probe: Probe) -> b
     return True
 
 
-def _split_data(data: Dataset, cell: Cell, seed: int) -> Federation:
-    found = build.federation(data, cell.data, seed)
+def _split_data(builder: build.StudyBuilder, cell: Cell, seed: int) -> Federation:
+    found = builder.federation(replace(cell, seed=seed))
     if not any(len(client.test) for client in found.clients):
         raise InvalidInput("no client has a test row, so utility cannot be measured; give a larger test fraction")
     return found

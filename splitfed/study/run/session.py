@@ -1,4 +1,4 @@
-"""A study from file to results: check everything, then do the runs that are left, alone or with workers."""
+"""A checked study to its results: do the runs that are left, alone or with workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -21,20 +20,21 @@ from splitfed.data.dataset import Dataset
 from splitfed.models.import_paths import Code
 from splitfed.study.config import build, schema
 from splitfed.study.config.cell import Cell
-from splitfed.study.config.grid import Grid, expand
 from splitfed.study.config.search import SearchStudy, read_search
 from splitfed.study.report.data import METRICS
 from splitfed.study.report.remarks import remarks
 from splitfed.study.report.search_data import read_search_outcome
 from splitfed.study.run import failures, trials
+from splitfed.study.run.checked_study import CheckedStudy as CheckedStudy
+from splitfed.study.run.checked_study import check_study as check_study
+from splitfed.study.run.checked_study import prepare_study as prepare_study
+from splitfed.study.run.checked_study import read_study_file as read_study_file
 from splitfed.study.run.encryption_keys import check_keys
-from splitfed.study.run.preflight import check_grid
 from splitfed.study.run.progress import Reports, Watcher, open_watcher, relay_event
 from splitfed.study.run.runner import Json, read_result, run_cell
 from splitfed.study.run.search import collect_records, do_trials, open_search
-from splitfed.study.run.search_check import check_search
 from splitfed.study.run.store import StudyFolder, write_trials_table
-from splitfed.study.run.trust import check_links, code_of, is_results, write_mark
+from splitfed.study.run.trust import check_links, write_mark
 
 PATIENCE = 2.0
 """Seconds that workers get to end by themselves."""
@@ -42,54 +42,6 @@ PATIENCE = 2.0
 
 class WorkerDied(SplitfedError):
     """A worker process ended before its work did."""
-
-
-@dataclass(frozen=True)
-class CheckedStudy:
-    """A study that has been checked: its runs and its data; `text` as the user wrote it.
-
-    `code`: where its import paths lead. `search`: what chooses the runs, of which `grid` then holds one setting alone;
-    None for a grid.
-    """
-
-    grid: Grid
-    data: Dataset
-    text: str
-    code: Code
-    search: SearchStudy | None = None
-
-
-def prepare_study(path: Path, advice: str | None = None, *, trust: bool = False) -> CheckedStudy:
-    """Read and check the study in the file `path`: everything but the training; nothing is written.
-
-    Import paths of models may lead to Python files beside it. One that lies in a folder of results is as much to be
-    trusted as that folder: see `splitfed.study.run.trust`. `advice`: as `schema.read_toml`.
-    """
-    raw, base, code = read_study_file(path, advice, trust=trust)
-    text = path.read_text("utf-8")
-    if "search" in raw:
-        search, first = read_search(raw, path.name, base, code)
-        grid, data = check_search(search, first)
-        return CheckedStudy(replace(grid, resolved=search.resolved(raw, grid)), data, text, code, search)
-    grid, data = check_study(raw, path.name, base, code)
-    return CheckedStudy(grid, data, text, code)
-
-
-def read_study_file(path: Path, advice: str | None = None, *, trust: bool = False) -> tuple[Json, Path, Code]:
-    """Return the tables in the file `path`, unchecked, where its paths start from and where its imports may lead."""
-    raw, base = schema.read_toml(path, advice), path.resolve().parent
-    # A file of a folder of results may be a link to one elsewhere.
-    results = next(filter(is_results, (path.absolute().parent.resolve(), base)), None)
-    return raw, base, Code(base) if results is None else code_of(results, raw, trust)
-
-
-def check_study(raw: Mapping[str, Any], source: str, base: Path, code: Code | None = None) -> tuple[Grid, Dataset]:
-    """Check the study `raw`, called `source` in messages; relative paths start from `base`.
-
-    `code`: where import paths of models may lead (default: to the Python files in `base` as well).
-    """
-    grid = expand(schema.parse_study(raw, source), source, base, Code(base) if code is None else code)
-    return check_grid(grid, source)
 
 
 def run_study(
