@@ -262,7 +262,7 @@ def read_head(kind: str, name: str) -> Listing:
 
 
 def _docstring(kind: str, name: str) -> str:
-    file = _module_file(TABLES[kind][name].partition(":")[0])
+    file = module_file(TABLES[kind][name].partition(":")[0])
     if file is None or not file.is_file():
         check_links()
         raise ImportError(f"{kind}/{name} is registered, but its file is not installed")
@@ -283,7 +283,8 @@ SINGULAR = {
 }
 
 
-def _module_file(module: str) -> Path | None:
+def module_file(module: str) -> Path | None:
+    """Return the file of `module`, None where there is none; a module of this package is not imported for that."""
     package, *path = module.split(".")
     if package == __package__:
         # Asking the import system would import the package that the file is in, and torch with it.

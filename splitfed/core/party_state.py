@@ -7,6 +7,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -75,11 +76,11 @@ class PartyState:
                 if weight.requires_grad:
                     unique.setdefault(id(weight), (full(inner), weight))
         self.parameters = [weight for _, weight in unique.values()]
-        self.optimizer: torch.optim.Optimizer | None = None
-        self._scheduler: LRScheduler | None = None
+        self._optim, self._named = optim, tuple(unique.values())
         self._scheduled_by_round = optim.scheduler_every == "round"
-        if unique:
-            self.optimizer, self._scheduler = optim.build(unique.values())
+        if not isinstance(optim.name, str):
+            # What a user wrote is refused before anything is computed.
+            _ = self._built
         # What the optimizer remembers of steps that go on from a state of their own, by name: see `separate_optimizer`.
         self._separate: dict[str, defaultdict[Tensor, Any]] = {}
         # Head -> the head and the defenses that change its labels, which are this party's.
@@ -102,6 +103,20 @@ class PartyState:
                 state = guard.defense.start(DefenseSite(name, edge, sent, inputs, derive(seed, *words), self.device))
                 self.defense_states[edge, position] = state
                 self.learned_defenses.append((guard.defense, state))
+
+    @cached_property
+    def _built(self) -> tuple[torch.optim.Optimizer | None, LRScheduler | None]:
+        # When it is first asked for: the first one of a process loads torch's compiler, and a plan needs none.
+        return self._optim.build(self._named) if self._named else (None, None)
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer of its weights; None where no weight learns."""
+        return self._built[0]
+
+    @cached_property
+    def _scheduler(self) -> LRScheduler | None:
+        return self._built[1]
 
     def own(
         self,

@@ -85,6 +85,31 @@ class Prepared:
         return first_weights(self.training.starts or "shared", self.topologies, self.local, self.training.seed)
 
 
+class Probes:
+    """What was found out about topologies with the rows of clients, for runs that differ in what acts on those."""
+
+    def __init__(self) -> None:
+        # With what the keys are the ids of, so that no other object gets them.
+        self._found: dict[tuple[int, int], tuple[Topology, Dataset, Topology, Facts]] = {}
+
+    def probe(self, topology: Topology, rows: Dataset) -> tuple[Topology, Facts]:
+        """Return `topology` with the tasks of `rows`, without the user's model behind it, and its facts.
+
+        It is compared with that model once. Raises `InvalidInput` for a difference.
+        """
+        key = id(topology), id(rows)
+        if key not in self._found:
+            checked = topology.with_tasks(rows.tasks)
+            check_transform(checked, rows)
+            facts = probe_with(checked, rows)
+            check_outputs(checked, facts)
+            check_topology(checked, inputs_of(checked, rows.rows(range(min(EXAMPLES, len(rows))))))
+            # Who is handed a topology must not find the user's model behind it.
+            bare = replace(checked, segments=tuple(replace(s, original=None) for s in checked.segments))
+            self._found[key] = topology, rows, bare, facts
+        return self._found[key][2:]
+
+
 def prepare(
     topology: Topology | Sequence[Topology],
     data: Federation,
@@ -94,25 +119,35 @@ def prepare(
     optimizer: str | Optim | Mapping[str, Optim] | None,
     training: Training,
     method: str | Method | None = None,
+    probes: Probes | None = None,
 ) -> Prepared:
     """Check that everything fits together and return it; nothing is computed but one example batch a topology.
 
-    `topology`: one for all clients, or one a client. Raises `InvalidInput`.
+    `topology`: one for all clients, or one a client. `probes`: what other runs have found out about the same objects.
+    Raises `InvalidInput`.
     """
     plan, extra, given = _resolve_algorithms(schedule, method, defenses)
     _check_kind("data", data, Federation, "what Dataset.clients(count) returns")
-    topologies, facts = assemble(topology, data, plan, extra, training.seed)
+    topologies, facts = assemble(topology, data, plan, extra, training.seed, probes)
     return complete(topologies, facts, data, plan, extra, given, optimizer, training)
 
 
 def assemble(
-    topology: Topology | Sequence[Topology], data: Federation, plan: Schedule, method: Method | None, seed: int
+    topology: Topology | Sequence[Topology],
+    data: Federation,
+    plan: Schedule,
+    method: Method | None,
+    seed: int,
+    probes: Probes | None = None,
 ) -> tuple[tuple[Topology, ...], tuple[Facts, ...]]:
     """Return every client's topology as schedule and method train it, and its facts; refuse what does not fit."""
+    found = Probes() if probes is None else probes
     with about("topology"):
         given = _topology_per_client(topology, len(data.clients))
         _check_together(given, plan)
-        return _each_make(given, lambda replica: _assemble_one(given[replica], data, replica, plan, method, seed))
+        return _each_make(
+            given, lambda replica: _assemble_one(given[replica], data, replica, plan, method, seed, found)
+        )
 
 
 def complete(
@@ -510,20 +545,18 @@ def _check_whole(given: Sequence[Topology]) -> None:
 
 
 def _assemble_one(
-    topology: Topology, data: Federation, replica: int, schedule: Schedule, method: Method | None, seed: int
+    topology: Topology,
+    data: Federation,
+    replica: int,
+    schedule: Schedule,
+    method: Method | None,
+    seed: int,
+    probes: Probes,
 ) -> tuple[Topology, Facts]:
     rows, clients = data.clients[replica].train, len(data.clients)
-    checked_topology = topology.with_tasks(rows.tasks)
     with about("schedule"):
-        schedule.check(checked_topology, clients)
-    check_transform(checked_topology, rows)
-    facts = probe_with(checked_topology, rows)
-    check_outputs(checked_topology, facts)
-    check_topology(checked_topology, inputs_of(checked_topology, rows.rows(range(min(EXAMPLES, len(rows))))))
-    # Who is handed a topology must not find the user's model behind it.
-    checked_topology = replace(
-        checked_topology, segments=tuple(replace(s, original=None) for s in checked_topology.segments)
-    )
+        schedule.check(topology.with_tasks(rows.tasks), clients)
+    checked_topology, facts = probes.probe(topology, rows)
     with about("schedule"):
         prepared = schedule.prepare(checked_topology, facts, seed)
         if prepared is not checked_topology:

@@ -23,7 +23,8 @@ from splitfed.data.features import feed
 from splitfed.models.build import make
 from splitfed.models.import_paths import Code
 from splitfed.study.config.cell import NamedAlgorithm
-from splitfed.study.config.parameters import lists_to_tuples, parameters_of, piece_kind
+from splitfed.study.config.parameters import lists_to_tuples, parameters_of
+from splitfed.study.config.piece_tables import piece_kind
 from splitfed.topologies.fusion import Fusion
 
 SEGMENT_KEYS = ("name", "role", "inputs", "outputs", "prefix")

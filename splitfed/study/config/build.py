@@ -19,7 +19,7 @@ from splitfed.data.dataset import Dataset
 from splitfed.data.features import feed
 from splitfed.data.federation import Federation
 from splitfed.federated.base import Method
-from splitfed.planning.validation import Prepared, prepare
+from splitfed.planning.validation import Prepared, Probes, prepare
 from splitfed.schedules.base import Schedule
 from splitfed.study.config.assembly import assemble_topology, build_model
 from splitfed.study.config.cell import Cell, NamedAlgorithm, Probe, Source, name_clients
@@ -134,20 +134,56 @@ def method(cell: Cell, data: Dataset) -> Method | None:
     return cast(Method, part.construct(**models))
 
 
-def prepare_cell(cell: Cell, data: Dataset, other: Schedule | None = None, *, defended: bool = False) -> Prepared:
-    """Put the run `cell` together, or an `other` schedule without a method on it; with its defenses if `defended`.
+class StudyBuilder:
+    """Puts runs of one study on `data` together; topologies, splits and what is found out about them are made once.
 
-    Most defenses change no cost; those that pack what is sent, add layers to a segment or exchange norms do.
+    To prepare a run changes neither, and who trains copies modules: see `splitfed.core.payload.copy_modules`.
     """
-    return prepare(
-        topologies(cell, data),
-        federation(data, cell.data, cell.seed),
-        schedule=schedule(cell) if other is None else other,
-        defenses=defenses(cell) if defended else (),
-        optimizer=cell.training.optimizer,
-        training=cell.training.training(cell.seed),
-        method=method(cell, data) if other is None else None,
-    )
+
+    def __init__(self, data: Dataset) -> None:
+        self.data, self.probes = data, Probes()
+        self._topologies: dict[str, Topology | Sequence[Topology]] = {}
+        self._federations: dict[str, Federation] = {}
+
+    def topologies(self, cell: Cell) -> Topology | Sequence[Topology]:
+        """Return the run's topology, or that of every client; see `topologies`."""
+        named = None if cell.model is None else cell.model.table
+        key = repr(
+            (
+                cell.seed,
+                cell.topology.builder.table,
+                cell.topology.cut_choice,
+                named,
+                cell.models,
+                cell.encryption.table,
+            )
+        )
+        if key not in self._topologies:
+            self._topologies[key] = topologies(cell, self.data)
+        return self._topologies[key]
+
+    def federation(self, cell: Cell) -> Federation:
+        """Return the run's split; see `federation`."""
+        key = repr((cell.seed, cell.data.clients, cell.data.split))
+        if key not in self._federations:
+            self._federations[key] = federation(self.data, cell.data, cell.seed)
+        return self._federations[key]
+
+    def prepare(self, cell: Cell, other: Schedule | None = None, *, defended: bool = False) -> Prepared:
+        """Put the run `cell` together, or an `other` schedule without a method on it; with its defenses if `defended`.
+
+        Most defenses change no cost; those that pack what is sent, add layers to a segment or exchange norms do.
+        """
+        return prepare(
+            self.topologies(cell),
+            self.federation(cell),
+            schedule=schedule(cell) if other is None else other,
+            defenses=defenses(cell) if defended else (),
+            optimizer=cell.training.optimizer,
+            training=cell.training.training(cell.seed),
+            method=method(cell, self.data) if other is None else None,
+            probes=self.probes,
+        )
 
 
 def attack(probe: Probe) -> Attack:

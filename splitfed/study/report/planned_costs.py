@@ -165,7 +165,7 @@ def plan_study(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:
 
     Costs are those of the first seed's split. A schedule that refuses a topology has its reason under "refused".
     """
-    first = grid.cells[0]
+    first, builder = grid.cells[0], build.StudyBuilder(data)
     mine = sorted((c for c in grid.cells if c.seed == first.seed), key=lambda c: c.encryption.settings is None)
     # Schedules are compared in plain where the study has such runs.
     shapes = {c.topology.builder.label: c for c in mine}
@@ -180,26 +180,24 @@ def plan_study(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:
         "clients_differ": describe_clients(first),
         "starts_asked": first.training.starts,
         "topologies": [
-            {"topology": label, **_topology_costs(cell, data, _study_cells(grid, label, first.seed), others)}
+            {"topology": label, **_topology_costs(cell, builder, _study_cells(grid, label, first.seed), others)}
             for label, cell in shapes.items()
         ],
         "defenses": [
-            {"defense": guard.label, "guarantee": guard.guarantee, "bytes": _defended_bytes(grid, guard.label, data)}
+            {"defense": guard.label, "guarantee": guard.guarantee, "bytes": _defended_bytes(grid, guard.label, builder)}
             for guard in {c.defense.label: c.defense for c in grid.cells}.values()
         ],
-        "privacy": plan_ledgers([c for c in grid.cells if c.seed == first.seed and c.training_attack is None], data),
+        "privacy": plan_ledgers([c for c in grid.cells if c.seed == first.seed and c.training_attack is None], builder),
     }
 
 
-def _defended_bytes(grid: Grid, defense: str, data: Dataset) -> list[Json]:
+def _defended_bytes(grid: Grid, defense: str, builder: build.StudyBuilder) -> list[Json]:
     """Return what the runs with this defense send, where that is not what they would send without it."""
     found = []
     cells = [c for c in grid.cells if c.seed == grid.cells[0].seed and c.training_attack is None]
     for cell in [c for c in cells if c.defense.label == defense]:
         try:
-            bare, ready = (
-                cost(build.prepare_cell(cell, data, defended=d), cell.training.rounds).bytes for d in (False, True)
-            )
+            bare, ready = (cost(builder.prepare(cell, defended=d), cell.training.rounds).bytes for d in (False, True))
         except InvalidInput:
             # Said where the topology's costs are, or with the privacy of the run.
             continue
@@ -214,19 +212,20 @@ def _study_cells(grid: Grid, topology: str, seed: int) -> list[Cell]:
     return list({(c.training.schedule.label, c.method.label, c.encryption.label): c for c in mine}.values())
 
 
-def _topology_costs(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequence[str]) -> Json:
+def _topology_costs(cell: Cell, builder: build.StudyBuilder, own: Sequence[Cell], others: Sequence[str]) -> Json:
     named = {c.training.schedule.name for c in own}
     studied = [
-        (c.training.schedule.label, c.method.label, c.encryption.label, True, _costs_or_refusal(c, data)) for c in own
+        (c.training.schedule.label, c.method.label, c.encryption.label, True, _costs_or_refusal(c, builder))
+        for c in own
     ]
     compared = [
-        (name, "none", cell.encryption.label, False, _costs_or_refusal(cell, data, load("schedules", name)()))
+        (name, "none", cell.encryption.label, False, _costs_or_refusal(cell, builder, load("schedules", name)()))
         for name in others
         if name not in named
     ]
     # A schedule may add segments, such as heads to train clients on: the formulas are about the model alone.
-    ready = build.prepare_cell(cell, data, build.schedule(cell))
-    plain, count = build.topology(cell, data), len(ready.topologies)
+    ready = builder.prepare(cell, build.schedule(cell))
+    plain, count = build.first_topology(builder.topologies(cell)), len(ready.topologies)
     facts = probe_with(plain, ready.data.clients[0].train)
     bare = replace(ready, topologies=(plain,) * count, facts=(facts,) * count)
     # Clients of different make have no one model.
@@ -245,8 +244,8 @@ def _topology_costs(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequ
     }
 
 
-def _costs_or_refusal(cell: Cell, data: Dataset, schedule: Schedule | None = None) -> Json:
+def _costs_or_refusal(cell: Cell, builder: build.StudyBuilder, schedule: Schedule | None = None) -> Json:
     try:
-        return {"refused": None, **predict_costs(cell, build.prepare_cell(cell, data, schedule))}
+        return {"refused": None, **predict_costs(cell, builder.prepare(cell, schedule))}
     except InvalidInput as error:
         return {"refused": str(error)}

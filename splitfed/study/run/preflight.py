@@ -21,16 +21,16 @@ from splitfed.study.config import build
 from splitfed.study.config.assembly import PieceError
 from splitfed.study.config.auto_cuts import name_auto_cuts
 from splitfed.study.config.callback_tables import make_callbacks
-from splitfed.study.config.cell import Cell, Probe
+from splitfed.study.config.cell import Cell, Probe, TrainingPlan
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import Mistakes
-from splitfed.study.config.training_attacks import add_training_attack
+from splitfed.study.config.training_attacks import add_training_attack, training_attacks
 from splitfed.study.config.training_table import PartyNames
-from splitfed.study.run.runner import adversaries_of, evaluation_of
 from splitfed.threats.tuning import SHARE, Bench, check_tunable
 from splitfed.training.callbacks import check_deciding
 from splitfed.training.entry_point import check_run, engine_of
 from splitfed.training.run import Run
+from splitfed.training.settings import Adversaries, Evaluation
 
 
 def check_grid(grid: Grid, source: str, data: Dataset | None = None) -> tuple[Grid, Dataset]:
@@ -44,7 +44,8 @@ def check_grid(grid: Grid, source: str, data: Dataset | None = None) -> tuple[Gr
     first = grid.cells[0]
     with mistakes.at("data"):
         loaded = build.dataset(first.data) if data is None else data
-        splits = {seed: _split_data(loaded, first, seed) for seed in dict.fromkeys(c.seed for c in grid.cells)}
+        builder = build.StudyBuilder(loaded)
+        splits = {seed: _split_data(builder, first, seed) for seed in dict.fromkeys(c.seed for c in grid.cells)}
     mistakes.stop()
     notes = {cell.id: Mistakes(source) if grid.skip_refused else mistakes for cell in grid.cells}
     grid = _name_cuts(mistakes, notes, grid, loaded)
@@ -60,7 +61,7 @@ def check_grid(grid: Grid, source: str, data: Dataset | None = None) -> tuple[Gr
             continue
         label = (cell.topology.builder.label, cell.training.schedule.label, cell.method.label, cell.encryption.label)
         if label not in assembled:
-            assembled[label] = _assemble_cell(own, cell, loaded, splits[cell.seed])
+            assembled[label] = _assemble_cell(own, cell, builder)
             blamed[label] = own
         if (found := assembled[label]) is None:
             _share(blamed[label], own)
@@ -71,7 +72,7 @@ def check_grid(grid: Grid, source: str, data: Dataset | None = None) -> tuple[Gr
     for group in groups.values():
         # One stands for all, as attacks are asked of runs without their defenses.
         own = notes[group[0].id]
-        _check_attacks(own, group[0], loaded)
+        _check_attacks(own, group[0], builder)
         for cell in group[1:]:
             _share(own, notes[cell.id])
     _check_speeds(mistakes, grid, [found.names for found in assembled.values() if found])
@@ -123,13 +124,14 @@ class Assembled(NamedTuple):
     names: PartyNames
 
 
-def _assemble_cell(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> Assembled | None:
+def _assemble_cell(mistakes: Mistakes, cell: Cell, builder: build.StudyBuilder) -> Assembled | None:
     """Put together what does not depend on seed or defenses; None after a mistake."""
     plan = build.schedule(cell)
     try:
         with about("method"):
-            method = build.method(cell, data)
-        topologies, facts = assemble(build.topologies(cell, data), split, plan, method, cell.seed)
+            method = build.method(cell, builder.data)
+        split = builder.federation(cell)
+        topologies, facts = assemble(builder.topologies(cell), split, plan, method, cell.seed, builder.probes)
     except PieceError as error:
         mistakes.add(f"{cell.topology.where}.{error.path}", error)
     except InvalidInput as error:
@@ -157,6 +159,16 @@ def _check_cell(mistakes: Mistakes, cell: Cell, split: Federation, found: Assemb
             check_deciding(make_callbacks(cell.callbacks, Path("run")), ready)
     except InvalidInput as error:
         mistakes.add(_place_of(cell, error), error)
+
+
+def adversaries_of(cell: Cell, topology: Topology) -> Adversaries:
+    """Return the attacks that live in the training of `cell`."""
+    return Adversaries(*training_attacks(cell, topology))
+
+
+def evaluation_of(plan: TrainingPlan, names: PartyNames) -> Evaluation:
+    """Return what is measured of a run of `plan` that has the parties `names`."""
+    return Evaluation(plan.evaluate_every, plan.across, plan.delta, names.of(plan.speeds))
 
 
 def _place_of(cell: Cell, error: InvalidInput) -> str:
@@ -210,15 +222,15 @@ def _attack_error(probe: Probe, why: object) -> InvalidInput:
 
 def build_untrained_run(cell: Cell, data: Dataset) -> Run:
     """Return the run `cell` before its first round, its training attacks in it, without its defenses, on the CPU."""
-    run, ready = _build_run(cell, data)
+    run, ready = _build_run(cell, build.StudyBuilder(data))
     for probe in cell.attacks:
         if probe.lives != "outside":
             add_training_attack(run.engine, ready, probe)
     return run
 
 
-def _build_run(cell: Cell, data: Dataset) -> tuple[Run, Prepared]:
-    ready = build.prepare_cell(cell, data)
+def _build_run(cell: Cell, builder: build.StudyBuilder) -> tuple[Run, Prepared]:
+    ready = builder.prepare(cell)
     engine = engine_of(ready, record=cell.training.record)
     run = Run(engine, ready.data, ready.schedule, ready.schedule.start(len(ready.data)), cell.seed)
     run.follow(ready.method)
@@ -228,12 +240,12 @@ def _build_run(cell: Cell, data: Dataset) -> tuple[Run, Prepared]:
     return run, ready
 
 
-def _check_attacks(mistakes: Mistakes, cell: Cell, data: Dataset) -> None:
+def _check_attacks(mistakes: Mistakes, cell: Cell, builder: build.StudyBuilder) -> None:
     """Ask every attack of a run, if it can be put together."""
     if not cell.attacks:
         return
     try:
-        run, ready = _build_run(cell, data)
+        run, ready = _build_run(cell, builder)
     except InvalidInput as error:
         if not mistakes:
             mistakes.add(cell.topology.where, error)
@@ -254,8 +266,8 @@ def _can_enter(mistakes: Mistakes, run: Run, ready: Prepared, probe: Probe) -> b
     return True
 
 
-def _split_data(data: Dataset, cell: Cell, seed: int) -> Federation:
-    found = build.federation(data, cell.data, seed)
+def _split_data(builder: build.StudyBuilder, cell: Cell, seed: int) -> Federation:
+    found = builder.federation(replace(cell, seed=seed))
     if not any(len(client.test) for client in found.clients):
         raise InvalidInput("no client has a test row, so utility cannot be measured; give a larger test fraction")
     return found

@@ -43,10 +43,9 @@ from splitfed.stats.hsic import permutation_test_hsic
 from splitfed.stats.token_points import as_points
 from splitfed.study.config import build
 from splitfed.study.config.callback_tables import make_callbacks
-from splitfed.study.config.cell import Cell, DefenseSetting, Probe, TrainingPlan
+from splitfed.study.config.cell import Cell, DefenseSetting, Probe
 from splitfed.study.config.client_tables import describe_clients
 from splitfed.study.config.toml import dumps
-from splitfed.study.config.training_attacks import training_attacks
 from splitfed.study.config.training_table import PartyNames
 from splitfed.study.report import planned_costs, privacy
 from splitfed.study.report.exposure import role_holdings
@@ -54,6 +53,7 @@ from splitfed.study.report.figures.federated import save_prototypes
 from splitfed.study.report.topology_data import graph_of, input_depth
 from splitfed.study.run.encryption_keys import with_key_folder
 from splitfed.study.run.ownership import LostRun
+from splitfed.study.run.preflight import adversaries_of, evaluation_of
 from splitfed.study.run.progress import Watcher
 from splitfed.study.run.trust import write_mark
 from splitfed.training.callbacks import Callback, deciding
@@ -62,7 +62,7 @@ from splitfed.training.client_scores import find_best_round, find_first_reaching
 from splitfed.training.entry_point import train
 from splitfed.training.folder import RunFolder
 from splitfed.training.run import Run
-from splitfed.training.settings import Adversaries, Evaluation, Logging
+from splitfed.training.settings import Logging
 
 PERMUTATIONS = 200
 Json = dict[str, Any]
@@ -188,16 +188,6 @@ def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard:
         evaluation=evaluation_of(plan, names),
         logging=Logging(folder, True, plan.record, progress=progress, callbacks=[_Guarded(guard), *callbacks]),
     )
-
-
-def adversaries_of(cell: Cell, topology: Topology) -> Adversaries:
-    """Return the attacks that live in the training of `cell`."""
-    return Adversaries(*training_attacks(cell, topology))
-
-
-def evaluation_of(plan: TrainingPlan, names: PartyNames) -> Evaluation:
-    """Return what is measured of a run of `plan` that has the parties `names`."""
-    return Evaluation(plan.evaluate_every, plan.across, plan.delta, names.of(plan.speeds))
 
 
 def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher, guard: Guard = lambda: None) -> Json:
@@ -371,11 +361,12 @@ def _selected_round(run: Run) -> Json | None:
 
 def _planned_costs(run: Run, cell: Cell, data: Dataset) -> Json:
     """Return what was predicted before training, what the formulas need, and who sees what."""
-    ready = build.prepare_cell(cell, data)
+    builder = build.StudyBuilder(data)
+    ready = builder.prepare(cell)
     topology, rows = run.engine.topology, run.data.clients[0].train
     known, sizes = run.engine.all_facts[0], planned_costs.sizes(ready)
     return {
-        "predicted": planned_costs.predict_costs(cell, build.prepare_cell(cell, data, defended=True)),
+        "predicted": planned_costs.predict_costs(cell, builder.prepare(cell, defended=True)),
         "sizes": None if sizes is None else asdict(sizes),
         "parties": role_holdings(
             topology,
@@ -396,7 +387,7 @@ def _planned_costs(run: Run, cell: Cell, data: Dataset) -> Json:
 
 def _privacy_ledgers(run: Run, cell: Cell, data: Dataset) -> Json | None:
     """Return the ledger that was planned and the one that was counted; None where nothing is promised."""
-    if (planned := privacy.plan_ledger(cell, data)) is None:
+    if (planned := privacy.plan_ledger(cell, build.StudyBuilder(data))) is None:
         return None
     return {"ledger": _without_infinities(run.ledger.as_dict()), "planned": _without_infinities(planned)}
 

@@ -19,7 +19,7 @@ from splitfed.study.config.search import PRICE, SearchStudy
 from splitfed.study.config.search_space import Assignment, Dimension, SearchChoice, dimensions, list_variations
 from splitfed.study.report.data import Json
 from splitfed.study.report.units import count_noun, format_seconds
-from splitfed.study.run.runner import adversaries_of
+from splitfed.study.run.preflight import adversaries_of
 from splitfed.training.entry_point import train
 
 FEW, MORE = 2, 6
