@@ -112,9 +112,14 @@ def _run_study(options: Options) -> None:
 
 
 def _run(request: RunRequest) -> None:
+    from splitfed.study.run.checked_study import folder_named_after, prepare_study
+
+    home = request.folder or folder_named_after(request.path)
+    ready = prepare_study(request.path, trust=request.trust, folder=home)
+    # Not before: it brings a database and figures along, of which a study with a mistake needs none.
     from splitfed.study.run.run_command import run_command
 
-    if not run_command(request):
+    if not run_command(request, ready, home or Path(ready.grid.name)):
         raise SystemExit(1)
 
 

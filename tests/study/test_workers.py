@@ -14,7 +14,7 @@ import pytest
 
 from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import Code
-from splitfed.study.run import session, trials, workers
+from splitfed.study.run import checked_study, session, trials, workers
 from splitfed.study.run.ownership import MOST_DEATHS, Claim, Locks, LostRun
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.search import do_trials, open_search
@@ -233,13 +233,13 @@ def test_a_check_is_not_repeated_for_the_same_study_and_versions(
     ready = session.prepare_study(path, folder=folder)
     session.run_study(ready, folder)
     calls: list[str] = []
-    check = session.check_grid
+    check = checked_study.check_grid
 
     def count(grid: Any, source: str) -> Any:
         calls.append(source)
         return check(grid, source)
 
-    monkeypatch.setattr(session, "check_grid", count)
+    monkeypatch.setattr(checked_study, "check_grid", count)
     again = session.prepare_study(path, folder=folder)
     assert calls == []
     assert (again.grid, again.text) == (ready.grid, ready.text)
@@ -254,7 +254,7 @@ def test_a_check_is_not_repeated_for_the_same_study_and_versions(
     monkeypatch.undo()
     # What is kept is no reason to fail.
     (folder / "checked.json").write_text("{}")
-    monkeypatch.setattr(session, "check_grid", count)
+    monkeypatch.setattr(checked_study, "check_grid", count)
     session.prepare_study(path, folder=folder)
     assert len(calls) == 3
 
@@ -273,16 +273,16 @@ def test_the_check_of_another_study_or_of_other_data_does_not_count(
     own = {**resolved, "defense": [{"name": "mine:Noise"}]}
     found = session.Checked(session.key_of(own), (("a", "b"),))
     session.write_checked(tmp_path, found)
-    assert session.recall(tmp_path, own) is None
-    assert session.recall(tmp_path, own, "another") is None
-    assert session.recall(tmp_path, own, found.key) == found
+    assert checked_study.recall(tmp_path, own) is None
+    assert checked_study.recall(tmp_path, own, "another") is None
+    assert checked_study.recall(tmp_path, own, found.key) == found
 
 
 def test_a_search_is_checked_once_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, folder = write(tmp_path, searching({"trials": 1})), tmp_path / "out"
     ready = session.prepare_study(path, folder=folder)
     session.run_study(ready, folder)
-    monkeypatch.setattr(session, "check_search", lambda *given: pytest.fail("it is checked again"))
+    monkeypatch.setattr(checked_study, "check_search", lambda *given: pytest.fail("it is checked again"))
     again = session.prepare_study(path, folder=folder)
     assert again.grid == ready.grid
     assert len(session.run_study(again, folder, resume=True)) == 1

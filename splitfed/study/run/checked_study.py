@@ -54,6 +54,13 @@ def prepare_study(
     return check_raw(raw, path.name, base, code, path.read_text("utf-8"), folder)
 
 
+def folder_named_after(path: Path) -> Path | None:
+    """Return the folder that is called like the study in the file `path`; None where it has no such name."""
+    table = schema.read_toml(path).get("study")
+    name = table.get("name") if isinstance(table, Mapping) else None
+    return Path(name) if isinstance(name, str) and name else None
+
+
 def read_study_file(path: Path, advice: str | None = None, *, trust: bool = False) -> tuple[Json, Path, Code]:
     """Return the tables in the file `path`, unchecked, where its paths start from and where its imports may lead."""
     raw, base = schema.read_toml(path, advice), path.resolve().parent

@@ -89,7 +89,8 @@ def measure_training(cell: Cell, data: Dataset) -> float | None:
         short, long = (min(_time_round(cell, data, _first_rows(whole, part)) for _ in range(2)) for part in (few, more))
     except InvalidInput:
         return None
-    by_row = max(long - short, 0.0) / (sum(more) - sum(few)) if sum(more) > sum(few) else long / sum(more)
+    # What every training costs once is left out, unless the clock of a busy machine cannot tell it apart.
+    by_row = (long - short) / (sum(more) - sum(few)) if sum(more) > sum(few) and long > short else long / sum(more)
     return cell.training.rounds * sum(rows) * by_row
 
 
