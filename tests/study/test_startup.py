@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from splitfed.core import cutting
+from splitfed.core.equivalence import check_original
 from splitfed.core.equivalence_sides import LR, MOMENTUM, WEIGHT_DECAY, RehearsalStep
 from splitfed.core.optimizers import Optim
 from splitfed.costs.memory import COPIES, optim_copies
@@ -207,13 +207,12 @@ def test_known_copies_of_an_optimizer_are_those_of_a_step(name: str, monkeypatch
 def test_a_plan_cuts_and_compares_a_topology_once(monkeypatch: pytest.MonkeyPatch) -> None:
     grid, data = session.check_study(small(), "s.toml", Path())
     compared: list[object] = []
-    check = cutting.check_original
 
     def note(*given: Any) -> None:
         compared.append(given)
-        check(*given)
+        check_original(*given)
 
-    monkeypatch.setattr(cutting, "check_original", note)
+    monkeypatch.setattr("splitfed.core.cutting.check_original", note)
     found = planned_costs.plan_study(grid, data, ["joint", "blind"])
     assert [one["schedule"] for one in found["topologies"][0]["schedules"]] == ["sequential", "joint", "blind"]
     assert len(compared) == 1
