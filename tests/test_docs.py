@@ -47,7 +47,7 @@ EXAMPLES = {
 # guarded and not, over three seeds; two cuts; in plain undefended and private, and encrypted, over three seeds; of a
 # search the three seeds of one setting.
 STUDIES = [("README.md", 0, 12), ("studies.md", 0, 2), ("methods.md", 0, 12), ("models.md", 0, 2), ("search.md", 0, 3)]
-STUDIES += [("encryption.md", 0, 9)]
+STUDIES += [("encryption.md", 0, 9), ("studies.md", 1, 12), ("studies.md", 2, 1)]
 
 
 def example(page: str, number: int = 0) -> str:
@@ -89,7 +89,7 @@ def test_every_kind_that_has_rows_has_a_table() -> None:
 
 
 def test_every_example_and_every_study_has_a_test() -> None:
-    studies = {page: 1 for page, _, _ in STUDIES} | {"methods.md": 2}
+    studies = {page: 1 for page, _, _ in STUDIES} | {"methods.md": 2, "studies.md": 4}
     for language, known in (("python", EXAMPLES), ("toml", studies)):
         found = {page.name: len(blocks(page, language)) for page in PAGES}
         assert {page: number for page, number in found.items() if number} == known
@@ -291,6 +291,22 @@ def test_the_studies_are_valid(tmp_path: Path, page: str, number: int, runs: int
     (tmp_path / "study.toml").write_text(study, "utf-8")
     ready = session.prepare_study(tmp_path / "study.toml")
     assert len(ready.grid.cells) == runs
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_studies_of_clients_that_differ_run(tmp_path: Path, number: int) -> None:
+    """With one seed and two rounds, and the callbacks of the same page."""
+    page = blocks(ROOT / "docs" / "studies.md", "toml")
+    study = tomllib.loads(page[number]) | tomllib.loads(page[3])
+    study["study"]["seeds"], study["training"]["rounds"] = [0], 2
+    results = session.run_study(session.prepare_study(write(tmp_path, study)), tmp_path / "out")
+    assert len(results) == (4 if number == 1 else 1)
+    for found in results:
+        assert "failed" not in found
+        assert len({one["model"] for one in found["clients_differ"]}) == (3 if number == 1 else 2)
+        sent = {kind: n for kind, n in found["predicted"]["bytes_by_kind"].items() if n}
+        assert sent == found["bytes_by_kind"]
+        assert (tmp_path / "out" / "runs" / found["id"] / "rounds.csv").is_file()
 
 
 def test_the_search_of_its_page_runs(tmp_path: Path) -> None:

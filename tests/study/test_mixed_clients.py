@@ -14,7 +14,9 @@ import torch
 import splitfed as sf
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
+from splitfed.models.import_paths import Code
 from splitfed.study.config import build
+from splitfed.study.config.search import read_search
 from splitfed.study.report.document import summarise
 from splitfed.study.run import session
 from splitfed.study.run.progress import Lines
@@ -264,3 +266,13 @@ def test_an_interrupted_study_ends_in_the_same_bits(done: Path, tmp_path: Path) 
     for part in whole:
         if part.startswith("party-"):
             assert str(whole[part]) == str(again[part]), part
+
+
+def test_a_search_varies_what_clients_that_differ_have_in_common() -> None:
+    study = split(defense=[{"name": "none"}])
+    study["training"] = {**SPLIT["training"], "batch_size": {"choice": [32, [32, 16, 8]]}}
+    study["search"] = {"sampler": "grid", "objectives": {"utility": "maximize"}}
+    search, first = read_search(study, "study.toml", Path(), Code(Path()))
+    sizes = [search.expand(point).cells[0].training.batch_size for point in search.points()]
+    assert sizes == [32, (32, 16, 8)]
+    assert search.resolved(study, first)["model"] == [SHALLOW, {**DEEP, "clients": [1]}]

@@ -71,10 +71,13 @@ def expand_callback(reader: StudyReader, where: str, table: CallbackTable) -> tu
 
 def make_callbacks(named: Sequence[NamedAlgorithm], folder: Path) -> list[Any]:
     """Make the callbacks of the run in `folder`, where their paths start."""
-    return [
-        one.call(**{**one.parameters, **{key: str(folder / one.parameters[key]) for key in one.objects}})
-        for one in named
-    ]
+    made = []
+    for one in named:
+        paths = {key: folder / one.parameters[key] for key in one.objects}
+        # `name` of a table is what is called; a page of the run elsewhere is called as the run here.
+        label = {"name": folder.resolve().name} if one.name == "wandb" else {}
+        made.append(one.call(**{**one.parameters, **paths, **label}))
+    return made
 
 
 def _is_given(value: Any) -> bool:

@@ -163,17 +163,20 @@ class SearchStudy:
         """Return the search `raw` as plain tables: with every default of `[search]`, and paths that start anywhere."""
         objectives = {one.metric.name: one.table for one in self.objectives}
         search = self.table.model_dump(exclude_none=True) | {"objectives": objectives}
-        absolute = {
-            key: grid.resolved["model"][key] if isinstance(value, str) else value
-            for key, value in (raw.get("model") or {}).items()
-            if key in grid.resolved.get("model", {})
-        }
         return {
             **{key: table for key, table in raw.items() if key != "search"},
             "data": grid.resolved["data"],
-            **({"model": {**raw["model"], **absolute}} if "model" in raw else {}),
+            **({"model": _with_resolved_text(raw["model"], grid.resolved.get("model", {}))} if "model" in raw else {}),
             "search": search,
         }
+
+
+def _with_resolved_text(given: Any, resolved: Any) -> Any:
+    """Return the table of a model, or several, `given` with its texts, which may be paths, as `resolved` has them."""
+    if isinstance(given, list):
+        pairs = zip(given, resolved, strict=True) if isinstance(resolved, list) else ()
+        return [_with_resolved_text(*pair) for pair in pairs] or given
+    return {key: resolved.get(key, value) if isinstance(value, str) else value for key, value in given.items()}
 
 
 def read_search(
