@@ -20,10 +20,11 @@ from splitfed.attacks.reconstruction.nearest import Nearest
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.scoring import oracles
 from splitfed.attacks.scoring.oracles import ORACLES, oracle_predictions, principal_reconstruction
+from splitfed.attacks.scoring.reconstruction_metrics import score_reconstruction
 from splitfed.attacks.scoring.under_training import floors_above
 from splitfed.attacks.training_time.fsha import Fsha
 from splitfed.cli import main
-from splitfed.core.messages import View
+from splitfed.core.messages import Message, Stamp, View
 from splitfed.core.random import generator
 from splitfed.defenses import Noise
 from splitfed.study.report.data import FLOORS as REPORTED_FLOORS
@@ -103,6 +104,27 @@ def test_they_are_computed_once_for_the_same_releases(monkeypatch: pytest.Monkey
     run.attack(QUICK, victims=run.data.victims.rows(range(10)))
     run.attack(QUICK, seed=5)
     assert len(computed) == 3, "of other victims, and of other draws, they are others"
+
+
+def test_other_releases_of_the_same_victims_are_reconstructed_anew() -> None:
+    """As after a further round of training: same shape, same names, same key."""
+    rows = torch.randn(40, 3, generator=generator(0))
+    stamp, held = Stamp("predict", 0, 0, 0), Floors()
+
+    def predicted(factor: float) -> Tensor:
+        view = View("server", (Message("client", "server", "activation", "cut", {"z": factor * rows[:9]}, stamp),), {})
+        known = Knowledge((3,), auxiliary=rows, query=lambda x: {"z": 2 * x})
+        return held.predict(view, known, "server")["linear_inverse"]
+
+    torch.testing.assert_close(predicted(2.0), rows[:9], rtol=0, atol=1e-3)
+    assert not torch.allclose(predicted(4.0), rows[:9], atol=0.1)
+
+
+def test_what_stands_beside_moves_no_draw_of_the_scorer() -> None:
+    drawn, rows = [generator(3), generator(3)], torch.rand(20, 4, generator=generator(0))
+    score_reconstruction(rows, rows + 1, None, rows[:5], drawn[0])
+    score_reconstruction(rows, rows + 1, None, rows[:5], drawn[1], {"floor": rows + 2})
+    assert torch.equal(*(one.get_state() for one in drawn))
 
 
 def test_only_reconstructions_from_releases_have_them() -> None:
