@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from splitfed.core.messages import Message, Recording, View
     from splitfed.core.model_loss import model_task
     from splitfed.core.optimizers import Optim
+    from splitfed.core.parameter_groups import ParameterGroup
     from splitfed.core.tasks import Task, binary, classification, regression
     from splitfed.core.topology import Edge, Head, Segment, Topology
     from splitfed.costs.speeds import Machine, Speeds
@@ -125,6 +126,7 @@ _NAMES = {
     "Needs": "attacks.base",
     "NonFinite": "core.errors",
     "Optim": "core.optimizers",
+    "ParameterGroup": "core.parameter_groups",
     "PenaltyDefense": "core.defense",
     "PreparedStudy": "study.run.python_study",
     "ProgressBar": "training.progress_bar",
@@ -191,6 +193,7 @@ __all__ = [
     "Needs",
     "NonFinite",
     "Optim",
+    "ParameterGroup",
     "PenaltyDefense",
     "PreparedStudy",
     "ProgressBar",

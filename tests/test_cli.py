@@ -107,7 +107,7 @@ def test_our_own_failures_are_one_line_and_a_traceback_only_on_demand(
     def broken(options: Any) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr(cli, "_list", broken)
+    monkeypatch.setitem(cli.COMMANDS, "list", broken)
     assert main(["list"]) == 1
     assert capsys.readouterr().err == "internal error: RuntimeError: two lines (--debug shows where)\n"
     with pytest.raises(RuntimeError, match="two"):

@@ -33,8 +33,9 @@ from tests.study.examples import write
 TEXT = README.read_text("utf-8")
 EXAMPLES = {
     "README.md": 1,
-    **{f"{page}.md": 1 for page in ("attacks", "costs", "methods", "poisoning", "privacy", "topologies")},
-    "data.md": 3,
+    **{f"{page}.md": 1 for page in ("costs", "methods", "poisoning", "privacy", "topologies")},
+    "attacks.md": 2,
+    "data.md": 4,
     "encryption.md": 3,
     "results-and-resume.md": 1,
     "search.md": 1,
@@ -164,8 +165,15 @@ def test_the_example_of_tokens_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_vertical_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(execute(example("data.md", 2))["found"].dataset) == 200
+    assert len(execute(example("data.md", 3))["found"].dataset) == 200
     assert "200" in capsys.readouterr().out
+
+
+def test_the_example_of_rows_in_files_learns_from_shifted_images() -> None:
+    names = execute(example("data.md", 2))
+    assert not names["data"].source.resident
+    assert names["data"].source.draws
+    assert names["run"].accuracy > 0.6
 
 
 def test_the_example_of_beats_trains_with_one_linear_layer_at_the_server() -> None:
@@ -197,8 +205,14 @@ def test_the_graph_of_the_topologies_page_trains_and_sends_no_label() -> None:
     assert set(names["run"].engine.traffic.by_kind()) == {"activation", "gradient", "weights"}
 
 
+def test_the_strongest_attack_of_the_attacks_page_tells_its_choice() -> None:
+    names = execute(example("attacks.md"))
+    tried = names["result"].selection.tried
+    assert names["result"].selection.member in {attempt.member for attempt in tried}
+
+
 def test_the_training_attack_of_the_attacks_page_is_evaluated_after_every_round() -> None:
-    names = execute(example("attacks.md").replace("digits()", "digits().rows(range(600))"))
+    names = execute(example("attacks.md", 1).replace("digits()", "digits().rows(range(600))"))
     assert all("server" in done["training_attack_scores"] for done in names["run"].history)
     assert len(names["run"].history) == 2
 
@@ -255,6 +269,7 @@ def test_the_run_of_the_python_page_is_loaded_and_goes_on(capsys: pytest.Capture
     assert capsys.readouterr().out.startswith("5 0.")
 
 
+@pytest.mark.exhaustive
 def test_the_study_of_the_python_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     names = execute(example("python-api.md", 2))
     assert len(names["frame"]) == len(names["study"].runs) == 6

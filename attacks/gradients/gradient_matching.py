@@ -24,6 +24,7 @@ from splitfed.attacks.gradients.local_training import LocalTraining, check_one_s
 from splitfed.attacks.networks.frozen_copy import run_segments
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import WEIGHT_GRADIENT, Message, View
+from splitfed.core.task_checks import check_class_probabilities, describe_function, has_own_loss
 from splitfed.core.topology import Head, weights
 
 
@@ -110,6 +111,9 @@ class ClientGradient:
     ) -> None:
         self.local, self.rows, self.device = local, step.rows, device
         _check_known(local, step)
+        for head in local.heads:
+            if head.task is not None and head.task.name in ("classification", "binary"):
+                check_class_probabilities(head.task, "gradient matching")
         # Who only fuses weights holds no segment; the layout is known all the same.
         self._modules = {s.name: copy.deepcopy(segments.get(s.name, s.module)) for s in local.segments}
         for module in self._modules.values():
@@ -193,6 +197,11 @@ def classes_of(head: Head) -> int:
     if head.task is None or head.task.name != "classification" or head.task.outputs is None:
         name = None if head.task is None else head.task.name
         raise InvalidInput(f"classes are read off a classification's gradient; {head.value!r} has task {name!r}")
+    if has_own_loss(head.task):
+        raise InvalidInput(
+            f"classes are read off the gradient of cross-entropy; {head.value!r} has the loss "
+            f"{describe_function(head.task.loss)}"
+        )
     return head.task.outputs
 
 

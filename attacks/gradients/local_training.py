@@ -19,9 +19,9 @@ class LocalTraining:
 
     `segments`: those a client computes from raw data alone, in order; `value`: the name of that data. `heads`: the
     losses that stand on them (the labels are not known). `released`: what leaves them and gets a gradient back, which
-    an aggregation server never sees. `optimizer`: the name in `torch.optim`; `options`: its arguments, with
-    "initial_lr" where the rate changes from round to round. `batches`: how many rows each step of a round has.
-    `sends_gradients`: whether the client takes no step and sends the gradient of all its rows instead.
+    an aggregation server never sees. `optimizer`: the name in `torch.optim`, or an import path; `options`: its
+    arguments, with "initial_lr" where the rate changes from round to round. `batches`: how many rows each batch of a
+    round has. `sends_gradients`: whether the client takes no step and sends the gradient of all its rows instead.
     """
 
     segments: tuple[Segment, ...]
@@ -94,7 +94,7 @@ def check_one_step(local: LocalTraining) -> None:
         )
     if local.optimizer != "SGD":
         raise InvalidInput(f"optimizer {local.optimizer!r} is not allowed here; the update is a gradient only with SGD")
-    for option in ("nesterov", "dampening", "maximize", "clip_norm"):
+    for option in ("nesterov", "dampening", "maximize", "clip_norm", "groups"):
         if local.options.get(option):
             raise InvalidInput(f"{option}={local.options[option]!r} of SGD is not allowed here; expected it to be off")
     if "initial_lr" in local.options:

@@ -31,7 +31,7 @@ class RowPart(Protocol):
         ...
 
 
-class Rows(LabelledRows, Protocol):
+class ScoredRows(LabelledRows, Protocol):
     """What a scorer needs of a data set."""
 
     @property
@@ -46,14 +46,14 @@ class Rows(LabelledRows, Protocol):
 def score_prediction(
     target: Target,
     prediction: Tensor,
-    victims: Rows,
-    auxiliary: Rows,
+    victims: ScoredRows,
+    auxiliary: ScoredRows,
     generator: torch.Generator,
     hints: Mapping[int, Tensor] | None = None,
     *,
     label_set: str | None = None,
     members: Tensor | None = None,
-    trained: Rows | None = None,
+    trained: ScoredRows | None = None,
     classifier: bool = False,
     part: Callable[[Tensor], Tensor] | None = None,
     releases: TrueReleases | None = None,

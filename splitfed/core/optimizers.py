@@ -1,10 +1,12 @@
-"""Optimizers by name: any of `torch.optim`, with gradient clipping and a scheduler, checked before anything runs."""
+"""Optimizers of `torch.optim` or of one's own, with parameter groups, gradient clipping and a scheduler.
+
+All is checked before anything runs; the optimizer itself is made when training begins.
+"""
 
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
@@ -13,65 +15,117 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from splitfed.core.errors import (
-    InvalidInput,
-    check_fields,
-    check_names,
-    first_line,
-    require_name,
-    require_number,
+from splitfed.core.errors import InvalidInput, check_fields, require_name, require_number
+from splitfed.core.optimizer_arguments import (
+    Factory,
+    check_optimizer,
+    check_scheduler,
+    construct,
+    find_optimizer,
+    find_scheduler,
+    label_of,
 )
+from splitfed.core.parameter_groups import ParameterGroup, divide_weights
 
 SCHEDULER_EVERY = ("round", "step")
+
+
+class _OptionsOfSgd(dict[str, Any]):
+    """Options that nobody has given: those of "SGD" alone, any other optimizer has its own defaults."""
 
 
 @dataclass(frozen=True, repr=False)
 class Optim:
     """An optimizer to be built by each party for itself.
 
-    `name` is a class of `torch.optim`, `options` its arguments (lr, momentum, weight_decay, ...); `scheduler` a
-    class of `torch.optim.lr_scheduler` with `scheduler_options`, stepped `scheduler_every` "round" (for all parties
-    alike), or "step": each after its own optimizer's, of which parties may take different numbers. `clip_norm`, > 0:
-    largest 2-norm of the gradient of all weights of the party in a step, as `torch.nn.utils.clip_grad_norm_` scales it,
-    behind what a federated method adds to it. Each party clips by its own gradient: it is told no other's norm, so that
-    the whole model's gradient may be longer, and is bent towards the parties that clipped less. Without noise there is
-    no privacy in it.
+    `name` is a class of `torch.optim`, or one's own: a subclass of `torch.optim.Optimizer`, or a function that makes
+    one of the parameters and `options` (lr, momentum, weight_decay, ...; default: of SGD rate 0.05 and momentum 0.9,
+    of any other its own). What it remembers from step to step has to
+    stand in its `state`, as torch's does, to be kept in checkpoints. `groups`: weights with options of their own, by
+    their names; each party divides the weights that it holds. `scheduler`: a class of `torch.optim.lr_scheduler` with
+    `scheduler_options`, stepped `scheduler_every` "round" (for all parties alike), or "step": each after its own
+    optimizer's, of which parties may take different numbers. `clip_norm`, > 0: largest 2-norm of the gradient of all
+    weights of the party in a step, as `torch.nn.utils.clip_grad_norm_` scales it, behind what a federated method adds
+    to it. Each party clips by its own gradient: it is told no other's norm, so that the whole model's gradient may be
+    longer, and is bent towards the parties that clipped less. Without noise there is no privacy in it. Raises
+    `InvalidInput` for names and options that are unknown, and for values that torch does not allow.
     """
 
-    name: str = "SGD"
-    options: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.05, "momentum": 0.9})
+    name: str | Factory = "SGD"
+    options: Mapping[str, Any] = field(default_factory=lambda: _OptionsOfSgd(lr=0.05, momentum=0.9))
     scheduler: str | None = None
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
     scheduler_every: str = field(default="round", metadata=require_name("scheduler_every", SCHEDULER_EVERY))
     clip_norm: float | None = field(default=None, metadata=require_number("clip_norm", low=0.0, open_low=True))
+    groups: Sequence[ParameterGroup] = ()
 
     def __post_init__(self) -> None:
-        """Refuse names and arguments that torch does not know, by building one on a dummy weight."""
+        """Refuse names and arguments that torch does not know; nothing is built yet."""
         check_fields(self)
+        if isinstance(self.options, _OptionsOfSgd):
+            object.__setattr__(self, "options", dict(self.options) if self.name == "SGD" else {})
         if self.scheduler_every != "round" and self.scheduler is None:
             raise InvalidInput(f"scheduler_every={self.scheduler_every!r} is not allowed without a scheduler; name one")
-        self.build([nn.Parameter(torch.zeros(1))])
+        groups = (self.groups,) if isinstance(self.groups, ParameterGroup) else tuple(self.groups)
+        if wrong := next((one for one in groups if not isinstance(one, ParameterGroup)), None):
+            raise InvalidInput(f"groups={wrong!r} is not allowed; expected splitfed.ParameterGroup(match, options)")
+        object.__setattr__(self, "groups", groups)
+        defaults = check_optimizer(self.name, self.options, [group.options for group in groups])
+        if self.scheduler is not None:
+            check_scheduler(self.scheduler, self.scheduler_options, defaults, 1 + len(groups))
 
     def __repr__(self) -> str:
         """The call that makes it, which folders keep: what the first release did not have is left out at a default."""
-        later = ("scheduler_every", "clip_norm")
+        later = ("scheduler_every", "clip_norm", "groups")
         given = [(one.name, getattr(self, one.name), one.default) for one in fields(self)]
-        shown = [f"{name}={value!r}" for name, value, default in given if name not in later or value != default]
+        shown = [
+            f"{name}={(self.label if name == 'name' else value)!r}"
+            for name, value, default in given
+            if name not in later or value != default
+        ]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+    @property
+    def label(self) -> str:
+        """The name in `torch.optim`; of one's own the import path of its class or function."""
+        return label_of(self.name)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate that it begins with; raises `InvalidInput` for one's own without a parameter lr."""
+        if "lr" in self.options:
+            return float(self.options["lr"])
+        parameter = inspect.signature(find_optimizer(self.name)).parameters.get("lr")
+        if parameter is None or not isinstance(parameter.default, (int, float)):
+            raise InvalidInput(f"optimizer {self.label} has no learning rate lr, which is needed here; give one")
+        return float(parameter.default)
 
     def scaled(self, factor: float) -> Optim:
         """Return this optimizer at `factor` times its learning rate."""
         if factor == 1.0:
             return self
-        rate = self.options.get("lr", default_rate(self.name))
-        return replace(self, options={**self.options, "lr": rate * factor})
+        groups = tuple(
+            replace(group, options={**group.options, "lr": group.options["lr"] * factor})
+            if "lr" in group.options
+            else group
+            for group in self.groups
+        )
+        return replace(self, options={**self.options, "lr": self.rate * factor}, groups=groups)
 
-    def build(self, parameters: Iterable[nn.Parameter]) -> tuple[torch.optim.Optimizer, LRScheduler | None]:
-        """Build the optimizer over `parameters`, and the scheduler where there is one."""
-        optimizers = _classes(torch.optim, torch.optim.Optimizer)
-        check_names("optimizer", optimizers, self.name)
-        weights, kind = list(parameters), optimizers[self.name]
-        optimizer = _construct(f"optimizer {self.name}", kind, (weights,), self.options)
+    def build(
+        self, parameters: Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]]
+    ) -> tuple[torch.optim.Optimizer, LRScheduler | None]:
+        """Build the optimizer over `parameters`, and the scheduler where there is one.
+
+        Groups ask for weights with their names in the whole model; one without a name has the name "".
+        """
+        named = [one if isinstance(one, tuple) else ("", one) for one in parameters]
+        weights, own = [weight for _, weight in named], not isinstance(self.name, str)
+        first: list[Any] = divide_weights(named, self.groups) if self.groups else weights
+        what = f"optimizer {self.label}"
+        optimizer: torch.optim.Optimizer = construct(what, find_optimizer(self.name), first, self.options, own)
+        if own and not isinstance(optimizer, torch.optim.Optimizer):
+            raise InvalidInput(f"{what} returned a {type(optimizer).__name__}; expected a torch.optim.Optimizer")
         if all(weight.device.type == "cpu" for weight in weights):
             # What torch chooses there, but it would look at every weight at every step to find that out.
             for group in optimizer.param_groups:
@@ -81,10 +135,8 @@ class Optim:
             optimizer.register_step_pre_hook(partial(_clip, self.clip_norm))
         if self.scheduler is None:
             return optimizer, None
-        schedulers = _classes(torch.optim.lr_scheduler, LRScheduler)
-        check_names("learning-rate scheduler", schedulers, self.scheduler)
-        name = f"scheduler {self.scheduler}"
-        scheduler: LRScheduler = _construct(name, schedulers[self.scheduler], (optimizer,), self.scheduler_options)
+        kind = find_scheduler(self.scheduler)
+        scheduler: LRScheduler = construct(f"scheduler {self.scheduler}", kind, optimizer, self.scheduler_options)
         if self.scheduler_every == "step":
             optimizer.register_step_post_hook(partial(advance, scheduler))
         return optimizer, scheduler
@@ -103,28 +155,11 @@ def advance(scheduler: LRScheduler, *_: Any) -> None:
         raise InvalidInput(f"scheduler {type(scheduler).__name__} has too few steps for the run: {error}") from error
 
 
-def default_rate(name: str) -> float:
-    """The learning rate that torch gives an optimizer whose options name none."""
-    return float(inspect.signature(_classes(torch.optim, torch.optim.Optimizer)[name]).parameters["lr"].default)
-
-
-# They need a closure, or a metric, at every step.
-_UNFIT = ("LBFGS", "LRScheduler", "ReduceLROnPlateau")
-
-
-def _classes(module: Any, base: type) -> dict[str, type]:
-    found = {n: c for n, c in vars(module).items() if inspect.isclass(c) and issubclass(c, base) and c is not base}
-    return {n: c for n, c in found.items() if not n.startswith("_") and n not in _UNFIT}
-
-
-def _construct(what: str, kind: type, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    allowed = list(inspect.signature(kind).parameters)[len(args) :]
-    for option in options:
-        check_names(f"option of {what}", allowed, option)
-        if isinstance(options[option], float) and not math.isfinite(options[option]):
-            raise InvalidInput(f"{option}={options[option]} of {what} is not allowed; expected a finite number")
-    try:
-        return kind(*args, **options)
-    except (ValueError, TypeError, RuntimeError) as error:
-        options_text = ", ".join(f"{k}={v!r}" for k, v in options.items())
-        raise InvalidInput(f"{what}({options_text}) is refused by torch: {first_line(error)}") from error
+def last_step(optim: Optim) -> int | None:
+    """Return how many steps the scheduler of `optim` has; None where it has no last one."""
+    if optim.scheduler != "OneCycleLR":
+        return None
+    options = optim.scheduler_options
+    if options.get("total_steps") is not None:
+        return int(options["total_steps"])
+    return int(options["epochs"]) * int(options["steps_per_epoch"])

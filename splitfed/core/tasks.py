@@ -1,10 +1,10 @@
-"""A task is a loss and a metric; classification, binary and regression are built in, others are passed in."""
+"""A task is a loss and a metric; classification, binary and regression are built in, others are one's own."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,9 @@ class Task:
     read the metric; `check(y)` raises `InvalidInput` for labels that the loss cannot take. `bounds`: the least and the
     greatest value that the metric can have, which intervals then respect. `constant(y, rows)`: the outputs, for `rows`
     rows, of whoever has seen the labels `y` of training and no input, and `constant_name` what that is called; None
-    where there is no such answer to be set beside a model.
+    where there is no such answer to be set beside a model. `name` says what the labels are to attacks and defenses:
+    "classification", "binary" and "regression" as those below have it; by any other name they are nothing that is
+    known. Raises `InvalidInput` for what cannot be called, empty names, and bounds out of order.
     """
 
     name: str
@@ -40,6 +42,44 @@ class Task:
     bounds: tuple[float, float] = (-math.inf, math.inf)
     constant: Callable[[Tensor, int], Tensor] | None = None
     constant_name: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no function, no name, or no range."""
+        for what in ("loss", "metric", "check"):
+            if not callable(given := getattr(self, what)):
+                raise InvalidInput(f"{what}={given!r} is not allowed; expected a function")
+        for what in ("name", "metric_name"):
+            if not isinstance(given := getattr(self, what), str) or not given.strip():
+                raise InvalidInput(f"{what}={given!r} is not allowed; expected text")
+        if self.outputs is not None:
+            check_count("outputs", self.outputs, low=1)
+        if not isinstance(self.higher_is_better, bool):
+            raise InvalidInput(f"higher_is_better={self.higher_is_better!r} is not allowed; expected True or False")
+        low, high = self.bounds
+        if not low < high:
+            raise InvalidInput(f"bounds={self.bounds!r} is not allowed; expected the least and the greatest value")
+
+    def with_loss(self, loss: Loss) -> Task:
+        """Return the task with a loss of one's own: `loss(output, y)`, the mean over the rows, a scalar with gradient.
+
+        It is computed where the head is, of what arrives there: labels as they are, or as a defense leaves them.
+        """
+        return replace(self, loss=loss)
+
+    def with_metric(
+        self,
+        metric: Metric,
+        name: str | None = None,
+        *,
+        higher_is_better: bool = True,
+        bounds: tuple[float, float] = (-math.inf, math.inf),
+    ) -> Task:
+        """Return the task with a metric of one's own: `metric(outputs, y)` over all rows, a number within `bounds`.
+
+        `name`: how tables and figures call it (default: the function's name).
+        """
+        given = getattr(metric, "__name__", type(metric).__name__) if name is None else name
+        return replace(self, metric=metric, metric_name=given, higher_is_better=higher_is_better, bounds=bounds)
 
 
 def classification(classes: int, class_weights: Sequence[float] | None = None) -> Task:

@@ -330,6 +330,16 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in module.state_dict().items() if name in kept}
 
 
+def name_weights(topology: Topology, role: str) -> list[tuple[str, nn.Parameter]]:
+    """Return the trained weights of `role`, named as in the state dict of the whole model; of tied ones the first."""
+    found: dict[int, tuple[str, nn.Parameter]] = {}
+    for segment in topology.segments_of(role):
+        for name, weight in segment.module.named_parameters():
+            if weight.requires_grad:
+                found.setdefault(id(weight), (segment.full(name), weight))
+    return list(found.values())
+
+
 def _check_names(topology: Topology) -> None:
     _check_unique("segment", (s.name for s in topology.segments))
     for kind, name in [("segment", s.name) for s in topology.segments] + [("role", r) for r in topology.roles]:

@@ -31,6 +31,7 @@ from splitfed.core.defense import Accounted, LabelDefense, Strength
 from splitfed.core.errors import InvalidInput, check_names, require_name, require_number
 from splitfed.core.privacy_events import Event, Laplace, Protects, Pure, Unit
 from splitfed.core.probe import Facts
+from splitfed.core.task_checks import check_class_probabilities
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
 from splitfed.defenses.private_noise import add_laplace
@@ -82,6 +83,8 @@ class LabelDp(LabelDefense, Accounted):
             if head.value in chosen:
                 classes_of(head.task)
                 _check_labels_used_once(topology, head)
+                if self.mode == "gradient" and head.task is not None:
+                    check_class_probabilities(head.task, "label_dp mode 'gradient'")
                 if self.mode == "gradient" and head.role != head.labels:
                     raise InvalidInput(
                         f"label_dp mode 'gradient' needs the loss of {head.value!r} where its labels are; role "

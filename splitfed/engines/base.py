@@ -120,12 +120,16 @@ class Trainer(Protocol):
 
 
 class RunSetup(Protocol):
-    """What a run was made from: topologies and shapes by replica, defenses, optimizers by role, seed and device."""
+    """What a run was made from: topologies and shapes by replica, defenses, optimizers by role, seed and device.
+
+    `accumulate`: after how many batches the optimizers take a step.
+    """
 
     topologies: Sequence[Topology]
     all_facts: Sequence[Facts]
     defenses: tuple[Defense, ...]
     optims: Mapping[str, Optim]
+    accumulate: int
     seed: int
     device: torch.device
 

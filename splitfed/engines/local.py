@@ -25,6 +25,7 @@ from splitfed.core.step_state import Batch
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
 from splitfed.encryption.run_parties import send_contexts
+from splitfed.engines.accumulation import TiedGradients, group_batches
 from splitfed.engines.base import FED, Placement, ReplicaBatches, Scales
 from splitfed.engines.engine import Engine
 from splitfed.engines.observers import AttackObserver, DetectorObserver
@@ -36,7 +37,7 @@ class LocalEngine(Engine):
     """Parties of `replicas` clients on one topology: data owners one a replica, the other roles shared by all replicas.
 
     A list of topologies, one a replica, gives clients segments of different make on the same shared roles. `link`: what
-    carries the messages, such as `ByteLink`.
+    carries the messages, such as `ByteLink`. `accumulate`: after how many batches the optimizers take a step.
     """
 
     crew = OldAttribute("run_parties")
@@ -58,12 +59,14 @@ class LocalEngine(Engine):
         placement: Placement | None = None,
         expected: Sequence[float] | None = None,
         link: type[LocalLink] = LocalLink,
+        accumulate: int = 1,
     ) -> None:
         self.topologies = [topology] * replicas if isinstance(topology, Topology) else list(topology)
         self.all_facts = [facts] * replicas if isinstance(facts, Facts) else list(facts)
         self.topology, self.facts, self.replicas = self.topologies[0], self.all_facts[0], replicas
         self.defenses = tuple(defenses)
         self.optims = dict(optims or {})
+        self.accumulate = accumulate
         # By how many rows each replica divides a step's losses, where batches are drawn so that their size varies.
         self._expected = None if expected is None else tuple(expected)
         self.device = torch.device(device)
@@ -94,6 +97,8 @@ class LocalEngine(Engine):
 
         `task` multiplies the losses of the heads; at 0 no label crosses.
         """
+        if self.accumulate > 1:
+            return self._train_accumulated(replica, epoch, batches, first, part, task)
         place = self.run_parties.replicas[replica]
         losses = []
         self._participation[replica].add(epoch, batches, part)
@@ -211,6 +216,28 @@ class LocalEngine(Engine):
             for replica, share in shares(weights).items():
                 fused.add(copies[replica].state.contents(), share)
             self.run_parties.shared[role].state.adopt(fused.value())
+
+    def _train_accumulated(
+        self, replica: int, epoch: int, batches: Sequence[Tensor], first: int, part: str, task: float
+    ) -> list[float]:
+        """Train as `train`, with one step behind every `accumulate` batches, on the mean of their losses.
+
+        Of the last batches, fewer than that, the mean is over those that there are.
+        """
+        place = self.run_parties.replicas[replica]
+        self._participation[replica].add(epoch, batches, part)
+        counts_as = None if part == "train" else self._participation[replica].newest
+        losses: list[float] = []
+        for group in group_batches(batches, self.accumulate):
+            tied = TiedGradients(place.members)
+            for rows in group:
+                stamp = place.stamp("train", epoch, first + len(losses), part)
+                batch = Batch(part, rows, None, counts_as, task)
+                losses.append(_total(place, exchange(place, self.link, batch, stamp, 1 / len(group))))
+                tied.add_batch()
+            tied.put_back()
+            self._update([place])
+        return losses
 
     def _replace_batch(self, place: ClientReplica, batch: Batch, stamp: Stamp) -> Batch:
         """Return the rows of a step, or what a detector at one of its parties puts in their place."""

@@ -123,6 +123,7 @@ def _party_factory(
     work = segment_plans(topology, facts, defenses)
     weighing = [d for d in defenses if isinstance(d, TaskWeightDefense) and d.weighs_task]
     modules = {s.name: s.module for s in topology.segments}
+    full_names = {s.name: s.full for s in topology.segments}
     relabelling = find_relabelled_heads(topology, defenses)
     guarded = find_weight_defenses(topology, defenses)
 
@@ -132,7 +133,8 @@ def _party_factory(
     def make(role: str, name: str) -> Party:
         optim = optims.get(role, Optim())
         weigh, labels = weight if weighing else None, relabelling.get(role)
-        state = PartyState(name, role, work[role], modules, optim, seed, facts.shapes, device, weigh, labels)
+        rest = facts.shapes, device, weigh, labels, full_names
+        state = PartyState(name, role, work[role], modules, optim, seed, *rest)
         if role in guarded:
             position, defense = guarded[role]
             tells = tuple(receiver for sender, receiver in defense.norms(topology) if sender == role)

@@ -25,7 +25,7 @@ from splitfed.core.errors import require_name, require_number
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
-from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.dual_model import (
     PREFIX,
     add_second_model,
@@ -34,6 +34,7 @@ from splitfed.federated.dual_model import (
     second_model,
 )
 from splitfed.federated.objectives import NoObjective, objective_of
+from splitfed.federated.sgd_reach import check_rates
 
 LEARNS = ("round", "step", "never")
 
@@ -64,6 +65,11 @@ class Apfl(Averaging):
             post_processing=False,
             broadcast_segments=tuple(s.name for s in topology.segments),
         )
+
+    def check_run(self, context: MethodContext) -> None:
+        """Refuse clients without a learning rate, where alpha's steps take theirs."""
+        super().check_run(context)
+        check_rates(context, self.rate)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse a model that clients do not hold whole."""

@@ -163,4 +163,4 @@ def score_average(learner: Learner, value: str, part: str, state: State) -> dict
     task = next(head.task for head in learner.topology.heads if head.value == value)
     assert task is not None
     with learner.lend(state["weights"]):
-        return {"global": task.metric(learner.compute(value, part), learner.labels(value, part))}
+        return {"global": float(task.metric(learner.compute(value, part), learner.labels(value, part)))}

@@ -11,9 +11,11 @@ sends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
+from splitfed.federated.base import MethodTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,3 +23,7 @@ class FedAvg(Averaging):
     """The mean of the clients' weights, every round."""
 
     who = "fedavg"
+
+    def traits(self, topology: Topology) -> MethodTraits:
+        """The weights are sent, whatever a client's steps were."""
+        return replace(super().traits(topology), accumulates=True)

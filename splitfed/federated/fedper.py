@@ -10,10 +10,11 @@ predicts with the newest base and the client's own head.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
+from splitfed.federated.base import MethodTraits
 from splitfed.federated.base_head import split_base_head
 
 
@@ -28,6 +29,10 @@ class FedPer(Averaging):
     what = "base"
 
     head: str | None = None
+
+    def traits(self, topology: Topology) -> MethodTraits:
+        """The weights are sent, whatever a client's steps were."""
+        return replace(super().traits(topology), accumulates=True)
 
     def shared(self, topology: Topology) -> tuple[str, ...]:
         """Return the segments of the base."""

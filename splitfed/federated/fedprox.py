@@ -34,7 +34,7 @@ class FedProx(Averaging):
     def traits(self, topology: Topology) -> MethodTraits:
         """The term vanishes at the weights that were sent, where the first step begins."""
         off = "fedprox with mu=0 is fedavg" if self.mu == 0 else None
-        return replace(super().traits(topology), turned_off=off, plain_update=True)
+        return replace(super().traits(topology), turned_off=off, plain_update=True, accumulates=True)
 
     def objective(self, placement: ObjectivePlacement) -> Proximal | None:
         """Return the proximal term towards the weights that a client was sent."""

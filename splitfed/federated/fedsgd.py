@@ -6,11 +6,13 @@ decentralized data", AISTATS 2017, section 2.
 In a round no client takes a step: the gradients of its batches, all at the weights it was sent, are averaged by rows.
 So the size of a batch says how much is computed at a time, and nothing else; with schedule "independent" and `steps` a
 round takes some of the rows only. The server's step is plain, at `rate` (None: the clients' learning rate); the
-clients' optimizers do nothing. Batch-norm statistics are averaged beside.
+clients' optimizers do nothing, which is said where they were given a momentum or the like. Batch-norm statistics are
+averaged beside.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.messages import WEIGHT_GRADIENT, Stamp
+from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, take_step
 from splitfed.federated.base import Learner, MethodContext, MethodTraits, ObjectivePlacement, State
@@ -55,10 +58,25 @@ class FedSgd(Averaging):
         """Refuse what only a client's own step would do: here clients take none."""
         super().check_run(context)
         for role, optim in context.optimizers.items():
-            if optim.clip_norm is not None:
+            own = not isinstance(optim.name, str)
+            refused = {
+                f"clip_norm={optim.clip_norm}": optim.clip_norm is not None,
+                f"optimizer {optim.label}": own,
+                "parameter groups": bool(optim.groups),
+            }
+            if named := next((text for text, given in refused.items() if given), None):
                 raise InvalidInput(
-                    f"clip_norm={optim.clip_norm:g} of {role!r} is not allowed with fedsgd: its clients take no step, "
-                    "they send their gradients as they are"
+                    f"{named} of {role!r} is not allowed with fedsgd: its clients take no step, they send their "
+                    "gradients as they are"
+                )
+            unused = [f"{name}={value!r}" for name, value in optim.options.items() if name != "lr" and value]
+            if optim.name != "SGD":
+                unused.insert(0, f"optimizer {optim.label}")
+            if unused and optim != Optim():
+                warnings.warn(
+                    f"fedsgd's clients take no step, and its server a plain one: {', '.join(unused)} of {role!r} has "
+                    "no effect",
+                    stacklevel=2,
                 )
 
     def objective(self, placement: ObjectivePlacement) -> Collect | None:

@@ -12,10 +12,11 @@ newest head; the paper's ensemble for a client that nobody knows is not here eit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
+from splitfed.federated.base import MethodTraits
 from splitfed.federated.base_head import split_base_head
 
 
@@ -30,6 +31,10 @@ class LgFedAvg(Averaging):
     what = "head"
 
     head: str | None = None
+
+    def traits(self, topology: Topology) -> MethodTraits:
+        """The weights are sent, whatever a client's steps were."""
+        return replace(super().traits(topology), accumulates=True)
 
     def shared(self, topology: Topology) -> tuple[str, ...]:
         """Return the segments of the head."""

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from splitfed.core.errors import require_number
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, score_average
-from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import Learner, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
+from splitfed.federated.sgd_reach import check_rates
 
 ROWS = 256
 
@@ -44,6 +45,11 @@ class PerFedAvg(Averaging):
         """It may take two steps on the same batch; without the step to a client's own model nothing is personal."""
         off = "per_fedavg with rate=0 is fedavg on every second batch" if self.rate == 0 else None
         return replace(super().traits(topology), turned_off=off, post_processing=False)
+
+    def check_run(self, context: MethodContext) -> None:
+        """Refuse clients without a learning rate, where the inner step takes theirs."""
+        super().check_run(context)
+        check_rates(context, self.rate)
 
     def objective(self, placement: ObjectivePlacement) -> Ahead | None:
         """Return the inner step of a client's weights and its reversal; None at a party that serves no client."""

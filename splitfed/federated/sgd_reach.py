@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.optimizers import Optim, default_rate
+from splitfed.core.optimizers import Optim
+from splitfed.federated.base import MethodContext
 
 
 def sum_step_weights(optim: Optim, steps: int, held: float | None = None) -> tuple[float, float | None]:
@@ -27,12 +28,17 @@ def sum_step_weights(optim: Optim, steps: int, held: float | None = None) -> tup
 def check_sgd(who: str, optim: Optim, instead: str = "") -> None:
     """Refuse an optimizer whose steps are no sums of gradients."""
     if optim.name != "SGD" or optim.options.get("maximize"):
-        name = optim.name if optim.name != "SGD" else "SGD with maximize"
+        name = optim.label if optim.name != "SGD" else "SGD with maximize"
         raise InvalidInput(f"{who} follows the steps of SGD; optimizer {name} is not allowed{instead}")
     if optim.clip_norm is not None:
         raise InvalidInput(
             f"{who} reads gradients off the change of weights; clip_norm={optim.clip_norm:g}, which shortens them, is "
             f"not allowed{instead}"
+        )
+    if optim.groups:
+        raise InvalidInput(
+            f"{who} takes one step of SGD for all weights; parameter groups with their own {_listed(optim)} are not "
+            f"allowed{instead}"
         )
     if optim.scheduler_every == "step":
         raise InvalidInput(
@@ -40,6 +46,16 @@ def check_sgd(who: str, optim: Optim, instead: str = "") -> None:
         )
 
 
+def _listed(optim: Optim) -> str:
+    return ", ".join(dict.fromkeys(option for group in optim.groups for option in group.options))
+
+
+def check_rates(context: MethodContext, rate: float | None) -> None:
+    """Refuse, where a method's `rate` is None, clients whose optimizer has no learning rate that it could take."""
+    for optim in context.optimizers.values() if rate is None else ():
+        first_rate(optim)
+
+
 def first_rate(optim: Optim) -> float:
     """Return the learning rate at which an optimizer begins."""
-    return float(optim.options.get("lr", default_rate(optim.name)))
+    return optim.rate

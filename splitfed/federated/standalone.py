@@ -24,7 +24,7 @@ class Standalone(Method):
     def traits(self, topology: Topology) -> MethodTraits:
         """Nothing is sent."""
         off = "standalone adds nothing: every client trains alone"
-        return replace(super().traits(topology), turned_off=off, post_processing=True)
+        return replace(super().traits(topology), turned_off=off, post_processing=True, accumulates=True)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse a model that clients do not hold whole."""

@@ -61,6 +61,9 @@ class MethodTraits:
     reads_labels: bool = False
     """The labels of a step are read beside the loss, as classes: they must then be the client's own."""
 
+    accumulates: bool = False
+    """What it adds to a client's training holds for a step over several batches as for one."""
+
     own_steps: bool = False
     """The method's `train` may take other steps than those that the schedule asks for."""
 

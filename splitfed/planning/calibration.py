@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from splitfed.core.defense import Calibrated, Terms
+from splitfed.core.errors import about
+from splitfed.planning.optimizer_steps import check_schedulers
 from splitfed.planning.simulation import count_rounds
 from splitfed.planning.validation import Prepared
 from splitfed.privacy.accountants import calibrate
@@ -19,6 +21,8 @@ def calibrate_defenses(
     """
     if prepared.method is not None:
         prepared = replace(prepared, method=prepared.method.settle(rounds))
+    with about("optimizer"):
+        check_schedulers(prepared, rounds)
     if not any(isinstance(defense, Calibrated) for defense in prepared.defenses):
         return prepared
     counting = count_rounds(prepared, rounds)
@@ -36,6 +40,7 @@ def calibrate_defenses(
         calibrate,
         obstacle or _obstacle(prepared),
         doubt,
+        training.batch_sizes,
     )
     defenses = prepared.defenses
     settled_defenses = (

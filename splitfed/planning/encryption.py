@@ -230,7 +230,11 @@ def _check_optimizers(topology: Topology, settings: Encryption, optims: Mapping[
         optim = optims[role]
         options = dict(optim.options)
         if optim.name != "SGD":
-            raise InvalidInput(f"optimizer {optim.name} of {role!r} is not allowed beside encryption; expected SGD")
+            raise InvalidInput(f"optimizer {optim.label} of {role!r} is not allowed beside encryption; expected SGD")
+        if optim.groups:
+            raise InvalidInput(
+                f"parameter groups of {role!r} are not allowed beside encryption: a layer's share has one rate for all"
+            )
         if optim.clip_norm is not None:
             raise InvalidInput(
                 f"clip_norm={optim.clip_norm:g} of {role!r} is not allowed beside encryption: nobody there knows the "

@@ -22,6 +22,11 @@ from splitfed.schedules.segment_handover import SegmentHandover
 class Alternate(SegmentHandover):
     """Clients in a fixed order, one mini-batch at a time."""
 
+    @property
+    def accumulates(self) -> bool:
+        """The segments are handed on behind every batch."""
+        return False
+
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
         """Train one batch of every client in turn until all batches are used."""
         losses = []

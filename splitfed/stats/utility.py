@@ -28,7 +28,7 @@ def over_rows(task: Task, output: Tensor, y: Tensor, generator: torch.Generator)
     {low, high, rows, kind}: Wilson's interval of an accuracy, a percentile bootstrap of any other metric; low and high
     are None where there is none. It speaks of other rows under the same trained model, not of other trainings.
     """
-    rows, value = len(y), task.metric(output, y)
+    rows, value = len(y), float(task.metric(output, y))
     right = round(value * rows) if math.isfinite(value) else -1
     # Only a share of rows has Wilson's interval; a balanced accuracy of the user's own has not.
     if task.metric_name == "accuracy" and 0 <= right <= rows and abs(value * rows - right) < 1e-6 * rows:
@@ -47,7 +47,7 @@ def constant_of(task: Task, train: Sequence[Tensor], test: Sequence[Tensor]) -> 
     seen, asked = (torch.cat([y.cpu() for y in part]) if part else torch.zeros(0) for part in (train, test))
     if task.constant is None or not len(seen) or not len(asked):
         return None
-    return ConstantAnswer(task.metric(task.constant(seen, len(asked)), asked), task.constant_name)
+    return ConstantAnswer(float(task.metric(task.constant(seen, len(asked)), asked)), task.constant_name)
 
 
 def below_constant(metric: str, value: float, constant: ConstantAnswer, higher_is_better: bool = True) -> str | None:

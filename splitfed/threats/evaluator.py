@@ -31,10 +31,12 @@ from splitfed.attacks.scoring.reconstruction_metrics import Scores, mean_image
 from splitfed.attacks.scoring.release_metrics import TrueReleases
 from splitfed.attacks.scoring.under_training import floors_above
 from splitfed.attacks.scoring.unknown_features import select_unknown
+from splitfed.attacks.selection import Selection
 from splitfed.core.deprecation import OldAttribute, warn
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.core.messages import WEIGHT_GRADIENT, View
 from splitfed.core.random import derive, generator
+from splitfed.core.rows import blocks
 from splitfed.core.topology import Topology
 from splitfed.data.candidates import candidates, trained_rows
 from splitfed.data.dataset import Dataset
@@ -63,7 +65,8 @@ class AttackResult:
     `clone`: the upstream function that it stole, if it stole one, and `stolen` how good that is; see `score_clone`.
     `quick`: whether the attack had the parameters of the budget "fast", a quick look: with more work it may find more.
     `error_bound`: the largest error of a number of each row, (victims,), where the attack states it, else infinity;
-    None for attacks that never do. `under_trained`: the floors that the attack's own trained decoder is measurably
+    None for attacks that never do. `selection`: how an attack that chooses among several has chosen.
+    `under_trained`: the floors that the attack's own trained decoder is measurably
     worse than, though its adversary could have computed them; see `floors_above`.
     """
 
@@ -77,6 +80,7 @@ class AttackResult:
     stolen: Scores | None = None
     quick: bool = False
     error_bound: Tensor | None = None
+    selection: Selection | None = None
     under_trained: tuple[str, ...] = ()
 
     guess = OldAttribute("prediction")
@@ -230,6 +234,7 @@ class Evaluator:
         return AttackResult(
             *(name, party, outcome.prediction, truth, scores, outcome.seconds, outcome.clone, stolen),
             error_bound=outcome.error_bound,
+            selection=outcome.selection,
             under_trained=() if beside is None else self._floors_above(attack, outcome.prediction, truth, beside, part),
         )
 
@@ -268,7 +273,7 @@ class Evaluator:
         if attack.target is Target.MEMBERS:
             victims, members = candidates(self.data, victims, generator(seed, "candidates"))
         hints = draw_hints(victims.y, attack.asks(self.grants.classes), generator(seed, "hints", name))
-        received = self.observe(party, victims, client, seed, attack.phase, self._step_rows(attack))
+        received = self.observe(party, victims, client, seed, attack.phase, self._step_rows(attack, client))
         knowledge = replace(
             self.grants.knowledge(party, client, derive(seed, "queries", name)),
             own=self.grants.own_inputs(party, client, victims.x),
@@ -294,12 +299,12 @@ class Evaluator:
         if self.grants.own_inputs(party, client, self.data.victims.x[:1]):
             raise InvalidInput(f"party {party!r} holds a part of the rows itself, and the rest may depend on it")
 
-    def _step_rows(self, attack: Attack) -> int:
+    def _step_rows(self, attack: Attack, client: int) -> int:
         """Return how many victims pass in one training step: as the attack says, or as many as the run trained on."""
         if not isinstance(attack, StatesStepRows):
             return STEP_ROWS
         training = self.grants.training
-        return attack.step_rows or (STEP_ROWS if training is None else training.batch_size)
+        return attack.step_rows or (STEP_ROWS if training is None else training.of_client(client).batch_size)
 
     def _true_releases(self, case: _Case, outcome: Outcome, party: str, client: int) -> TrueReleases:
         """Return what was in the ciphertexts that `party` received, and what auxiliary rows release, for the scorer."""
@@ -386,6 +391,11 @@ class Evaluator:
         return AttackResult(name, party, outcome.prediction, truth, scores, outcome.seconds)
 
     def _check_updates(self, attack: Attack) -> None:
+        if any(client.train.source.couples for client in self.data.clients):
+            raise InvalidInput(
+                f"{type(attack).__name__} is scored by the rows that a client trained on, and these were mixed with "
+                "one another (mixup): there is no such row to find"
+            )
         method, placement = self.grants.method, self.engine.run_parties.placement
         traits = None if method is None else method.traits(self.engine.topology)
         aggregation = None if traits is None else traits.aggregation
@@ -478,7 +488,7 @@ class Evaluator:
         def predict(upstream: Mapping[str, nn.Module]) -> Tensor:
             whole = self.grants.trained_segments(client, None, replaced=upstream)
             with torch.no_grad():
-                return torch.cat([whole(x.to(engine.device))[head.value].cpu() for x in rows.x.split(256)])
+                return torch.cat([whole(x.to(engine.device))[head.value].cpu() for x in blocks(rows.source, 256)])
 
         fresh = self.grants.architecture(party, client)(seed).modules
         outputs = {"clone": predict(clone.modules), "trained": predict({}), "fresh": predict(fresh)}

@@ -39,6 +39,7 @@ class Rerun:
             optims=engine.optims,
             seed=derive(seed, "copy"),
             device=engine.device,
+            accumulate=engine.accumulate,
         )
         self._least = max([2 if facts.batch_norm else 1, *(d.least_rows for d in engine.defenses)])
         self._feed, self._seed, self._calls = feed, seed, 0

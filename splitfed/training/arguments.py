@@ -29,6 +29,7 @@ PLACES = (
         "costs.speeds",
         "core.annealing",
         "core.optimizers",
+        "core.parameter_groups",
         "core.messages",
         "training.settings",
         "training.early_stopping",

@@ -58,7 +58,7 @@ def evaluate_across(run: Run, part: str, number: int) -> dict[str, list[float | 
     scored = [head.value for head in run.engine.topology.scored]
     for replica in range(run.engine.replicas):
         head = next(h for h in run.engine.topologies[replica].heads if h.value in scored)
-        run.evaluator.grants.lend(replica, "across", union.x)
+        run.evaluator.grants.lend(replica, "across", union.source)
         prediction = run.engine.predict(replica, "across", "evaluate", number, borrow=run.newest(replica))
         run.engine.drop(replica, "across")
         own = torch.zeros(len(union), dtype=torch.bool)
@@ -91,4 +91,4 @@ def _method_scores(run: Run, method: Method, part: str, made: Mapping[int, Predi
 
 def _score(head: Head, outputs: list[Tensor], labels: list[Tensor]) -> float | None:
     assert head.task is not None
-    return head.task.metric(torch.cat(outputs), torch.cat(labels)) if outputs else None
+    return float(head.task.metric(torch.cat(outputs), torch.cat(labels))) if outputs else None

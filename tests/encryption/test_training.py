@@ -53,7 +53,11 @@ def test_packed_rows_train_as_well() -> None:
 
 @pytest.mark.parametrize("protocol", ["plain_gradient", "constant_mask"])
 @pytest.mark.parametrize(
-    "optimizer", [PLAIN_STEP, sf.Optim("SGD", {"lr": 0.05, "momentum": 0.9})], ids=["", "momentum"]
+    "optimizer",
+    [
+        pytest.param(PLAIN_STEP, marks=pytest.mark.exhaustive, id=""),
+        pytest.param(sf.Optim("SGD", {"lr": 0.05, "momentum": 0.9}), id="momentum"),
+    ],
 )
 def test_the_published_protocols_train_as_well(protocol: str, optimizer: sf.Optim) -> None:
     plain = train(None, optimizer=optimizer)
@@ -256,6 +260,16 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         {"optimizer": sf.Optim("SGD", {"lr": 0.05}, clip_norm=1.0)},
         "clip_norm=1 of 'server' is not allowed beside encryption: nobody there knows the norm of the whole gradient",
+    ),
+    "groups": (
+        {},
+        {"optimizer": sf.Optim("SGD", {"lr": 0.05}, groups=[sf.ParameterGroup("*", {"lr": 0.1})])},
+        "parameter groups of 'server' are not allowed beside encryption: a layer's share has one rate for all",
+    ),
+    "accumulate": (
+        {},
+        {"local": sf.LocalUpdate(accumulate=2)},
+        "accumulate=2 is not allowed beside encryption: shares of weights are updated behind every batch",
     ),
     "Adam": ({}, {"optimizer": "Adam"}, "optimizer Adam of 'server' is not allowed beside encryption; expected SGD"),
     "weight decay": (

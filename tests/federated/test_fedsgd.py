@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -26,7 +27,8 @@ def test_a_round_by_hand() -> None:
 def test_it_is_one_full_step_on_all_rows() -> None:
     data = pictures()
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    run = go("fedsgd", 1, topology=local(net), optimizer=Optim("SGD", {"lr": 0.1, "momentum": 0.9}))
+    with pytest.warns(UserWarning, match=r"momentum=0.9 of 'client' has no effect"):
+        run = go("fedsgd", 1, topology=local(net), optimizer=Optim("SGD", {"lr": 0.1, "momentum": 0.9}))
     x, y = (torch.cat([getattr(client.train, name) for client in data.clients]) for name in ("x", "y"))
     nn.functional.cross_entropy(net(x), y).backward()
     expected = net[1].weight.detach() - 0.1 * net[1].weight.grad

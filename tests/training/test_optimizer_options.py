@@ -123,10 +123,15 @@ def test_a_resumed_run_ends_in_the_same_bits(optimizer: sf.Optim, split: bool, t
 
 
 @pytest.mark.parametrize("every", ["step", "round"])
-def test_a_scheduler_that_ends_before_the_run_says_so(every: str) -> None:
+def test_a_scheduler_that_ends_before_the_run_is_refused_before_it(every: str, tmp_path: Path) -> None:
     ends = sf.Optim("SGD", {"lr": 0.1}, "OneCycleLR", {"max_lr": 0.1, "total_steps": 2}, every)
-    with pytest.raises(InvalidInput, match="scheduler OneCycleLR has too few steps for the run: Tried to step 3 times"):
-        hand(None, 3, clients=((1, 1.0),), optimizer=ends)
+    text = f"it ends after 2, and is stepped 3 times, once a {every}; give it total_steps=3"
+    with pytest.raises(InvalidInput, match=text):
+        hand(None, 3, clients=((1, 1.0),), optimizer=ends, logging=sf.Logging(folder=tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+    run = hand(None, 2, clients=((1, 1.0),), optimizer=ends)
+    with pytest.raises(InvalidInput, match=text):
+        run.continue_training(1)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

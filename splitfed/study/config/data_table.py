@@ -1,17 +1,20 @@
-"""What `[data]` says of rows beyond their loading: who holds which part, further label sets, weights of classes."""
+"""What `[data]` says of rows beyond their loading: who holds which part, further label sets, losses and metrics."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from splitfed.core.errors import InvalidInput
-from splitfed.core.tasks import classification
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.tasks import classification, regression
 from splitfed.data.dataset import Dataset
-from splitfed.study.config.mistakes import Mistakes
+from splitfed.data.transform import Transform
+from splitfed.study.config.lookup import StudyReader
+from splitfed.study.config.mistakes import short_repr
 from splitfed.study.config.parameters import Parameter, check_parameters
 from splitfed.study.config.schema import DataTable
 
@@ -23,14 +26,25 @@ HINTS = {
     "strips": int,
     "targets": dict[str, dict[str, list[int]]],
     "class_weights": list[float],
+    "loss": str,
+    "metric": str | dict[str, str | bool | float],
+    "transform": str,
+    "mixup": float,
 }
+METRIC_KEYS = ("name", "label", "higher_is_better", "low", "high")
 
 
-def parse_parts(mistakes: Mistakes, table: DataTable) -> dict[str, Any]:
-    """Return the keys of `table` that divide rows or add label sets, after a check of their types."""
+def parse_parts(reader: StudyReader, table: DataTable) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the keys of `table` that divide rows, add label sets or say what is learnt: as written, and as meant.
+
+    A loss, and the name of a metric, is an import path to a function in a Python file of the study's folder.
+    """
+    mistakes = reader.mistakes
     keys = {key: getattr(table, key) for key in DataTable.PARTS if getattr(table, key) is not None}
     check_parameters(mistakes, "data", {key: Parameter(key, HINTS[key], None) for key in keys}, keys)
     ways = [way for way in WAYS if keys.get(way) not in (None, False)]
+    if "loss" in keys and "class_weights" in keys:
+        mistakes.add("data.class_weights", "is not allowed beside loss: weigh classes there")
     for way in ways[1:]:
         mistakes.add(f"data.{way}", f"is not allowed beside {ways[0]}: rows are divided in one way")
     if "overlap" in keys and not isinstance(keys.get("vertical"), Mapping):
@@ -41,7 +55,60 @@ def parse_parts(mistakes: Mistakes, table: DataTable) -> dict[str, Any]:
             mistakes.add(
                 f"data.targets.{name}", f"holds {', '.join(target) or 'nothing'}; expected classes = [...] alone"
             )
-    return keys
+    return keys, keys | _find_functions(reader, keys)
+
+
+def _find_functions(reader: StudyReader, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the loss and the metric that import paths lead to, the metric as keywords of `Task.with_metric`."""
+    found: dict[str, Any] = {}
+    metric = {"name": keys.get("metric")} if isinstance(keys.get("metric"), str) else keys.get("metric")
+    rest = dict(metric) if isinstance(metric, Mapping) else {}
+    paths = {"loss": keys.get("loss"), **({"metric": rest.get("name")} if metric is not None else {})}
+    for key, path in paths.items():
+        if path is None and key not in keys:
+            continue
+        if not isinstance(path, str) or ":" not in path:
+            reader.mistakes.add(
+                f"data.{key}", f"{short_repr(path)} is not allowed; expected an import path, module:function"
+            )
+        elif (function := reader.find(f"data.{key}", "losses" if key == "loss" else "metrics", path)) is not None:
+            found[key] = function
+    for key in rest:
+        if key not in METRIC_KEYS:
+            reader.mistakes.add(f"data.metric.{key}", unknown("key", key, METRIC_KEYS))
+    if "metric" in found:
+        low, high = rest.get("low", -math.inf), rest.get("high", math.inf)
+        with reader.mistakes.at("data.metric"):
+            for name, bound in (("low", low), ("high", high)):
+                if isinstance(bound, bool) or not isinstance(bound, (int, float)):
+                    raise InvalidInput(f"{name}={short_repr(bound)} is not allowed; expected a number")
+            more = {"higher_is_better": rest.get("higher_is_better", True), "bounds": (float(low), float(high))}
+            found["metric"] = {"metric": found["metric"], "name": rest.get("label"), **more}
+            regression().with_metric(**found["metric"])
+    return found
+
+
+def find_transform(reader: StudyReader, keys: Mapping[str, Any]) -> Transform | None:
+    """Return the function of the study's own that `transform` of these keys names, None where there is none.
+
+    Notes one that would move numbers from one party's part of a row to another's.
+    """
+    if not isinstance(path := keys.get("transform"), str):
+        return None
+    ways = [way for way in WAYS if keys.get(way) not in (None, False)]
+    if ways:
+        reader.mistakes.add(
+            "data.transform",
+            f"is not allowed beside {ways[0]}: it would carry numbers from one party's part to another's",
+        )
+    if ":" not in path:
+        reader.mistakes.add(
+            "data.transform", f"{path!r} is no import path; expected module:function in a Python file beside the study"
+        )
+        return None
+    with reader.mistakes.at("data.transform"):
+        return reader.code.find(path, "transforms")
+    return None
 
 
 def apply_parts(data: Dataset, given: Mapping[str, Any]) -> Dataset:
@@ -50,6 +117,10 @@ def apply_parts(data: Dataset, given: Mapping[str, Any]) -> Dataset:
         data = _with_coarser_labels(data, name, target["classes"])
     if "class_weights" in given:
         data = _with_class_weights(data, given["class_weights"])
+    if "loss" in given:
+        data = replace(data, task=data.task.with_loss(given["loss"]))
+    if "metric" in given:
+        data = replace(data, task=data.task.with_metric(**given["metric"]))
     if "vertical" in given:
         return data.vertical(given["vertical"], overlap=given.get("overlap", False))
     if "strips" in given:

@@ -9,6 +9,7 @@ from typing import Any
 from splitfed.core.errors import InvalidInput, check_count
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
+from splitfed.core.parameter_groups import ParameterGroup
 from splitfed.core.topology import Topology
 from splitfed.costs.clock import party_names
 from splitfed.costs.speeds import Machine, Speeds
@@ -21,28 +22,27 @@ from splitfed.study.config.mistakes import Mistakes, short_repr
 from splitfed.study.config.parameters import check_parameters, parameters_of
 from splitfed.study.config.schema import TrainingTable
 
-LATER = {"drop_last": False}
+LATER = {"drop_last": False, "accumulate": 1}
 """Keys that studies of the first release do not have, with their defaults, at which a run's study leaves them out."""
 
 
 def expand_training(reader: StudyReader, table: TrainingTable) -> tuple[dict[str, Any], list[TrainingPlan]]:
     """Return the table with defaults, and the plan with each of its schedules."""
-    mistakes = reader.mistakes
-    optimizer, recorded = _parse_optimizers(mistakes, table.optimizer), table.record
+    mistakes, recorded = reader.mistakes, table.record
+    optimizer_written, optimizer = _parse_optimizers(reader, table.optimizer)
     record = Recording() if recorded is None else Recording(tuple(recorded.parties), recorded.every, recorded.budget)
     speeds_written, speeds = parse_speeds(mistakes, "training.speeds", table.speeds)
     schedules_written, schedules = _expand_schedules(reader, table.schedule)
     resolved = {key: value for key, value in table.model_dump().items() if key not in LATER or value != LATER[key]} | {
         "schedule": schedules_written,
-        "optimizer": {role: _optimizer_table(optim) for role, optim in optimizer.items()}
-        if isinstance(optimizer, Mapping)
-        else _optimizer_table(optimizer),
+        "optimizer": optimizer_written,
         "speeds": speeds_written,
     }
     names = ("rounds", "batch_size", "local_epochs", "evaluate_every", "device", "sampling", "delta", "across")
-    plain = {name: getattr(table, name) for name in (*names, "restart_optimizers", "starts", "drop_last")}
-    with mistakes.at("training.drop_last"):
-        LocalUpdate(sampling=table.sampling, drop_last=table.drop_last)
+    plain = {name: getattr(table, name) for name in (*names, "restart_optimizers", "starts", "drop_last", "accumulate")}
+    for key in LATER:
+        with mistakes.at(f"training.{key}"):
+            LocalUpdate(sampling=table.sampling, **{key: getattr(table, key)})
     return resolved, [
         TrainingPlan(schedule, optimizer, record=record, speeds=speeds, where=where, **plain)
         for where, schedule in schedules
@@ -69,19 +69,23 @@ def _expand_schedules(reader: StudyReader, given: Any) -> tuple[Any, list[tuple[
     return written[0] if len(written) == 1 else written, found
 
 
-def _parse_optimizers(mistakes: Mistakes, table: Mapping[str, Any]) -> Optim | dict[str, Optim]:
-    """One table for all roles, or a table a role."""
+def _parse_optimizers(reader: StudyReader, table: Mapping[str, Any]) -> tuple[dict[str, Any], Optim | dict[str, Optim]]:
+    """Return as written, with defaults, and as `train` takes it: one table for all roles, or a table a role."""
     if not table:
-        return Optim()
+        return _optimizer_table("SGD", Optim()), Optim()
     if all(isinstance(value, Mapping) and key != "scheduler" for key, value in table.items()):
-        pairs = {role: _parse_optimizer(mistakes, f"training.optimizer.{role}", own) for role, own in table.items()}
-        return {role: optim for role, optim in pairs.items() if optim is not None}
-    return _parse_optimizer(mistakes, "training.optimizer", table) or Optim()
+        parsed = {role: _parse_optimizer(reader, f"training.optimizer.{role}", own) for role, own in table.items()}
+        found = {role: one for role, one in parsed.items() if one is not None}
+        return {role: text for role, (text, _) in found.items()}, {role: optim for role, (_, optim) in found.items()}
+    return _parse_optimizer(reader, "training.optimizer", table) or ({}, Optim())
 
 
-def _parse_optimizer(mistakes: Mistakes, where: str, table: Mapping[str, Any]) -> Optim | None:
-    """Return `{name, lr, ..., clip_norm, scheduler = {name, every, ...}}` as an `Optim`; torch checks other keys."""
-    options = dict(table)
+def _parse_optimizer(reader: StudyReader, where: str, table: Mapping[str, Any]) -> tuple[dict[str, Any], Optim] | None:
+    """Return `{name, lr, ..., clip_norm, groups = [...], scheduler = {name, every, ...}}`, and the `Optim` it means.
+
+    A name with a colon is an import path, to a subclass of `torch.optim.Optimizer` or a function of the study's folder.
+    """
+    mistakes, options = reader.mistakes, dict(table)
     name, scheduler = options.pop("name", "SGD"), options.pop("scheduler", None)
     rest = dict(scheduler) if isinstance(scheduler, Mapping) else {"name": scheduler}
     with mistakes.at(where):
@@ -89,15 +93,43 @@ def _parse_optimizer(mistakes: Mistakes, where: str, table: Mapping[str, Any]) -
             if not isinstance(text, str):
                 raise InvalidInput(f"name={short_repr(text)} is not allowed; expected text")
         clip_norm, every = options.pop("clip_norm", None), rest.pop("every", "round")
-        return Optim(name, options, rest.pop("name", None), rest, every, clip_norm)
+        groups = _parse_groups(options.pop("groups", []))
+        kind: Any = name
+        if ":" in name and (kind := reader.find(f"{where}.name", "optimizers", name)) is None:
+            return None
+        optim = Optim(kind, options, rest.pop("name", None), rest, every, clip_norm, groups)
+        return _optimizer_table(name, optim), optim
     return None
 
 
-def _optimizer_table(optim: Optim) -> dict[str, Any]:
+def _parse_groups(given: Any) -> tuple[ParameterGroup, ...]:
+    """Return the parameter groups of tables `{match, max_dims, ...}` with options of the optimizer beside."""
+    if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
+        raise InvalidInput(
+            f"groups={short_repr(given)} is not allowed; expected tables such as "
+            '[{match = "*.bias", weight_decay = 0.0}]'
+        )
+    groups = []
+    for one in given:
+        options = dict(one)
+        match = options.pop("match", "*")
+        groups.append(ParameterGroup(match, max_dims=options.pop("max_dims", None), options=options))
+    return tuple(groups)
+
+
+def _optimizer_table(name: str, optim: Optim) -> dict[str, Any]:
     every = {} if optim.scheduler_every == "round" else {"every": optim.scheduler_every}
     scheduler = {"scheduler": {"name": optim.scheduler, **optim.scheduler_options, **every}} if optim.scheduler else {}
     clip = {} if optim.clip_norm is None else {"clip_norm": optim.clip_norm}
-    return {"name": optim.name, **optim.options, **clip, **scheduler}
+    groups = [
+        {
+            "match": list(group.match),
+            **({} if group.max_dims is None else {"max_dims": group.max_dims}),
+            **group.options,
+        }
+        for group in optim.groups
+    ]
+    return {"name": name, **optim.options, **clip, **({"groups": groups} if groups else {}), **scheduler}
 
 
 EXAMPLE = "{compute = 1e9, up = 1e6, down = 1e6, latency = 0.01}"

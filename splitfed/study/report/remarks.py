@@ -17,6 +17,7 @@ def remarks(found: Json) -> list[str]:
         return []
     return [
         *_constant_answer_remark(found),
+        *length_remarks(found),
         *start_warnings(found.get("starts_asked"), found.get("starts")),
         *(said for attack in found["attacks"] for said in attack_remarks(attack)),
     ]
@@ -33,6 +34,15 @@ def under_training(attack: Json) -> list[str]:
         return []
     named = " and ".join(TARGETS["inputs"].baselines.get(who, who) for who in floors)
     return [f"{attack['label']} is under-trained: {named} reconstructs better from the same knowledge"]
+
+
+def length_remarks(found: Json) -> list[str]:
+    """Return what makes a run longer or shorter than others of its study, in clauses."""
+    if found.get("stopped"):
+        return [f"training ended after {found['rounds']} of {found['rounds_planned']} rounds: {found['stopped']}"]
+    if found.get("rounds_at_first"):
+        return [f"trained for {found['rounds']} rounds, at first for {found['rounds_at_first']}"]
+    return []
 
 
 def reversals(attack: Json) -> list[str]:

@@ -13,14 +13,13 @@ from rich.console import Console
 from splitfed.core.errors import InvalidInput
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.schedules.base import LocalUpdate
 from splitfed.study.config import build
 from splitfed.study.config.cell import Cell, DefenseSetting, format_value
 from splitfed.study.config.search import PRICE, SearchStudy
 from splitfed.study.config.search_space import Assignment, Dimension, SearchChoice, dimensions, list_variations
 from splitfed.study.report.data import Json
 from splitfed.study.report.units import count_noun, format_seconds
-from splitfed.study.run.runner import adversaries_of
+from splitfed.study.run.preflight import adversaries_of
 from splitfed.training.entry_point import train
 
 FEW, MORE = 2, 6
@@ -82,8 +81,9 @@ def _promises(search: SearchStudy, assignment: Assignment) -> bool:
 def measure_training(cell: Cell, data: Dataset) -> float | None:
     """Return about how many seconds the run `cell` trains, by the clock of a few steps; None where they are refused."""
     whole = build.federation(data, cell.data, cell.seed)
-    rows, size = [len(client.train) for client in whole.clients], cell.training.batch_size
-    few, more = ([min(count * size, there) for there in rows] for count in (FEW, MORE))
+    rows, training = [len(client.train) for client in whole.clients], cell.training.training(cell.seed)
+    sizes = [training.of_client(client).batch_size for client in range(len(rows))]
+    few, more = ([min(count * size, there) for size, there in zip(sizes, rows, strict=True)] for count in (FEW, MORE))
     try:
         _time_round(cell, data, _first_rows(whole, few))  # what is imported and compiled at first
         short, long = (min(_time_round(cell, data, _first_rows(whole, part)) for _ in range(2)) for part in (few, more))
@@ -94,10 +94,10 @@ def measure_training(cell: Cell, data: Dataset) -> float | None:
 
 
 def _time_round(cell: Cell, data: Dataset, split: Federation) -> float:
-    plan, topology = cell.training, build.topology(cell, data)
+    plan, built = cell.training, build.topologies(cell, data)
     started = time.perf_counter()
     train(
-        topology,
+        built,
         split,
         schedule=build.schedule(cell),
         defenses=build.defenses(cell),
@@ -107,8 +107,8 @@ def _time_round(cell: Cell, data: Dataset, split: Federation) -> float:
         optimizer=plan.optimizer,
         seed=cell.seed,
         device=plan.device,
-        local=LocalUpdate(plan.local_epochs, plan.sampling, plan.restart_optimizers, plan.starts),
-        adversaries=adversaries_of(cell, topology),
+        local=plan.local,
+        adversaries=adversaries_of(cell, build.first_topology(built)),
     )
     return time.perf_counter() - started
 

@@ -1,0 +1,172 @@
+"""Arguments of optimizers and schedulers checked without making one, which would load torch's compiler.
+
+Names are compared with the signature. Ranges are those of torch itself: the constructor of its class is run as far as
+the call of its base class, which stands behind the checks of the arguments, and ends there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from splitfed.core.errors import InvalidInput, check_names, first_line
+
+Factory = Callable[..., torch.optim.Optimizer]
+
+# They need a closure, or a metric, at every step.
+_UNFIT = ("LBFGS", "LRScheduler", "ReduceLROnPlateau")
+
+
+class _Reached(Exception):
+    """The constructor of a class of torch has come to its base: its arguments are allowed."""
+
+    def __init__(self, defaults: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.defaults = defaults
+
+
+class _OptimizerEnd(torch.optim.Optimizer):
+    """Stands between a class of `torch.optim` and its base."""
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        raise _Reached(defaults)
+
+
+class _SchedulerEnd(LRScheduler):
+    """Stands between a class of `torch.optim.lr_scheduler` and its base."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        raise _Reached({})
+
+
+def classes_of(module: Any, base: type) -> dict[str, type]:
+    """Return the subclasses of `base` in `module` that can be used here, by name."""
+    found = {n: c for n, c in vars(module).items() if inspect.isclass(c) and issubclass(c, base) and c is not base}
+    return {n: c for n, c in found.items() if not n.startswith("_") and n not in _UNFIT}
+
+
+def find_optimizer(name: str | Factory) -> Factory:
+    """Return the class of `torch.optim` called `name`, or the user's own factory; refuse what is neither."""
+    if isinstance(name, str):
+        known = classes_of(torch.optim, torch.optim.Optimizer)
+        check_names("optimizer", known, name)
+        return known[name]
+    kind = name if inspect.isclass(name) and issubclass(name, torch.optim.Optimizer) else None
+    if not callable(name) or (inspect.isclass(name) and kind is None):
+        shown = getattr(name, "__qualname__", repr(name))
+        raise InvalidInput(
+            f"optimizer {shown} is not allowed; expected a name in torch.optim, a subclass of torch.optim.Optimizer, "
+            "or a function that makes one of parameters and options"
+        )
+    step = {} if kind is None else inspect.signature(kind.step).parameters
+    if "closure" in step and step["closure"].default is inspect.Parameter.empty:
+        raise InvalidInput(
+            f"optimizer {label_of(name)} is not allowed: its step needs a closure, which would run the whole model anew"
+        )
+    return name
+
+
+def find_scheduler(name: str) -> type:
+    """Return the class of `torch.optim.lr_scheduler` called `name`."""
+    known = classes_of(torch.optim.lr_scheduler, LRScheduler)
+    check_names("learning-rate scheduler", known, name)
+    return known[name]
+
+
+def label_of(name: str | Factory) -> str:
+    """Return an optimizer's name, of a user's own its import path."""
+    if isinstance(name, str):
+        return name
+    kind = name if hasattr(name, "__qualname__") else type(name)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def check_optimizer(
+    name: str | Factory, options: Mapping[str, Any], groups: Sequence[Mapping[str, Any]] = ()
+) -> Mapping[str, Any]:
+    """Refuse options that the optimizer `name` has not, or that torch does not allow; return all with its defaults.
+
+    `groups`: the options of each parameter group. Of a user's own optimizer the names alone can be checked.
+    """
+    factory, what = find_optimizer(name), f"optimizer {label_of(name)}"
+    defaults: Mapping[str, Any] = {}
+    for given in (options, *groups):
+        _check_options(what, factory, given)
+        defaults = check_ranges(what, factory, _OptimizerEnd, [nn.Parameter(torch.zeros(1))], {**options, **given})
+    if groups:
+        return check_ranges(what, factory, _OptimizerEnd, [nn.Parameter(torch.zeros(1))], options)
+    return defaults
+
+
+def check_scheduler(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any], groups: int = 1) -> None:
+    """Refuse options that the scheduler `name` has not, or that torch does not allow over such an optimizer.
+
+    `defaults`: all options of the optimizer, none where they are not known; `groups`: how many it has.
+    """
+    kind, what = find_scheduler(name), f"scheduler {name}"
+    _check_options(what, kind, options)
+    optimizer = object.__new__(torch.optim.SGD)
+    optimizer.defaults = dict(defaults)
+    optimizer.param_groups = [{"params": [], "lr": 0.0, **defaults} for _ in range(groups)]
+    if defaults or _required(kind).difference(options):
+        check_ranges(what, kind, _SchedulerEnd, optimizer, options)
+
+
+def check_ranges(what: str, kind: Any, end: type, first: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Run the constructor of `kind`, a class of torch, up to its base; return the defaults that it hands over there.
+
+    A user's own class or function is not run: nothing is returned.
+    """
+    if not inspect.isclass(kind) or not kind.__module__.startswith("torch.optim"):
+        return {}
+    checked = type(f"Checked{kind.__name__}", (kind, end), {})
+    try:
+        checked(first, **options)
+    except _Reached as reached:
+        return reached.defaults
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise _refusal(what, options, error) from error
+    return {}
+
+
+def construct(what: str, factory: Any, first: Any, options: Mapping[str, Any], own: bool = False) -> Any:
+    """Return what `factory` makes of `first` and `options`; `own`: whether it is the user's, and may raise anything."""
+    try:
+        return factory(first, **options)
+    except InvalidInput:
+        raise
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise _refusal(what, options, error, own) from error
+    except Exception as error:
+        if not own:
+            raise
+        raise _refusal(what, options, error, own) from error
+
+
+def _refusal(what: str, options: Mapping[str, Any], error: Exception, own: bool = False) -> InvalidInput:
+    shown = ", ".join(f"{k}={v!r}" for k, v in options.items())
+    who = "cannot be built" if own else "is refused by torch"
+    reason = first_line(error).replace(f"Checked{what.partition(' ')[2]}.", f"{what.partition(' ')[2]}.")
+    return InvalidInput(f"{what}({shown}) {who}: {reason}")
+
+
+def _check_options(what: str, factory: Any, options: Mapping[str, Any]) -> None:
+    parameters = list(inspect.signature(factory).parameters.values())
+    any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    allowed = [p.name for p in parameters[1:]]
+    for option, value in options.items():
+        if not any_name:
+            check_names(f"option of {what}", allowed, option)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidInput(f"{option}={value} of {what} is not allowed; expected a finite number")
+
+
+def _required(kind: Any) -> set[str]:
+    parameters = list(inspect.signature(kind).parameters.values())[1:]
+    return {p.name for p in parameters if p.default is inspect.Parameter.empty}
