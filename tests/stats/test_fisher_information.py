@@ -126,6 +126,11 @@ def test_long_rows_leave_directions_out(monkeypatch: pytest.MonkeyPatch) -> None
     bounds = [reconstruction_bound(f, p) for f, p in zip(found, (whole, prior), strict=True)]
     assert bounds[1].directions == pytest.approx(bounds[0].directions)
     assert bounds[1].empty
+    monkeypatch.setattr(module, "MOST_ROWS", 10)
+    some = prior_of(drawn(40, 30))
+    assert bool(some.information.isfinite().all())
+    bound = reconstruction_bound(fisher_information(lambda x: x, rows, some.directions, generator(0)), some)
+    assert bound.empty, "of twenty directions nothing is known"
 
 
 def test_refusals() -> None:

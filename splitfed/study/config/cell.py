@@ -264,6 +264,7 @@ class Probe:
 
     `lives`: how it is in the training, "outside", "passive" or "active"; `every`: after how many rounds it is asked
     there. `tune`: how many settings of it are tried on auxiliary rows; 0: it is taken as it is.
+    `floors`: whether floors and oracles are scored beside it.
     """
 
     where: str
@@ -274,6 +275,7 @@ class Probe:
     lives: Literal["outside", "passive", "active"] = "outside"
     every: int | None = None
     tune: int = 0
+    floors: bool = True
 
 
 @dataclass(frozen=True)

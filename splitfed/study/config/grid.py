@@ -211,6 +211,7 @@ def attack_table(probe: Probe) -> dict[str, Any]:
         **probe.attack.label_values,
         **probe.attack.parameters,
         **({} if probe.every is None else {"every": probe.every}),
+        **({} if probe.floors else {"floors": False}),
         "adversary": probe.adversary,
     }
 

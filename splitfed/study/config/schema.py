@@ -190,7 +190,7 @@ class AttackTable(OpenTable):
     """`[[attack]]`: a name with the parameters that differ from those of `budget` (None: the attack's usual one).
 
     `every`: a training attack is evaluated after every so many rounds. `tune`: how many settings of the attack's
-    space are tried on auxiliary rows first.
+    space are tried on auxiliary rows first. `floors = false` leaves floors and oracles out beside reconstructions.
     """
 
     name: Name
@@ -198,8 +198,9 @@ class AttackTable(OpenTable):
     adversary: Name | None = None
     every: Count | None = None
     tune: Count | None = None
+    floors: bool = True
 
-    OWN: ClassVar[tuple[str, ...]] = ("budget", "adversary", "every", "tune")
+    OWN: ClassVar[tuple[str, ...]] = ("budget", "adversary", "every", "tune", "floors")
 
     @model_validator(mode="before")
     @classmethod

@@ -29,7 +29,9 @@ def attack_remarks(attack: Json) -> list[str]:
 
 
 def under_training(attack: Json) -> list[str]:
-    """Return a clause where the decoder that `attack` trained is worse than floors that need no training."""
+    """Return a clause where the decoder of `attack` is worse than floors, or where these were left out."""
+    if attack.get("floors") is False:
+        return [f"{attack['label']} stands beside no floor: they were left out"]
     if not (floors := attack.get("under_trained")):
         return []
     named = " and ".join(TARGETS["inputs"].baselines.get(who, who) for who in floors)

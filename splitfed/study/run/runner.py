@@ -205,7 +205,8 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher, guard: Gu
             return done
     watcher.attack(probe.key, 0, 1)
     attack, tuned = _tune_attack(run, probe, watcher)
-    (outcome,) = run.attack(attack, adversary=probe.adversary, progress=partial(watcher.attack, probe.key))
+    progress = partial(watcher.attack, probe.key)
+    (outcome,) = run.attack(attack, adversary=probe.adversary, progress=progress, floors=probe.floors)
     file = f"attacks/{probe.key}.safetensors"
     # As float32 token ids above 16777216 would become others.
     kind = torch.int64 if attack.target is Target.TOKENS else torch.float32
@@ -224,6 +225,7 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher, guard: Gu
         "sha256": digests.of(tensors),
         "lives": probe.lives,
         "under_trained": list(outcome.under_trained),
+        **({} if probe.floors else {"floors": False}),
         "quick": quick_look(type(attack), str(probe.attack.label_values.get("budget"))),
         "depth": input_depth(run.engine.topology, run.engine.parties[outcome.adversary].role),
         **({} if outcome.stolen is None else {"stolen": _score_table(outcome.stolen)}),
