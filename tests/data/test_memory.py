@@ -66,7 +66,7 @@ class Made:
         return torch.full((self.width,), float(i)), i % 2
 
 
-def test_reading_items_takes_one_copy() -> None:
+def test_reading_items_and_training_takes_one_copy() -> None:
     rows, width = 8000, 4000
     size = rows * width * 4
     with most_anonymous() as most:
@@ -79,6 +79,10 @@ def test_reading_items_takes_one_copy() -> None:
         again = from_arrays(data.x, data.y)
         assert most() - before < size + 4 * BLOCK + SLACK
         assert len(again) == len(data)
+        # Nor do the parties of a run copy them.
+        topology = vanilla(nn.Sequential(nn.Linear(width, 4), nn.ReLU(), nn.Linear(4, 2)), "0")
+        sf.train(topology, parts, rounds=1, batch_size=64)
+        assert most() - before < size + 4 * BLOCK + SLACK
         assert parts.clients[0].train.source.tensor is data.x  # type: ignore[attr-defined]
 
 

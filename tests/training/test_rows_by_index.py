@@ -16,6 +16,7 @@ import splitfed as sf
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Recording
+from splitfed.core.random import generator
 from splitfed.core.rows import Draw, RowSource, TensorRows
 from splitfed.data import Dataset, npy
 from splitfed.defenses import DpSgd, LabelDp, Noise
@@ -125,13 +126,40 @@ def test_what_training_sees_is_drawn_by_row_and_epoch(
     # What is scored stays as it is: with no step of training, all is as without a transform.
     still = {"optimizer": sf.Optim("SGD", {"lr": 0.0}), "schedule": "splitfed_v1"}
     plain, moved = go(memory, **still), go(one, **still)
-    assert [h["test"] for h in plain.history] == [h["test"] for h in moved.history]
+    for client, part in ((0, "test"), (1, "validation"), (1, "train")):
+        before, after = (run.engine.predict(client, part, "evaluate").outputs for run in (plain, moved))
+        assert_same(before, after)
     if not coupled:
         with pytest.raises(InvalidInput, match=r"lambda.* changed since it began"):
             go(memory.with_transform(lambda row: row), tmp_path / "run", resume=True)
     else:
         with pytest.raises(InvalidInput, match="the mixup of the rows changed since it began"):
             go(mapped.with_mixup(0.5), tmp_path / "run", resume=True)
+
+
+def test_a_run_draws_for_its_training_rows_and_epochs_and_for_nothing_else(memory: Dataset) -> None:
+    seen: list[float] = []
+
+    def note(row: Tensor, drawn: torch.Generator) -> Tensor:
+        seen.append(float(torch.rand(1, generator=drawn)))
+        return row
+
+    parts = memory.with_transform(note).clients(2, auxiliary=10, victims=5, seed=3)
+    seen.clear()
+    run = sf.train(
+        vanilla(model(), "2"),
+        parts,
+        rounds=2,
+        batch_size=7,
+        schedule="splitfed_v1",
+        seed=4,
+        local=sf.LocalUpdate(epochs=2),
+    )
+    run.evaluate("test")
+    run.observe()
+    rows = torch.cat([parts.sources[f"client{i}/train"] for i in range(2)]).tolist()
+    expected = [generator(4, "transform", epoch, row) for epoch in range(4) for row in rows]
+    assert sorted(seen) == sorted(float(torch.rand(1, generator=one)) for one in expected)
 
 
 def test_clipped_gradients_of_transformed_rows_are_those_of_single_rows(memory: Dataset) -> None:
