@@ -49,7 +49,10 @@ def trained(**changes: Any) -> dict[str, Any]:
 WRONG: list[tuple[dict[str, Any], str]] = [
     (split(model=[], topology=[{"name": "vanilla", "cut": "relu1"}]), r"model: is missing; topology\[0\] cuts a model"),
     (split(model=[SHALLOW, {"hidden": [2]}]), r"model\[1\]\.name: is missing; add name = "),
-    (split(model={"hidden": [2]}), r"model\.name: is missing; add name = "),
+    (
+        split(model={"hidden": [2]}, topology=[{"name": "vanilla", "cut": "relu1"}]),
+        r"model\.name: is missing; add name = ",
+    ),
     (split(model=[SHALLOW, {**DEEP, "name": "mpl"}]), r"model\[1\]\.name: unknown model 'mpl'; did you mean 'mlp'"),
     (split(model=[SHALLOW, {**DEEP, "hiden": [2]}]), r"model\[1\]\.hiden: unknown key 'hiden'; did you mean 'hidden'"),
     (

@@ -19,12 +19,8 @@ from splitfed.study.config.cell import Cell, ClientModel, NamedAlgorithm, Topolo
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes, short_repr
 from splitfed.study.config.parameters import parameters_of
-from splitfed.study.config.schema import ModelTable, StudyConfig, TopologyTable
+from splitfed.study.config.schema import CUT_KEYS, MODEL_KEYS, ModelTable, StudyConfig, TopologyTable
 from splitfed.topologies.auto_cuts import AUTO
-
-CUT_KEYS = ("cut", "cuts")
-OWN_KEYS = ("clients", *CUT_KEYS)
-"""Keys of a `[[model]]`, where there are several, beside the model's own."""
 
 
 def parse_models(
@@ -57,8 +53,8 @@ def _parse_several(
     holders = _assign(reader.mistakes, [table.extra.get("clients") for table in tables], count)
     written, found = [], []
     for where, table, clients in zip(places, tables, holders, strict=True):
-        own = {key: value for key, value in table.extra.items() if key in OWN_KEYS}
-        rest = {key: value for key, value in table.extra.items() if key not in OWN_KEYS}
+        own = {key: value for key, value in table.extra.items() if key in MODEL_KEYS}
+        rest = {key: value for key, value in table.extra.items() if key not in MODEL_KEYS}
         model_written, named = _parse_model(reader, where, table.name, rest, base)
         cuts = {key: own[key] for key in CUT_KEYS if key in own}
         for key, value in cuts.items():

@@ -124,6 +124,11 @@ class ModelTable(OpenTable):
     name: Name
 
 
+CUT_KEYS = ("cut", "cuts")
+MODEL_KEYS = ("clients", *CUT_KEYS)
+"""Keys of a `[[model]]`, where there are several, beside the model's own."""
+
+
 class RecordTable(StrictTable):
     """`training.record`: whose view is kept during training, as `splitfed.Recording`."""
 

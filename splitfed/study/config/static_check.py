@@ -85,6 +85,8 @@ class _StaticCheck:
         self.searched = "search" in raw
         self.raw = {key: _all_options(table) for key, table in raw.items()} if self.searched else raw
         self._given = raw
+        models = self.raw.get("model")
+        self._several_models = isinstance(models, list) and len(models) > 1
 
     def run(self) -> None:
         """Look at every table."""
@@ -96,6 +98,8 @@ class _StaticCheck:
             self.structural = True
         for key, (kind, schema_table) in NAMING.items():
             own = [name for name in schema_table.model_fields if name != "name"]
+            if key == "model" and self._several_models:
+                own += schema.MODEL_KEYS
             for where, table in _tables(self.raw, key):
                 self.mistakes.stop_if_many()
                 if isinstance(parts := table.get("combine"), list) and key == "defense":
@@ -186,7 +190,9 @@ class _StaticCheck:
             elif parameter is not None and not self.searched:
                 self._check_value(where, parameter, value)
         for key, parameter in allowed.items():
-            if parameter.required and key not in given and parameter.hint is not Any:
+            # Where there are several models each may say where it is cut.
+            elsewhere = self._several_models and where.startswith("topology") and key in schema.CUT_KEYS
+            if parameter.required and key not in given and parameter.hint is not Any and not elsewhere:
                 check_parameters(self.mistakes, where, {key: parameter}, {})
 
     def _check_keys(
