@@ -12,6 +12,8 @@ NEW_ENOUGH = $(shell $(PYTHON) -c 'import sys; print("yes" if sys.version_info >
 
 # One thread a process: with more, the processes wait for each other and take several times as long.
 export OMP_NUM_THREADS := 1
+# Where nothing may be compiled ahead, every process that the tests start compiles the library once more.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-torch golden bench papers lint types docs readme api clean

@@ -23,6 +23,7 @@ from torch import Tensor
 from splitfed.attacks.knowledge import Knowledge, unwrap
 from splitfed.attacks.local_models import Clone, DefenseStates, Imitate, Imitation, Releases, TrainedAttack
 from splitfed.attacks.search_space import Space
+from splitfed.attacks.selection import Selection
 from splitfed.attacks.threat_model import STEPS, Needs, Phase, Target
 from splitfed.core.deprecation import OldAttribute, adopt, forwarded
 from splitfed.core.errors import InvalidInput, check_fields, check_names
@@ -43,11 +44,13 @@ __all__ = [
     "Phase",
     "PredictionAndBound",
     "PredictionAndClone",
+    "PredictionAndSelection",
     "Progress",
     "Releases",
     "StatesStepRows",
     "Target",
     "TrainedAttack",
+    "UsesFurther",
     "quick_look",
     "unwrap",
 ]
@@ -72,6 +75,23 @@ class PredictionAndBound(NamedTuple):
     error_bound: Tensor
 
 
+class PredictionAndSelection(NamedTuple):
+    """A prediction, (victims, ...), and how it was chosen among several."""
+
+    prediction: Tensor
+    selection: Selection
+
+
+@runtime_checkable
+class UsesFurther(Protocol):
+    """An attack that is shown more than it requires, where that is granted."""
+
+    @property
+    def uses(self) -> frozenset[Needs]:
+        """What it is shown where it is granted."""
+        ...
+
+
 @runtime_checkable
 class StatesStepRows(Protocol):
     """An attack that says how many victims pass in one training step."""
@@ -86,13 +106,15 @@ class StatesStepRows(Protocol):
 class Outcome:
     """A prediction, (victims, ...), the wall-clock seconds it took, and the stolen upstream function, if any.
 
-    `error_bound`: the largest error of a number of each row that the attack vouches for, (victims,), if it does.
+    `error_bound`: the largest error of a number of each row that the attack vouches for, (victims,), if it does;
+    `selection`: how an attack that chooses among several has chosen.
     """
 
     prediction: Tensor
     seconds: float
     clone: Clone | None = None
     error_bound: Tensor | None = None
+    selection: Selection | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +125,8 @@ class Attack:
     the kinds of messages of a federated method, of which one at least must be sent (empty: it reads none);
     `budgets` maps "fast" (seconds on a laptop, a quick look) and "paper" (the authors' settings) to parameters, and
     "default", where it was measured, to the budget at which twice the time gains next to nothing. `space` says among
-    which values a parameter may be tuned, on the attacker's own rows.
+    which values a parameter may be tuned, on the attacker's own rows. `trains_decoder`: whether a network that
+    was trained on such rows makes the prediction, which more training may improve.
     """
 
     target: ClassVar[Target] = Target.INPUTS
@@ -112,6 +135,7 @@ class Attack:
     requires: ClassVar[frozenset[Needs]] = frozenset()
     budgets: ClassVar[Budgets] = {"fast": {}, "paper": {}}
     space: ClassVar[Space] = {}
+    trains_decoder: ClassVar[bool] = False
 
     preset = OldAttribute("with_budget")
     presets = OldAttribute("budgets")
@@ -152,8 +176,8 @@ class Attack:
 
     def run(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
-    ) -> Tensor | PredictionAndClone | PredictionAndBound:
-        """Return the prediction, a row a victim, alone, with a clone or with a bound of its error.
+    ) -> Tensor | PredictionAndClone | PredictionAndBound | PredictionAndSelection:
+        """Return the prediction, a row a victim, alone, or with a clone, a bound of its error or how it was chosen.
 
         It calls `progress(done, all)` now and then.
         """
@@ -168,14 +192,16 @@ class Attack:
             raise InvalidInput(f"{type(self).__name__} needs {', '.join(missing)}; this run does not grant that")
         started = time.perf_counter()
         with torch.enable_grad(), stream(int(torch.randint(2**62, (), generator=generator)), knowledge.device):
-            granted = knowledge.only(self.requires).copy()
+            further = self.uses if isinstance(self, UsesFurther) else frozenset()
+            granted = knowledge.only(self.requires | further).copy()
             found = self.run(view.copy(), granted, generator, progress or (lambda done, total: None))
         prediction = (found if isinstance(found, Tensor) else found.prediction).detach().cpu()
         clone = found.clone if isinstance(found, PredictionAndClone) else None
         bound = found.error_bound.detach().cpu() if isinstance(found, PredictionAndBound) else None
+        selection = found.selection if isinstance(found, PredictionAndSelection) else None
         if self.target is Target.INPUTS and knowledge.value_range is not None:
             prediction = prediction.clamp(*knowledge.value_range)
-        return Outcome(prediction, time.perf_counter() - started, clone, bound)
+        return Outcome(prediction, time.perf_counter() - started, clone, bound, selection)
 
 
 def check_rows(attack: Attack, discrete: bool, data: str) -> None:

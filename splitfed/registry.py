@@ -75,6 +75,9 @@ TABLES: dict[str, dict[str, str]] = {
         "token_decoder": "splitfed.attacks.reconstruction.token_decoder:TokenDecoder",
         "rmle": "splitfed.attacks.reconstruction.rmle:Rmle",
         "ladder": "splitfed.attacks.reconstruction.ladder:Ladder",
+        "strongest": "splitfed.attacks.reconstruction.strongest:Strongest",
+        "linear_inverse": "splitfed.attacks.reconstruction.linear_inverse:LinearInverse",
+        "nearest": "splitfed.attacks.reconstruction.nearest:Nearest",
         "grn": "splitfed.attacks.reconstruction.grn:Grn",
         "shadow": "splitfed.attacks.reconstruction.shadow:Shadow",
         "unsplit": "splitfed.attacks.reconstruction.unsplit:Unsplit",
@@ -99,6 +102,7 @@ TABLES: dict[str, dict[str, str]] = {
         "membership_shadow": "splitfed.attacks.membership.membership_shadow:MembershipShadow",
         "membership_releases": "splitfed.attacks.membership.membership_releases:MembershipReleases",
         "lira": "splitfed.attacks.membership.lira:Lira",
+        "strongest_membership": "splitfed.attacks.membership.strongest_membership:StrongestMembership",
         "attribute": "splitfed.attacks.properties.attribute:Attribute",
         "model_inversion": "splitfed.attacks.reconstruction.model_inversion:ModelInversion",
         "class_shares": "splitfed.attacks.uploads.class_shares:ClassShares",
@@ -161,6 +165,8 @@ TABLES: dict[str, dict[str, str]] = {
         "idx": "splitfed.data.sources.idx:idx",
         "cifar": "splitfed.data.sources.cifar:cifar",
         "npz": "splitfed.data.sources.npz:npz",
+        "npy": "splitfed.data.sources.npy:npy",
+        "parquet": "splitfed.data.sources.parquet:parquet",
         "image_folder": "splitfed.data.sources.image_folder:image_folder",
         "domain_folder": "splitfed.data.sources.domain_folder:domain_folder",
         "leaf": "splitfed.data.sources.leaf:leaf",
@@ -256,7 +262,7 @@ def read_head(kind: str, name: str) -> Listing:
 
 
 def _docstring(kind: str, name: str) -> str:
-    file = _module_file(TABLES[kind][name].partition(":")[0])
+    file = module_file(TABLES[kind][name].partition(":")[0])
     if file is None or not file.is_file():
         check_links()
         raise ImportError(f"{kind}/{name} is registered, but its file is not installed")
@@ -277,7 +283,8 @@ SINGULAR = {
 }
 
 
-def _module_file(module: str) -> Path | None:
+def module_file(module: str) -> Path | None:
+    """Return the file of `module`, None where there is none; a module of this package is not imported for that."""
     package, *path = module.split(".")
     if package == __package__:
         # Asking the import system would import the package that the file is in, and torch with it.

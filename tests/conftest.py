@@ -20,6 +20,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.blank_figures import PICTURES
+
 torch.set_num_threads(1)
 # Without this, torch seeds itself from the system and two runs of the tests start differently.
 torch.manual_seed(0)
@@ -40,6 +42,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Draw the figures of reports where a test looks at them, and everywhere where the exhaustive tests run as well."""
+    everything = "not exhaustive" not in item.config.getoption("markexpr")
+    PICTURES.drawn = everything or item.get_closest_marker("drawn") is not None
+
+
 def pytest_collection_finish() -> None:
     """Keep what was imported and collected, more than a million objects, out of every later garbage collection."""
     gc.collect()
@@ -51,6 +60,16 @@ def _own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what tests sign with a user's key away from the key of the person who runs them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting() -> Iterator[None]:
+    """Wait for no disk, which matters where the power fails alone, and draw no figures that nobody looks at."""
+    with pytest.MonkeyPatch.context() as patch:
+        # What is no open file is still refused.
+        patch.setattr(os, "fsync", os.fstat)
+        PICTURES.install(patch)
         yield
 
 

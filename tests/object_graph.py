@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
 
+from splitfed.core.rows import SelectedRows, TensorRows
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 
@@ -34,10 +35,16 @@ def reachable(start: object) -> Iterator[object]:
 def holdings(start: object) -> set[tuple[str, int]]:
     """Return what counts as somebody's own: tensor memory, modules, data sets and running code, by address.
 
-    A tensor on the meta device is a shape, and has no memory.
+    A tensor on the meta device is a shape, and has no memory. Of rows that are read by index, somebody holds those
+    whose numbers they have, wherever the rows lie.
     """
     held = set()
     for thing in reachable(start):
+        if isinstance(thing, (TensorRows, SelectedRows)):
+            place = thing.tensor.data_ptr() if isinstance(thing, TensorRows) else id(thing.source)
+            numbers = range(len(thing)) if thing.index is None else thing.index.tolist()
+            held |= {("row", place * 2**20 + number) for number in numbers}
+            continue
         if isinstance(thing, Tensor) and thing.numel() and not thing.is_meta:
             held.add(("memory", thing.untyped_storage().data_ptr()))
         elif isinstance(thing, nn.Module):
@@ -55,6 +62,9 @@ def leaves(start: object) -> set[int]:
 
 
 def _referents(thing: object) -> list[object]:
+    if isinstance(thing, (TensorRows, SelectedRows)):
+        # Nor all the rows that some are taken of.
+        return [thing.index]
     if isinstance(thing, types.FunctionType):
         # Not its globals: those are the program.
         return [*(thing.__closure__ or ()), thing.__defaults__, thing.__kwdefaults__, thing.__dict__]

@@ -25,7 +25,8 @@ def test_a_lost_name_and_a_changed_signature_are_told(monkeypatch: pytest.Monkey
     # As a whole: an entry that is deleted and put back would come last.
     monkeypatch.setitem(TABLES, "attacks", {name: to for name, to in TABLES["attacks"].items() if name != "norm"})
     monkeypatch.setattr(dependence, "permutation_test", _stand_in)
-    monkeypatch.setattr(api.cli, "_parser", _fewer(api.cli._parser))
+    options = api.command_options
+    monkeypatch.setattr(options, "build_parser", _fewer(options.build_parser))
     told = [line for line in api.difference(before, api.text()).splitlines() if line[:3] not in ("---", "+++")]
     starts = [line.partition("(")[0].strip() for line in told]
     assert starts.count("-splitfed.cut") == 1

@@ -78,7 +78,7 @@ MISUSE = [
     (
         ["rnu"],
         "unknown command 'rnu'; did you mean 'run'? "
-        "(allowed: attack, audit, compare, cuts, demo, list, plan, predict, report, run)",
+        "(allowed: attack, audit, compare, continue, cuts, demo, list, plan, predict, report, run)",
     ),
     (["run"], "splitfed run: the following arguments are required: study (see splitfed run --help)"),
     (["run", "s.toml", "--resum"], "unknown option '--resum'; did you mean '--resume'"),
@@ -107,7 +107,7 @@ def test_our_own_failures_are_one_line_and_a_traceback_only_on_demand(
     def broken(options: Any) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr(cli, "_list", broken)
+    monkeypatch.setitem(cli.COMMANDS, "list", broken)
     assert main(["list"]) == 1
     assert capsys.readouterr().err == "internal error: RuntimeError: two lines (--debug shows where)\n"
     with pytest.raises(RuntimeError, match="two"):
@@ -179,4 +179,4 @@ def test_the_demo_is_a_valid_study() -> None:
 
     ready = session.prepare_study(Path(splitfed.__file__).parent / "study" / "config" / "demo.toml")
     assert ready.grid.cells[0].defense.label == "none"
-    assert {probe.attack.name for probe in ready.grid.cells[0].attacks} == {"inverse_network", "rmle"}
+    assert {probe.attack.name for probe in ready.grid.cells[0].attacks} == {"strongest"}

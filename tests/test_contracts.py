@@ -48,6 +48,7 @@ CONTRACTS = (
     "splitfed.core.defense:WeightDefense",
     "splitfed.core.gradient_privatizer:GradientPrivatizer",
     "splitfed.core.local_objective:LocalObjective",
+    "splitfed.core.rows:RowSource",
     "splitfed.detectors.base:Detector",
     "splitfed.detectors.base:DetectorState",
     "splitfed.engines.base:RunSetup",

@@ -48,6 +48,7 @@ class Grn(Attack):
     adversary's own features; noise alone is the paper's ablation.
     """
 
+    trains_decoder: ClassVar[bool] = True
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM, Needs.OWN_INPUTS})
     budgets: ClassVar[Budgets] = {
         "fast": {"epochs": 200, "batch_size": 32, "lr": 5e-3},

@@ -34,6 +34,7 @@ class InverseNetwork(Attack):
     `queries`: how often the auxiliary rows are sent through the victims' parties; the passes are used in turn.
     """
 
+    trains_decoder: ClassVar[bool] = True
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
     budgets: ClassVar[Budgets] = {
         "fast": {"epochs": 5, "batch_size": 32, "lr": 3e-3, "width": 16},

@@ -11,14 +11,15 @@ were kept, which are the adversary's own, makes the prediction: the truth has no
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, unwrap
+from splitfed.attacks.reconstruction.held_out import hold_out
 from splitfed.core.errors import InvalidInput, check_count, require_count, require_number
 from splitfed.core.messages import View
 from splitfed.core.random import derive
@@ -32,6 +33,7 @@ class Ladder(Attack):
     `batch_size`, `lr` and `queries` are those of `inverse_network`.
     """
 
+    trains_decoder: ClassVar[bool] = True
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
     budgets: ClassVar[Budgets] = {
         "fast": {"widths": (8, 32), "epochs": (5, 15), "lr": 3e-3},
@@ -65,32 +67,15 @@ class Ladder(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the chosen network's rows for the releases in the view: (victims, *shape)."""
-        auxiliary = unwrap(knowledge.auxiliary)
-        order = torch.randperm(len(auxiliary), generator=generator).to(knowledge.device)
-        count = round(self.validation * len(order))
-        if not 0 < count <= len(order) - 2:
-            raise InvalidInput(
-                f"ladder validation={self.validation!r} keeps {count} of {len(order)} auxiliary rows; "
-                "expected at least one, and two left to train on"
-            )
-        held_out, training_rows = (auxiliary[rows] for rows in (order[:count], order[count:]))
-        both = _append_releases(view, unwrap(knowledge.query)(held_out))
+        held_out = hold_out("ladder", view, knowledge, self.validation, generator)
         best: tuple[float, Tensor] | None = None
         rungs = list(self.rungs())
         for done, attack in enumerate(rungs, 1):
             # Every rung draws its own random numbers, so that one more of them changes none of those before it.
             draws = torch.Generator().manual_seed(derive(generator.initial_seed(), "rung", done))
-            predictions = attack(both, replace(knowledge, auxiliary=training_rows), draws).prediction
-            error = float((predictions[-count:] - held_out.cpu()).square().mean())
+            predictions = attack(held_out.view, held_out.knowledge, draws).prediction
+            error = held_out.error(predictions)
             if best is None or error < best[0]:
-                best = error, predictions[:-count]
+                best = error, held_out.split(predictions)[0]
             progress(done, len(rungs))
         return unwrap(best)[1]
-
-
-def _append_releases(view: View, released: Releases) -> View:
-    """Return the activations of `view` with `released`, value -> (n, ...), behind them."""
-    seen = view.select(kind="activation")
-    places = {name: message for message in seen.messages for name in message.tensors}
-    further = [m._replace(tensors={name: released[name]}) for name, m in places.items()]
-    return View(view.party, (*seen.messages, *further), view.segments)

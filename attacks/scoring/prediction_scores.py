@@ -14,6 +14,7 @@ from splitfed.attacks.networks.tokens import unpadded_positions
 from splitfed.attacks.scoring.class_metrics import LabelledRows, accuracies, score_representatives
 from splitfed.attacks.scoring.label_metrics import score_labels
 from splitfed.attacks.scoring.member_metrics import score_members
+from splitfed.attacks.scoring.oracles import oracle_predictions
 from splitfed.attacks.scoring.reconstruction_metrics import Scores, score_reconstruction
 from splitfed.attacks.scoring.release_metrics import TrueReleases, score_releases
 from splitfed.attacks.scoring.share_metrics import score_shares
@@ -30,7 +31,7 @@ class RowPart(Protocol):
         ...
 
 
-class Rows(LabelledRows, Protocol):
+class ScoredRows(LabelledRows, Protocol):
     """What a scorer needs of a data set."""
 
     @property
@@ -45,17 +46,18 @@ class Rows(LabelledRows, Protocol):
 def score_prediction(
     target: Target,
     prediction: Tensor,
-    victims: Rows,
-    auxiliary: Rows,
+    victims: ScoredRows,
+    auxiliary: ScoredRows,
     generator: torch.Generator,
     hints: Mapping[int, Tensor] | None = None,
     *,
     label_set: str | None = None,
     members: Tensor | None = None,
-    trained: Rows | None = None,
+    trained: ScoredRows | None = None,
     classifier: bool = False,
     part: Callable[[Tensor], Tensor] | None = None,
     releases: TrueReleases | None = None,
+    floors: Mapping[str, Tensor] | None = None,
 ) -> tuple[Tensor, Scores]:
     """Return the truth that `prediction` is about, and its scores beside the baselines'.
 
@@ -63,7 +65,9 @@ def score_prediction(
     which labels are predicted. `members`: (victims,) bool, who was trained on, for a prediction of that;
     `trained`: all rows that were, for representatives and shares. `classifier`: whether reconstructions are also scored
     by a classifier of clean auxiliary rows. `part(x)`: what of rows x is scored where the adversary holds the rest
-    itself; such a classifier sees whole rows all the same. `releases`: the truth of a prediction of releases.
+    itself; such a classifier sees whole rows all the same. `releases`: the truth of a prediction of releases. `floors`:
+    name -> (victims, *shape), reconstructions that are scored beside the prediction, and oracles with them; None:
+    neither.
     """
     match target:
         case Target.MEMBERS:
@@ -84,7 +88,9 @@ def score_prediction(
         counted = (part(unpadded_positions(x, places).view_as(x)).flatten(1) for x in (victims.x, auxiliary.x))
         scores = score_tokens(seen, shown, blind, generator, *counted)
     else:
-        scores = score_reconstruction(seen, shown, victims.value_range, blind, generator)
+        beside = {} if floors is None else {name: part(rows) for name, rows in floors.items()}
+        beside |= {} if floors is None else oracle_predictions(seen, blind)
+        scores = score_reconstruction(seen, shown, victims.value_range, blind, generator, beside)
     if classifier:
         for name, found in accuracies(victims.x, prediction, victims.y, auxiliary, generator).items():
             scores.setdefault(name, {}).update(found)

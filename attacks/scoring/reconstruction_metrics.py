@@ -10,10 +10,13 @@ they live in (1 for images in [0, 1]), never the width of what a batch happens t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_number
+from splitfed.core.random import derive
 from splitfed.stats.intervals import Interval, bootstrap_interval
 
 PSNR_CAP = 100.0  # dB
@@ -107,6 +110,7 @@ def score_reconstruction(
     value_range: tuple[float, float] | None,
     auxiliary_x: Tensor,
     generator: torch.Generator,
+    beside: Mapping[str, Tensor] | None = None,
 ) -> Scores:
     """Score a `prediction` of `truth` (n, ...): predictor -> metric -> mean and 95 % bootstrap interval over victims.
 
@@ -114,7 +118,7 @@ def score_reconstruction(
     "random_pairing". Metrics: "psnr", "ssim" and "mse" for images (n, c, h, w), with the `value_range`
     (low, high) they live in; "r2" and "mse" for anything else, which needs no range. A prediction outside the range
     is scored as it is. Without auxiliary rows there is no mean image. One victim alone has no interval, nothing to
-    be paired with, and no "r2".
+    be paired with, and no "r2". `beside`: further predictors -> (n, ...), whose intervals are drawn by themselves.
     """
     images = truth.dim() == 4
     if images and value_range is None:
@@ -127,8 +131,14 @@ def score_reconstruction(
     if len(truth) > 1:
         predictions["random_pairing"] = random_pairing(truth, generator)
     width = value_range[1] - value_range[0] if images and value_range is not None else None
+    # What is set beside a prediction does not move the draws of the others.
+    apart = torch.Generator().manual_seed(derive(generator.initial_seed(), "beside"))
+    drawn = {**dict.fromkeys(predictions, generator), **dict.fromkeys(beside or {}, apart)}
+    predictions |= {name: rows.to(truth.device) for name, rows in (beside or {}).items()}
     return {
-        name: {metric: bootstrap_interval(value, generator) for metric, value in _score(truth, attempt, width).items()}
+        name: {
+            metric: bootstrap_interval(value, drawn[name]) for metric, value in _score(truth, attempt, width).items()
+        }
         for name, attempt in predictions.items()
     }
 

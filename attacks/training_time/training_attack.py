@@ -41,6 +41,7 @@ class TrainingAttack(Attack):
     """
 
     active: ClassVar[bool] = False
+    trains_decoder: ClassVar[bool] = True
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.TRAINING_ATTACK})
     learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY})
 

@@ -66,11 +66,12 @@ class Terms:
     """What a run is, for a defense that promises something of all of it; public, as its designer knows it.
 
     `topologies`, `facts` and `rows` (of training): of each client. `others`: the run's other defenses. `poisson`: how
-    batches are drawn, each row with the chance `batch_size` / rows, or in a new order every epoch. `steps` of each
-    client over the whole run, and `epochs`: how many of them the row is in that is in most. `obstacle`: what else is in
-    the run that nobody could account for; `doubt`: why nothing is promised although it trains. `calibrate(uses,
-    epsilon, delta, accountant)` returns the least noise multiplier with which the (event, times) that
-    `uses(multiplier)` returns keep to epsilon and delta.
+    batches are drawn, each row with the chance `rate`, or in a new order every epoch. `batch_size`: of all clients, the
+    largest where they differ; then each client's in `batch_sizes`. `steps` of each client over the whole run, and
+    `epochs`: how many of them the row is in that is in most. `obstacle`: what else is in the run that nobody could
+    account for; `doubt`: why nothing is promised although it trains. `calibrate(uses, epsilon, delta, accountant)`
+    returns the least noise multiplier with which the (event, times) that `uses(multiplier)` returns keep to epsilon
+    and delta.
     """
 
     topologies: tuple[Topology, ...]
@@ -84,6 +85,12 @@ class Terms:
     calibrate: Calibrate
     obstacle: str | None = None
     doubt: str | None = None
+    batch_sizes: tuple[int, ...] = ()
+
+    def rate(self, client: int) -> float:
+        """Return the chance, in (0, 1], of a training row of `client` to be in one of its batches drawn at random."""
+        size = self.batch_sizes[client] if self.batch_sizes else self.batch_size
+        return min(1.0, size / self.rows[client])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,13 @@ Both run one batch in one mode and say what it has left behind; see `splitfed.co
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.executor import ClientReplica, exchange, forward
@@ -27,11 +28,52 @@ from splitfed.core.step_state import Batch
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Original, Segment, Topology
 
-OPTIM = Optim("SGD", {"lr": 2.0**-7, "momentum": 0.9, "weight_decay": 0.01})
-"""The optimizer of both sides: with momentum and decay, so that a gradient of zeros differs from none."""
+LR, MOMENTUM, WEIGHT_DECAY = 2.0**-7, 0.9, 0.01
+"""The steps of both sides: with momentum and decay, so that a gradient of zeros differs from none."""
 TRAINING, EVALUATION, NO_GRADIENTS = "training", "evaluation", "evaluation without gradients"
 
 Values = Mapping[str, Tensor]
+
+
+class RehearsalStep:
+    """Steps of SGD over `weights`, by the arithmetic of `torch.optim.SGD`.
+
+    The first optimizer of torch that a process makes loads its compiler, which takes longer than all the comparison.
+    """
+
+    def __init__(self, weights: Iterable[nn.Parameter]) -> None:
+        self._weights = list(weights)
+        self._buffers: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Step on the gradients that there are."""
+        for number, weight in enumerate(self._weights):
+            if weight.grad is None:
+                continue
+            gradient = weight.grad.add(weight, alpha=WEIGHT_DECAY)
+            if (buffer := self._buffers.get(number)) is None:
+                buffer = self._buffers[number] = gradient.clone()
+            else:
+                buffer.mul_(MOMENTUM).add_(gradient)
+            weight.add_(buffer, alpha=-LR)
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients."""
+        for weight in self._weights:
+            weight.grad = None
+
+
+class _RehearsalOptim(Optim):
+    """Gives a party `RehearsalStep` for its optimizer."""
+
+    def __post_init__(self) -> None:
+        """Nothing is left to check."""
+
+    def build(self, parameters: Iterable[Any]) -> tuple[torch.optim.Optimizer, LRScheduler | None]:
+        """Return the steps over `parameters`, weights or pairs of a name and a weight."""
+        weights = [one[1] if isinstance(one, tuple) else one for one in parameters]
+        return cast(torch.optim.Optimizer, RehearsalStep(weights)), None
 
 
 @dataclass
@@ -69,8 +111,7 @@ class Uncut:
         self._unread = dict.fromkeys(set(required_arguments(original.model)) - set(original.arguments.values()))
         # A model given in evaluation mode as a whole is trained; what is frozen inside stays so.
         self._frozen = [n for n, m in self._model.named_modules() if in_training and not m.training]
-        weights = [p for p in self._model.parameters() if p.requires_grad]
-        self._optimizer = OPTIM.build(weights)[0] if weights else None
+        self._step = RehearsalStep(p for p in self._model.parameters() if p.requires_grad)
 
     def run(self, stage: str, inputs: Values, targets: Values, step: int) -> StepResult:
         """Run one batch as a plain call of the model; see `Side.run`."""
@@ -93,9 +134,8 @@ class Uncut:
             if learning := [loss for loss in losses if loss.requires_grad]:
                 torch.autograd.backward(learning)
             step_result.gradients = _gradients(self._model)
-            if self._optimizer is not None:
-                self._optimizer.step()
-                self._optimizer.zero_grad(set_to_none=True)
+            self._step.step()
+            self._step.drop_gradients()
         saved = self._model.state_dict()
         return replace(
             step_result,
@@ -125,7 +165,7 @@ class Parties:
         work = segment_plans(self._topology, facts, (), frozen)
         modules = {s.name: s.module for s in unit.segments}
         self._parties = {
-            role: Party(PartyState(role, role, work[role], modules, OPTIM, 0, facts.shapes))
+            role: Party(PartyState(role, role, work[role], modules, _RehearsalOptim(), 0, facts.shapes))
             for role in self._topology.roles
         }
         self._replica = ClientReplica(0, self._topology, self._parties, 0)

@@ -7,6 +7,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from splitfed.core.messages import Message, Stamp, is_own
 from splitfed.core.optimizers import Optim, advance
 from splitfed.core.payload import copy_modules
 from splitfed.core.random import derive, wide_generator
+from splitfed.core.rows import RowSource, read_rows
 from splitfed.core.step_plan import EdgeDefense, SegmentPlan
 from splitfed.core.topology import Head, weights
 from splitfed.core.usage_counts import SCORED, UsageCounts, labels_of_head
@@ -64,7 +66,7 @@ class PartyState:
         self.privatizer: GradientPrivatizer | None = None
         self.seed = seed
         self.task_weight = task_weight
-        self.data: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
+        self.data: dict[str, tuple[dict[str, Tensor | RowSource], dict[str, Tensor]]] = {}
         # Of parts with rows of "train" in them: which row each is.
         self.among: dict[str, Tensor] = {}
         unique: dict[int, tuple[str, nn.Parameter]] = {}
@@ -74,11 +76,11 @@ class PartyState:
                 if weight.requires_grad:
                     unique.setdefault(id(weight), (full(inner), weight))
         self.parameters = [weight for _, weight in unique.values()]
-        self.optimizer: torch.optim.Optimizer | None = None
-        self._scheduler: LRScheduler | None = None
+        self._optim, self._named = optim, tuple(unique.values())
         self._scheduled_by_round = optim.scheduler_every == "round"
-        if unique:
-            self.optimizer, self._scheduler = optim.build(unique.values())
+        if not isinstance(optim.name, str):
+            # What a user wrote is refused before anything is computed.
+            _ = self._built
         # What the optimizer remembers of steps that go on from a state of their own, by name: see `separate_optimizer`.
         self._separate: dict[str, defaultdict[Tensor, Any]] = {}
         # Head -> the head and the defenses that change its labels, which are this party's.
@@ -102,30 +104,39 @@ class PartyState:
                 self.defense_states[edge, position] = state
                 self.learned_defenses.append((guard.defense, state))
 
+    @cached_property
+    def _built(self) -> tuple[torch.optim.Optimizer | None, LRScheduler | None]:
+        # When it is first asked for: the first one of a process loads torch's compiler, and a plan needs none.
+        return self._optim.build(self._named) if self._named else (None, None)
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer of its weights; None where no weight learns."""
+        return self._built[0]
+
+    @cached_property
+    def _scheduler(self) -> LRScheduler | None:
+        return self._built[1]
+
     def own(
         self,
         part: str,
-        inputs: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor | RowSource],
         labels: Mapping[str, Tensor],
         relabel: bool = True,
         among: Tensor | None = None,
     ) -> None:
         """Take `inputs` (value -> rows) and `labels` (head -> rows) as this party's data under the name `part`.
 
+        A `RowSource` is read by batch; on another device than the CPU one in memory is put there as a whole.
         `relabel`: whether its defenses change labels to train on; not where they have already been changed. `among`:
         (rows,) which row of "train" each is, -1 for none, so that its uses count as those of that row.
         """
         self.among.pop(part, None)
         if among is not None:
             self.among[part] = among.cpu()
-        # Rows that are a part of a larger tensor would bring the rows of others along.
-        own_inputs, own_labels = (
-            {
-                name: t.to(self.device) if is_own(t) else t.detach().clone().to(self.device)
-                for name, t in tensors.items()
-            }
-            for tensors in (inputs, labels)
-        )
+        own_inputs = {name: self._keep(x) for name, x in inputs.items()}
+        own_labels = {name: self._keep_tensor(y) for name, y in labels.items()}
         if relabel and part not in SCORED:
             own_labels = relabel_for_training(own_labels, self.relabelled, self.seed, self.name, part)
             for name, (_, guards) in self.relabelled.items():
@@ -141,8 +152,25 @@ class PartyState:
 
     def show(self, part: str, rows: Tensor) -> None:
         """Let `part` be these `rows` of "train", with the labels that the party trains on there."""
-        inputs, labels = ({name: t[rows.to(self.device)] for name, t in held.items()} for held in self.data["train"])
+        held, known = self.data["train"]
+        inputs = {
+            n: x.select(rows.cpu()) if isinstance(x, RowSource) else x[rows.to(self.device)] for n, x in held.items()
+        }
+        labels = {name: y[rows.to(self.device)] for name, y in known.items()}
         self.own(part, inputs, labels, relabel=False, among=rows)
+
+    def inputs(self, part: str) -> dict[str, Tensor]:
+        """Return all its raw inputs in `part`, value -> (rows, ...); see `read_rows` for those not in memory."""
+        return {name: read_rows(f"{self.name}: {part}", x) for name, x in self.data[part][0].items()}
+
+    def _keep(self, x: Tensor | RowSource) -> Tensor | RowSource:
+        if isinstance(x, Tensor):
+            return self._keep_tensor(x)
+        return x.take(torch.arange(len(x))).to(self.device) if x.resident and self.device.type != "cpu" else x
+
+    def _keep_tensor(self, tensor: Tensor) -> Tensor:
+        # What is a part of a larger tensor would bring the rows of others along.
+        return tensor.to(self.device) if is_own(tensor) else tensor.detach().clone().to(self.device)
 
     @property
     def rate(self) -> float | None:

@@ -7,8 +7,8 @@ are what a kernel needs while it runs, gradients of activations, data kept on th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -51,12 +51,25 @@ def role_memory(
     return {role: _of_role(topology, facts, role, batch_size, copies[role]) for role in topology.roles}
 
 
+COPIES: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
+    "SGD": lambda options: int(bool(options.get("momentum"))),
+    "Adam": lambda options: 2 + bool(options.get("amsgrad")),
+    "AdamW": lambda options: 2 + bool(options.get("amsgrad")),
+    "Adagrad": lambda options: 1,
+    "RMSprop": lambda options: 1 + bool(options.get("momentum")) + bool(options.get("centered")),
+}
+"""Optimizer of torch -> how many numbers it keeps for each weight, by its options; the usual ones."""
+
+
 def optim_copies(optim: Optim) -> int:
     """Return how many numbers `optim` keeps for each weight: 0 for plain SGD, 1 with momentum, 2 for Adam.
 
-    Found by taking one step with it. An optimizer that keeps less for matrices than for vectors (Adafactor) is
-    counted as for vectors, which is too much.
+    Of one that is not in `COPIES` it is found by taking a step with it. An optimizer that keeps less for matrices than
+    for vectors (Adafactor) is counted as for vectors, which is too much.
     """
+    if isinstance(optim.name, str) and optim.name in COPIES:
+        # To make an optimizer loads torch's compiler, which takes longer than all the rest of a plan.
+        return COPIES[optim.name](optim.options)
     weight = nn.Parameter(torch.ones(16))
     optimizer, _ = Optim(optim.name, optim.options).build([weight])
     weight.grad = torch.ones_like(weight)

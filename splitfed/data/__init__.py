@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from splitfed.core.lazy_package import make_lazy
 
 if TYPE_CHECKING:
+    from splitfed.core.rows import RowSource as RowSource
     from splitfed.data.alignment.align import align as align
     from splitfed.data.alignment.keyed_hash import keyed_hash as keyed_hash
     from splitfed.data.alignment.keyed_hash import new_secret as new_secret
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from splitfed.data.federation import Federation as Federation
     from splitfed.data.from_python import from_arrays as from_arrays
     from splitfed.data.from_python import from_torch as from_torch
+    from splitfed.data.item_rows import PadSequences as PadSequences
     from splitfed.data.labels import LabelSet as LabelSet
     from splitfed.data.sequences import from_sequences as from_sequences
     from splitfed.data.sources.beats import beats as beats
@@ -37,7 +39,9 @@ if TYPE_CHECKING:
     from splitfed.data.sources.markov_tokens import MarkovChains as MarkovChains
     from splitfed.data.sources.markov_tokens import markov_tokens as markov_tokens
     from splitfed.data.sources.mnist5k import mnist5k as mnist5k
+    from splitfed.data.sources.npy import npy as npy
     from splitfed.data.sources.npz import npz as npz
+    from splitfed.data.sources.parquet import parquet as parquet
     from splitfed.data.sources.rotated_mnist import rotated_mnist as rotated_mnist
     from splitfed.data.sources.synthetic import synthetic as synthetic
 
@@ -71,10 +75,14 @@ make_lazy(
         "markov_tokens": "sources.markov_tokens",
         "mean_beats": "sources.beats",
         "mnist5k": "sources.mnist5k",
+        "npy": "sources.npy",
         "npz": "sources.npz",
+        "PadSequences": "item_rows",
+        "parquet": "sources.parquet",
         "batches": "batch_order",
         "private_intersection": "alignment.private_intersection",
         "rotated_mnist": "sources.rotated_mnist",
+        "RowSource": "dataset",
         "synthetic": "sources.synthetic",
         "Table": "alignment.table",
     },

@@ -73,8 +73,21 @@ def read_member(path: Path, name: str) -> np.ndarray:
             return read_array(file, entry.file_size)
 
 
-def read_array(file: IO[bytes], size: int) -> np.ndarray:
-    """Return the array that a .npy file of `size` bytes holds; raises one of `MALFORMED`."""
+def map_array(path: Path) -> np.memmap:
+    """Return the array in a .npy file as a read-only memory map, unread; raises one of `MALFORMED`."""
+    with path.open("rb") as file:
+        shape, fortran, dtype = read_header(file, path.stat().st_size)
+        offset = file.tell()
+    if 0 in shape:
+        raise ValueError(f"it is empty, of shape {shape}")
+    return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
+
+
+def read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Return shape, whether in Fortran's order, and type of the array in a .npy file of `size` bytes.
+
+    The file is read up to its numbers. Raises one of `MALFORMED`, for a claim of more than the file holds too.
+    """
     version = np.lib.format.read_magic(file)
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     if version not in readers:
@@ -87,6 +100,13 @@ def read_array(file: IO[bytes], size: int) -> np.ndarray:
     claimed, there = math.prod(shape) * dtype.itemsize, size - file.tell()
     if claimed > there:
         raise ValueError(f"it claims shape {shape} of {dtype}, which takes {claimed} bytes; it holds {there}")
+    return shape, fortran, dtype
+
+
+def read_array(file: IO[bytes], size: int) -> np.ndarray:
+    """Return the array that a .npy file of `size` bytes holds; raises one of `MALFORMED`."""
+    shape, fortran, dtype = read_header(file, size)
+    claimed = math.prod(shape) * dtype.itemsize
     check_size(claimed)
     raw = file.read(claimed)
     if len(raw) < claimed:

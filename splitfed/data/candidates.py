@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.rows import blocks
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 
@@ -30,8 +31,8 @@ def candidates(
     count = len(inside)
     if count == 0:
         raise InvalidInput("there are no rows that nobody trained on: set some aside (victims=64)")
-    known = {row.numpy().tobytes() for row in trained_rows(data).x}
-    if any(row.numpy().tobytes() in known for row in outsiders.x):
+    others_rows = {row.numpy().tobytes() for few in blocks(outsiders.source) for row in few}
+    if any(row.numpy().tobytes() in others_rows for few in blocks(trained_rows(data).source) for row in few):
         raise InvalidInput("a row given as one that nobody trained on is a client's training row; expected others")
     both = trained.rows(inside).join([outsiders.rows(outside)])
     order = torch.randperm(2 * count, generator=generator)

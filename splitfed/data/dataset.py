@@ -1,4 +1,4 @@
-"""A data set is two tensors and a task, checked when it is made."""
+"""A data set is rows, in memory or read by index, with labels and a task, checked when it is made."""
 
 from __future__ import annotations
 
@@ -12,31 +12,46 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_names
+from splitfed.core.rows import (
+    CheckedRows,
+    JoinedRows,
+    RowSource,
+    SelectedRows,
+    as_rows_by_index,
+    blocks,
+    first_bad,
+    join_rows,
+    read_rows,
+    type_name,
+)
 from splitfed.core.tasks import Task
 from splitfed.data.features import Feature, check_features
 from splitfed.data.federation import Federation
 from splitfed.data.labels import LabelSet, check_labels
+from splitfed.data.mixup import MixedRows
 from splitfed.data.rotation import ANGLES, rotated
 from splitfed.data.split import split
+from splitfed.data.transform import Transform, TransformedRows
 from splitfed.data.vertical import columns, strips
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, init=False)
 class Dataset:
-    """Rows `x` with labels `y`, all finite, all of one shape, in memory.
+    """Rows `x` with labels `y`, all finite, all of one shape.
 
-    x: (n, ...) float32, or int64 for whole numbers that stand for things, such as token ids. y: (n,) int64 classes, or
-    (n,) or (n, targets) float32. `value_range` are the least and the greatest value that a float32 x may take (images:
-    0 and 1), None where there is no such bound. domains: (n,) int64, where a
-    row comes from, or None. groups: (n,) int64, rows of one number show the same thing, such as one image at several
+    x: (n, ...) float32, or int64 for whole numbers that stand for things, such as token ids: a tensor, which is shared
+    and not copied, or a `RowSource`, whose rows are read by index and checked when they are read. y: (n,) int64
+    classes, or (n,) or (n, targets) float32, in memory. `value_range` are the least and the greatest value that a
+    float32 x may take (images: 0 and 1), None where there is no such bound. domains: (n,) int64, where a row comes
+    from, or None. groups: (n,) int64, rows of one number show the same thing, such as one image at several
     angles, or None: `clients` never divides a group between training and test. `features` are named parts of a row,
     such as the columns that one party holds; they may overlap and need not cover the row. `targets` are further label
-    sets beside y. A data set has at least one row; only the parts that `rows` returns may be empty. Raises
-    `InvalidInput` that names the first bad row.
+    sets beside y. `source`: x as a `RowSource`. A data set has at least one row; only the parts that `rows` returns may
+    be empty. Raises `InvalidInput` that names the first bad row.
     """
 
     name: str
-    x: Tensor
+    source: RowSource
     y: Tensor
     task: Task
     value_range: tuple[float, float] | None = None
@@ -45,24 +60,61 @@ class Dataset:
     targets: Mapping[str, LabelSet] = field(default_factory=dict)
     groups: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        _check_x(self.name, self.x)
-        check_labels(self.name, self.y, len(self.x), self.task)
-        check_features(self.name, self.shape, self.features)
+    def __init__(
+        self,
+        name: str,
+        x: Tensor | RowSource | None = None,
+        y: Tensor | None = None,
+        task: Task | None = None,
+        value_range: tuple[float, float] | None = None,
+        domains: Tensor | None = None,
+        features: Mapping[str, Feature] | None = None,
+        targets: Mapping[str, LabelSet] | None = None,
+        groups: Tensor | None = None,
+        *,
+        source: RowSource | None = None,
+    ) -> None:
+        """Take x, y and task, which are all needed; `source` stands for x in `dataclasses.replace`."""
+        given = source if x is None else x
+        if given is None or y is None or task is None:
+            raise TypeError("a Dataset needs name, x, y and task")
+        fields = {"name": name, "y": y, "task": task, "value_range": value_range, "domains": domains, "groups": groups}
+        for key, value in {**fields, "features": dict(features or {}), "targets": dict(targets or {})}.items():
+            object.__setattr__(self, key, value)
+        object.__setattr__(self, "source", self._checked(given))
+        check_labels(name, y, len(self), task)
+        check_features(name, self.shape, self.features)
         for target, found in self.targets.items():
-            check_labels(f"{self.name}: target {target!r}", found.y, len(self.x), found.task)
-        if self.value_range is not None:
-            _check_range(self.name, self.x, self.value_range)
+            check_labels(f"{name}: target {target!r}", found.y, len(self), found.task)
+        if value_range is not None:
+            _check_range(name, self.source, value_range)
         for what in ("domains", "groups"):
-            found = getattr(self, what)
-            if found is not None and (found.shape != (len(self),) or found.dtype != torch.int64):
+            numbers = getattr(self, what)
+            if numbers is not None and (numbers.shape != (len(self),) or numbers.dtype != torch.int64):
                 raise InvalidInput(
-                    f"{self.name}: {what} have shape {tuple(found.shape)} and type {_type_name(found)}; expected "
+                    f"{name}: {what} have shape {tuple(numbers.shape)} and type {type_name(numbers.dtype)}; expected "
                     f"({len(self)},) and int64"
                 )
 
+    def _checked(self, x: Tensor | RowSource) -> RowSource:
+        """Return `x` as rows, all checked where they are in memory, else each to be checked when it is read."""
+        rows = as_rows_by_index(x)
+        _check_kind(self.name, x)
+        if not rows.resident:
+            if isinstance(rows, CheckedRows):
+                rows = rows.source
+            # What is made of rows of a data set was checked there, and coupled rows must stay outside of all others.
+            made = isinstance(rows, (SelectedRows, JoinedRows, TransformedRows, MixedRows))
+            return rows if made else CheckedRows(self.name, rows, self.value_range)
+        start = 0
+        for few in blocks(rows):
+            if (bad := first_bad(torch.isfinite(few))) is not None:
+                raise InvalidInput(f"{self.name}: x is not finite in row {start + bad}")
+            start += len(few)
+        return rows
+
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self.source)
 
     def __repr__(self) -> str:
         return f"Dataset({self.name!r}, {len(self)} rows of {self.shape}, {self.task.name})"
@@ -70,12 +122,17 @@ class Dataset:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one row of x."""
-        return tuple(self.x.shape[1:])
+        return self.source.shape
+
+    @property
+    def x(self) -> Tensor:
+        """All rows as one tensor (n, ...); refused where they are read by index and take more than a gibibyte."""
+        return read_rows(self.name, self.source)
 
     @property
     def discrete(self) -> bool:
         """Whether x holds whole numbers (int64), such as token ids, whose differences mean nothing."""
-        return self.x.dtype == torch.int64
+        return self.source.dtype == torch.int64
 
     @property
     def tasks(self) -> dict[str | None, Task]:
@@ -90,13 +147,13 @@ class Dataset:
         return self.targets[name].y
 
     def rows(self, indices: Tensor | Sequence[int]) -> Dataset:
-        """Return these rows, in this order, as a data set with memory of its own; `indices` may be empty."""
+        """Return these rows, in this order, as a data set that reads them where they are; `indices` may be empty."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         outside = (chosen < 0) | (chosen >= len(self))
         if bool(outside.any()):
             raise InvalidInput(f"{self.name} has no row {int(chosen[outside][0])}; expected 0 to {len(self) - 1}")
         return self._replace_fields(
-            x=self.x[chosen],
+            source=self.source.select(chosen),
             y=self.y[chosen],
             domains=None if self.domains is None else self.domains[chosen],
             groups=None if self.groups is None else self.groups[chosen],
@@ -113,15 +170,17 @@ class Dataset:
                         f"{self.name} has {what} {sorted(getattr(self, what))} and {part.name} "
                         f"{sorted(getattr(part, what))}; expected parts of the same source"
                     )
-            if part.x.dtype != self.x.dtype:
+            mine, other = type_name(self.source.dtype), type_name(part.source.dtype)
+            if mine == other:
+                mine, other = f"shape {self.shape}", f"shape {part.shape}"
+            if mine != other:
                 raise InvalidInput(
-                    f"{self.name} has rows of {_type_name(self.x)} and {part.name} of {_type_name(part.x)}; expected "
-                    "parts of the same source"
+                    f"{self.name} has rows of {mine} and {part.name} of {other}; expected parts of the same source"
                 )
         domains = [part.domains for part in parts if part.domains is not None]
         groups = [part.groups for part in parts if part.groups is not None]
         return self._replace_fields(
-            x=torch.cat([part.x for part in parts]),
+            source=join_rows([part.source for part in parts]),
             y=torch.cat([part.y for part in parts]),
             domains=torch.cat(domains) if len(domains) == len(parts) else None,
             groups=torch.cat(groups) if len(groups) == len(parts) else None,
@@ -142,6 +201,23 @@ class Dataset:
             raise InvalidInput(f"target name {name!r} of {self.name} is not allowed; expected a new one, not empty")
         check_labels(f"{self.name}: target {name!r}", y, len(self), task)
         return self._replace_fields(targets={**self.targets, name: LabelSet(y, task)})
+
+    def with_transform(self, transform: Transform) -> Dataset:
+        """Return these rows, of which training sees what `transform` makes of each: a row of the same shape and type.
+
+        `transform(row, generator)` draws from the generator, and `transform(row)` from the default generators of torch,
+        NumPy and `random`, seeded for the row: by the seed of the run, the number of the row here, and the epoch. Rows
+        that are scored or attacked stay as they are. Raises `InvalidInput` for draws that cannot be repeated.
+        """
+        return self._replace_fields(source=TransformedRows(self.name, self.source, transform))
+
+    def with_mixup(self, alpha: float = 0.2) -> Dataset:
+        """Return these rows, of which training sees each mixed with another one of the same client: see `mixup`.
+
+        `alpha` > 0, the larger the more. Take the transform first, where there is one. Promises about rows, and attacks
+        on what a client sent of them, are refused beside it.
+        """
+        return self._replace_fields(source=MixedRows(self.name, self.source, alpha))
 
     def vertical(self, parties: int | Mapping[str, Sequence[int]], *, overlap: bool = False) -> Dataset:
         """Return these rows, of columns, with a feature a party: see `vertical.columns`.
@@ -165,7 +241,7 @@ class Dataset:
         `clients` divides the images once for all angles.
         """
         return self._replace_fields(
-            x=rotated(self.name, self.x, angles, self.value_range),
+            source=as_rows_by_index(rotated(self.name, self.x, angles, self.value_range)),
             y=torch.cat([self.y] * len(angles)),
             domains=torch.arange(len(angles)).repeat_interleave(len(self)),
             groups=(torch.arange(len(self)) if self.groups is None else self.groups).repeat(len(angles)),
@@ -215,35 +291,31 @@ class Dataset:
         return part
 
 
-def _type_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _first_bad(good: Tensor) -> int | None:
-    """Return the first row of `good` (n, ...) that is not all true."""
-    bad = ~good.reshape(len(good), -1).all(1)
-    return int(bad.nonzero()[0]) if bool(bad.any()) else None
-
-
-def _check_x(name: str, x: Tensor) -> None:
-    if x.device.type != "cpu":
-        raise InvalidInput(f"{name}: x is on {x.device}; expected cpu, batches move to a device when they are used")
-    if x.dtype not in (torch.float32, torch.int64) or x.dim() < 2 or x.numel() == 0:
+def _check_kind(name: str, x: Tensor | RowSource) -> None:
+    if isinstance(x, Tensor):
+        if x.device.type != "cpu":
+            raise InvalidInput(f"{name}: x is on {x.device}; expected cpu, batches move to a device when they are used")
+        good, shape = x.dim() > 1 and x.numel() > 0, tuple(x.shape)
+    else:
+        shape = (len(x), *x.shape)
+        good = len(shape) > 1 and 0 not in shape
+    if x.dtype not in (torch.float32, torch.int64) or not good:
         raise InvalidInput(
-            f"{name}: x has shape {tuple(x.shape)} and type {_type_name(x)}; "
+            f"{name}: x has shape {shape} and type {type_name(x.dtype)}; "
             f"expected (rows, ...) with at least one row, and float32 or int64"
         )
-    if (bad := _first_bad(torch.isfinite(x))) is not None:
-        raise InvalidInput(f"{name}: x is not finite in row {bad}")
 
 
-def _check_range(name: str, x: Tensor, value_range: tuple[float, float]) -> None:
+def _check_range(name: str, rows: RowSource, value_range: tuple[float, float]) -> None:
     low, high = value_range
-    if x.dtype == torch.int64:
+    if rows.dtype == torch.int64:
         raise InvalidInput(
             f"{name}: value_range=({low}, {high}) is not allowed for int64 rows; it bounds real numbers, such as pixels"
         )
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise InvalidInput(f"{name}: value_range=({low}, {high}) is not allowed; expected two numbers, low < high")
-    if (bad := _first_bad((x >= low) & (x <= high))) is not None:
-        raise InvalidInput(f"{name}: x leaves its value range [{low:g}, {high:g}] in row {bad}")
+    start = 0
+    for few in blocks(rows) if rows.resident else ():
+        if (bad := first_bad((few >= low) & (few <= high))) is not None:
+            raise InvalidInput(f"{name}: x leaves its value range [{low:g}, {high:g}] in row {start + bad}")
+        start += len(few)

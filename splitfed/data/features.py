@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.rows import Draw, RowSource, read_rows
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,6 +101,35 @@ def feed(x: Tensor, names: Mapping[str, str], features: Mapping[str, Feature]) -
             "each row; give the parts by name, from_arrays({name: array, ...}, y), or with_features"
         )
     return dict.fromkeys(names, x)
+
+
+def feed_rows(
+    rows: RowSource, names: Mapping[str, str], features: Mapping[str, Feature]
+) -> Mapping[str, Tensor | RowSource]:
+    """Return what `feed` returns of all `rows`, to be read by batch; an input that gets whole rows shares them.
+
+    A party that holds a part of each row gets memory of its own with that part alone, where the rows are in memory.
+    """
+    if rows.resident and any(name in features for name in names):
+        return feed(read_rows("rows", rows), names, features)
+    # Of no rows: refuses what does not go together.
+    feed(torch.zeros(0, *rows.shape, dtype=rows.dtype), names, features)
+    return {name: FeatureRows(rows, features[name]) if name in features else rows for name in names}
+
+
+class FeatureRows(RowSource):
+    """One feature of the rows of `source`."""
+
+    def __init__(self, source: RowSource, feature: Feature) -> None:
+        self.source, self.feature = source, feature
+        self.shape, self.dtype, self.draws, self.couples = feature.shape, source.dtype, source.draws, source.couples
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def take(self, rows: Tensor, draw: Draw | None = None) -> Tensor:
+        """Return that part of the rows of these numbers."""
+        return self.feature.select(self.source.take(rows, draw))
 
 
 def adjacent_features(parts: Mapping[str, Tensor]) -> dict[str, Feature]:

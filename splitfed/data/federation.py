@@ -47,13 +47,13 @@ class ClientData:
 
     @property
     def public(self) -> Dataset:
-        """The training rows that the client shows to others, with memory of their own; they stay in `train`."""
+        """The training rows that the client shows to others; they stay in `train`."""
         return self.train.rows(self.shown)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
-    """One data set split into disjoint parts, each with memory of its own.
+    """One data set split into disjoint parts: row numbers of rows that they all read where these are.
 
     `auxiliary` is what an attacker may know beforehand, `victims` are the rows whose privacy is measured; no
     client trains on either. `sources` says where each part came from: "auxiliary", "victims",

@@ -9,18 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_names, unknown
+from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.rows import RowSource
 from splitfed.core.tasks import Task, binary, classification, regression
+from splitfed.data.array_rows import ArrayRows
+from splitfed.data.conversion import as_rows, as_tensor, join_parts
 from splitfed.data.dataset import Dataset
-from splitfed.data.features import Feature, adjacent_features
+from splitfed.data.features import Feature
+from splitfed.data.item_rows import Collate, Column, ItemRows, item_of
 
 TaskLike: TypeAlias = Task | Literal["classification", "binary", "regression"] | None
 Array: TypeAlias = Tensor | np.ndarray
 RowType: TypeAlias = Literal["float32", "int64"]
 """The types that rows may have: real numbers, or whole numbers that stand for things, such as token ids."""
-
-_EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53}
-"""Magnitude up to which every whole number is one of a type with fractions."""
 
 
 def from_arrays(
@@ -33,21 +34,40 @@ def from_arrays(
     domains: Array | None = None,
     dtype: RowType = "float32",
 ) -> Dataset:
-    """Return a data set with a copy of these rows, as `dtype`.
+    """Return a data set of these rows, as `dtype`.
 
-    x: (n, ...) numbers; (n,) is read as one column. A mapping, name -> (n, ...), gives the parts of a row, one an
-    argument of the model: each is a feature of its name, and a row is the parts stacked, (n, parts, ...), or, where
-    their shapes differ, flattened and side by side, (n, total). dtype: "float32", or "int64" for whole numbers that
-    stand for things, such as token ids. y: (n,) or (n, 1) whole numbers, or (n,) or (n, targets) real ones. Without a
-    `task`, whole-number labels mean classification (of max + 1 classes) and real ones regression; "classification",
-    "binary" and "regression" name one. domains: (n,) whole numbers. Raises `InvalidInput`, for a number that is none
-    of "int64" too, and for parts of which some are whole numbers and some real ones.
+    x: (n, ...) numbers; (n,) is read as one column. Where its type is `dtype` already and its numbers lie in order, its
+    memory is shared: do not write into it while the data set is used. A memory-mapped array (`numpy.memmap`) is read by
+    batch, and each row is checked when it is read. Anything else is converted once. A mapping, name -> (n, ...), gives
+    the parts of a row, one an argument of the model: each is a feature of its name, and a row is the parts stacked,
+    (n, parts, ...), or, where their shapes differ, flattened and side by side, (n, total). dtype: "float32", or "int64"
+    for whole numbers that stand for things, such as token ids. y: (n,) or (n, 1) whole numbers, or (n,) or (n, targets)
+    real ones, copied. Without a `task`, whole-number labels mean classification (of max + 1 classes) and real ones
+    regression; "classification", "binary" and "regression" name one. domains: (n,) whole numbers. Raises
+    `InvalidInput`, for a number that is none of "int64" too, and for parts of which some are whole numbers and some
+    real ones.
     """
     features: dict[str, Feature] = {}
-    if isinstance(x, Mapping):
-        inputs, features = _join_parts(name, x, dtype)
+    inputs: Tensor | RowSource
+    if isinstance(x, np.memmap):
+        inputs = ArrayRows(f"{name}: x", x, dtype)
+    elif isinstance(x, Mapping):
+        inputs, features = join_parts(name, x, dtype)
     else:
-        inputs = as_rows(f"{name}: x", x, dtype)
+        inputs = as_rows(f"{name}: x", x, dtype, share=True)
+    return labelled(name, inputs, y, task, value_range, domains, features)
+
+
+def labelled(
+    name: str,
+    x: Tensor | RowSource,
+    y: Array,
+    task: TaskLike,
+    value_range: tuple[float, float] | None = None,
+    domains: Array | None = None,
+    features: Mapping[str, Feature] | None = None,
+) -> Dataset:
+    """Return a data set of the rows `x`, as they are, with copies of labels and domains read as in `from_arrays`."""
     labels = as_tensor(f"{name}: y", y)
     if labels.dim() == 2 and labels.shape[1] == 1:
         labels = labels.flatten()
@@ -61,7 +81,7 @@ def from_arrays(
     elif labels.is_floating_point() or resolved_task.name == "regression":
         labels = labels.to(torch.float32)
     places = None if domains is None else as_tensor(f"{name}: domains", domains).to(torch.int64)
-    return Dataset(name, inputs, labels, resolved_task, value_range, places, features)
+    return Dataset(name, x, labels, resolved_task, value_range, places, features)
 
 
 def from_torch(
@@ -71,108 +91,51 @@ def from_torch(
     name: str = "torch",
     value_range: tuple[float, float] | None = None,
     dtype: RowType = "float32",
+    in_memory: bool = True,
+    labels: Array | None = None,
+    collate: Collate | None = None,
 ) -> Dataset:
-    """Return all (x, y) items of a map-style torch data set, read once, in memory.
+    """Return the (x, y) items of a map-style torch data set: all read once, or by index as they are needed.
 
     x and y of an item are tensors, arrays or numbers, of one shape each; a transform that draws at random is
     drawn once. x may be a mapping, name -> such a value. Task, labels, parts and `dtype` are read as in `from_arrays`.
+
+    in_memory=False keeps labels alone and asks `dataset` for the items of a batch: `labels` (n,) or (n, targets) save
+    reading every item once for its y. What an item's x holds must not depend on when it is asked for: a transform that
+    draws belongs into `Dataset.with_transform`. `collate`: makes one tensor (rows, ...) of a list of x of several
+    shapes, such as `PadSequences(64)`; all batches get rows of one shape.
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise InvalidInput(f"{name}: {type(dataset).__name__} has no length and no items by number; expected both")
     if len(dataset) == 0:
         raise InvalidInput(f"{name}: the data set is empty; expected at least one item")
-    columns: dict[str, list[Tensor]] = {}
+    if in_memory and labels is not None:
+        raise InvalidInput(f"{name}: labels are for items that are read by index; give in_memory=False too")
+    if not in_memory or collate is not None:
+        source = ItemRows(name, dataset, dtype, collate)
+        y = source.labels() if labels is None else as_tensor(f"{name}: y", labels)
+        if in_memory:
+            x = source.take(torch.arange(len(source)))
+            return labelled(name, x, y, task, value_range, features=source.features)
+        return labelled(name, source, y, task, value_range, features=source.features)
+    columns: dict[str, Column] = {}
     parts: list[str] | None = None
     for i in range(len(dataset)):
-        item = dataset[i]
-        if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise InvalidInput(f"{name}: item {i} is a {type(item).__name__}; expected a pair (x, y)")
-        x, y = item
+        x, y = item_of(name, dataset, i)
         found = list(x) if isinstance(x, Mapping) else None
         if i and found != parts:
             raise InvalidInput(f"{name}: x of item {i} has parts {found}; expected {parts} as in item 0")
         parts = found
         values = {"x": x} if found is None else {f"x[{part!r}]": x[part] for part in found}
         for what, value in {**values, "y": y}.items():
-            tensor, column = as_tensor(f"{name}: {what} of item {i}", value), columns.setdefault(what, [])
-            if column and tensor.shape != column[0].shape:
-                raise InvalidInput(
-                    f"{name}: {what} of item {i} has shape {tuple(tensor.shape)}; "
-                    f"expected {tuple(column[0].shape)} as in item 0"
-                )
-            column.append(tensor)
-    *xs, labels = (torch.stack(column) for column in columns.values())
+            tensor = as_tensor(f"{name}: {what} of item {i}", value, share=True)
+            if what not in columns:
+                own = torch.float32 if what == "x" and dtype == "float32" else None
+                columns[what] = Column(len(dataset), tensor, own)
+            columns[what].put(f"{name}: {what}", i, tensor)
+    *xs, y_rows = (column.rows for column in columns.values())
     rows = xs[0] if parts is None else dict(zip(parts, xs, strict=True))
-    return from_arrays(rows, labels, task=task, name=name, value_range=value_range, dtype=dtype)
-
-
-def as_tensor(what: str, value: Any) -> Tensor:
-    """Return numbers (a tensor, an array or one number) as a CPU tensor with memory of its own."""
-    match value:
-        case Tensor():
-            tensor = value.detach().to("cpu", copy=True)
-        case np.ndarray() | np.generic() | int() | float():
-            array = np.array(value, order="C")
-            if array.dtype.kind not in "biuf":
-                raise InvalidInput(f"{what} has type {array.dtype}; expected real numbers")
-            if array.dtype.kind == "u" and array.size and int(array.max()) >= 2**63:
-                raise InvalidInput(f"{what} holds {int(array.max())}; expected whole numbers below 2**63")
-            # torch knows neither the other byte order nor long doubles, and few operations on unsigned types.
-            reals = np.float32 if array.itemsize <= 4 else np.float64
-            tensor = torch.from_numpy(array.astype(reals if array.dtype.kind == "f" else np.int64, copy=False))
-        case _:
-            raise InvalidInput(f"{what} is a {type(value).__name__}; expected a tensor, an array or a number")
-    if tensor.is_complex():
-        raise InvalidInput(f"{what} is complex; expected real numbers")
-    if tensor.dtype == torch.uint64:
-        return as_tensor(what, tensor.numpy())
-    return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
-
-
-def as_rows(what: str, value: Any, dtype: str) -> Tensor:
-    """Return numbers as rows (n, ...) of `dtype`, see `as_type`; (n,) becomes one column."""
-    tensor = as_type(what, as_tensor(what, value), dtype)
-    return tensor.unsqueeze(1) if tensor.dim() == 1 else tensor
-
-
-def as_type(what: str, tensor: Tensor, dtype: str) -> Tensor:
-    """Return `tensor`, as `as_tensor` returns it, as `dtype`: "float32" or "int64".
-
-    Raises `InvalidInput` for real numbers that shall be "int64", and for a magnitude from which on the type that they
-    come in leaves whole numbers out.
-    """
-    check_names("dtype of rows", ("float32", "int64"), dtype)
-    if dtype == "float32":
-        return tensor.to(torch.float32)
-    if tensor.is_floating_point():
-        bad = (tensor != tensor.round()) | (tensor.abs() > _EXACT[tensor.dtype])
-        if bool(bad.any()):
-            row, number = int(bad.nonzero()[0, 0]) if bad.dim() else 0, float(tensor[bad][0])
-            raise InvalidInput(f"{what} holds {number:g} in row {row}; dtype='int64' expects whole numbers")
-    return tensor.to(torch.int64)
-
-
-def _join_parts(name: str, parts: Mapping[str, Array], dtype: str) -> tuple[Tensor, dict[str, Feature]]:
-    """Return rows that hold `parts`, name -> (n, ...), and where in a flattened row each of them stands."""
-    if not parts:
-        raise InvalidInput(f"{name}: x has no part; expected name -> (n, ...), at least one")
-    found = {part: as_tensor(f"{name}: {part!r}", value) for part, value in parts.items()}
-    real = [part for part, value in found.items() if value.is_floating_point()]
-    if real and len(real) < len(found):
-        whole = next(part for part in found if part not in real)
-        raise InvalidInput(
-            f"{name}: {real[0]!r} holds real numbers and {whole!r} whole ones; all parts of a row have one type, as "
-            f"float32 cannot tell whole numbers above {2**24} apart: convert one of them"
-        )
-    rows = {part: as_rows(f"{name}: {part!r}", value, dtype) for part, value in found.items()}
-    counts = {part: len(value) if value.dim() else 0 for part, value in rows.items()}
-    if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{part!r} has {count}" for part, count in counts.items())
-        raise InvalidInput(f"{name}: {listed} rows; expected as many in every part")
-    features = adjacent_features(rows)
-    if len({feature.shape for feature in features.values()}) == 1:
-        return torch.stack(list(rows.values()), 1), features
-    return torch.cat([value.flatten(1) for value in rows.values()], 1), features
+    return from_arrays(rows, y_rows, task=task, name=name, value_range=value_range, dtype=dtype)
 
 
 def as_task(task: TaskLike, labels: Tensor) -> Task:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_count
+from splitfed.data.conversion import as_tensor, as_type
 from splitfed.data.dataset import Dataset
-from splitfed.data.from_python import Array, RowType, TaskLike, as_tensor, as_type, from_arrays
+from splitfed.data.from_python import Array, RowType, TaskLike, from_arrays
 
 NAMES = ("input_ids", "attention_mask")
 

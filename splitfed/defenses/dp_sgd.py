@@ -223,8 +223,8 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
         joint = multiplier / math.sqrt(parties)
         if not terms.poisson:
             return Event(Gaussian(joint / 2), Protects.WEIGHTS, neighbours=Neighbours.REPLACE), epochs
-        rate = min(1.0, terms.batch_size / terms.rows[client])
-        return Event(Gaussian(joint), Protects.WEIGHTS, neighbours=Neighbours.ADD_REMOVE, sampling_rate=rate), steps
+        neighbours, rate = Neighbours.ADD_REMOVE, terms.rate(client)
+        return Event(Gaussian(joint), Protects.WEIGHTS, neighbours=neighbours, sampling_rate=rate), steps
 
     def _calibrated(self, terms: Terms) -> float:
         """Return the multiplier that the client which needs most of it needs."""
@@ -235,7 +235,8 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
             return [self._uses(terms, sigma, client, terms.steps[client], terms.epochs[client])]
 
         # Clients with equal numbers need the same.
-        plans = {(terms.rows[c], terms.steps[c], terms.epochs[c]): c for c in range(len(terms.rows)) if terms.steps[c]}
+        trained = [client for client in range(len(terms.rows)) if terms.steps[client]]
+        plans = {(terms.rate(c), terms.rows[c], terms.steps[c], terms.epochs[c]): c for c in trained}
         return max(
             (
                 terms.calibrate(partial(uses, client), self.epsilon, self.delta, self.accountant)

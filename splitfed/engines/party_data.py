@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from splitfed.core.rows import RowSource
 from splitfed.engines.parties import RunParties
 
 
@@ -23,7 +24,7 @@ class PartyData(Protocol):
         self,
         replica: int,
         part: str,
-        inputs: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor | RowSource],
         labels: Mapping[str, Tensor],
         relabel: bool = True,
         among: Tensor | None = None,

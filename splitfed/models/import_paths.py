@@ -26,14 +26,26 @@ from splitfed.core.errors import InvalidInput
 from splitfed.models.local_modules import LocalModules
 from splitfed.registry import SINGULAR
 
-CLASSES = {**registry.CONTRACTS, "models": "torch.nn:Module", "optimizers": "torch.optim:Optimizer"}
+CLASSES = {
+    **registry.CONTRACTS,
+    "models": "torch.nn:Module",
+    "optimizers": "torch.optim:Optimizer",
+    "callbacks": "splitfed.training.callbacks:Callback",
+}
 """Kind -> of what a class must be a subclass; topologies, data sets, losses and metrics are functions alone."""
 
-FUNCTIONS = ("topologies", "data", "models", "optimizers", "losses", "metrics")
-"""Kinds of which a path may lead to a function."""
+NOUNS = {
+    **SINGULAR,
+    "optimizers": "optimizer",
+    "losses": "loss",
+    "metrics": "metric",
+    "transforms": "transform",
+    "callbacks": "callback",
+}
+"""Kind -> what one of it is called; of the last five nothing is registered here."""
 
-KINDS = {**SINGULAR, "optimizers": "optimizer", "losses": "loss", "metrics": "metric"}
-"""Kind -> what one of it is called; of the last three nothing is registered here."""
+FUNCTIONS = ("topologies", "data", "models", "optimizers", "losses", "metrics", "transforms")
+"""Kinds of which a path may lead to a function."""
 
 
 class Code:
@@ -71,7 +83,7 @@ class Code:
         """Return the class or function of `kind` that `path` leads to; nothing is called. Raises `InvalidInput`."""
         if self._refusal is not None:
             raise InvalidInput(self._refusal)
-        what, expected = f"{KINDS[kind]} {path!r}", self._expected(kind)
+        what, expected = f"{NOUNS[kind]} {path!r}", self._expected(kind)
         module, attributes = _parts(path, what)
         if self._local is not None:
             self._local.enter()

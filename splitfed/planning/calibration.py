@@ -40,6 +40,7 @@ def calibrate_defenses(
         calibrate,
         obstacle or _obstacle(prepared),
         doubt,
+        training.batch_sizes,
     )
     defenses = prepared.defenses
     settled_defenses = (

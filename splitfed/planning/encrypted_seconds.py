@@ -48,7 +48,7 @@ def estimate_batch(prepared: Prepared) -> dict[str, Any] | None:
     if settings is None:
         return None
     steps = EncryptedSteps(topology, prepared.facts[0])
-    rows = min(prepared.training.batch_size, max(1, len(prepared.data.clients[0].train)))
+    rows = min(prepared.training.of_client(0).batch_size, max(1, len(prepared.data.clients[0].train)))
     step = steps.step(rows)
     operations: Counter[str] = Counter()
     for operation, times in step.operations.items():

@@ -111,7 +111,16 @@ def _flops(prepared: Prepared, counting: CountingTrainer) -> dict[str, float]:
 
 def _memory(prepared: Prepared) -> dict[str, RoleMemory]:
     copies = {role: float(optim_copies(optim)) for role, optim in prepared.optims.items()}
-    found = role_memory(prepared.topology, prepared.facts[0], prepared.training.batch_size, copies)
+    found: dict[str, RoleMemory] = {}
+    # Of clients that differ in make or batch size, the one that needs most; one of each kind is asked.
+    kinds = {
+        (id(t), size): (t, facts, size)
+        for replica, (t, facts) in enumerate(zip(prepared.topologies, prepared.facts, strict=True))
+        for size in (prepared.training.of_client(replica).batch_size,)
+    }
+    for topology, facts, size in kinds.values():
+        for role, needed in role_memory(topology, facts, size, copies).items():
+            found[role] = max(found.get(role, needed), needed, key=lambda one: one.total)
     for role in prepared.placement.copied:
         own, replicas = found[role], len(prepared.topologies)
         # A copy a replica, each with its optimizer, and the merged one; one replica's activations at a time.

@@ -9,6 +9,7 @@ from typing import cast
 from torch import Tensor
 
 from splitfed.core.defense import (
+    Accounted,
     Defense,
     LabelDefense,
     LayerDefense,
@@ -20,15 +21,18 @@ from splitfed.core.errors import InvalidInput, about
 from splitfed.core.initial_weights import first_weights, local_segments, resolve_starts
 from splitfed.core.optimizers import Optim
 from splitfed.core.per_client_defenses import check_clients, of_client
+from splitfed.core.privacy_events import Protects
 from splitfed.core.probe import Facts, check_equal_shapes, probe
 from splitfed.core.random import derive
+from splitfed.core.rows import RowSource
 from splitfed.core.step_plan import segment_plans
 from splitfed.core.task_checks import check_own_parts
 from splitfed.core.topology import Topology
 from splitfed.core.usage_counts import counted_labels
 from splitfed.data.dataset import Dataset
-from splitfed.data.features import feed
+from splitfed.data.features import feed, feed_rows
 from splitfed.data.federation import Federation
+from splitfed.data.transform import transform_of
 from splitfed.engines.base import Placement
 from splitfed.federated.base import Method, MethodContext
 from splitfed.planning.encryption import divide, placement_of, settle
@@ -78,6 +82,31 @@ class Prepared:
         return first_weights(self.training.starts or "shared", self.topologies, self.local, self.training.seed)
 
 
+class Probes:
+    """What was found out about topologies with the rows of clients, for runs that differ in what acts on those."""
+
+    def __init__(self) -> None:
+        # With what the keys are the ids of, so that no other object gets them.
+        self._found: dict[tuple[int, int], tuple[Topology, Dataset, Topology, Facts]] = {}
+
+    def probe(self, topology: Topology, rows: Dataset) -> tuple[Topology, Facts]:
+        """Return `topology` with the tasks of `rows`, without the user's model behind it, and its facts.
+
+        It is compared with that model once. Raises `InvalidInput` for a difference.
+        """
+        key = id(topology), id(rows)
+        if key not in self._found:
+            checked = topology.with_tasks(rows.tasks)
+            check_transform(checked, rows)
+            facts = probe_with(checked, rows)
+            check_outputs(checked, facts)
+            check_topology(checked, inputs_of(checked, rows.rows(range(min(EXAMPLES, len(rows))))))
+            # Who is handed a topology must not find the user's model behind it.
+            bare = replace(checked, segments=tuple(replace(s, original=None) for s in checked.segments))
+            self._found[key] = topology, rows, bare, facts
+        return self._found[key][2:]
+
+
 def prepare(
     topology: Topology | Sequence[Topology],
     data: Federation,
@@ -87,25 +116,35 @@ def prepare(
     optimizer: str | Optim | Mapping[str, Optim] | None,
     training: Training,
     method: str | Method | None = None,
+    probes: Probes | None = None,
 ) -> Prepared:
     """Check that everything fits together and return it; nothing is computed but one example batch a topology.
 
-    `topology`: one for all clients, or one a client. Raises `InvalidInput`.
+    `topology`: one for all clients, or one a client. `probes`: what other runs have found out about the same objects.
+    Raises `InvalidInput`.
     """
     plan, extra, given = _resolve_algorithms(schedule, method, defenses)
     _check_kind("data", data, Federation, "what Dataset.clients(count) returns")
-    topologies, facts = assemble(topology, data, plan, extra, training.seed)
+    topologies, facts = assemble(topology, data, plan, extra, training.seed, probes)
     return complete(topologies, facts, data, plan, extra, given, optimizer, training)
 
 
 def assemble(
-    topology: Topology | Sequence[Topology], data: Federation, plan: Schedule, method: Method | None, seed: int
+    topology: Topology | Sequence[Topology],
+    data: Federation,
+    plan: Schedule,
+    method: Method | None,
+    seed: int,
+    probes: Probes | None = None,
 ) -> tuple[tuple[Topology, ...], tuple[Facts, ...]]:
     """Return every client's topology as schedule and method train it, and its facts; refuse what does not fit."""
+    found = Probes() if probes is None else probes
     with about("topology"):
         given = _topology_per_client(topology, len(data.clients))
         _check_together(given, plan)
-        return _each_make(given, lambda replica: _assemble_one(given[replica], data, replica, plan, method, seed))
+        return _each_make(
+            given, lambda replica: _assemble_one(given[replica], data, replica, plan, method, seed, found)
+        )
 
 
 def complete(
@@ -134,6 +173,7 @@ def complete(
         return fitted, found
 
     with about("defenses"):
+        check_coupling(defenses, data)
         ready, known = _each_make(topologies, defend)
         if _differ(ready):
             check_equal_shapes(ready, known)
@@ -259,6 +299,11 @@ def inputs_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
     return feed(rows.x, topology.inputs, rows.features)
 
 
+def rows_of(topology: Topology, rows: Dataset) -> Mapping[str, Tensor | RowSource]:
+    """Return `inputs_of`, to be read by batch: what every input of `topology` gets of `rows`."""
+    return feed_rows(rows.source, topology.inputs, rows.features)
+
+
 def labels_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
     """Return the labels of every head of `topology`; parties that hold the same ones get memory of their own."""
     first: dict[str | None, str] = {}
@@ -267,6 +312,31 @@ def labels_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
         y = rows.label(head.target)
         found[head.value] = y if first.setdefault(head.target, head.labels) == head.labels else y.clone()
     return found
+
+
+def check_transform(topology: Topology, rows: Dataset) -> None:
+    """Refuse a transform of whole rows whose parts are held by several parties."""
+    if transform_of(rows.source) is not None and len(holders := sorted(set(topology.inputs.values()))) > 1:
+        raise InvalidInput(
+            f"the rows have a transform, and their parts are held by {', '.join(map(repr, holders))}: it would carry "
+            "numbers from one party's part into another's; transform the parts before they are put together"
+        )
+
+
+def check_coupling(defenses: Sequence[Defense], data: Federation) -> None:
+    """Refuse rows that are mixed with one another under a promise about rows: one would be in the examples of many."""
+    private = (d for d in defenses if isinstance(d, Accounted) and not _protects_labels(d))
+    if any(client.train.source.couples for client in data.clients) and (first := next(private, None)) is not None:
+        raise InvalidInput(
+            f"mixup puts a row into the examples of others, and {type(first).__name__} counts what it promises by row: "
+            "leave one of them out"
+        )
+
+
+def _protects_labels(defense: Accounted) -> bool:
+    # One that learns the length of the run first has no event yet.
+    event = defense.event()
+    return event is not None and event.protects is Protects.LABELS
 
 
 def probe_with(topology: Topology, rows: Dataset) -> Facts:
@@ -288,7 +358,12 @@ def check_outputs(topology: Topology, facts: Facts) -> None:
 
 
 def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Federation, training: Training) -> None:
-    """Refuse a batch size that leaves some client a batch too small for batch norm or for a defense."""
+    """Refuse sizes that are not one a client, and one that leaves a client a batch too small for what reads it."""
+    if training.batch_sizes and len(training.batch_sizes) != len(data.clients):
+        raise InvalidInput(
+            f"batch_size has {len(training.batch_sizes)} entries for {len(data.clients)} clients; expected one a "
+            "client, or one for all"
+        )
     for number, (client, client_facts) in enumerate(zip(data.clients, facts, strict=True)):
         needs = [
             *((2, f"batch norm in segment {name!r}") for name in sorted(client_facts.batch_norm)),
@@ -300,13 +375,14 @@ def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Fed
             raise InvalidInput(
                 f"sampling='poisson' may draw a batch of any size, and {who} needs {least} rows or more: take 'shuffle'"
             )
-        smallest = training.smallest_batch(rows)
+        own = training.of_client(number)
+        smallest = own.smallest_batch(rows)
         if smallest < least:
             way_out = "choose another size"
-            if replace(training, drop_last=True).smallest_batch(rows) >= least:
+            if replace(own, drop_last=True).smallest_batch(rows) >= least:
                 way_out += ", or leave that batch out with drop_last=True"
             raise InvalidInput(
-                f"{client.name} has {rows} training rows, so batch_size={training.batch_size} leaves a batch of "
+                f"{client.name} has {rows} training rows, so batch_size={own.batch_size} leaves a batch of "
                 f"{'one' if smallest == 1 else smallest}, and {who} needs {least} rows or more: {way_out}"
             )
 
@@ -417,19 +493,18 @@ def _check_whole(given: Sequence[Topology]) -> None:
 
 
 def _assemble_one(
-    topology: Topology, data: Federation, replica: int, schedule: Schedule, method: Method | None, seed: int
+    topology: Topology,
+    data: Federation,
+    replica: int,
+    schedule: Schedule,
+    method: Method | None,
+    seed: int,
+    probes: Probes,
 ) -> tuple[Topology, Facts]:
     rows, clients = data.clients[replica].train, len(data.clients)
-    checked_topology = topology.with_tasks(rows.tasks)
     with about("schedule"):
-        schedule.check(checked_topology, clients)
-    facts = probe_with(checked_topology, rows)
-    check_outputs(checked_topology, facts)
-    check_topology(checked_topology, inputs_of(checked_topology, rows.rows(range(min(EXAMPLES, len(rows))))))
-    # Who is handed a topology must not find the user's model behind it.
-    checked_topology = replace(
-        checked_topology, segments=tuple(replace(s, original=None) for s in checked_topology.segments)
-    )
+        schedule.check(topology.with_tasks(rows.tasks), clients)
+    checked_topology, facts = probes.probe(topology, rows)
     with about("schedule"):
         prepared = schedule.prepare(checked_topology, facts, seed)
         if prepared is not checked_topology:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_count, check_fields
 from splitfed.core.messages import Message
+from splitfed.core.rows import blocks
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.engines.observers import Observable
@@ -104,7 +105,7 @@ def check_value(name: str, value: float, data: Federation) -> None:
     """Refuse a value of a trigger that is no id in the rows of `data`, where these are whole numbers."""
     if not data.victims.discrete:
         return
-    most = max(int(client.train.x.max()) for client in data.clients)
+    most = max(int(few.max()) for client in data.clients for few in blocks(client.train.source))
     if value != round(value) or not 0 <= value <= most:
         raise InvalidInput(f"{name}={value:g} is not allowed; {data.name} has ids, whole numbers from 0 to {most}")
 

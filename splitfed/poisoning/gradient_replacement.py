@@ -106,7 +106,7 @@ class GradientReplacement(Poisoning):
             party = engine.party(client, self.party)
             if party.name in engine.training_attacks:
                 raise InvalidInput(f"{party.name!r} has somebody inside already; a gradient replacement cannot join")
-            known = data.features[self.party].select(data.clients[client].train.x[self.row : self.row + 1])
+            known = data.features[self.party].select(data.clients[client].train.rows([self.row]).x)
             reader = _Reader(self, party, known.flatten().to(engine.device))
             engine.join(party.name, reader)
             engine.link.readers[party.name] = reader.read

@@ -46,5 +46,5 @@ class Replay(Poisoning):
         """Return the rows x (n, ...) with the party's part replaced by that of its row."""
         positions = data.features[self.party].positions
         flat = x.flatten(1).clone()
-        flat[:, positions] = data.clients[self.clients[0]].train.x[self.row].flatten()[positions]
+        flat[:, positions] = data.clients[self.clients[0]].train.rows([self.row]).x.flatten()[positions]
         return flat.view_as(x)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from splitfed.core.deprecation import OldAttribute, adopt
-from splitfed.core.errors import InvalidInput, check_fields, require_count, require_name, unknown
+from splitfed.core.errors import InvalidInput, check_count, check_fields, require_count, require_name, unknown
 from splitfed.core.initial_weights import GIVEN, STARTS
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
@@ -31,6 +32,8 @@ class Training:
     out where it is incomplete, with other rows in every epoch; a client with fewer rows than a batch keeps its one.
     What weighs clients by their rows, such as an average of weights, counts all of them nevertheless.
 
+    `batch_sizes`: rows a batch of every client by number, where they differ; () where all have `batch_size`, which is
+    otherwise the largest of them. What is asked of one client is asked of `of_client`.
     `accumulate`: behind how many batches every party's optimizer takes a step, on the mean of the batches' losses; the
     last step of an epoch, or of a client that leaves, has those that are left. Messages cross a batch at a time.
     """
@@ -43,9 +46,14 @@ class Training:
     starts: str | None = None
     drop_last: bool = False
     accumulate: int = field(default=1, metadata=require_count("accumulate", low=1))
+    batch_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse counts below one, unknown names, switches that are none, and what batches of random size cannot be."""
+        for client, size in enumerate(self.batch_sizes):
+            check_count(f"batch_size of client {client}", size, low=1)
+        if self.batch_sizes and self.batch_size != max(self.batch_sizes):
+            raise InvalidInput(f"batch_size={self.batch_size} is not the largest of batch_sizes={self.batch_sizes}")
         for name in ("restart_optimizers", "drop_last"):
             if not isinstance(given := getattr(self, name), bool):
                 raise InvalidInput(f"{name}={given!r} is not allowed; expected True or False")
@@ -64,12 +72,17 @@ class Training:
                 "a step of its own; take a larger batch_size"
             )
 
+    def of_client(self, client: int) -> Training:
+        """Return how `client` trains, with the batch size that it has."""
+        return self if not self.batch_sizes else replace(self, batch_size=self.batch_sizes[client], batch_sizes=())
+
     def batches(self, rows: int, epoch: int, client: int) -> list[Tensor]:
         """Return the rows, of a `client` that has `rows`, of every step of `epoch`."""
+        size = self.of_client(client).batch_size
         if self.sampling == "poisson":
-            return list(poisson_batches(rows, self.batch_size, self.seed, epoch, client))
-        whole = self.drop_last and rows >= self.batch_size
-        return list(batches(rows, self.batch_size, self.seed, epoch, client, drop_last=whole))
+            return list(poisson_batches(rows, size, self.seed, epoch, client))
+        whole = self.drop_last and rows >= size
+        return list(batches(rows, size, self.seed, epoch, client, drop_last=whole))
 
     def steps(self, rows: int) -> int:
         """Return how many batches an epoch of a client that has `rows` consists of."""
@@ -111,10 +124,19 @@ class LocalUpdate:
             raise unknown("starts", self.starts, STARTS)
         self.training()
 
-    def training(self, batch_size: int = 64, seed: int = 0) -> Training:
-        """Return the training of these updates in batches of `batch_size`, with the data order of `seed`."""
+    def training(self, batch_size: int | Sequence[int] = 64, seed: int = 0) -> Training:
+        """Return the training of these updates in batches of `batch_size`, with the data order of `seed`.
+
+        `batch_size`: one for all clients, or one a client.
+        """
         more = self.restart_optimizers, self.starts, self.drop_last, self.accumulate
-        return Training(batch_size, self.epochs, seed, self.sampling, *more)
+        if not isinstance(batch_size, (list, tuple)):
+            return Training(batch_size, self.epochs, seed, self.sampling, *more)  # type: ignore[arg-type]
+        if not batch_size:
+            raise InvalidInput(f"batch_size={batch_size!r} is not allowed; expected a whole number, or one a client")
+        for client, size in enumerate(batch_size):
+            check_count(f"batch_size of client {client}", size, low=1)
+        return Training(max(batch_size), self.epochs, seed, self.sampling, *more, tuple(batch_size))
 
 
 @dataclass(frozen=True)

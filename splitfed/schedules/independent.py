@@ -52,7 +52,7 @@ class Independent(Sampled):
     def _batches(self, training: Training, rows: int, number: int, client: int) -> list[Tensor]:
         """Return the batches of round `number` out of the endless row of epochs."""
         assert self.steps is not None
-        whole = training.steps(rows)
+        whole = training.of_client(client).steps(rows)
         first = number * self.steps
         found: list[Tensor] = []
         for epoch in range(first // whole, (first + self.steps - 1) // whole + 1):

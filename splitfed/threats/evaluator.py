@@ -27,13 +27,16 @@ from splitfed.attacks.labels.known_labels import draw_hints
 from splitfed.attacks.scoring.assignment import assignment
 from splitfed.attacks.scoring.class_metrics import check_scorable
 from splitfed.attacks.scoring.prediction_scores import score_clone, score_prediction
-from splitfed.attacks.scoring.reconstruction_metrics import Scores
+from splitfed.attacks.scoring.reconstruction_metrics import Scores, mean_image
 from splitfed.attacks.scoring.release_metrics import TrueReleases
+from splitfed.attacks.scoring.under_training import floors_above
 from splitfed.attacks.scoring.unknown_features import select_unknown
+from splitfed.attacks.selection import Selection
 from splitfed.core.deprecation import OldAttribute, warn
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.core.messages import WEIGHT_GRADIENT, View
 from splitfed.core.random import derive, generator
+from splitfed.core.rows import blocks
 from splitfed.core.topology import Topology
 from splitfed.data.candidates import candidates, trained_rows
 from splitfed.data.dataset import Dataset
@@ -43,6 +46,7 @@ from splitfed.engines.engine import Engine
 from splitfed.registry import TABLES, load
 from splitfed.threats.dry_run import AttackBegun, stop_at_first_use, stop_attack
 from splitfed.threats.encrypted_views import check_readable, decrypt_releases, encrypted_layer, select_plain
+from splitfed.threats.floors import MEAN, Floors, compared_floors
 from splitfed.threats.fresh_segments import head_after
 from splitfed.threats.knowledge import Grants, check_client
 from splitfed.threats.result_tables import describe_result, result_html, result_rows
@@ -61,7 +65,9 @@ class AttackResult:
     `clone`: the upstream function that it stole, if it stole one, and `stolen` how good that is; see `score_clone`.
     `quick`: whether the attack had the parameters of the budget "fast", a quick look: with more work it may find more.
     `error_bound`: the largest error of a number of each row, (victims,), where the attack states it, else infinity;
-    None for attacks that never do.
+    None for attacks that never do. `selection`: how an attack that chooses among several has chosen.
+    `under_trained`: the floors that the attack's own trained decoder is measurably
+    worse than, though its adversary could have computed them; see `floors_above`.
     """
 
     attack: str
@@ -74,6 +80,8 @@ class AttackResult:
     stolen: Scores | None = None
     quick: bool = False
     error_bound: Tensor | None = None
+    selection: Selection | None = None
+    under_trained: tuple[str, ...] = ()
 
     guess = OldAttribute("prediction")
 
@@ -136,6 +144,7 @@ class Evaluator:
     def __init__(self, engine: Engine, data: Federation, seed: int, newest: Callable[[int], Source]) -> None:
         self.engine, self.data, self.seed = engine, data, seed
         self.grants = Grants(engine, data, seed, newest)
+        self.floors = Floors()
         self.uploads = Uploads(engine, data, self.recorded, self.grants.knowledge, self.grants.feed)
 
     def adversary(self, name: str | None) -> str:
@@ -185,12 +194,14 @@ class Evaluator:
         progress: Progress | None = None,
         number: int | None = None,
         classifier: bool = False,
+        floors: bool = True,
     ) -> AttackResult:
         """Let `party` run `attack` against `victims`, and score what it predicts.
 
         An attack on membership gets as many rows of training among the victims. An attack on recorded training goes
         against the rows that `client` trained on in `number`, a round (default: the newest that was recorded);
         `victims` play no part in it. `classifier`: whether a classifier of clean rows scores reconstructions too.
+        `floors`: whether floors and oracles are scored beside a reconstruction from releases.
         """
         check_rows(attack, self.data.victims.discrete, self.data.name)
         if classifier:
@@ -201,6 +212,9 @@ class Evaluator:
             return self._attack_training(name, attack, party, client, seed, number, progress, classifier)
         case = self._case(name, attack, party, victims, client, seed)
         outcome = attack(case.view, case.knowledge, generator(seed, "attack", name), progress)
+        floors = floors and attack.target is Target.INPUTS
+        beside = self.reconstruct_floors(case.view, party, client, seed) if floors else None
+        part = select_unknown(self.data.shape, case.knowledge.places, case.knowledge.own or {})
         truth, scores = score_prediction(
             attack.target,
             outcome.prediction,
@@ -212,14 +226,38 @@ class Evaluator:
             members=case.members,
             trained=trained_rows(self.data) if attack.target is Target.REPRESENTATIVES else None,
             classifier=classifier,
-            part=select_unknown(self.data.shape, case.knowledge.places, case.knowledge.own or {}),
+            part=part,
             releases=self._true_releases(case, outcome, party, client) if attack.target is Target.RELEASES else None,
+            floors=beside,
         )
         stolen = self._score_stolen_model(outcome.clone, party, client, derive(seed, "stolen"))
         return AttackResult(
             *(name, party, outcome.prediction, truth, scores, outcome.seconds, outcome.clone, stolen),
             error_bound=outcome.error_bound,
+            selection=outcome.selection,
+            under_trained=() if beside is None else self._floors_above(attack, outcome.prediction, truth, beside, part),
         )
+
+    def reconstruct_floors(self, view: View, party: str, client: int, seed: int) -> dict[str, Tensor]:
+        """Return what every floor makes of the releases in `view`: name -> (victims, *shape)."""
+        if self.engine.topologies[client].encryption is not None:
+            return {}
+        known = self.grants.knowledge(party, client, derive(seed, "queries", "floors"))
+        return self.floors.predict(view, known, party, client, seed)
+
+    def _floors_above(
+        self,
+        attack: Attack,
+        prediction: Tensor,
+        truth: Tensor,
+        floors: Mapping[str, Tensor],
+        part: Callable[[Tensor], Tensor] | None,
+    ) -> tuple[str, ...]:
+        """Return the floors that a trained decoder is held to and stays below."""
+        blind = {MEAN: mean_image(self.data.auxiliary.x).expand(truth.shape)} if len(self.data.auxiliary) else {}
+        held = compared_floors(attack, {**blind, **floors})
+        shown = part or (lambda x: x)
+        return floors_above(shown(truth), shown(prediction), {name: shown(rows) for name, rows in held.items()})
 
     def _case(self, name: str, attack: Attack, party: str, victims: Dataset, client: int, seed: int) -> _Case:
         """Put the victims' rows through the parties, or refuse what could not be scored or is known already."""
@@ -235,7 +273,7 @@ class Evaluator:
         if attack.target is Target.MEMBERS:
             victims, members = candidates(self.data, victims, generator(seed, "candidates"))
         hints = draw_hints(victims.y, attack.asks(self.grants.classes), generator(seed, "hints", name))
-        received = self.observe(party, victims, client, seed, attack.phase, self._step_rows(attack))
+        received = self.observe(party, victims, client, seed, attack.phase, self._step_rows(attack, client))
         knowledge = replace(
             self.grants.knowledge(party, client, derive(seed, "queries", name)),
             own=self.grants.own_inputs(party, client, victims.x),
@@ -251,12 +289,22 @@ class Evaluator:
         view = select_plain(received, attack, self.engine.topologies[client])
         return _Case(victims, members, hints, view, knowledge, received)
 
-    def _step_rows(self, attack: Attack) -> int:
+    def check_measurable(self, party: str, client: int) -> None:
+        """Refuse to measure what `party` learns where rows are no numbers or its own, or arrive as ciphertexts."""
+        check_client(self.engine, client)
+        if self.data.victims.discrete:
+            raise InvalidInput(f"rows of {self.data.name} are whole numbers, such as token ids: no derivative is taken")
+        if self.engine.topologies[client].encryption is not None:
+            raise InvalidInput(f"party {party!r} takes part in encrypted training: releases are ciphertexts")
+        if self.grants.own_inputs(party, client, self.data.victims.x[:1]):
+            raise InvalidInput(f"party {party!r} holds a part of the rows itself, and the rest may depend on it")
+
+    def _step_rows(self, attack: Attack, client: int) -> int:
         """Return how many victims pass in one training step: as the attack says, or as many as the run trained on."""
         if not isinstance(attack, StatesStepRows):
             return STEP_ROWS
         training = self.grants.training
-        return attack.step_rows or (STEP_ROWS if training is None else training.batch_size)
+        return attack.step_rows or (STEP_ROWS if training is None else training.of_client(client).batch_size)
 
     def _true_releases(self, case: _Case, outcome: Outcome, party: str, client: int) -> TrueReleases:
         """Return what was in the ciphertexts that `party` received, and what auxiliary rows release, for the scorer."""
@@ -343,6 +391,11 @@ class Evaluator:
         return AttackResult(name, party, outcome.prediction, truth, scores, outcome.seconds)
 
     def _check_updates(self, attack: Attack) -> None:
+        if any(client.train.source.couples for client in self.data.clients):
+            raise InvalidInput(
+                f"{type(attack).__name__} is scored by the rows that a client trained on, and these were mixed with "
+                "one another (mixup): there is no such row to find"
+            )
         method, placement = self.grants.method, self.engine.run_parties.placement
         traits = None if method is None else method.traits(self.engine.topology)
         aggregation = None if traits is None else traits.aggregation
@@ -435,7 +488,7 @@ class Evaluator:
         def predict(upstream: Mapping[str, nn.Module]) -> Tensor:
             whole = self.grants.trained_segments(client, None, replaced=upstream)
             with torch.no_grad():
-                return torch.cat([whole(x.to(engine.device))[head.value].cpu() for x in rows.x.split(256)])
+                return torch.cat([whole(x.to(engine.device))[head.value].cpu() for x in blocks(rows.source, 256)])
 
         fresh = self.grants.architecture(party, client)(seed).modules
         outputs = {"clone": predict(clone.modules), "trained": predict({}), "fresh": predict(fresh)}

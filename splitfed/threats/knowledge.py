@@ -18,9 +18,10 @@ from splitfed.core.messages import View
 from splitfed.core.optimizers import Optim
 from splitfed.core.per_client_defenses import of_client
 from splitfed.core.random import derive
+from splitfed.core.rows import RowSource
 from splitfed.core.tasks import Task
 from splitfed.data.dataset import Dataset
-from splitfed.data.features import feed, places
+from splitfed.data.features import feed, feed_rows, places
 from splitfed.data.federation import Federation
 from splitfed.engines.base import FED, Source
 from splitfed.engines.engine import Engine
@@ -141,17 +142,24 @@ class Grants:
             max(epochs - 1, 0),
         )
 
-    def lend(self, client: int, part: str, x: Tensor, rows: Dataset | None = None) -> None:
+    def lend(self, client: int, part: str, x: Tensor | RowSource, rows: Dataset | None = None) -> None:
         """Give the parties of `client` the rows `x` as their data called `part`, with the labels of `rows` if given."""
         check_client(self.engine, client)
-        if tuple(x.shape[1:]) != self.data.shape:
-            raise InvalidInput(f"x has rows of shape {tuple(x.shape[1:])}; this run was trained on {self.data.shape}")
-        if x.is_floating_point() == self.data.victims.discrete:
+        shape = tuple(x.shape) if isinstance(x, RowSource) else tuple(x.shape[1:])
+        if shape != self.data.shape:
+            raise InvalidInput(f"x has rows of shape {shape}; this run was trained on {self.data.shape}")
+        if x.dtype.is_floating_point == self.data.victims.discrete:
             kinds = ("whole numbers (int64)", "real numbers")[:: 1 if self.data.victims.discrete else -1]
             raise InvalidInput(f"x has rows of {x.dtype}; this run was trained on {kinds[0]}")
         heads = self.engine.topologies[client].heads
         labels = {} if rows is None else {head.value: rows.label(head.target) for head in heads}
-        self.engine.own(client, part, self.feed(client)(x), labels)
+        names, features = self.engine.topologies[client].inputs, self.data.victims.features
+        self.engine.own(
+            client,
+            part,
+            feed_rows(x, names, features) if isinstance(x, RowSource) else feed(x, names, features),
+            labels,
+        )
 
     def own_inputs(self, party: str, client: int, x: Tensor) -> dict[str, Tensor]:
         """Return what `party` itself feeds for the rows `x`, on the engine's device."""
@@ -206,7 +214,7 @@ class Grants:
         """Return what trains a copy of the client's whole model from fresh weights, as the run did."""
 
         def imitate(x: Tensor, y: Tensor, epochs: int | None, batch_size: int | None, seed: int) -> Rerun:
-            plan = self.training or Training()
+            plan = (self.training or Training()).of_client(client)
             passes = self.rounds * plan.local_epochs if epochs is None else epochs
             copied = Rerun(self.engine, client, self.feed(client), seed)
             size = plan.batch_size if batch_size is None else batch_size

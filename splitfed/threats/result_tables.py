@@ -31,6 +31,7 @@ def result_rows(result: AttackResult) -> list[dict[str, Any]]:
             "n": found.n,
             "seconds": result.seconds,
             "quick": result.quick,
+            "under_trained": ", ".join(result.under_trained),
         }
         for metric in dict.fromkeys(metric for scores in own.values() for metric in scores)
         for who, scores in own.items()
@@ -46,8 +47,11 @@ def describe_result(result: AttackResult) -> str:
         beside = ", ".join(other for other in others if not other.startswith("attack "))
         said.append(f"{metric} {found.mean:.4g}" + (f" ({beside})" if beside else ""))
     quick = ", a quick look" if result.quick else ""
+    low = f", under-trained (below {', '.join(result.under_trained)})" if result.under_trained else ""
     victims = f"{len(result.truth)} victim{'' if len(result.truth) == 1 else 's'}"
-    return f"AttackResult({result.attack} by {result.adversary}, {victims}{quick}: {'; '.join(said) or 'no score'})"
+    return (
+        f"AttackResult({result.attack} by {result.adversary}, {victims}{quick}{low}: {'; '.join(said) or 'no score'})"
+    )
 
 
 def result_html(result: AttackResult) -> str:

@@ -12,13 +12,19 @@ from torch import Tensor
 
 from splitfed.core.encryption_settings import Encryption
 from splitfed.core.messages import Recording
+from splitfed.core.rows import RowSource, blocks
 from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
+from splitfed.data.mixup import mixup_of
+from splitfed.data.transform import transform_of
 from splitfed.planning.validation import Prepared
 from splitfed.training.fingerprint import fingerprint
 
-LATER = (("drop_last", False), ("accumulate", 1))
+LATER = (("drop_last", False), ("accumulate", 1), ("batch_sizes", ()))
 """Fields of `Training` that the first release did not have, with their defaults."""
+
+SAMPLED = 64
+"""How many rows of a part stand for all of it in a run's description, where they are not in memory."""
 
 
 def describe(
@@ -34,12 +40,14 @@ def describe(
     """
     kinds = list({id(t): t for t in prepared.topologies}.values())
     data = prepared.data
+    # Which of the topologies, the first and the others, every client has.
+    makes = [next(i for i, one in enumerate(kinds) if one is t) for t in prepared.topologies]
     return {
         "topology": prepared.topology.name,
         **({"cut_choice": prepared.topology.cut_choice} if prepared.topology.cut_choice else {}),
         **({"encryption": _encryption(prepared.topology.encryption)} if prepared.topology.encryption else {}),
         **_graph(prepared.topology),
-        **({"others": [_graph(t) for t in kinds[1:]]} if len(kinds) > 1 else {}),
+        **({"others": [_graph(t) for t in kinds[1:]], "makes": makes} if len(kinds) > 1 else {}),
         "data": {
             "name": data.name,
             "clients": [len(c.train) for c in data.clients],
@@ -68,18 +76,28 @@ def fingerprint_user_code(prepared: Prepared, besides: Mapping[str, object]) -> 
         things |= {f"task of head {h.value!r}{where}": h.task for h in topology.heads}
     modules = [place for place in things if place.startswith("module ")]
     things |= {f"defense {type(d).__name__} ({i})": d for i, d in enumerate(prepared.defenses)}
+    sources = [client.train.source for client in prepared.data.clients if client.train.source.draws]
+    for what, find in (("transform", transform_of), ("mixup", mixup_of)):
+        found = {repr(one) if isinstance(one, float) else str(id(one)): one for one in map(find, sources)}
+        named = enumerate(one for one in found.values() if one is not None)
+        things |= {f"{what} of the rows{f' ({i})' if i else ''}": one for i, one in named}
     things |= {"schedule": prepared.schedule, "method": prepared.method}
     own = {role: optim.name for role, optim in prepared.optims.items() if not isinstance(optim.name, str)}
     things |= {f"optimizer of {role!r}": factory for role, factory in own.items()}
     return fingerprint({**things, **besides}, modules)
 
 
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of names, shapes and values."""
+def digest(tensors: Mapping[str, Tensor | RowSource]) -> str:
+    """Return a hash of names, shapes and values; of rows that are not in memory, of `SAMPLED` of them."""
     found = hashlib.sha256()
     for name, tensor in tensors.items():
-        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else (len(tensor), *tensor.shape)
+        found.update(f"{name} {shape} {tensor.dtype}".encode())
+        if not isinstance(tensor, Tensor) and not tensor.resident:
+            found.update(b"sampled")
+            tensor = tensor.take(torch.linspace(0, len(tensor) - 1, min(SAMPLED, len(tensor))).long())
+        for few in (tensor.detach().reshape(1, *tensor.shape),) if isinstance(tensor, Tensor) else blocks(tensor):
+            found.update(few.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
@@ -117,11 +135,13 @@ def _graph(topology: Topology) -> dict[str, Any]:
     }
 
 
-def _rows(data: Federation) -> dict[str, Tensor]:
+def _rows(data: Federation) -> dict[str, Tensor | RowSource]:
     parts = {f"{c.name}/{part}": getattr(c, part) for c in data.clients for part in ("train", "validation", "test")}
     parts |= {"victims": data.victims, "auxiliary": data.auxiliary}
-    tensors: dict[str, Tensor] = {f"{c.name}/shown": c.shown for c in data.clients if len(c.shown)}
+    tensors: dict[str, Tensor | RowSource] = {f"{c.name}/shown": c.shown for c in data.clients if len(c.shown)}
     for name, rows in parts.items():
-        tensors |= {f"{name}/x": rows.x, f"{name}/y": rows.y}
+        tensors |= {f"{name}/x": rows.source, f"{name}/y": rows.y}
+        if not rows.source.resident and name in data.sources:
+            tensors[f"{name}/numbers"] = data.sources[name]
         tensors |= {f"{name}/{target}": found.y for target, found in rows.targets.items()}
     return tensors

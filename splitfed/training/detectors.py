@@ -103,7 +103,7 @@ def _local_trainer(prepared: Prepared, replica: int, party: Party) -> LocalTrain
 
     def train_locally(rows: Tensor, epochs: int, number: int) -> Tensor:
         seed = derive(prepared.training.seed, "rehearsal", party.name, number)
-        size = prepared.training.batch_size
+        size = prepared.training.of_client(replica).batch_size
         engine = make_engine(
             _redraw_servers(graph, seed),
             facts,

@@ -21,7 +21,7 @@ from splitfed.federated.base import Method
 from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.timed import check_speeds, clock_of
 from splitfed.planning.uploads import check_uploads
-from splitfed.planning.validation import Prepared, inputs_of, labels_of, prepare
+from splitfed.planning.validation import Prepared, labels_of, prepare, rows_of
 from splitfed.poisoning import injection
 from splitfed.poisoning.base import Poisoning
 from splitfed.poisoning.injection import poison_data
@@ -54,7 +54,7 @@ def train(
     method: str | Method | None = None,
     defenses: Defense | Sequence[Defense] = (),
     rounds: int = 10,
-    batch_size: int = 64,
+    batch_size: int | Sequence[int] = 64,
     optimizer: str | Optim | Mapping[str, Optim] | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
@@ -66,11 +66,12 @@ def train(
     """Train `topology` for `rounds` rounds on `data` and return the run.
 
     `topology`: one for all clients, or one a client, with segments of different make on the same shared ones. `method`:
-    a federated method, layered on the schedule. `optimizer`: one for all roles, or role -> `Optim` (default SGD at rate
-    0.05, momentum 0.9). `seed`: of everything drawn. `device`: "cpu", "cuda" or "cuda:N". `local`: what a client does
-    in a round. `adversaries`: attacks inside training, poisoning clients, detectors. `evaluation`: what is measured.
-    `logging`: folder, checkpoints, recorded views, callbacks. Raises `InvalidInput`, before anything is computed or
-    written, for anything that does not fit, and `NonFinite` when training diverges.
+    a federated method, layered on the schedule. `batch_size`: rows a step, one for all clients or one a client.
+    `optimizer`: one for all roles, or role -> `Optim` (default SGD at rate 0.05, momentum 0.9). `seed`: of everything
+    drawn. `device`: "cpu", "cuda" or "cuda:N". `local`: what a client does in a round. `adversaries`: attacks inside
+    training, poisoning clients, detectors. `evaluation`: what is measured. `logging`: folder, checkpoints, recorded
+    views, callbacks. Raises `InvalidInput`, before anything is computed or written, for anything that does not fit, and
+    `NonFinite` when training diverges.
     """
     check_count("rounds", rounds, low=1)
     arguments = {
@@ -270,14 +271,15 @@ def engine_of(
     for replica, (client, graph) in enumerate(zip(prepared.data.clients, prepared.topologies, strict=True)):
         for part in ("train", "validation", "test"):
             rows = getattr(client, part)
-            engine.own(replica, part, inputs_of(graph, rows), labels_of(graph, rows))
+            engine.own(replica, part, rows_of(graph, rows), labels_of(graph, rows))
         engine.show(replica, "public", client.shown)
     return engine
 
 
 def _expected_batch_sizes(prepared: Prepared) -> list[float] | None:
     """Return the expected size of every client's batches; None where sizes are not left to chance."""
-    found = [prepared.training.expected(len(client.train)) for client in prepared.data.clients]
+    sizes = ((prepared.training.of_client(i), client) for i, client in enumerate(prepared.data.clients))
+    found = [training.expected(len(client.train)) for training, client in sizes]
     return [size for size in found if size is not None] or None
 
 

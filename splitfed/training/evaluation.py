@@ -58,7 +58,7 @@ def evaluate_across(run: Run, part: str, number: int) -> dict[str, list[float | 
     scored = [head.value for head in run.engine.topology.scored]
     for replica in range(run.engine.replicas):
         head = next(h for h in run.engine.topologies[replica].heads if h.value in scored)
-        run.evaluator.grants.lend(replica, "across", union.x)
+        run.evaluator.grants.lend(replica, "across", union.source)
         prediction = run.engine.predict(replica, "across", "evaluate", number, borrow=run.newest(replica))
         run.engine.drop(replica, "across")
         own = torch.zeros(len(union), dtype=torch.bool)

@@ -64,7 +64,7 @@ class LocalLearner:
 
     def inputs(self, part: str = "train") -> dict[str, Tensor]:
         """Return the client's raw inputs in `part`: name -> (rows, ...)."""
-        return {name: x for party in self._parties().values() for name, x in party.state.data[part][0].items()}
+        return {name: x for party in self._parties().values() for name, x in party.state.inputs(part).items()}
 
     @property
     def rate(self) -> float:

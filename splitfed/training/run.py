@@ -32,6 +32,7 @@ from splitfed.registry import load, name_of
 from splitfed.schedules.base import Round, Schedule, State, Training
 from splitfed.stats.utility import ConstantAnswer, below_constant, constant_of
 from splitfed.threats.evaluator import AttackResult, Evaluator
+from splitfed.threats.release_information import ReleaseInformation, measure_release
 from splitfed.threats.tuning import SHARE, Bench, Tuned, check_tunable, tune
 from splitfed.training.callbacks import Callback, callback_states, load_callback_states
 from splitfed.training.client_scores import find_first_reaching
@@ -363,6 +364,7 @@ class Run:
         round: int | None = None,
         classifier: bool = False,
         budget: str | None = None,
+        floors: bool = True,
     ) -> list[AttackResult]:
         """Let `adversary` (a party; default: the first without data) run `attacks` against `victims`.
 
@@ -372,6 +374,8 @@ class Run:
         instead, and their default adversary is the aggregation server.
         `classifier`: score reconstructions by the accuracy of a classifier of clean auxiliary rows as well. `budget`:
         of the attacks given by name: "default", "fast" (a quick look), "paper"; None is the usual one of each.
+        `floors`: score closed-form floors and oracles beside reconstructions, at the cost of five queries of all
+        auxiliary rows and a few matrix products; False leaves them out.
         """
         chosen = [attacks] if isinstance(attacks, (str, Attack)) else list(attacks)
         base = self.seed if seed is None else seed
@@ -384,11 +388,29 @@ class Run:
         names = [a if isinstance(a, str) else name_of("attacks", type(a)) for a in chosen]
         results = []
         for name, attack in zip(names, ready, strict=True):
-            found = self.evaluator.attack(name, attack, party, truth, client, base, progress, round, classifier)
+            found = self.evaluator.attack(name, attack, party, truth, client, base, progress, round, classifier, floors)
             results.append(replace(found, quick=attack.quick))
             for callback in self.callbacks:
                 callback.on_attack_end(self, results[-1])
         return results
+
+    def measure_release(
+        self,
+        adversary: str | None = None,
+        *,
+        victims: Dataset | None = None,
+        client: int = 0,
+        seed: int | None = None,
+        smoothing: float | None = None,
+    ) -> ReleaseInformation:
+        """Return what arrives at `adversary` tells of the victims' rows, without an attack.
+
+        A bound on the error of every attack and mutual information where noise of a known density is added, usable
+        information and invertibility. `smoothing`: None, or the deviation of Gaussian noise that the victims' rows
+        contain, for which the bound is proven. The rest is as in `attack`.
+        """
+        party, truth = self.evaluator.adversary(adversary), self.evaluator.victims(victims)
+        return measure_release(self.evaluator, party, truth, client, self.seed if seed is None else seed, smoothing)
 
     def ask(self, party: str) -> dict[str, Any]:
         """Evaluate under the old name of `evaluate_training_attack`."""
@@ -404,7 +426,8 @@ class Run:
         if not isinstance(plan, Attack):
             raise unknown("party with a training attack", party, self.engine.training_attacks)
         try:
-            (result,) = self.attack(plan, adversary=party)
+            # Asked in training, round after round: closed-form floors would cost more than the answer.
+            (result,) = self.attack(plan, adversary=party, floors=False)
         except InvalidInput as error:
             return {"refused": str(error)}
         scores = ((who, *score) for who, metrics in result.scores.items() for score in metrics.items())

@@ -21,6 +21,9 @@ from splitfed.threats import training_time
 from tests.attacks.examples import lenet_run
 from tests.study.examples import small, write
 
+# Of attacks that nobody has published.
+OTHER_NAMES = {"quick": "fast", "standard": "default", "full": "paper"}
+
 
 @pytest.mark.parametrize("name", TABLES["attacks"])
 def test_an_attack_made_without_a_word_is_a_budget(name: str) -> None:
@@ -29,14 +32,15 @@ def test_an_attack_made_without_a_word_is_a_budget(name: str) -> None:
     assert kind.with_budget(**given) == kind.with_budget(kind.usual(), **given)
     # Those that live in training have defaults of their own.
     assert issubclass(kind, TrainingAttack) or kind(**given) == kind.with_budget(**given)
-    assert {"fast", "paper"} <= set(kind.budgets) <= {"fast", "default", "paper"}
+    assert {"fast", "paper"} <= set(kind.budgets) <= {"fast", "default", "paper", *OTHER_NAMES}
+    assert all(kind.budgets[new] == kind.budgets[old] for new, old in OTHER_NAMES.items() if new in kind.budgets)
     # A budget of its own, or none.
     assert kind.budgets.get("default") not in (kind.budgets["fast"], kind.budgets["paper"])
 
 
-def test_two_attacks_have_a_default_that_is_more_than_a_quick_look() -> None:
+def test_four_attacks_have_a_default_that_is_more_than_a_quick_look() -> None:
     assert {name for name in TABLES["attacks"] if load("attacks", name).usual() == "default"} == {
-        "inverse_network", "rmle"
+        "inverse_network", "rmle", "strongest", "strongest_membership"
     }  # fmt: skip
     assert InverseNetwork.with_budget().epochs > InverseNetwork.with_budget("fast").epochs
     assert Rmle.with_budget().iterations > Rmle.with_budget("fast").iterations

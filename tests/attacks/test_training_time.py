@@ -30,6 +30,7 @@ from splitfed.data.dataset import Dataset
 from splitfed.defenses import Noise
 from splitfed.models.mlp import mlp
 from splitfed.registry import TABLES, load
+from splitfed.threats.floors import FLOORS
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.run import Run
 from tests.attacks.training_time_examples import ALL, Loud, Passive, Spy, attack_state, go, ramps, small
@@ -140,7 +141,7 @@ def test_the_guess_is_graded_and_knows_no_truth(name: str) -> None:
     run = go(ALL[name])
     (result,) = run.attack(ALL[name])
     assert result.prediction.shape == (64, 16)
-    assert set(result.scores) == {"attack", "mean_image", "random_pairing"}
+    assert {"attack", "mean_image", "random_pairing", *FLOORS} <= set(result.scores)
     v = run.data.victims
     other = Dataset("other", v.x, 1 - v.y, v.task, v.value_range)
     assert torch.equal(run.attack(ALL[name], victims=other)[0].prediction, result.prediction)

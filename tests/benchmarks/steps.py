@@ -211,8 +211,8 @@ def import_ratio(repeats: int = 7) -> float:
     return ratios["splitfed"]
 
 
-def keep_memory() -> None:
-    """Start this process again with an allocator that keeps what it was given.
+def keep_memory(module: str = "tests.benchmarks.steps") -> None:
+    """Start this process, which runs `module`, again with an allocator that keeps what it was given.
 
     By default it returns large blocks to the system and fetches them back, hundreds of page faults a step, or not,
     by the chance of how blocks happen to lie; that noise is several times what is measured here.
@@ -223,7 +223,7 @@ def keep_memory() -> None:
         "MALLOC_TOP_PAD_": str(2**28),
     }
     if any(name not in os.environ for name in settings):
-        os.execve(sys.executable, [sys.executable, "-m", "tests.benchmarks.steps"], os.environ | settings)
+        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], os.environ | settings)
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ def assert_same_bits(topology: Topology, modules: dict[str, nn.Module], model: n
 
 @pytest.mark.parametrize("optim", [SGD, ADAM], ids=["sgd", "adam"])
 @pytest.mark.parametrize("shape", ["vanilla", "u_shaped"])
-@pytest.mark.parametrize("name", thin(MODELS, 2))
+@pytest.mark.parametrize("name", thin(MODELS, 3))
 def test_split_training_equals_uncut_training(name: str, shape: str, optim: Optim) -> None:
     model, one, two = build(name)
     uncut = copy.deepcopy(model)

@@ -20,6 +20,7 @@ from splitfed.schedules.splitfed_v2 import SplitFedV2
 from splitfed.schedules.splitfed_v3 import SplitFedV3
 from tests.core.test_vanilla_by_hand import two_clients, weight
 from tests.examples import assert_same
+from tests.thinning import thin
 
 SHARED: list[type[Sampled]] = [Sequential, Alternate, SplitFedV1, SplitFedV2, SplitFedV3, Blind, Sglr]
 AVERAGED = [SplitFedV1, SplitFedV2, SplitFedV3]
@@ -64,7 +65,7 @@ def test_who_is_not_asked_does_not_train(kind: type[Sampled]) -> None:
         assert weight(engine, f"client{client}") == 1.0
 
 
-@pytest.mark.parametrize("kind", SHARED)
+@pytest.mark.parametrize("kind", thin(SHARED, 2))
 def test_clients_drop_out_at_the_given_rate_with_their_steps_counted(kind: type[Sampled]) -> None:
     """Of 6 x 40 turns about a tenth are cut short; each step is one activation, so no step goes uncounted."""
     plan = kind(drop_out=0.1)

@@ -16,6 +16,7 @@ from splitfed.schedules.base import Training
 from splitfed.schedules.sequential import Sequential
 from splitfed.topologies import u_shaped, vanilla
 from tests.examples import InPlaceAfterCut, SmallUNet, engine_of, images
+from tests.thinning import thin
 
 TOPOLOGIES: dict[str, Callable[[], Topology]] = {
     "vanilla lenet": lambda: vanilla(lenet((1, 8, 8), 10), "pool1"),
@@ -38,7 +39,7 @@ def rounds_of(engine: LocalEngine, plan: Sequential, training: Training, rounds:
 
 @pytest.mark.parametrize("hand_over", ["peer", "server", "none"])
 @pytest.mark.parametrize("replicas", [1, 3])
-@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("name", thin(TOPOLOGIES, 2))
 def test_counted_equals_predicted(name: str, replicas: int, hand_over: str) -> None:
     """Two rounds of two local epochs, and a last batch of 3 (one client) or of 7 and 6 (three) beside those of 10."""
     topology, plan, training = TOPOLOGIES[name](), Sequential(hand_over=hand_over), Training(10, 2)

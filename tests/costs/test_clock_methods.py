@@ -17,6 +17,7 @@ from splitfed.planning.validation import prepare
 from splitfed.registry import TABLES, load
 from splitfed.schedules.base import Training
 from splitfed.topologies import local, vanilla
+from tests.thinning import thin
 
 SPEEDS = Speeds(Machine(1e7, 1e5, 2e5, 0.01), {"fed_server": Machine(1e9, 1e6, 1e6, 0.01)}, stragglers={"client1": 2.0})
 
@@ -46,7 +47,7 @@ def seconds(run: sf.Run) -> float:
     return float(run.history[-1]["simulated_seconds"])
 
 
-@pytest.mark.parametrize("name", TABLES["methods"])
+@pytest.mark.parametrize("name", thin(TABLES["methods"], 2))
 def test_planned_seconds_are_those_of_the_run(name: str) -> None:
     method = load("methods", name)()
     planned = prepare(

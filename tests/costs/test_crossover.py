@@ -19,6 +19,8 @@ from splitfed.costs.singh import Sizes, split_total
 from splitfed.study.report.figures.costs import plot_accuracy_over_time, plot_crossovers
 from splitfed.topologies import vanilla
 
+pytestmark = pytest.mark.drawn
+
 SIZES = Sizes(clients=4, parameters=1000, client_share=0.25, examples=80, cut_width=5)
 
 

@@ -131,22 +131,22 @@ def idx_header(*shape: int, kind: int = 8) -> bytes:
     return struct.pack(f">BBBB{len(shape)}I", 0, 0, kind, len(shape), *shape)
 
 
-IDX: list[tuple[str, bytes, str]] = [
-    ("a", idx_header(*[1] * 255) + b"\0", "claims 255 dimensions; expected 1 to 8"),
-    ("a", idx_header() + b"\0", "claims 0 dimensions; expected 1 to 8"),
-    ("a", idx_header(*[1] * 9) + b"\0", "claims 9 dimensions; expected 1 to 8"),
-    ("a", idx_header(0, 2**32 - 1, 2**32 - 1, 2**32 - 1), "expected at least one number"),
-    ("a", idx_header(2**32 - 1, 2**32 - 1), "is 12 bytes; expected "),
-    ("a.gz", gzip.compress(idx_header(2**32 - 1, 2**32 - 1)), "hold no more than 1032 times as many"),
-    ("a.gz", gzip.compress(idx_header(3) + bytes(2**25)), "is more bytes; expected 11 for shape (3,)"),
-    ("a.gz", gzip.compress(idx_header(320 * 2**20) + bytes(320 * 2**20)), "as no data does"),
-    ("a.gz", gzip.compress(idx_header(100) + bytes(99)), "is 107 bytes; expected 108 for shape (100,)"),
+IDX: list[tuple[str, Callable[[], bytes], str]] = [
+    ("a", lambda: idx_header(*[1] * 255) + b"\0", "claims 255 dimensions; expected 1 to 8"),
+    ("a", lambda: idx_header() + b"\0", "claims 0 dimensions; expected 1 to 8"),
+    ("a", lambda: idx_header(*[1] * 9) + b"\0", "claims 9 dimensions; expected 1 to 8"),
+    ("a", lambda: idx_header(0, 2**32 - 1, 2**32 - 1, 2**32 - 1), "expected at least one number"),
+    ("a", lambda: idx_header(2**32 - 1, 2**32 - 1), "is 12 bytes; expected "),
+    ("a.gz", lambda: gzip.compress(idx_header(2**32 - 1, 2**32 - 1)), "hold no more than 1032 times as many"),
+    ("a.gz", lambda: gzip.compress(idx_header(3) + bytes(2**25)), "is more bytes; expected 11 for shape (3,)"),
+    ("a.gz", lambda: gzip.compress(idx_header(320 * 2**20) + bytes(320 * 2**20)), "as no data does"),
+    ("a.gz", lambda: gzip.compress(idx_header(100) + bytes(99)), "is 107 bytes; expected 108 for shape (100,)"),
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "text"), IDX, ids=[text for _, _, text in IDX])
-def test_what_an_idx_file_claims_is_checked_first(name: str, content: bytes, text: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(content)
+@pytest.mark.parametrize(("name", "make", "text"), IDX, ids=[text for _, _, text in IDX])
+def test_what_an_idx_file_claims_is_checked_first(name: str, make: Any, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(make())
     began = time.process_time()
     with pytest.raises(InvalidInput) as caught:
         read_idx(tmp_path / name)

@@ -52,13 +52,17 @@ def test_a_column_is_a_row_of_one() -> None:
 
 
 @pytest.mark.parametrize("convert", [np.asarray, torch.as_tensor], ids=["numpy", "torch"])
-def test_rows_are_copied(convert: Any) -> None:
+def test_rows_are_shared_and_labels_copied(convert: Any) -> None:
     x, y = convert(X.astype(np.float32)), convert(np.array([0, 1, 0]))
     data = from_arrays(x, y, domains=y)
-    x[0, 0] = 99
+    assert data.x.data_ptr() == torch.as_tensor(x).data_ptr()
+    codes = convert(np.arange(6).reshape(3, 2))
+    assert from_arrays(codes, y, dtype="int64").x.data_ptr() == torch.as_tensor(codes).data_ptr()
+    # Another type is converted.
+    assert from_arrays(convert(X), y).x.tolist() == X.tolist()
     y[0] = 1
     assert data.domains is not None
-    assert (float(data.x[0, 0]), int(data.y[0]), int(data.domains[0])) == (0.0, 0, 0)
+    assert (int(data.y[0]), int(data.domains[0])) == (0, 0)
 
 
 def test_arrays_as_they_come() -> None:

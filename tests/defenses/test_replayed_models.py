@@ -23,6 +23,7 @@ from splitfed.training.run import Run
 from tests.core.test_replay_values import Biased, Ends, SequenceFirst, build, tokens
 from tests.defenses.test_every_defense import DEFENSES
 from tests.examples import assert_same, engine_of, toy_data
+from tests.thinning import thin
 
 
 def refuse_to_trace(model: nn.Module, cuts: Sequence[Cut], *given: Any) -> Any:
@@ -43,7 +44,7 @@ def trained(defense: Defense) -> Run:
         return train(topology, data, rounds=1, batch_size=16, defenses=[defense], seed=3)
 
 
-@pytest.mark.parametrize("name", [name for name in DEFENSES if name != "marvell"])
+@pytest.mark.parametrize("name", thin([name for name in DEFENSES if name != "marvell"], 3))
 def test_a_defense_does_to_the_bit_the_same_on_both_kinds_of_segments(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,7 +53,11 @@ def test_packed_rows_train_as_well() -> None:
 
 @pytest.mark.parametrize("protocol", ["plain_gradient", "constant_mask"])
 @pytest.mark.parametrize(
-    "optimizer", [PLAIN_STEP, sf.Optim("SGD", {"lr": 0.05, "momentum": 0.9})], ids=["", "momentum"]
+    "optimizer",
+    [
+        pytest.param(PLAIN_STEP, marks=pytest.mark.exhaustive, id=""),
+        pytest.param(sf.Optim("SGD", {"lr": 0.05, "momentum": 0.9}), id="momentum"),
+    ],
 )
 def test_the_published_protocols_train_as_well(protocol: str, optimizer: sf.Optim) -> None:
     plain = train(None, optimizer=optimizer)

@@ -40,7 +40,9 @@ def tensor_bytes(thing: object) -> int:
 def test_memory_is_data_once_and_what_each_client_keeps(plan: Schedule) -> None:
     clients = 30
     data = toy_data(300).clients(clients, auxiliary=0, victims=1, validation=0, test=0)
-    rows = sum(tensor_bytes(client.train.x) + tensor_bytes(client.train.y) for client in data.clients)
+    # Every client's rows are numbers (int64) of rows of the one tensor that they share.
+    rows = tensor_bytes(data.victims.source) - 8 * len(data.victims)
+    rows += sum(8 * len(client.train) + tensor_bytes(client.train.y) for client in data.clients)
     optim = Optim("SGD", {"lr": 0.01, "momentum": 0.9})
     topology = vanilla(lenet((1, 8, 8), 10), "pool1")
     run = train(topology, data, schedule=plan, rounds=1, batch_size=10, optimizer=optim)

@@ -140,7 +140,7 @@ def test_kept_statistics_stay_each_clients_own() -> None:
     run = go(FedAvg(buffers=False), 2)
     means = [weights(run, replica)["body/norm.running_mean"] for replica in range(3)]
     assert not torch.equal(means[0], means[1])
-    served = run.engine.modules(0, run._newest(0))["body"].state_dict()
+    served = run.engine.modules(0, run.newest(0))["body"].state_dict()
     assert torch.equal(served["norm.running_mean"], means[0])
     assert torch.equal(served["fc1.weight"], run.method_state["weights"]["body/fc1.weight"])
 
@@ -170,7 +170,7 @@ ONE = {
 @pytest.mark.parametrize("name", ONE)
 def test_one_client_learns_as_if_alone(name: str) -> None:
     alone, run = go("standalone", 2, data=pictures(1)), go(ONE[name], 2, data=pictures(1))
-    served = run.engine.modules(0, run._newest(0))
+    served = run.engine.modules(0, run.newest(0))
     for key, tensor in weights(alone, 0).items():
         segment, _, rest = key.partition("/")
         found = served[segment].state_dict()[rest]

@@ -31,7 +31,7 @@ def test_one_part_is_averaged_and_the_other_kept(name: str) -> None:
     own = [{k: t for k, t in h.items() if k.startswith(kept)} for h in held]
     assert not any(torch.equal(a, b) for a, b in zip(own[0].values(), own[1].values(), strict=True) if a.numel() > 1)
     # A client predicts with the fused part and its own.
-    served = run.engine.modules(1, run._newest(1))
+    served = run.engine.modules(1, run.newest(1))
     part = "fc2" if kept == "head" else "fc1"
     assert torch.equal(served[kept].state_dict()[f"{part}.weight"], held[1][f"{kept}/{part}.weight"])
     assert all(torch.equal(served[shared].state_dict()[k.partition("/")[2]], t) for k, t in sent.items())

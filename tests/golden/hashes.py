@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from splitfed.attacks.scoring.oracles import ORACLES
+from splitfed.threats.floors import FLOORS
 from splitfed.training.run import AttackResult, Run
 from tests.golden.renames import KEYS
 
@@ -21,6 +23,8 @@ TEXT = "text"
 """How the names of parts begin that hold wording alone."""
 LENGTH = 16
 TOLD = ("party", "place", "protects", "unit", "neighbours", "counted", "defense", "mechanism", "method", "note")
+BESIDE = (*FLOORS, *ORACLES)
+"""Floors and oracles, which are attacks and scores of their own and no part of how an attack was scored."""
 CLOCK = ("seconds",)
 """What a history holds of the wall clock."""
 
@@ -109,6 +113,7 @@ def of_attack(found: AttackResult) -> dict[str, str]:
     scores = {
         KEYS.get(who, who): {n: (i.mean, i.low, i.high, i.n) for n, i in own.items()}
         for who, own in found.scores.items()
+        if who not in BESIDE
     }
     stolen = {
         who: {n: (i.mean, i.low, i.high, i.n) for n, i in scores.items()}

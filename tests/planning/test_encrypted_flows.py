@@ -38,6 +38,7 @@ from splitfed.schedules.base import Training
 from splitfed.topologies import u_shaped
 from splitfed.training.entry_point import train
 from splitfed.training.settings import Evaluation
+from tests.thinning import thin
 
 IN, OUT = 4, 3
 SGD = Optim("SGD", {"lr": 0.05})
@@ -87,7 +88,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("encryption", "clients", "schedule", "squares"), CASES)
+@pytest.mark.parametrize(("encryption", "clients", "schedule", "squares"), thin(CASES, 2))
 def test_planned_messages_are_those_counted(encryption: Encryption, clients: int, schedule: str, squares: bool) -> None:
     run = train(
         topology(encryption, squares), rows(clients), schedule=schedule, rounds=1, batch_size=32, optimizer=SGD, seed=0

@@ -56,7 +56,7 @@ def ready(topology: Topology, plan: Schedule, data: Federation) -> Prepared:
 )
 @pytest.mark.parametrize("name", thin([n for n in TABLES["schedules"] if n not in ("joint", "independent")], 2))
 def test_planned_equals_counted(name: str, shape: str, chance: dict[str, object]) -> None:
-    data = federation(3)
+    data = federation(3, toy_data(80))
     for options in OPTIONS.get(name, [{}]):
         plan = load("schedules", name)(**options, **chance)
         planned = cost(ready(TOPOLOGIES[shape](), plan, data), 2)

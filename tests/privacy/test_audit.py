@@ -139,6 +139,7 @@ freeze = true
 """
 
 
+@pytest.mark.drawn
 def test_a_study_plans_counts_reports_and_audits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study, folder = tmp_path / "private.toml", tmp_path / "out"
     study.write_text(STUDY)

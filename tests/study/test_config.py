@@ -33,7 +33,10 @@ def changed(table: str, **values: Any) -> dict[str, Any]:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    (small(trainning={}), r"trainning: unknown key 'trainning'; did you mean 'training'\? \(allowed: attack, data, "),
+    (
+        small(trainning={}),
+        r"trainning: unknown key 'trainning'; did you mean 'training'\? \(allowed: attack, callback, data, ",
+    ),
     (small(study=None), r"study: is missing; add study = \.\.\."),
     (changed("study", seed=1), r"study\.seed: unknown key 'seed'; did you mean 'seeds'\?"),
     (changed("study", seeds=[0, -1]), r"study\.seeds\[1\]: -1 is not allowed; expected greater than or equal to 0"),

@@ -45,6 +45,7 @@ def places_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, 
     return {place["name"]: place for place in found["places"]} | {"auto": found["auto"]}
 
 
+@pytest.mark.drawn
 def test_the_page_shows_what_is_printed_and_the_figure_is_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_study_whose_model_has_no_such_place_is_one_line(tmp_path: Path, capsy
     assert line.startswith("study.toml: topology[0]: cut='auto' finds no place in Mlp with a weight at every party")
 
 
+@pytest.mark.drawn
 def test_boxes_stand_in_the_order_they_run_in_the_frames_that_hold_them(tmp_path: Path) -> None:
     model = seeded(residual)
     chain = arrange(model, cut_places(model, images(8)[0]))

@@ -19,6 +19,7 @@ from splitfed.study.config.schema import EncryptionTable
 from splitfed.study.report.summary import summarise
 from splitfed.study.run import reattack
 from splitfed.threats.evaluator import Evaluator
+from tests.blank_figures import PICTURES
 from tests.pages import ROOT, blocks
 from tests.study.examples import checked, small, write
 from tests.study.report_page import check
@@ -150,7 +151,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     page["study"]["seeds"], page["model"]["hidden"] = [0], [4, 3]
     page["training"] |= {"rounds": 1, "batch_size": 600}
     page["encryption"].append(leaking)
-    assert main(["run", str(write(base, page)), "--folder", str(base / "out")]) == 0
+    with PICTURES.shown():
+        assert main(["run", str(write(base, page)), "--folder", str(base / "out")]) == 0
     return base
 
 

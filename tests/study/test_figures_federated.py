@@ -13,6 +13,8 @@ from splitfed.federated import FedProto
 from splitfed.study.report.figures.federated import PrototypeEmbeddings, compute_embeddings, lay_out, plot_prototypes
 from tests.federated.methods import data, go
 
+pytestmark = pytest.mark.drawn
+
 
 def groups() -> PrototypeEmbeddings:
     """Three far groups of 20 rows, each around its prototype."""

@@ -27,6 +27,9 @@ from splitfed.study.report.figures.style import (
     wrap_label,
 )
 from tests.study.test_report import parsed, put, result
+from tests.thinning import thin
+
+pytestmark = pytest.mark.drawn
 
 # 120 characters, as combined defenses and tables of parameters make them.
 LONG = (
@@ -89,7 +92,7 @@ def made(study: Study, summary: dict[str, Any], looks: SeriesStyles) -> dict[str
     }
 
 
-@pytest.mark.parametrize("which", ["tradeoff", "strength", "curves", "dots", "by round", "per client"])
+@pytest.mark.parametrize("which", thin(["tradeoff", "strength", "curves", "dots", "by round", "per client"], 2))
 def test_axes_keep_their_area_under_long_names_and_many_settings(
     crowded: Path, sizes: list[list[tuple[float, float]]], which: str
 ) -> None:

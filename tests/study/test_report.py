@@ -37,6 +37,7 @@ from splitfed.study.report.summary import pareto_front, short_names
 from splitfed.study.report.topology_data import graph_of
 from splitfed.study.report.units import format_bytes, format_seconds
 from splitfed.study.run import reattack, results_table, session
+from tests.blank_figures import PICTURES
 from tests.drawing.test_svg import VANILLA
 from tests.study.report_page import check
 
@@ -168,7 +169,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(finished: Path) -> str:
-    return write_report(finished).read_text("utf-8")
+    with PICTURES.shown():
+        return write_report(finished).read_text("utf-8")
 
 
 class Balance(HTMLParser):
@@ -243,10 +245,12 @@ def test_page_shows_every_setting_image_and_number(page: str) -> None:
         assert f'<section id="{section}">' in page
 
 
+@pytest.mark.drawn
 def test_same_folder_gives_the_same_page(finished: Path, page: str) -> None:
     assert write_report(finished).read_text("utf-8") == page
 
 
+@pytest.mark.drawn
 def test_figures_leave_nothing_open(finished: Path) -> None:
     before = dict(plt.rcParams)
     write_report(finished)
@@ -607,6 +611,7 @@ def test_several_schedules_are_settings_of_their_own(tmp_path: Path) -> None:
     assert found["settings"][0]["predicted"]["flops"] == {"client": 4e9, "server": 5e9}
 
 
+@pytest.mark.drawn
 def test_costs_time_and_views_are_on_the_page(tmp_path: Path) -> None:
     page = write_report(two_schedules(tmp_path / "two")).read_text("utf-8")
     parsed(page)
@@ -747,6 +752,7 @@ def test_guesses_of_other_things_are_told_by_what_they_guess(tmp_path: Path) -> 
     assert "least_fpr" not in text
 
 
+@pytest.mark.drawn
 def test_an_attack_that_names_two_kinds_the_wrong_way_round_has_told_them_apart(tmp_path: Path) -> None:
     folder = targets(tmp_path / "turned", 0.02, 0.01, 0.03)
     said = summarise(folder)["headline"]
@@ -776,6 +782,7 @@ def test_a_reconstruction_comes_first_in_the_headline_whatever_else_was_guessed(
     parsed(write_report(folder).read_text("utf-8"))
 
 
+@pytest.mark.drawn
 def test_roc_curve_is_drawn_through_its_corners() -> None:
     member = torch.tensor([True, True, True, True, False, False, False, False])
     scores = torch.tensor([8.0, 7, 6, 3, 5, 4, 2, 1])

@@ -67,6 +67,7 @@ def test_cuts_stand_in_the_order_of_the_model(studied: Path) -> None:
     assert [cut_of(s) for s in line.settings] == ["conv1", "pool1", "relu2", "fc1"]
 
 
+@pytest.mark.drawn
 def test_the_page_shows_figure_and_grid_by_depth(studied: Path) -> None:
     page = write_report(studied).read_text("utf-8")
     parser = parsed(page)

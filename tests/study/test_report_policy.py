@@ -30,6 +30,8 @@ from tests.drawing.test_svg import ONE_WAY, SIX, TASKS, U_SHAPED, VANILLA
 from tests.study.report_page import Page
 from tests.study.test_report import parsed, put, result
 
+pytestmark = pytest.mark.drawn
+
 PAYLOADS = (
     "<script>alert(1)</script>",
     "</script><script>alert(1)</script>",

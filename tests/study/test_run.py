@@ -29,6 +29,7 @@ from splitfed.study.config.mistakes import InvalidStudy, Mistakes
 from splitfed.study.config.toml import dumps
 from splitfed.study.report.exposure import role_holdings
 from splitfed.study.run import trials
+from splitfed.study.run.ownership import Locks
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.store import StudyFolder
 from splitfed.topologies import vanilla
@@ -297,15 +298,15 @@ def test_attack_refuses_what_is_no_run(tmp_path: Path, finished: Path, capsys: p
 
 
 def test_a_queue_gives_each_run_once_and_takes_back_what_a_crash_left(tmp_path: Path) -> None:
-    queue = trials.open_queue(tmp_path / "study.db")
-    trials.fill_queue(queue, ["a", "b"], ["a", "b"])
-    with pytest.warns(UserWarning, match="Heartbeat"):
-        queue.ask()  # a process took "a" and died
+    study = trials.open_queue(tmp_path / "study.db")
+    trials.fill_queue(study, ["a", "b"], ["a", "b"])
+    study.ask()  # a process took "a" and died
     done: list[str] = []
-    trials.fill_queue(queue, ["a", "b"], ["a", "b"])
-    trials.work_queue(queue, ["a", "b"], lambda name: done.append(name) or 1.0, tmp_path / "turn")  # type: ignore[func-returns-value]
+    trials.fill_queue(study, ["a", "b"], ["a", "b"])
+    queue = trials.RunQueue(study, ["a", "b"], Locks(tmp_path, "call"))
+    trials.work_queue(queue, lambda held: done.append(held.name) or 1.0, pytest.fail)  # type: ignore[func-returns-value,arg-type]
     assert sorted(done) == ["a", "b"]
-    trials.work_queue(queue, ["a", "b"], lambda name: pytest.fail("nothing was left"), tmp_path / "turn")
+    trials.work_queue(queue, lambda held: pytest.fail("nothing was left"), pytest.fail)  # type: ignore[arg-type]
 
 
 SPEEDS: dict[str, Any] = {
@@ -325,6 +326,7 @@ def two_schedules() -> dict[str, Any]:
     )
 
 
+@pytest.mark.drawn
 def test_two_schedules_and_speeds_from_file_to_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, folder = write(tmp_path, two_schedules()), tmp_path / "out"
     with pytest.MonkeyPatch.context() as patched:

@@ -22,6 +22,7 @@ from splitfed.study.run import session
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.search_queue import SearchQueue
 from splitfed.study.run.search_session import SearchSession
+from tests.blank_figures import PICTURES
 from tests.study.examples import write
 from tests.study.search_examples import records, run, searching
 from tests.study.test_run import tensors, timeless
@@ -73,7 +74,8 @@ def states(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("search")
-    assert run(write(home, attacked()), home / "out") == 0
+    with PICTURES.shown():
+        assert run(write(home, attacked()), home / "out") == 0
     return home / "out"
 
 

@@ -151,6 +151,7 @@ def test_what_is_said_of_a_search() -> None:
     assert len(search_sentences(outcome(RECORDS))) == 2
 
 
+@pytest.mark.drawn
 def test_the_table_and_the_figure_of_the_front() -> None:
     rows = front_rows(outcome(RECORDS))
     assert [(row["trial"], row["setting"], row["runs"]) for row in rows] == [

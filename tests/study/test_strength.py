@@ -140,6 +140,7 @@ def epsilons(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.drawn
 def test_the_report_names_parameter_and_unit_and_rises_to_the_right(tmp_path: Path) -> None:
     folder = epsilons(tmp_path / "private")
     summary = summarise(folder)

@@ -53,6 +53,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("token_model", None)
 
 
+@pytest.mark.drawn
 def test_a_study_of_tokens(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", str(write(home, STUDY)), "--folder", str(home / "out"), "--json"]) == 0
     run = home / "out" / "runs" / "vanilla-embedding--none--seed0"

@@ -11,6 +11,7 @@ from splitfed.attacks import MembershipThreshold, Rmle, UnsplitLabels
 from splitfed.attacks.base import Phase
 from splitfed.core.errors import InvalidInput, NonFinite
 from splitfed.core.messages import Recording
+from splitfed.core.rows import TensorRows
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.data.federation import Federation
 from splitfed.stats.intervals import Interval
@@ -77,8 +78,8 @@ def test_a_rehearsed_step_leaves_no_trace_in_borrowed_segments() -> None:
 def test_a_rehearsal_that_fails_leaves_no_trace() -> None:
     run = trained()
     before = parties(run)
-    victims = federation().victims
-    victims.x[:] = float("nan")
+    victims, x = federation().victims, federation().victims.x
+    object.__setattr__(victims, "source", TensorRows(x * float("nan")))
     with pytest.raises(NonFinite):
         run.observe(victims=victims, phase=Phase.STEP)
     assert_same(parties(run), before)

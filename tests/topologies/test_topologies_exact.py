@@ -105,7 +105,7 @@ CHAINS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Topology]
 
 
 @every_optim
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", thin(CHAINS, 2))
 def test_a_cut_model_equals_the_uncut_one(name: str, optim: Optim) -> None:
     factory, build = CHAINS[name]
     model = made(factory)

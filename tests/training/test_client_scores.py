@@ -19,6 +19,7 @@ from splitfed.study.report.document import summarise
 from splitfed.study.report.figures.rounds import utility_by_round
 from splitfed.topologies import local
 from splitfed.training.client_scores import find_best_round, find_first_reaching, summarize_clients
+from tests.blank_figures import PICTURES
 from tests.study.examples import checked, small, write
 
 
@@ -84,7 +85,8 @@ STUDY: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("records")
-    assert main(["run", str(write(home, small(**STUDY))), "--folder", str(home / "out")]) == 0
+    with PICTURES.shown():
+        assert main(["run", str(write(home, small(**STUDY))), "--folder", str(home / "out")]) == 0
     return home / "out"
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_names
 from splitfed.data.alignment.keys import Key
-from splitfed.data.from_python import RowType, as_rows, as_tensor
+from splitfed.data.conversion import as_rows, as_tensor
+from splitfed.data.from_python import RowType
 
 
 @dataclass(frozen=True, eq=False)

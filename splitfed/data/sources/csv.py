@@ -14,8 +14,9 @@ import numpy as np
 
 from splitfed.core.errors import InvalidInput, check_names, first_line
 from splitfed.data import arrays
+from splitfed.data.conversion import as_rows
 from splitfed.data.dataset import Dataset
-from splitfed.data.from_python import RowType, TaskLike, as_rows, from_arrays
+from splitfed.data.from_python import RowType, TaskLike, from_arrays
 from splitfed.data.sources.files import existing_file
 
 if TYPE_CHECKING:

@@ -95,7 +95,8 @@ def parse_attack(reader: StudyReader, where: str, table: AttackTable) -> Probe |
     # Part of the label: what two parties find with the same attack is never one figure.
     placed = {key: value for key in ("tune", "adversary") if (value := getattr(table, key)) is not None}
     attack = replace(found[0], label_values={"budget": budget, **found[0].label_values, **placed})
-    return Probe(where, slug(name), attack.label, attack, table.adversary, role, table.every, table.tune or 0)
+    own = table.adversary, role, table.every, table.tune or 0, table.floors
+    return Probe(where, slug(name), attack.label, attack, *own)
 
 
 def expand_table(reader: StudyReader, where: str, kind: str, table: Mapping[str, Any]) -> Algorithms:

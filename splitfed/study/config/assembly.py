@@ -23,7 +23,8 @@ from splitfed.data.features import feed
 from splitfed.models.build import make
 from splitfed.models.import_paths import Code
 from splitfed.study.config.cell import NamedAlgorithm
-from splitfed.study.config.parameters import lists_to_tuples, parameters_of, piece_kind
+from splitfed.study.config.parameters import lists_to_tuples, parameters_of
+from splitfed.study.config.piece_tables import piece_kind
 from splitfed.topologies.fusion import Fusion
 
 SEGMENT_KEYS = ("name", "role", "inputs", "outputs", "prefix")
@@ -61,7 +62,7 @@ def assemble_topology(builder: NamedAlgorithm, data: Dataset, seed: int, code: C
         # TOML has no null: a server that is not named learns the main label set.
         arguments["targets"] = {**dict.fromkeys(arguments["tops"]), **arguments.get("targets", {})}
     topology: Topology = builder.call(**arguments).with_tasks(data.tasks)
-    values = feed(data.x[:2], topology.inputs, data.features)
+    values = feed(data.rows(range(min(2, len(data)))).x, topology.inputs, data.features)
     segments = []
     for segment in topology.segments:
         arriving = [values[name] for name in segment.inputs]

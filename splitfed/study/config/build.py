@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from splitfed.attacks.base import Attack
 from splitfed.core.defense import Defense
 from splitfed.core.equivalence import EXAMPLES
+from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
+from splitfed.data.features import feed
 from splitfed.data.federation import Federation
 from splitfed.federated.base import Method
-from splitfed.planning.validation import Prepared, prepare
+from splitfed.planning.validation import Prepared, Probes, prepare
 from splitfed.schedules.base import Schedule
 from splitfed.study.config.assembly import assemble_topology, build_model
-from splitfed.study.config.cell import Cell, NamedAlgorithm, Probe, Source
+from splitfed.study.config.cell import Cell, NamedAlgorithm, Probe, Source, name_clients
 from splitfed.study.config.data_table import apply_parts
+from splitfed.study.config.parameters import lists_to_tuples
+from splitfed.topologies.shared_segments import share_segments
 
 
 def dataset(source: Source) -> Dataset:
     """Load the data set of `source` and say who holds what of it; the same for every seed."""
-    return apply_parts(source.loader.call(**source.loader.parameters), source.parts)
+    found = apply_parts(source.loader.call(**source.loader.parameters), source.parts)
+    if source.transform is not None:
+        found = found.with_transform(source.transform)
+    mixup = source.parts.get("mixup")
+    return found if mixup is None else found.with_mixup(mixup)
 
 
 def federation(data: Dataset, source: Source, seed: int) -> Federation:
@@ -37,22 +45,53 @@ def federation(data: Dataset, source: Source, seed: int) -> Federation:
     return data.clients(source.clients, **source.split, seed=seed)
 
 
+def topologies(cell: Cell, data: Dataset) -> Topology | tuple[Topology, ...]:
+    """Make the run's topology, or that of every client, where clients have models of different make; see `topology`.
+
+    Clients with the same model have the same topology, and all have the first client's segments at shared roles.
+    """
+    if not cell.models:
+        return topology(cell, data)
+    by_client: dict[int, Topology] = {}
+    for one in cell.models:
+        try:
+            built = _cut_model(cell, one.named, data, one.cuts)
+        except InvalidInput as error:
+            raise InvalidInput(f"{one.label} of {name_clients(one.clients)}: {error}") from error
+        by_client |= dict.fromkeys(one.clients, built)
+    each = [by_client[client] for client in range(cell.data.clients)]
+    return share_segments(each, feed(data.x[:EXAMPLES], each[0].inputs, data.features))
+
+
 def topology(cell: Cell, data: Dataset) -> Topology:
     """Make the run's topology, its parameters initialised from the run's seed: of one model that is cut, or of pieces.
 
-    Keys of an encrypted run are in no file. Raises `InvalidInput`, and `PieceError`, which knows the place, for a piece
-    that cannot be made.
+    Where clients have models of different make it is the first client's. Keys of an encrypted run are in no file.
+    Raises `InvalidInput`, and `PieceError`, which knows the place, for a piece that cannot be made.
     """
+    if cell.models:
+        return first_topology(topologies(cell, data))
     built = _plain_topology(cell, data)
     return built if cell.encryption.settings is None else replace(built, encryption=cell.encryption.settings)
+
+
+def first_topology(built: Topology | Sequence[Topology]) -> Topology:
+    """Return the topology of all clients, or the first client's."""
+    return built if isinstance(built, Topology) else built[0]
 
 
 def _plain_topology(cell: Cell, data: Dataset) -> Topology:
     if cell.model is None:
         return assemble_topology(cell.topology.builder, data, cell.seed, cell.code)
-    model = uncut_model(cell, cell.model, data)
-    example = {"example": _example(model, data)} if cell.topology.builder.takes("example") else {}
-    built: Topology = cell.topology.builder.construct(model=model, **example)
+    return _cut_model(cell, cell.model, data, {})
+
+
+def _cut_model(cell: Cell, named: NamedAlgorithm, data: Dataset, cuts: Mapping[str, Any]) -> Topology:
+    """Return the topology that cuts the model `named`, at `cuts` where they say something."""
+    model, builder = uncut_model(cell, named, data), cell.topology.builder
+    more: dict[str, Any] = {"example": _example(model, data)} if builder.takes("example") else {}
+    more |= {key: lists_to_tuples(value) for key, value in cuts.items() if builder.takes(key)}
+    built: Topology = builder.construct(model=model, **more)
     return replace(built.with_tasks(data.tasks), cut_choice=cell.topology.cut_choice or built.cut_choice)
 
 
@@ -64,7 +103,7 @@ def uncut_model(cell: Cell, named: NamedAlgorithm, data: Dataset) -> nn.Module:
 
 def _example(model: nn.Module, data: Dataset) -> Tensor | dict[str, Tensor]:
     """Return rows of the model's input, by argument where its arguments bear the names of features."""
-    few, known = data.x[:EXAMPLES], data.features
+    few, known = data.rows(range(min(EXAMPLES, len(data)))).x, data.features
     return {name: known[name].select(few) for name in signature(model.forward).parameters if name in known} or few
 
 
@@ -95,20 +134,56 @@ def method(cell: Cell, data: Dataset) -> Method | None:
     return cast(Method, part.construct(**models))
 
 
-def prepare_cell(cell: Cell, data: Dataset, other: Schedule | None = None, *, defended: bool = False) -> Prepared:
-    """Put the run `cell` together, or an `other` schedule without a method on it; with its defenses if `defended`.
+class StudyBuilder:
+    """Puts runs of one study on `data` together; topologies, splits and what is found out about them are made once.
 
-    Most defenses change no cost; those that pack what is sent, add layers to a segment or exchange norms do.
+    To prepare a run changes neither, and who trains copies modules: see `splitfed.core.payload.copy_modules`.
     """
-    return prepare(
-        topology(cell, data),
-        federation(data, cell.data, cell.seed),
-        schedule=schedule(cell) if other is None else other,
-        defenses=defenses(cell) if defended else (),
-        optimizer=cell.training.optimizer,
-        training=cell.training.training(cell.seed),
-        method=method(cell, data) if other is None else None,
-    )
+
+    def __init__(self, data: Dataset) -> None:
+        self.data, self.probes = data, Probes()
+        self._topologies: dict[str, Topology | Sequence[Topology]] = {}
+        self._federations: dict[str, Federation] = {}
+
+    def topologies(self, cell: Cell) -> Topology | Sequence[Topology]:
+        """Return the run's topology, or that of every client; see `topologies`."""
+        named = None if cell.model is None else cell.model.table
+        key = repr(
+            (
+                cell.seed,
+                cell.topology.builder.table,
+                cell.topology.cut_choice,
+                named,
+                cell.models,
+                cell.encryption.table,
+            )
+        )
+        if key not in self._topologies:
+            self._topologies[key] = topologies(cell, self.data)
+        return self._topologies[key]
+
+    def federation(self, cell: Cell) -> Federation:
+        """Return the run's split; see `federation`."""
+        key = repr((cell.seed, cell.data.clients, cell.data.split))
+        if key not in self._federations:
+            self._federations[key] = federation(self.data, cell.data, cell.seed)
+        return self._federations[key]
+
+    def prepare(self, cell: Cell, other: Schedule | None = None, *, defended: bool = False) -> Prepared:
+        """Put the run `cell` together, or an `other` schedule without a method on it; with its defenses if `defended`.
+
+        Most defenses change no cost; those that pack what is sent, add layers to a segment or exchange norms do.
+        """
+        return prepare(
+            self.topologies(cell),
+            self.federation(cell),
+            schedule=schedule(cell) if other is None else other,
+            defenses=defenses(cell) if defended else (),
+            optimizer=cell.training.optimizer,
+            training=cell.training.training(cell.seed),
+            method=method(cell, self.data) if other is None else None,
+            probes=self.probes,
+        )
 
 
 def attack(probe: Probe) -> Attack:

@@ -19,8 +19,8 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
 from splitfed.costs.speeds import Speeds
 from splitfed.data.dataset import Dataset
-from splitfed.models.import_paths import Code
-from splitfed.registry import SINGULAR
+from splitfed.data.transform import Transform
+from splitfed.models.import_paths import NOUNS, Code
 from splitfed.schedules.base import LocalUpdate, Training
 from splitfed.study.config.parameters import lists_to_tuples
 
@@ -72,7 +72,7 @@ class NamedAlgorithm:
     def call(self, **arguments: Any) -> Any:
         """Return what the factory makes of `arguments`; what a user's own code raises becomes an `InvalidInput`."""
         assert self.factory is not None
-        what = f"{SINGULAR[self.kind]} {self.name!r}"
+        what = f"{NOUNS[self.kind]} {self.name!r}"
         try:
             made = self.factory(**arguments)
         except InvalidInput:
@@ -188,17 +188,36 @@ class TopologySetting:
 
 
 @dataclass(frozen=True)
+class ClientModel:
+    """A model that the `clients`, by number, have, cut at `cuts` (parameter of a topology -> names) where these say so.
+
+    `where` is its place in the study.
+    """
+
+    named: NamedAlgorithm
+    clients: tuple[int, ...]
+    cuts: Mapping[str, Any] = field(default_factory=dict)
+    where: str = field(default="model", compare=False)
+
+    @property
+    def label(self) -> str:
+        """The model and where it is cut, for people: `mlp(hidden=12) cut=relu1`."""
+        return " ".join([self.named.label, *(f"{key}={format_value(value)}" for key, value in self.cuts.items())])
+
+
+@dataclass(frozen=True)
 class Source:
     """A data set by the name of its `loader`, and how it is split over `clients`.
 
     `parts`: which party holds which part of a row, and further label sets, as `splitfed.study.config.data_table` reads
-    them.
+    them. `transform`: the function that `parts` name.
     """
 
     loader: NamedAlgorithm
     clients: int
     split: Mapping[str, Any]
     parts: Mapping[str, Any] = field(default_factory=dict)
+    transform: Transform | None = field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -213,7 +232,7 @@ class TrainingPlan:
     schedule: NamedAlgorithm
     optimizer: Optim | Mapping[str, Optim]
     rounds: int
-    batch_size: int
+    batch_size: int | tuple[int, ...]
     local_epochs: int
     evaluate_every: int
     device: str
@@ -245,6 +264,7 @@ class Probe:
 
     `lives`: how it is in the training, "outside", "passive" or "active"; `every`: after how many rounds it is asked
     there. `tune`: how many settings of it are tried on auxiliary rows; 0: it is taken as it is.
+    `floors`: whether floors and oracles are scored beside it.
     """
 
     where: str
@@ -255,6 +275,7 @@ class Probe:
     lives: Literal["outside", "passive", "active"] = "outside"
     every: int | None = None
     tune: int = 0
+    floors: bool = True
 
 
 @dataclass(frozen=True)
@@ -262,9 +283,11 @@ class Cell:
     """One run: a point of the grid with a seed. `config` is the study that consists of this run alone.
 
     `training_attack`: the one among the attacks that this training is hijacked by, None for an honest training. `model`
-    is None where the topology has the models of its segments in its own tables. `target`: the metric's value that
+    is None where the topology has the models of its segments in its own tables; where clients are of different make it
+    is the first client's, and `models` has all of them. `target`: the metric's value that
     training is to reach on validation rows, where the study names one. `code`: where import paths of models may lead.
     `variant`: what of [training] a search chose for this run, in words; "" in a grid, where all runs have the same.
+    `left_out`: label of each attack of the study that this run is not asked -> why, as pairs.
     """
 
     id: str
@@ -282,6 +305,16 @@ class Cell:
     target: float | None = None
     code: Code = field(default_factory=Code, compare=False)
     variant: str = ""
+    left_out: tuple[tuple[str, str], ...] = ()
+    models: tuple[ClientModel, ...] = ()
+    callbacks: tuple[NamedAlgorithm, ...] = ()
+
+    @property
+    def model_label(self) -> str:
+        """The model, or of several each with its clients, for people: `mlp of clients 0, 2 + lenet of client 1`."""
+        if self.models:
+            return " + ".join(f"{one.label} of {name_clients(one.clients)}" for one in self.models)
+        return self.model.label if self.model else "models by piece"
 
 
 def format_value(value: Any) -> str:
@@ -300,6 +333,11 @@ def format_value(value: Any) -> str:
             inner = " ".join(f"{key}={format_value(item) or '[]'}" for key, item in value.items() if key != "model")
             return _cut(f"{{{inner}}}" if kind is None else f"{kind}({inner})" if inner else str(kind))
     return str(value)
+
+
+def name_clients(clients: Sequence[int]) -> str:
+    """Return clients by number, for people: `client 1`, `clients 0, 2`."""
+    return f"client{'' if len(clients) == 1 else 's'} {', '.join(map(str, clients))}"
 
 
 def slug(text: str, width: int = 80) -> str:

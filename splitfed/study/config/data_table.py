@@ -12,6 +12,7 @@ import torch
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.tasks import classification, regression
 from splitfed.data.dataset import Dataset
+from splitfed.data.transform import Transform
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import short_repr
 from splitfed.study.config.parameters import Parameter, check_parameters
@@ -27,6 +28,8 @@ HINTS = {
     "class_weights": list[float],
     "loss": str,
     "metric": str | dict[str, str | bool | float],
+    "transform": str,
+    "mixup": float,
 }
 METRIC_KEYS = ("name", "label", "higher_is_better", "low", "high")
 
@@ -83,6 +86,29 @@ def _find_functions(reader: StudyReader, keys: Mapping[str, Any]) -> dict[str, A
             found["metric"] = {"metric": found["metric"], "name": rest.get("label"), **more}
             regression().with_metric(**found["metric"])
     return found
+
+
+def find_transform(reader: StudyReader, keys: Mapping[str, Any]) -> Transform | None:
+    """Return the function of the study's own that `transform` of these keys names, None where there is none.
+
+    Notes one that would move numbers from one party's part of a row to another's.
+    """
+    if not isinstance(path := keys.get("transform"), str):
+        return None
+    ways = [way for way in WAYS if keys.get(way) not in (None, False)]
+    if ways:
+        reader.mistakes.add(
+            "data.transform",
+            f"is not allowed beside {ways[0]}: it would carry numbers from one party's part to another's",
+        )
+    if ":" not in path:
+        reader.mistakes.add(
+            "data.transform", f"{path!r} is no import path; expected module:function in a Python file beside the study"
+        )
+        return None
+    with reader.mistakes.at("data.transform"):
+        return reader.code.find(path, "transforms")
+    return None
 
 
 def apply_parts(data: Dataset, given: Mapping[str, Any]) -> Dataset:

@@ -10,36 +10,44 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from splitfed.core.errors import InvalidInput
+from splitfed.attacks.base import Needs
 from splitfed.models.import_paths import Code
+from splitfed.study.config import client_tables
 from splitfed.study.config import data_table as data_tables
 from splitfed.study.config import training_table as training_tables
 from splitfed.study.config.algorithm_tables import (
     expand_algorithm,
     expand_defense,
     expand_method,
-    expand_topology,
     parse_attack,
 )
-from splitfed.study.config.cell import Cell, NamedAlgorithm, Probe, Source, slug
+from splitfed.study.config.callback_tables import expand_callback
+from splitfed.study.config.cell import Cell, EncryptionSetting, Probe, Source, slug
 from splitfed.study.config.encryption_table import expand_encryption
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
-from splitfed.study.config.parameters import parameters_of
 from splitfed.study.config.schema import LIMIT, DataTable, StudyConfig
 from splitfed.study.config.training_attacks import TrainingVariant, plan_trainings
 
 T = TypeVar("T")
 S = TypeVar("S")
 
+NOT_ENCRYPTED = "it reads a layer that computes on ciphertexts, and this run is in plain"
+"""Why an attack on encrypted layers is left out of a run in plain, beside encrypted ones."""
+
 
 @dataclass(frozen=True)
 class Grid:
-    """All runs of a study, and the study with every default filled in (as plain TOML tables)."""
+    """All runs of a study, and the study with every default filled in (as plain TOML tables).
+
+    `skip_refused`: whether runs that are refused are left out, as `refused` then has them: name and reason, in pairs.
+    """
 
     name: str
     resolved: Mapping[str, Any]
     cells: tuple[Cell, ...]
+    skip_refused: bool = False
+    refused: tuple[tuple[str, str], ...] = ()
 
 
 def expand(config: StudyConfig, source: str, base: Path, code: Code | None = None) -> Grid:
@@ -52,14 +60,19 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         mistakes.add("search", "is no grid: its runs are chosen one by one; give it to splitfed run")
     reader = StudyReader(mistakes, Code(refusal="import paths are not followed here") if code is None else code)
     data_table, data = _parse_data(reader, config.data, base)
-    model_table, model = _parse_model(reader, config, base)
-    training_table, plans = training_tables.expand_training(reader, config.training)
-    topology_tables, topologies = _expand_tables(reader, "topology", config.topology, expand_topology)
+    model_table, model, models = client_tables.parse_models(reader, config, base)
+    batch_size = client_tables.parse_batch_sizes(mistakes, config.training.batch_size, config.data.clients)
+    training_table, found_plans = training_tables.expand_training(reader, config.training)
+    plans = [replace(plan, batch_size=batch_size) for plan in found_plans]
+    client_tables.check_cut_keys(reader, models, config.topology)
+    place_model = partial(client_tables.expand_topologies_of, models)
+    topology_tables, topologies = _expand_tables(reader, "topology", config.topology, place_model)
     method_tables, methods = _expand_tables(reader, "method", config.method, expand_method)
     seal = partial(expand_encryption, base=base)
     encryption_tables, encryptions = _expand_tables(reader, "encryption", config.encryption, seal)
     defense_tables, defenses = _expand_tables(reader, "defense", config.defense, expand_defense)
     attacks = [parse_attack(reader, f"attack[{i}]", table) for i, table in enumerate(config.attack)]
+    called = [expand_callback(reader, f"callback[{i}]", table) for i, table in enumerate(config.callback)]
     mistakes.stop()
     assert data is not None
     probes = [found for found in attacks if found is not None]
@@ -83,11 +96,14 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
     runs = len(topologies) * len(plans) * len(methods) * guarded * len(worlds) * len(seeds)
     if encryptions and defenses and not guarded:
         mistakes.add("encryption", "defended = false leaves no run: add a [[defense]] with name = 'none'")
+    if models and any(found.settings is not None for found in encryptions):
+        mistakes.add("encryption", "is for clients that have one model; leave it out, or all [[model]] but one")
     if runs > LIMIT:
         mistakes.add("study", f"the grid has {runs} runs; at most {LIMIT} are allowed")
     mistakes.stop()
     resolved: dict[str, Any] = {
-        "study": _study_table(config.study.name, seeds, config.study.honest, config.study.target),
+        "study": _study_table(config.study.name, seeds, config.study.honest, config.study.target)
+        | ({"skip_refused": True} if config.study.skip_refused else {}),
         "data": data_table,
         **({} if model is None else {"model": model_table}),
         "training": training_table,
@@ -96,8 +112,10 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
         **({} if all(found.settings is None for found in encryptions) else {"encryption": encryption_tables}),
         "defense": defense_tables,
         "attack": [attack_table(p) for p in probes],
+        **({"callback": [table for table, _ in called]} if called else {}),
     }
-    cells = []
+    cells, callbacks = [], tuple(named for _, named in called)
+    needs_encryption = _needing_encryption(probes, encryptions)
     grid = itertools.product(
         _with_names(topologies, [found.builder.slug for found in topologies]),
         _with_names(plans, [found.schedule.slug for found in plans]),
@@ -121,7 +139,7 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
                 f"seed{seed}",
             ]
         )
-        cut = model if cuts_model(reader.code, place.builder.name) else None
+        cut = model if client_tables.cuts_model(reader.code, place.builder.name) else None
         own_tables = {
             "topology": [place.builder.table],
             "method": [layer.table],
@@ -129,10 +147,22 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
             "defense": [guard.table],
             "training": {**training_table, "schedule": plan.schedule.table},
         }
+        out = needs_encryption if sealed.settings is None else set()
+        left_out = tuple((probe.label, NOT_ENCRYPTED) for probe in world.attacks if probe.label in out)
+        world = world._replace(attacks=tuple(probe for probe in world.attacks if probe.label not in out))
         alone = _config_alone(resolved, name, seed, world, own_tables, cut is not None)
         more = (world.attacks, alone, world.training_attack, layer, sealed, config.study.target, reader.code)
-        cells.append(Cell(name, seed, data, cut, place, guard, plan, *more))
-    return Grid(config.study.name, resolved, tuple(cells))
+        own_models = () if cut is None else models
+        cell = Cell(name, seed, data, cut, place, guard, plan, *more, left_out=left_out, callbacks=callbacks)
+        cells.append(replace(cell, models=own_models))
+    return Grid(config.study.name, resolved, tuple(cells), config.study.skip_refused)
+
+
+def _needing_encryption(probes: Sequence[Probe], encryptions: Sequence[EncryptionSetting]) -> set[str]:
+    """Return the labels of attacks on encrypted layers, in a study that has such runs beside others in plain."""
+    if all(sealed.settings is None for sealed in encryptions):
+        return set()
+    return {p.label for p in probes if Needs.ENCRYPTED_LAYER in getattr(p.attack.factory, "requires", ())}
 
 
 def _expand_tables(
@@ -181,6 +211,7 @@ def attack_table(probe: Probe) -> dict[str, Any]:
         **probe.attack.label_values,
         **probe.attack.parameters,
         **({} if probe.every is None else {"every": probe.every}),
+        **({} if probe.floors else {"floors": False}),
         "adversary": probe.adversary,
     }
 
@@ -192,35 +223,9 @@ def _parse_data(reader: StudyReader, table: DataTable, base: Path) -> tuple[dict
         reader, "data", "data", table.name, table.extra, keys=keys, base=base, grid=False
     )
     parts_written, parts = data_tables.parse_parts(reader, table)
-    source = Source(loaders[0], table.clients, split, parts) if loaders else None
+    transform = data_tables.find_transform(reader, parts_written)
+    source = Source(loaders[0], table.clients, split, parts, transform) if loaders else None
     return {**written, "clients": table.clients, **split, **parts_written}, source
-
-
-def _parse_model(reader: StudyReader, config: StudyConfig, base: Path) -> tuple[dict[str, Any], NamedAlgorithm | None]:
-    cuts = [cuts_model(reader.code, table.name) for table in config.topology]
-    if config.model is None:
-        if True in cuts:
-            reader.mistakes.add(
-                "model", f"is missing; topology[{cuts.index(True)}] cuts a model: add [model] with name = ..."
-            )
-        return {}, None
-    if not any(cuts) and None not in cuts:
-        reader.mistakes.add(
-            "model", "is used by no topology, whose pieces have models in their own tables; leave it out"
-        )
-    name, given = config.model.name, config.model.extra
-    if ":" in name:
-        return {"name": name, **given}, NamedAlgorithm("models", name, given, given)
-    written, found = expand_algorithm(reader, "model", "models", name, given, base=base, grid=False)
-    return written, found[0] if found else None
-
-
-def cuts_model(code: Code, name: str) -> bool | None:
-    """Return whether the topology `name` takes the one model of `[model]`; None where that name leads nowhere."""
-    try:
-        return "model" in parameters_of(code.load("topologies", name))
-    except InvalidInput:
-        return None
 
 
 def number_repeats(names: Sequence[str]) -> list[str]:

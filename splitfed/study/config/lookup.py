@@ -8,7 +8,7 @@ from typing import Any
 
 from splitfed.aggregation.lookup import aggregation_of
 from splitfed.core.errors import InvalidInput, unknown
-from splitfed.models.import_paths import KINDS, Code
+from splitfed.models.import_paths import NOUNS, Code
 from splitfed.old_names import current_entry
 from splitfed.registry import SINGULAR, TABLES
 from splitfed.study.config.mistakes import Mistakes, short_repr
@@ -34,7 +34,7 @@ class StudyReader:
                 parameters_of(found)
             except Exception as error:
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-                raise InvalidInput(f"{KINDS[kind]} {name!r} has no parameters to check ({reason})") from error
+                raise InvalidInput(f"{NOUNS[kind]} {name!r} has no parameters to check ({reason})") from error
             return found
         return None
 

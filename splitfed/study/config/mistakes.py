@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from splitfed.core.errors import InvalidInput
 
@@ -26,7 +28,33 @@ class InvalidStudy(InvalidInput):
         rest = [f"and {'' if counted else 'at least '}{more} more"] if more else []
         super().__init__("\n".join([*lines, *rest]))
         self.lines = tuple(lines)
-        self.more = more
+        self.more, self.counted = more, counted
+
+
+@contextmanager
+def in_file_order(raw: Mapping[str, Any]) -> Iterator[None]:
+    """Put the lines of an `InvalidStudy` that is raised inside the block into the order of the places in `raw`."""
+    try:
+        yield
+    except InvalidStudy as error:
+        lines = sorted(error.lines, key=lambda line: _position(raw, line.split(": ")[1] if ": " in line else ""))
+        raise InvalidStudy(lines, error.more, error.counted) from error.__cause__
+
+
+def _position(raw: Any, where: str) -> list[int]:
+    """Return which entry each step of the path `where` is in the tables `raw`; behind all where it is none of them."""
+    found, inner = [], raw
+    for key, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", where):
+        entries: list[Any] = list(inner) if isinstance(inner, Mapping) else []
+        if isinstance(inner, list) and index:
+            place = int(index)
+        else:
+            place = entries.index(key) if key in entries else len(entries)
+        found.append(place)
+        if isinstance(inner, (Mapping, list)):
+            inner = list(inner.values() if isinstance(inner, Mapping) else inner)[place : place + 1]
+            inner = inner[0] if inner else None
+    return found
 
 
 class Mistakes:
@@ -82,6 +110,11 @@ class Mistakes:
 
     def __bool__(self) -> bool:
         return bool(self._lines)
+
+    @property
+    def first(self) -> str:
+        """The first of the mistakes, there being one, without the name of the study."""
+        return next(iter(self._lines)).removeprefix(f"{self._source}: ")
 
     def stop(self) -> None:
         """Raise `InvalidStudy` if there was any mistake."""

@@ -13,11 +13,9 @@ from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
-from torch import nn
 
 from splitfed.core.annealing import EXAMPLE, Course
 from splitfed.core.errors import unknown
-from splitfed.core.topology import Head, Segment
 from splitfed.study.config.mistakes import Mistakes, short_repr
 from splitfed.study.config.schema import LIMIT
 
@@ -156,18 +154,6 @@ def combinations(mistakes: Mistakes, where: str, axes: Sequence[Sequence[T]]) ->
         mistakes.add(where, f"the lists make {count} combinations; at most {LIMIT} are allowed")
         return iter(())
     return itertools.product(*axes)
-
-
-def piece_kind(hint: Any) -> Literal["roles", "piece", "segments", "heads"] | None:
-    """Tell which tables of pieces of a model stand for a parameter with this hint; None where a plain value does."""
-    inside = list(_flatten_hint(hint))
-    if Segment in inside:
-        return "segments"
-    if Head in inside:
-        return "heads"
-    if nn.Module not in inside:
-        return None
-    return "roles" if get_origin(hint) is Mapping else "piece"
 
 
 def describe_type(hint: Any) -> str:

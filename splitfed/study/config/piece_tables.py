@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from inspect import Parameter as Signature
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
+
+from torch import nn
 
 from splitfed.core.topology import Head, Segment
 from splitfed.study.config.lookup import StudyReader
@@ -24,7 +26,6 @@ from splitfed.study.config.parameters import (
     combine_choices,
     holds_type,
     parameters_of,
-    piece_kind,
 )
 
 # What the runner itself passes to a builder, so a study cannot.
@@ -39,6 +40,17 @@ EXPECTED = {
     "segments": "tables, each with name, role, inputs and model or fusion",
     "heads": "tables, each with value and labels",
 }
+
+
+def piece_kind(hint: Any) -> Literal["roles", "piece", "segments", "heads"] | None:
+    """Tell which tables of pieces of a model stand for a parameter with this hint; None where a plain value does."""
+    if holds_type(hint, Segment):
+        return "segments"
+    if holds_type(hint, Head):
+        return "heads"
+    if not holds_type(hint, nn.Module):
+        return None
+    return "roles" if get_origin(hint) is Mapping else "piece"
 
 
 def table_kind(parameter: Parameter, value: Any) -> str | None:

@@ -53,13 +53,15 @@ class StudyTable(StrictTable):
     """`[study]`: what it is called and which seeds every setting is run with.
 
     `honest = false` leaves out the runs without an active training attack. `target`: a value of the task's metric; for
-    every run it is reported after how many rounds its validation rows reached it.
+    every run it is reported after how many rounds its validation rows reached it. `skip_refused`: runs that cannot be
+    put together are left out and listed, in place of refusing the study.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
     seeds: Annotated[list[Seed], Field(min_length=1, max_length=LIMIT)] = [0]
     honest: bool = True
     target: float | None = None
+    skip_refused: bool = False
 
 
 class DataTable(OpenTable):
@@ -89,26 +91,33 @@ class DataTable(OpenTable):
     class_weights: Any = None
     loss: Any = None
     metric: Any = None
+    transform: Any = None
+    mixup: Any = None
 
     SPLIT: ClassVar[tuple[str, ...]] = (
         *("dirichlet", "minimum", "classes_per_client", "class_spread", "rows_per_class", "by_domain"),
         *("auxiliary", "victims", "validation", "test", "public"),
     )
     PARTS: ClassVar[tuple[str, ...]] = (
-        "vertical",
-        "overlap",
-        "halves",
-        "strips",
-        "targets",
-        "class_weights",
-        "loss",
-        "metric",
+        *(
+            "vertical",
+            "overlap",
+            "halves",
+            "strips",
+            "targets",
+            "class_weights",
+            "loss",
+            "metric",
+            "transform",
+            "mixup",
+        ),
     )
 
 
 class ModelTable(OpenTable):
     """`[model]`: a registered model or "package.module:Name", with its parameters; for topologies that cut one.
 
+    Several `[[model]]` are for clients of different make; `splitfed.study.config.client_tables` says who has which.
     Such a path leads to a subclass of `torch.nn.Module`, or to a function in a Python file beside the study.
     """
 
@@ -126,12 +135,12 @@ class RecordTable(StrictTable):
 class TrainingTable(StrictTable):
     """`[training]`: as the arguments of `splitfed.train`; a list of schedules gives a grid.
 
-    What stands in `schedule` and `speeds` is checked by `splitfed.study.config.training_table` and
-    `splitfed.study.config.training_table`.
+    What stands in `schedule` and `speeds` is checked by `splitfed.study.config.training_table`, `batch_size`, one for
+    all clients or one a client, by `splitfed.study.config.client_tables`.
     """
 
     rounds: Count = 10
-    batch_size: Count = 64
+    batch_size: Any = 64
     local_epochs: Count = 1
     sampling: Literal["shuffle", "poisson"] = "shuffle"
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -181,7 +190,7 @@ class AttackTable(OpenTable):
     """`[[attack]]`: a name with the parameters that differ from those of `budget` (None: the attack's usual one).
 
     `every`: a training attack is evaluated after every so many rounds. `tune`: how many settings of the attack's
-    space are tried on auxiliary rows first.
+    space are tried on auxiliary rows first. `floors = false` leaves floors and oracles out beside reconstructions.
     """
 
     name: Name
@@ -189,13 +198,20 @@ class AttackTable(OpenTable):
     adversary: Name | None = None
     every: Count | None = None
     tune: Count | None = None
+    floors: bool = True
 
-    OWN: ClassVar[tuple[str, ...]] = ("budget", "adversary", "every", "tune")
+    OWN: ClassVar[tuple[str, ...]] = ("budget", "adversary", "every", "tune", "floors")
 
     @model_validator(mode="before")
     @classmethod
     def _accept_old_keys(cls, given: Any) -> Any:
         return current_parameters("attacks", given) if isinstance(given, dict) else given
+
+
+class CallbackTable(OpenTable):
+    """`[[callback]]`: what is called while a run is trained, by name or "module:Class", with its parameters."""
+
+    name: Name
 
 
 class PruneTable(StrictTable):
@@ -231,7 +247,7 @@ class StudyConfig(StrictTable):
 
     study: StudyTable
     data: DataTable
-    model: ModelTable | None = None
+    model: Annotated[list[ModelTable], Field(max_length=TABLES)] = []
     training: TrainingTable = TrainingTable()
     topology: Annotated[list[TopologyTable], Field(min_length=1, max_length=TABLES)]
     method: Annotated[list[MethodTable], Field(min_length=1, max_length=TABLES)] = [MethodTable(name="none")]
@@ -240,9 +256,10 @@ class StudyConfig(StrictTable):
     ]
     defense: Annotated[list[DefenseTable], Field(min_length=1, max_length=TABLES)] = [DefenseTable(name="none")]
     attack: Annotated[list[AttackTable], Field(max_length=TABLES)] = []
+    callback: Annotated[list[CallbackTable], Field(max_length=TABLES)] = []
     search: SearchTable | None = None
 
-    @field_validator("encryption", mode="before")
+    @field_validator("model", "encryption", mode="before")
     @classmethod
     def _accept_one_table(cls, given: Any) -> Any:
         return [given] if isinstance(given, dict) else given
@@ -295,6 +312,8 @@ def parse_study(raw: Mapping[str, Any], source: str) -> StudyConfig:
         return StudyConfig.model_validate(dict(raw))
     except ValidationError as error:
         for detail in error.errors(include_url=False):
+            if detail["loc"][:2] == ("model", 0) and isinstance(raw.get("model"), Mapping):
+                detail["loc"] = ("model", *detail["loc"][2:])
             mistakes.add(*_describe_mistake(detail))
         mistakes.stop()
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,8 @@ from splitfed.models.import_paths import Code
 from splitfed.registry import TABLES, load
 from splitfed.study.config import schema
 from splitfed.study.config.cell import Cell, format_value, slug
-from splitfed.study.config.grid import Grid, cuts_model, expand, number_repeats
+from splitfed.study.config.client_tables import cuts_model
+from splitfed.study.config.grid import Grid, expand, number_repeats
 from splitfed.study.config.mistakes import InvalidStudy, Mistakes
 from splitfed.study.config.schema import SearchTable
 from splitfed.study.config.search_metrics import MetricReader, SearchConstraint, SearchMetric, SearchObjective
@@ -161,24 +163,30 @@ class SearchStudy:
         """Return the search `raw` as plain tables: with every default of `[search]`, and paths that start anywhere."""
         objectives = {one.metric.name: one.table for one in self.objectives}
         search = self.table.model_dump(exclude_none=True) | {"objectives": objectives}
-        absolute = {
-            key: grid.resolved["model"][key] if isinstance(value, str) else value
-            for key, value in (raw.get("model") or {}).items()
-            if key in grid.resolved.get("model", {})
-        }
         return {
             **{key: table for key, table in raw.items() if key != "search"},
             "data": grid.resolved["data"],
-            **({"model": {**raw["model"], **absolute}} if "model" in raw else {}),
+            **({"model": _with_resolved_text(raw["model"], grid.resolved.get("model", {}))} if "model" in raw else {}),
             "search": search,
         }
 
 
-def read_search(raw: Mapping[str, Any], source: str, base: Path, code: Code) -> tuple[SearchStudy, Grid]:
+def _with_resolved_text(given: Any, resolved: Any) -> Any:
+    """Return the table of a model, or several, `given` with its texts, which may be paths, as `resolved` has them."""
+    if isinstance(given, list):
+        pairs = zip(given, resolved, strict=True) if isinstance(resolved, list) else ()
+        return [_with_resolved_text(*pair) for pair in pairs] or given
+    return {key: resolved.get(key, value) if isinstance(value, str) else value for key, value in given.items()}
+
+
+def read_search(
+    raw: Mapping[str, Any], source: str, base: Path, code: Code, *, checked: bool = False
+) -> tuple[SearchStudy, Grid]:
     """Return the search that the study `raw` asks for, and the runs of its first setting.
 
     Every setting in which one parameter is at an end of its range, or at one of its options, and all others at their
-    first, is put together as far as is possible without data. Raises `InvalidStudy` naming every mistake.
+    first, is put together as far as is possible without data; of a search that has been `checked`, the first one alone.
+    Raises `InvalidStudy` naming every mistake.
     """
     mistakes = Mistakes(source)
     tree = read_space(mistakes, {key: table for key, table in raw.items() if key != "search"})
@@ -191,8 +199,10 @@ def read_search(raw: Mapping[str, Any], source: str, base: Path, code: Code) -> 
         mistakes.take_lines(bare.with_places(error, first).lines, error.more)
     mistakes.stop()
     assert table is not None
+    if dict(raw["study"]).get("skip_refused"):
+        mistakes.add("study.skip_refused", "is for grids: a search refuses a trial that does not fit, and goes on")
     grid = None
-    for assignment in list_variations(tree):
+    for assignment in itertools.islice(list_variations(tree), 1 if checked else None):
         mistakes.stop_if_many()
         try:
             found = bare.expand(assignment)

@@ -19,6 +19,7 @@ from splitfed.stats.intervals import mean_interval
 from splitfed.study.config.grid import expand
 from splitfed.study.config.schema import parse_study, read_toml
 from splitfed.study.report.contained import find_link_out
+from splitfed.study.report.refused import read_refused
 from splitfed.training.folder import RunFolder
 
 T = TypeVar("T")
@@ -97,9 +98,13 @@ class TargetDescription:
 CLONES = ("clone", "trained", "fresh")
 """Whose upstream segments a stolen model is scored with."""
 MEANS = {"mean_image": "mean", "random_pairing": "other"}
+FLOORS = {"linear_inverse": "linear inverse", "nearest_1": "nearest row", "nearest_10": "mean of 10 nearest"}
+"""What closed forms reconstruct from the same releases."""
+ORACLES = {"oracle_pca_16": "oracle: 16 components", "oracle_nearest_row": "oracle: nearest row"}
+"""What nobody reaches without the truth."""
 # In the order in which a headline looks for an attack. A result that names no target is of an input's reconstruction.
 TARGETS = {
-    "inputs": TargetDescription("reconstruction", "reconstructs at", MEANS),
+    "inputs": TargetDescription("reconstruction", "reconstructs at", {**MEANS, **FLOORS, **ORACLES}),
     "tokens": TargetDescription(
         "reconstructed tokens", "reads tokens at", {"frequent_token": "most frequent", "random_pairing": "other"}
     ),
@@ -183,7 +188,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Study:
-    """A study's folder as read: `unfinished` are (run id, reason)."""
+    """A study's folder as read: `unfinished` are (run id, reason), and so are `refused`, which were left out."""
 
     folder: Path
     name: str
@@ -191,6 +196,7 @@ class Study:
     environment: Mapping[str, Any]
     settings: tuple[Setting, ...]
     unfinished: tuple[tuple[str, str], ...]
+    refused: tuple[tuple[str, str], ...] = ()
 
     @property
     def runs(self) -> tuple[Mapping[str, Any], ...]:
@@ -211,7 +217,8 @@ def read_study(folder: Path, *, trust: bool = False, only: Collection[str] = ())
     config = read_toml(path, digests.STUDY_CONFIG) if path.is_file() else {}
     results, unfinished = [], []
     run_names = [p.name for p in runs.iterdir() if p.is_dir()]
-    for name in sorted(only or {*run_names, *_planned_runs(config, folder)}):
+    refused = dict(read_refused(folder))
+    for name in sorted(only or {*run_names, *(set(_planned_runs(config, folder)) - refused.keys())}):
         found = current_keys(_read_json(runs / name / "result.json", digests.REMEASURE))
         if "utility" in found:
             results.append(found | {"folder": str(runs / name)})
@@ -224,7 +231,8 @@ def read_study(folder: Path, *, trust: bool = False, only: Collection[str] = ())
     environment = _read_json(folder / "environment.json", "delete it to go on without it")
     name = escape_invisible(str(config.get("study", {}).get("name") or folder.name))
     text = escape_invisible(path.read_text("utf-8").rpartition(digests.COMMENT)[0]) if path.is_file() else ""
-    return Study(folder, name, text, environment, _group_settings(results), tuple(unfinished))
+    left_out = tuple((escape_invisible(run), escape_invisible(reason)) for run, reason in refused.items())
+    return Study(folder, name, text, environment, _group_settings(results), tuple(unfinished), left_out)
 
 
 def check_report_links(folder: Path, trust: bool) -> None:

@@ -14,6 +14,7 @@ from splitfed.study.report.costs import crossovers, utility_over_time
 from splitfed.study.report.data import CLONES, LEAST_SEEDS, METRICS, NO_DEFENSE, TARGETS, Json, Setting, Study, Summary
 from splitfed.study.report.encryption import encryption_section
 from splitfed.study.report.exposure import topology_sections
+from splitfed.study.report.figures.budget import plot_budget
 from splitfed.study.report.figures.costs import plot_accuracy_over_time, plot_crossovers
 from splitfed.study.report.figures.depth import DepthLine, depth_lines, plot_leakage_by_depth
 from splitfed.study.report.figures.encryption import plot_encrypted_costs
@@ -76,6 +77,7 @@ def page_content(study: Study, summary: Summary) -> Json:
             for i, attack in enumerate(summary["attacks"])
             if scored_metrics(summary, attack)
         ],
+        "informed": [s for s in summary["settings"] if s["information"]],
         "depths": _depth_sections(study, summary),
         "strengths": [Markup(figure) for figure in strengths if figure],
         "without_strength": families_without_strength(summary),
@@ -85,6 +87,11 @@ def page_content(study: Study, summary: Summary) -> Json:
             (summary["names"][attack], Markup(figure))
             for i, attack in enumerate(summary["attacks"])
             if (figure := plot_error_by_round(summary, study.settings, attack, looks, f"learning{i}"))
+        ],
+        "budgets": [
+            (summary["names"][attack], Markup(figure))
+            for i, attack in enumerate(summary["attacks"])
+            if (figure := plot_budget(study.settings, attack, looks, f"budget{i}"))
         ],
         "encryption": (sealed := encryption_section(study, summary)),
         "encrypted_costs": Markup(

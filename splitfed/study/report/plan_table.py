@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from splitfed.privacy.ledger import describe_ledger
+from splitfed.study.config.cell import name_clients
 from splitfed.study.report.remarks import describe_start, start_warnings
 from splitfed.study.report.units import count_noun, format_bytes, format_seconds
 
@@ -30,6 +31,8 @@ def print_plan(plan: Json, console: Console) -> None:
     split = "" if plan["seeds"] == 1 else f" for the split of seed {plan['seed']}"
     say(f"bytes and messages are exact{split}; operations are the mean over the parties of a role, memory an estimate")
     say("* marks the study's own schedules")
+    for line in describe_differences(plan["clients_differ"]):
+        say(line)
     for place in plan["topologies"]:
         say(f"\n{place['topology']}", style="bold")
         if place["cut_choice"]:
@@ -77,6 +80,16 @@ def print_plan(plan: Json, console: Console) -> None:
         say(f"\nprivacy of {place['defense']}, {place['topology']}, {place['schedule']}{above}")
         for said in [place["refused"]] if place["refused"] else describe_ledger(place["ledger"]):
             say(f"  {said}")
+
+
+def describe_differences(clients: Sequence[Json]) -> list[str]:
+    """Return a line for each model, and each batch size, that some of the clients have; none where all are alike."""
+    lines = []
+    for key, name in (("model", ""), ("batch_size", "batch size ")):
+        for value in dict.fromkeys(one[key] for one in clients if key in one):
+            having = [one["client"] for one in clients if one.get(key) == value]
+            lines.append(f"{name_clients(having)}: {name}{value}")
+    return lines
 
 
 def describe_encrypted_batch(found: Json) -> str:

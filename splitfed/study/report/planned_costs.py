@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.replay import ReplayedSegment
@@ -19,7 +20,9 @@ from splitfed.planning.validation import Prepared, probe_with
 from splitfed.registry import TABLES, load
 from splitfed.schedules.base import Schedule
 from splitfed.study.config import build
+from splitfed.study.config.callback_tables import make_callbacks
 from splitfed.study.config.cell import Cell
+from splitfed.study.config.client_tables import describe_clients
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.training_table import PartyNames
 from splitfed.study.report.data import Json
@@ -35,8 +38,17 @@ def predict_costs(cell: Cell, ready: Prepared) -> Json:
     speeds = names.of(cell.training.speeds)
     begins = {"restart_optimizers": ready.training.restart_optimizers, "starts": ready.training.starts}
     found = cost_to_json(cost(ready, cell.training.rounds, speeds), ready.topology) | begins
+    if (ends := early_end(cell)) is not None:
+        found["at_most"] = "; ".join(filter(None, [found["at_most"], ends]))
     batch = estimate_batch(ready)
     return found if batch is None else {**found, "encryption": batch}
+
+
+def early_end(cell: Cell) -> str | None:
+    """Return why the run `cell` may have fewer rounds than it is planned for; None where no callback may end it."""
+    pairs = zip(cell.callbacks, make_callbacks(cell.callbacks, Path("run")), strict=True)
+    found = [f"{named.label}, by {one.decides_by}" for named, one in pairs if one.decides_by is not None]
+    return f"training may end before round {cell.training.rounds}: {'; '.join(found)}" if found else None
 
 
 def cost_to_json(found: Cost, topology: Topology) -> Json:
@@ -153,7 +165,7 @@ def plan_study(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:
 
     Costs are those of the first seed's split. A schedule that refuses a topology has its reason under "refused".
     """
-    first = grid.cells[0]
+    first, builder = grid.cells[0], build.StudyBuilder(data)
     mine = sorted((c for c in grid.cells if c.seed == first.seed), key=lambda c: c.encryption.settings is None)
     # Schedules are compared in plain where the study has such runs.
     shapes = {c.topology.builder.label: c for c in mine}
@@ -165,28 +177,27 @@ def plan_study(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:
         "rounds": first.training.rounds,
         "local_epochs": first.training.local_epochs,
         "speeds": first.training.speeds is not None,
+        "clients_differ": describe_clients(first),
         "starts_asked": first.training.starts,
         "topologies": [
-            {"topology": label, **_topology_costs(cell, data, _study_cells(grid, label, first.seed), others)}
+            {"topology": label, **_topology_costs(cell, builder, _study_cells(grid, label, first.seed), others)}
             for label, cell in shapes.items()
         ],
         "defenses": [
-            {"defense": guard.label, "guarantee": guard.guarantee, "bytes": _defended_bytes(grid, guard.label, data)}
+            {"defense": guard.label, "guarantee": guard.guarantee, "bytes": _defended_bytes(grid, guard.label, builder)}
             for guard in {c.defense.label: c.defense for c in grid.cells}.values()
         ],
-        "privacy": plan_ledgers([c for c in grid.cells if c.seed == first.seed and c.training_attack is None], data),
+        "privacy": plan_ledgers([c for c in grid.cells if c.seed == first.seed and c.training_attack is None], builder),
     }
 
 
-def _defended_bytes(grid: Grid, defense: str, data: Dataset) -> list[Json]:
+def _defended_bytes(grid: Grid, defense: str, builder: build.StudyBuilder) -> list[Json]:
     """Return what the runs with this defense send, where that is not what they would send without it."""
     found = []
     cells = [c for c in grid.cells if c.seed == grid.cells[0].seed and c.training_attack is None]
     for cell in [c for c in cells if c.defense.label == defense]:
         try:
-            bare, ready = (
-                cost(build.prepare_cell(cell, data, defended=d), cell.training.rounds).bytes for d in (False, True)
-            )
+            bare, ready = (cost(builder.prepare(cell, defended=d), cell.training.rounds).bytes for d in (False, True))
         except InvalidInput:
             # Said where the topology's costs are, or with the privacy of the run.
             continue
@@ -201,24 +212,26 @@ def _study_cells(grid: Grid, topology: str, seed: int) -> list[Cell]:
     return list({(c.training.schedule.label, c.method.label, c.encryption.label): c for c in mine}.values())
 
 
-def _topology_costs(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequence[str]) -> Json:
+def _topology_costs(cell: Cell, builder: build.StudyBuilder, own: Sequence[Cell], others: Sequence[str]) -> Json:
     named = {c.training.schedule.name for c in own}
     studied = [
-        (c.training.schedule.label, c.method.label, c.encryption.label, True, _costs_or_refusal(c, data)) for c in own
+        (c.training.schedule.label, c.method.label, c.encryption.label, True, _costs_or_refusal(c, builder))
+        for c in own
     ]
     compared = [
-        (name, "none", cell.encryption.label, False, _costs_or_refusal(cell, data, load("schedules", name)()))
+        (name, "none", cell.encryption.label, False, _costs_or_refusal(cell, builder, load("schedules", name)()))
         for name in others
         if name not in named
     ]
     # A schedule may add segments, such as heads to train clients on: the formulas are about the model alone.
-    ready = build.prepare_cell(cell, data, build.schedule(cell))
-    plain, count = build.topology(cell, data), len(ready.topologies)
+    ready = builder.prepare(cell, build.schedule(cell))
+    plain, count = build.first_topology(builder.topologies(cell)), len(ready.topologies)
     facts = probe_with(plain, ready.data.clients[0].train)
     bare = replace(ready, topologies=(plain,) * count, facts=(facts,) * count)
-    known = sizes(bare)
+    # Clients of different make have no one model.
+    known = None if cell.models else sizes(bare)
     # Where the columns of a row are with several parties, none of them could train the whole model.
-    alone = len(set(plain.inputs.values())) == 1
+    alone = len(set(plain.inputs.values())) == 1 and not cell.models
     return {
         "schedules": [
             {"schedule": schedule, "method": method, "encrypted": encrypted, "in_study": in_study, **costs}
@@ -231,8 +244,8 @@ def _topology_costs(cell: Cell, data: Dataset, own: Sequence[Cell], others: Sequ
     }
 
 
-def _costs_or_refusal(cell: Cell, data: Dataset, schedule: Schedule | None = None) -> Json:
+def _costs_or_refusal(cell: Cell, builder: build.StudyBuilder, schedule: Schedule | None = None) -> Json:
     try:
-        return {"refused": None, **predict_costs(cell, build.prepare_cell(cell, data, schedule))}
+        return {"refused": None, **predict_costs(cell, builder.prepare(cell, schedule))}
     except InvalidInput as error:
         return {"refused": str(error)}

@@ -4,36 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from splitfed.core.defense import Accounted
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs, nest
-from splitfed.data.dataset import Dataset
 from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.private import planned_ledger
 from splitfed.privacy.ledger import describe_ledger
 from splitfed.study.config import build
+from splitfed.study.config.callback_tables import make_callbacks
 from splitfed.study.config.cell import Cell
 from splitfed.study.report.data import Json
+from splitfed.training.callbacks import committed_ledger
 
 
-def plan_ledger(cell: Cell, data: Dataset) -> Json | None:
+def plan_ledger(cell: Cell, builder: build.StudyBuilder) -> Json | None:
     """Return the privacy ledger that the run `cell` will have; None where none of its defenses promises anything."""
     if not any(isinstance(defense, Accounted) for defense in build.defenses(cell)):
         return None
-    ready, plan = build.prepare_cell(cell, data, defended=True), cell.training
-    found = planned_ledger(calibrate_defenses(ready, plan.rounds), plan.rounds, plan.evaluate_every, plan.delta)
-    return found.as_dict()
+    ready, plan = builder.prepare(cell, defended=True), cell.training
+    arguments = calibrate_defenses(ready, plan.rounds), plan.rounds, plan.evaluate_every, plan.delta
+    found = committed_ledger(make_callbacks(cell.callbacks, Path("run")), *arguments)
+    return (planned_ledger(*arguments) if found is None else found).as_dict()
 
 
-def plan_ledgers(cells: Sequence[Cell], data: Dataset) -> list[Json]:
+def plan_ledgers(cells: Sequence[Cell], builder: build.StudyBuilder) -> list[Json]:
     """Return the planned ledger of every run of `cells` that promises something, or why it refuses."""
     found: list[Json] = []
     for cell in cells:
         who = {**place_of(cell), "defense": cell.defense.label}
         try:
-            if (ledger := plan_ledger(cell, data)) is not None:
+            if (ledger := plan_ledger(cell, builder)) is not None:
                 found.append({**who, "refused": None, "ledger": ledger})
         except InvalidInput as error:
             found.append({**who, "refused": str(error), "ledger": None})

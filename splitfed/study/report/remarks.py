@@ -1,4 +1,4 @@
-"""What a reader of a run's scores must not miss: a model of no use, and predictions that are the wrong way round."""
+"""What a reader of scores must not miss: a useless model, predictions the wrong way round, under-trained ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from splitfed.stats.utility import ConstantAnswer, below_constant
-from splitfed.study.report.data import METRICS
+from splitfed.study.report.data import METRICS, TARGETS
 
 Json = Mapping[str, Any]
 
@@ -17,9 +17,34 @@ def remarks(found: Json) -> list[str]:
         return []
     return [
         *_constant_answer_remark(found),
+        *length_remarks(found),
         *start_warnings(found.get("starts_asked"), found.get("starts")),
-        *(said for attack in found["attacks"] for said in reversals(attack)),
+        *(said for attack in found["attacks"] for said in attack_remarks(attack)),
     ]
+
+
+def attack_remarks(attack: Json) -> list[str]:
+    """Return what is to be said beside the scores of `attack`, as a result holds it, in clauses."""
+    return [*reversals(attack), *under_training(attack)]
+
+
+def under_training(attack: Json) -> list[str]:
+    """Return a clause where the decoder of `attack` is worse than floors, or where these were left out."""
+    if attack.get("floors") is False:
+        return [f"{attack['label']} stands beside no floor: they were left out"]
+    if not (floors := attack.get("under_trained")):
+        return []
+    named = " and ".join(TARGETS["inputs"].baselines.get(who, who) for who in floors)
+    return [f"{attack['label']} is under-trained: {named} reconstructs better from the same knowledge"]
+
+
+def length_remarks(found: Json) -> list[str]:
+    """Return what makes a run longer or shorter than others of its study, in clauses."""
+    if found.get("stopped"):
+        return [f"training ended after {found['rounds']} of {found['rounds_planned']} rounds: {found['stopped']}"]
+    if found.get("rounds_at_first"):
+        return [f"trained for {found['rounds']} rounds, at first for {found['rounds_at_first']}"]
+    return []
 
 
 def reversals(attack: Json) -> list[str]:

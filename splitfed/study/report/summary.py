@@ -31,8 +31,9 @@ from splitfed.study.report.data import (
     score,
     utility_of,
 )
+from splitfed.study.report.information import information_of
 from splitfed.study.report.privacy import privacy_of
-from splitfed.study.report.remarks import describe_start, start_warnings
+from splitfed.study.report.remarks import describe_start, length_remarks, start_warnings
 from splitfed.study.report.search_data import read_search_outcome, search_to_json
 from splitfed.study.report.text import headline
 
@@ -65,8 +66,12 @@ def summary_of(study: Study) -> dict[str, Any]:
         "targets": {a["label"]: a.get("target", "inputs") for run in study.runs for a in run["attacks"]},
         "finished": len(study.runs),
         "unfinished": [{"id": run, "reason": reason} for run, reason in study.unfinished],
+        "refused": [{"id": run, "reason": reason} for run, reason in study.refused],
         "utility": {k: study.runs[0]["utility"][k] for k in ("metric", "higher_is_better")},
-        "what": {k: study.runs[0].get(k) for k in ("model", "data", "clients", "schedule", "rounds")},
+        "what": {k: study.runs[0].get(k) for k in ("model", "data", "clients", "schedule", "rounds")}
+        | {"lengths": sorted({int(run["rounds"]) for run in study.runs})},
+        "clients_differ": study.runs[0].get("clients_differ", []),
+        "other_lengths": [f"{run['id']}: {said}" for run in study.runs for said in length_remarks(run)],
         "settings": settings,
     }
     summary["metrics"] = [
@@ -125,6 +130,7 @@ def _summarise_setting(setting: Setting) -> dict[str, Any]:
         "seconds": _estimate_to_json(estimate([r["seconds"] for r in runs], bounds=AMOUNT)),
         # A study claims dependence at a level only where every seed supports it, so the largest p value is told.
         "dependence": dependence and dependence | {"p_value": max(d["p_value"] for d in known)},
+        "information": information_of(runs),
         "predicted": costs_of(runs),
         "privacy": privacy_of(runs),
         "participation": participation(runs),
@@ -176,8 +182,22 @@ def _summarise_attack(runs: Sequence[Mapping[str, Any]], label: str) -> dict[str
         "stolen": {w: _estimate_to_json(_stolen_model_accuracy(stolen, w)) for w in CLONES} if stolen else None,
         "tuned": [chosen for a in found if (chosen := _format_tuned_parameters(a))],
         "quick": any(a.get("quick") for a in found),
+        "selection": _summarise_selection([a["selection"] for a in found if a.get("selection")]),
+        "under_trained": list(dict.fromkeys(who for a in found for who in a.get("under_trained", ()))),
         "front": [],
     }
+
+
+def _summarise_selection(found: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return which members were chosen over seeds, and the most that a last doubling of work gained if too much."""
+    if not found:
+        return None
+    gains = [one["gain"] for one in found if one["converged"] is False]
+    # A gain without end is kept as None.
+    most = None if None in gains else max(gains, default=0.0)
+    unit = " dB" if found[0]["metric"] == "mse" else " of AUC"
+    members = list(dict.fromkeys(one["member"] for one in found))
+    return {"members": members, "converged": not gains, "gain": most, "unit": unit}
 
 
 def _format_tuned_parameters(attack: Mapping[str, Any]) -> str:

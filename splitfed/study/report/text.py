@@ -94,10 +94,12 @@ def beats_baseline(attack: Mapping[str, Any], metric: str) -> bool:
 
 def _study_sentence(summary: Summary) -> str:
     what, seeds = summary["what"], sorted({seed for s in summary["settings"] for seed in s["seeds"]})
+    lengths = what["lengths"]
+    rounds = count_noun(lengths[0], "round") if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} rounds"
     left_out = f" {count_noun(len(summary['unfinished']), 'run')} did not finish and count nowhere below."
     return (
         f"{what['model']} on {what['data']}, {count_noun(what['clients'], 'client')}, "
-        f"{count_noun(what['rounds'], 'round')} of the {_schedule_names(summary)}{_method_names(summary)}, split as "
+        f"{rounds} of the {_schedule_names(summary)}{_method_names(summary)}, split as "
         f"{' and '.join(summary['topologies'])}: {count_noun(summary['finished'], 'run')} finished over "
         f"{count_noun(len(summary['settings']), 'setting')} and {count_noun(len(seeds), 'seed')}."
         f"{left_out if summary['unfinished'] else ''}"
@@ -296,9 +298,16 @@ def _limitations(summary: Summary) -> list[str]:
         "compared with honest ones."
         for label in dict.fromkeys(s["training_attack"] for s in summary["settings"] if s["training_attack"])
     ]
-    found = (a for s in summary["settings"] for a in s["attacks"].items())
+    found = [a for s in summary["settings"] for a in s["attacks"].items()]
+    if low := dict.fromkeys(summary["names"][label] for label, attack in found if attack["under_trained"]):
+        sentences.append(
+            f"Under-trained, in the settings marked so: {', '.join(low)}. A closed form with the same knowledge "
+            "reconstructs better, so these figures say less than an attacker would learn."
+        )
     if quick := dict.fromkeys(summary["names"][label] for label, attack in found if attack["quick"]):
         sentences.append(f"A quick look (budget fast), where more work may find more: {', '.join(quick)}.")
+    if unfinished := _not_converged(summary):
+        sentences.append(f"Not converged, so a lower bound of what leaks: {'; '.join(unfinished)}.")
     few = {len(s["seeds"]) for s in summary["settings"]}
     if max(few) < LEAST_SEEDS:
         seeds = "One seed a setting" if few == {1} else "Fewer than three seeds a setting"
@@ -311,3 +320,18 @@ def _limitations(summary: Summary) -> list[str]:
             "None of these defenses carries a formal guarantee: a stronger attack than those run here may see more."
         )
     return sentences
+
+
+def _not_converged(summary: Summary) -> list[str]:
+    """Return for every attack whose last doubling of work still gained something in some setting, in how many."""
+    chosen = [
+        (label, attack["selection"])
+        for s in summary["settings"]
+        for label, attack in s["attacks"].items()
+        if attack.get("selection")
+    ]
+    return [
+        f"{summary['names'][label]} in {len(some)} of {sum(name == label for name, _ in chosen)} settings"
+        for label in dict.fromkeys(label for label, _ in chosen)
+        if (some := [one for name, one in chosen if name == label and not one["converged"]])
+    ]

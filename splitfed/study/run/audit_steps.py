@@ -93,13 +93,13 @@ def _sampled_row_scores(
     score_parts: list[Tensor] = []
     gradients = torch.cat([diagonal(count, count), torch.zeros(rows - count, count)])
     # Draws of an audit's own, by the run's own sampler.
-    audit_training = replace(training, seed=derive(run.seed, "audit", "drawn", which))
+    audit_training = replace(training.of_client(client), seed=derive(run.seed, "audit", "drawn", which))
     while count * len(score_parts) < trials:
         batches = audit_training.batches(rows, epoch, client)
         # The neighbour's data do not have the canaries, whoever else is drawn.
         batch_gradients = [gradients[batch] if which == 0 else gradients[batch[:0]] for batch in batches]
         turns = [(epoch, step) for step in range(len(batch_gradients))]
-        noisy = canaries.sums(batch_gradients, turns, ("drawn", which, epoch), training.expected(rows) or 1.0)
+        noisy = canaries.sums(batch_gradients, turns, ("drawn", which, epoch), audit_training.expected(rows) or 1.0)
         score_parts += [canaries.scores(left, scales) for left in noisy]
         epoch += 1
     return {"sum": torch.cat(score_parts)[:trials].numpy()}

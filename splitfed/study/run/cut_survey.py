@@ -30,7 +30,7 @@ from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.parameters import check_parameters, parameters_of
 from splitfed.study.config.piece_tables import HIDDEN
 from splitfed.study.config.schema import parse_study
-from splitfed.study.run.session import read_study_file
+from splitfed.study.run.checked_study import read_study_file
 from splitfed.study.run.trust import is_results
 from splitfed.topologies.auto_cuts import with_auto_cuts
 
@@ -153,7 +153,7 @@ def _load_from_study(request: ModelRequest, trust: bool) -> tuple[nn.Module, Ten
     if cell is None or cell.model is None:
         raise InvalidInput(f"{path.name}: no topology of the study cuts a model; there is nothing to list")
     data = build.dataset(cell.data)
-    return build.uncut_model(cell, cell.model, data), data.x[:EXAMPLES]
+    return build.uncut_model(cell, cell.model, data), data.rows(range(min(EXAMPLES, len(data)))).x
 
 
 def _load_by_name(request: ModelRequest, trust: bool) -> tuple[nn.Module, Tensor]:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, first_line
 from splitfed.data import arrays
+from splitfed.data.conversion import as_tensor, as_type
 from splitfed.data.features import Feature
-from splitfed.data.from_python import RowType, as_tensor, as_type
+from splitfed.data.from_python import RowType
 
 KINDS = (".npy", ".npz", ".csv")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from splitfed.attacks.base import Phase, Target
@@ -18,47 +20,99 @@ from splitfed.planning.validation import Prepared, assemble, complete
 from splitfed.study.config import build
 from splitfed.study.config.assembly import PieceError
 from splitfed.study.config.auto_cuts import name_auto_cuts
-from splitfed.study.config.cell import Cell, Probe
+from splitfed.study.config.callback_tables import make_callbacks
+from splitfed.study.config.cell import Cell, Probe, TrainingPlan
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import Mistakes
-from splitfed.study.config.training_attacks import add_training_attack
+from splitfed.study.config.training_attacks import add_training_attack, training_attacks
 from splitfed.study.config.training_table import PartyNames
-from splitfed.study.run.runner import adversaries_of, evaluation_of
 from splitfed.threats.tuning import SHARE, Bench, check_tunable
+from splitfed.training.callbacks import check_deciding
 from splitfed.training.entry_point import check_run, engine_of
 from splitfed.training.run import Run
+from splitfed.training.settings import Adversaries, Evaluation
 
 
 def check_grid(grid: Grid, source: str, data: Dataset | None = None) -> tuple[Grid, Dataset]:
     """Load the data and put every run together without training it; return the grid, its cuts named, and the data.
 
-    `data`: the data set of the grid, where it has been loaded before. Raises `InvalidStudy` with a line a mistake, its
-    place in the study called `source` in front.
+    `data`: the data set of the grid, where it has been loaded before. Runs that are refused are left out where the grid
+    skips them. Raises `InvalidStudy` with a line a mistake, its place in the study called `source` in front; where runs
+    are skipped, if none is left.
     """
     mistakes = Mistakes(source)
     first = grid.cells[0]
     with mistakes.at("data"):
         loaded = build.dataset(first.data) if data is None else data
-        splits = {seed: _split_data(loaded, first, seed) for seed in dict.fromkeys(c.seed for c in grid.cells)}
+        builder = build.StudyBuilder(loaded)
+        splits = {seed: _split_data(builder, first, seed) for seed in dict.fromkeys(c.seed for c in grid.cells)}
     mistakes.stop()
-    grid = name_auto_cuts(mistakes, grid, loaded)
-    mistakes.stop()
+    notes = {cell.id: Mistakes(source) if grid.skip_refused else mistakes for cell in grid.cells}
+    grid = _name_cuts(mistakes, notes, grid, loaded)
     with mistakes.at("study.target"):
         _check_target(first.target, loaded, list(splits.values()))
     assembled: dict[tuple[str, ...], Assembled | None] = {}
-    cells: dict[tuple[str, ...], Cell] = {}
+    blamed: dict[tuple[str, ...], Mistakes] = {}
+    groups: dict[tuple[str, ...], list[Cell]] = {}
     for cell in grid.cells:
         mistakes.stop_if_many()
+        own = notes[cell.id]
+        if grid.skip_refused and own:
+            continue
         label = (cell.topology.builder.label, cell.training.schedule.label, cell.method.label, cell.encryption.label)
         if label not in assembled:
-            assembled[label] = _assemble_cell(mistakes, cell, loaded, splits[cell.seed])
-        if (found := assembled[label]) is not None:
-            cells.setdefault((*label, cell.training_attack.key if cell.training_attack else ""), cell)
-            _check_cell(mistakes, cell, splits[cell.seed], found)
-    _check_attacks(mistakes, list(cells.values()), loaded)
+            assembled[label] = _assemble_cell(own, cell, builder)
+            blamed[label] = own
+        if (found := assembled[label]) is None:
+            _share(blamed[label], own)
+            continue
+        _check_cell(own, cell, splits[cell.seed], found)
+        if not (grid.skip_refused and own):
+            groups.setdefault((*label, cell.training_attack.key if cell.training_attack else ""), []).append(cell)
+    for group in groups.values():
+        # One stands for all, as attacks are asked of runs without their defenses.
+        own = notes[group[0].id]
+        _check_attacks(own, group[0], builder)
+        for cell in group[1:]:
+            _share(own, notes[cell.id])
     _check_speeds(mistakes, grid, [found.names for found in assembled.values() if found])
     mistakes.stop()
-    return grid, loaded
+    return _without_refused(grid, notes, mistakes), loaded
+
+
+def _name_cuts(mistakes: Mistakes, notes: Mapping[str, Mistakes], grid: Grid, data: Dataset) -> Grid:
+    """Return `grid` with its automatic cuts named; what has none is noted for its runs, where they may be skipped."""
+    if not grid.skip_refused:
+        grid = name_auto_cuts(mistakes, grid, data)
+        mistakes.stop()
+        return grid
+    named: dict[str, Cell] = {}
+    for label in dict.fromkeys(cell.topology.builder.label for cell in grid.cells):
+        cells = tuple(cell for cell in grid.cells if cell.topology.builder.label == label)
+        own = notes[cells[0].id]
+        named |= {cell.id: cell for cell in name_auto_cuts(own, replace(grid, cells=cells), data).cells}
+        for cell in cells[1:]:
+            _share(own, notes[cell.id])
+    return replace(grid, cells=tuple(named[cell.id] for cell in grid.cells))
+
+
+def _share(blamed: Mistakes, own: Mistakes) -> None:
+    """Note for one run what was found wrong with another that has the same."""
+    if blamed is not own:
+        own.take(blamed)
+
+
+def _without_refused(grid: Grid, notes: Mapping[str, Mistakes], mistakes: Mistakes) -> Grid:
+    """Return `grid` without the runs that have `notes`; where no run is left it raises `InvalidStudy`."""
+    if not grid.skip_refused:
+        return grid
+    kept = tuple(cell for cell in grid.cells if not notes[cell.id])
+    if not kept:
+        for own in notes.values():
+            mistakes.take(own)
+        mistakes.stop()
+    refused = tuple((cell.id, notes[cell.id].first) for cell in grid.cells if notes[cell.id])
+    return replace(grid, cells=kept, refused=refused)
 
 
 class Assembled(NamedTuple):
@@ -70,13 +124,14 @@ class Assembled(NamedTuple):
     names: PartyNames
 
 
-def _assemble_cell(mistakes: Mistakes, cell: Cell, data: Dataset, split: Federation) -> Assembled | None:
+def _assemble_cell(mistakes: Mistakes, cell: Cell, builder: build.StudyBuilder) -> Assembled | None:
     """Put together what does not depend on seed or defenses; None after a mistake."""
     plan = build.schedule(cell)
     try:
         with about("method"):
-            method = build.method(cell, data)
-        topologies, facts = assemble(build.topology(cell, data), split, plan, method, cell.seed)
+            method = build.method(cell, builder.data)
+        split = builder.federation(cell)
+        topologies, facts = assemble(builder.topologies(cell), split, plan, method, cell.seed, builder.probes)
     except PieceError as error:
         mistakes.add(f"{cell.topology.where}.{error.path}", error)
     except InvalidInput as error:
@@ -97,11 +152,23 @@ def _check_cell(mistakes: Mistakes, cell: Cell, split: Federation, found: Assemb
             *(found.topologies, found.facts, split, schedule, found.method, defenses),
             *(plan.optimizer, plan.training(cell.seed)),
         )
-        check_run(
+        ready = check_run(
             ready, plan.rounds, plan.device, adversaries_of(cell, ready.topology), evaluation_of(plan, found.names)
         )
+        with about("callbacks"):
+            check_deciding(make_callbacks(cell.callbacks, Path("run")), ready)
     except InvalidInput as error:
         mistakes.add(_place_of(cell, error), error)
+
+
+def adversaries_of(cell: Cell, topology: Topology) -> Adversaries:
+    """Return the attacks that live in the training of `cell`."""
+    return Adversaries(*training_attacks(cell, topology))
+
+
+def evaluation_of(plan: TrainingPlan, names: PartyNames) -> Evaluation:
+    """Return what is measured of a run of `plan` that has the parties `names`."""
+    return Evaluation(plan.evaluate_every, plan.across, plan.delta, names.of(plan.speeds))
 
 
 def _place_of(cell: Cell, error: InvalidInput) -> str:
@@ -112,6 +179,7 @@ def _place_of(cell: Cell, error: InvalidInput) -> str:
         "method": cell.method.where,
         "encryption": cell.encryption.where,
         "defenses": cell.defense.where,
+        "callbacks": "callback",
     }
     return places.get(error.part) or f"training.{error.part}"
 
@@ -154,15 +222,15 @@ def _attack_error(probe: Probe, why: object) -> InvalidInput:
 
 def build_untrained_run(cell: Cell, data: Dataset) -> Run:
     """Return the run `cell` before its first round, its training attacks in it, without its defenses, on the CPU."""
-    run, ready = _build_run(cell, data)
+    run, ready = _build_run(cell, build.StudyBuilder(data))
     for probe in cell.attacks:
         if probe.lives != "outside":
             add_training_attack(run.engine, ready, probe)
     return run
 
 
-def _build_run(cell: Cell, data: Dataset) -> tuple[Run, Prepared]:
-    ready = build.prepare_cell(cell, data)
+def _build_run(cell: Cell, builder: build.StudyBuilder) -> tuple[Run, Prepared]:
+    ready = builder.prepare(cell)
     engine = engine_of(ready, record=cell.training.record)
     run = Run(engine, ready.data, ready.schedule, ready.schedule.start(len(ready.data)), cell.seed)
     run.follow(ready.method)
@@ -172,20 +240,21 @@ def _build_run(cell: Cell, data: Dataset) -> tuple[Run, Prepared]:
     return run, ready
 
 
-def _check_attacks(mistakes: Mistakes, cells: Sequence[Cell], data: Dataset) -> None:
-    """Ask every attack in every place where a run can be put together."""
-    for cell in [c for c in cells if c.attacks]:
-        try:
-            run, ready = _build_run(cell, data)
-        except InvalidInput as error:
-            if not mistakes:
-                mistakes.add(cell.topology.where, error)
-            continue
-        # Training attacks first, for others may ask them; one that could not enter has been complained of already.
-        inside = [p for p in cell.attacks if p.lives != "outside" and _can_enter(mistakes, run, ready, p)]
-        for probe in [*inside, *(p for p in cell.attacks if p.lives == "outside")]:
-            with mistakes.at(probe.where):
-                check_attack(probe, run)
+def _check_attacks(mistakes: Mistakes, cell: Cell, builder: build.StudyBuilder) -> None:
+    """Ask every attack of a run, if it can be put together."""
+    if not cell.attacks:
+        return
+    try:
+        run, ready = _build_run(cell, builder)
+    except InvalidInput as error:
+        if not mistakes:
+            mistakes.add(cell.topology.where, error)
+        return
+    # Training attacks first, for others may ask them; one that could not enter has been complained of already.
+    inside = [p for p in cell.attacks if p.lives != "outside" and _can_enter(mistakes, run, ready, p)]
+    for probe in [*inside, *(p for p in cell.attacks if p.lives == "outside")]:
+        with mistakes.at(probe.where):
+            check_attack(probe, run)
 
 
 def _can_enter(mistakes: Mistakes, run: Run, ready: Prepared, probe: Probe) -> bool:
@@ -197,8 +266,8 @@ def _can_enter(mistakes: Mistakes, run: Run, ready: Prepared, probe: Probe) -> b
     return True
 
 
-def _split_data(data: Dataset, cell: Cell, seed: int) -> Federation:
-    found = build.federation(data, cell.data, seed)
+def _split_data(builder: build.StudyBuilder, cell: Cell, seed: int) -> Federation:
+    found = builder.federation(replace(cell, seed=seed))
     if not any(len(client.test) for client in found.clients):
         raise InvalidInput("no client has a test row, so utility cannot be measured; give a larger test fraction")
     return found

@@ -1,15 +1,21 @@
-"""Progress of a study for people: bars with the time left on a terminal, else one plain line a run."""
+"""Progress of a study for people: a table of who is at what on a terminal, else one plain line a run."""
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+from rich.text import Text
 
 
 class Watcher(Protocol):
@@ -24,8 +30,21 @@ class Watcher(Protocol):
     def attack(self, name: str, done: int, total: int) -> None:
         """Report that `done` of `total` steps of the attack `name` are done."""
 
-    def finish(self, run: str, line: str) -> None:
+    def finish(self, run: str, line: str, failed: bool = False) -> None:
         """Report that `run` has ended; `line`: its result or failure, for people."""
+
+    def note(self, line: str) -> None:
+        """Report what is to be known beside results, such as that a worker has died."""
+
+
+class StudyWatcher(Watcher, Protocol):
+    """Contract: the same of several workers."""
+
+    def worker(self, number: int) -> Watcher:
+        """Return what receives the progress of the worker with this number, from 0."""
+
+    def gone(self, number: int) -> None:
+        """Report that the worker with this number has ended."""
 
 
 class Lines:
@@ -43,51 +62,157 @@ class Lines:
     def attack(self, name: str, done: int, total: int) -> None:
         """Say nothing."""
 
-    def finish(self, run: str, line: str) -> None:
+    def finish(self, run: str, line: str, failed: bool = False) -> None:
         """Say how the run ended."""
         self._done += 1
-        print(f"[{self._done}/{self._total}] {line}", file=self._file or sys.stderr, flush=True)
+        self.note(f"[{self._done}/{self._total}] {line}")
+
+    def note(self, line: str) -> None:
+        """Say it."""
+        print(_printable(line), file=self._file or sys.stderr, flush=True)
+
+    def worker(self, number: int) -> Lines:
+        """Return itself: lines tell no worker from another."""
+        return self
+
+    def gone(self, number: int) -> None:
+        """Say nothing."""
 
 
-class Bars:
-    """Bars for the runs, for the rounds of the current one, and for its attacks."""
+@dataclass
+class Pace:
+    """How far something is, `done` of `total`: since `began`, in seconds, when `first` of them were done."""
 
-    def __init__(self, total: int, finished: int = 0) -> None:
-        self.display = Progress(
-            TextColumn("{task.description}", justify="left"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._runs = self.display.add_task("runs", total=total, completed=finished)
-        self._rounds = self.display.add_task("rounds", visible=False)
-        self._attacks = self.display.add_task("attack", visible=False)
+    began: float
+    first: int | None = None
+    done: int = 0
+    total: int = 0
+    last: float = 0.0
+
+    def move(self, done: int, total: int, now: float) -> None:
+        """Note that `done` of `total` are done."""
+        if self.first is None:
+            # What a resumed run had before took no time now.
+            self.first = max(done - 1, 0)
+        self.done, self.total, self.last = done, total, now
+
+    def left(self, now: float) -> float | None:
+        """Return the seconds that the rest takes, at the mean pace so far; None before there is one."""
+        if self.first is None or (steps := self.done - self.first) <= 0:
+            return None
+        whole = (self.last - self.began) / steps * (self.total - self.done)
+        return max(0.0, whole - (now - self.last))
+
+
+class WorkerRow:
+    """What one worker is at: a row of the table; times are seconds of `clock`."""
+
+    def __init__(self, table: LiveTable, number: int, clock: Callable[[], float]) -> None:
+        self._table, self._number, self._clock = table, number, clock
+        self.run = self.attacked = ""
+        self.epsilon: float | None = None
+        self.rounds = self.steps = Pace(clock())
 
     def start(self, run: str) -> None:
         """Show which run it is."""
-        self.display.update(self._runs, description=f"runs: {run}")
+        self.run, self.attacked, self.epsilon = run, "", None
+        self.rounds = Pace(self._clock())
 
     def round(self, done: int, total: int, epsilon: float | None = None) -> None:
-        """Move the bar of the rounds."""
-        if done <= 1:
-            self.display.reset(self._rounds)
-        label = "rounds" if epsilon is None else f"rounds, epsilon {epsilon:.3g}"
-        self.display.update(self._rounds, description=label, completed=done, total=total, visible=True)
-        self.display.update(self._attacks, visible=False)
+        """Show how many rounds there are."""
+        self.attacked, self.epsilon = "", epsilon
+        self.rounds.move(done, total, self._clock())
 
     def attack(self, name: str, done: int, total: int) -> None:
-        """Move the bar of the attack."""
-        if done == 0:
-            self.display.reset(self._attacks)
-        self.display.update(self._attacks, description=name, completed=done, total=total, visible=True)
+        """Show how far the attack is."""
+        if name != self.attacked or done == 0:
+            self.attacked, self.steps = name, Pace(self._clock())
+        self.steps.move(done, total, self._clock())
 
-    def finish(self, run: str, line: str) -> None:
-        """Leave the line of the run above the bars."""
-        self.display.console.print(line, highlight=False, markup=False)
-        self.display.advance(self._runs)
+    def finish(self, run: str, line: str, failed: bool = False) -> None:
+        """Leave the line of the run above the table."""
+        self.run = self.attacked = ""
+        self._table.finish(run, line, failed)
+
+    def note(self, line: str) -> None:
+        """Leave the line above the table."""
+        self._table.note(line)
+
+    def cells(self, now: float) -> list[str]:
+        """Return what stands in its row."""
+        if not self.run:
+            return [str(self._number + 1), "-", "", "", ""]
+        rounds = f"{self.rounds.done} of {self.rounds.total}" if self.rounds.total else ""
+        rounds += "" if self.epsilon is None else f", epsilon {self.epsilon:.3g}"
+        attack = f"{self.attacked} {self.steps.done}/{self.steps.total}" if self.attacked else ""
+        left = (self.steps if self.attacked else self.rounds).left(now)
+        return [str(self._number + 1), self.run, rounds, attack, _format_left(left)]
+
+
+class LiveTable:
+    """A row a worker, and below how many runs are over; lines of runs that have ended stay above."""
+
+    def __init__(
+        self, total: int, finished: int, console: Console, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._total, self._done, self._failed = total, finished, 0
+        self._clock, self._console, self._lock = clock, console, threading.Lock()
+        self._pace = Pace(clock(), finished, finished, total, clock())
+        self._rows: dict[int, WorkerRow] = {}
+
+    def worker(self, number: int) -> WorkerRow:
+        """Return the row of a worker, a new one where it is new or was gone."""
+        with self._lock:
+            return self._rows.setdefault(number, WorkerRow(self, number, self._clock))
+
+    def gone(self, number: int) -> None:
+        """Take its row out."""
+        with self._lock:
+            self._rows.pop(number, None)
+
+    def start(self, run: str) -> None:
+        """Show it in the row of the only worker, this process."""
+        self.worker(0).start(run)
+
+    def round(self, done: int, total: int, epsilon: float | None = None) -> None:
+        """Show it in the row of the only worker."""
+        self.worker(0).round(done, total, epsilon)
+
+    def attack(self, name: str, done: int, total: int) -> None:
+        """Show it in the row of the only worker."""
+        self.worker(0).attack(name, done, total)
+
+    def finish(self, run: str, line: str, failed: bool = False) -> None:
+        """Leave the line of the run above the table."""
+        with self._lock:
+            self._done += 1
+            self._failed += failed
+            self._pace.done, self._pace.last = self._done, self._clock()
+            if 0 in self._rows and len(self._rows) == 1:
+                self._rows[0].run = ""
+        self.note(line)
+
+    def note(self, line: str) -> None:
+        """Leave a line above the table."""
+        self._console.print(_printable(line), highlight=False, markup=False)
+
+    def __rich__(self) -> Group:
+        """Return the table as it is now."""
+        now = self._clock()
+        table = Table(
+            *(Column(title, overflow="ellipsis", no_wrap=True) for title in ("worker", "run", "round", "attack")),
+            Column("time left", justify="right", no_wrap=True),
+            box=None,
+            header_style="bold",
+            pad_edge=False,
+        )
+        with self._lock:
+            for number in sorted(self._rows):
+                table.add_row(*(Text(cell) for cell in self._rows[number].cells(now)))
+            left = self._pace.left(now)
+            failed = f", {self._failed} failed" if self._failed else ""
+            rest = "" if left is None or self._done == self._total else f", about {_format_left(left)} left"
+            return Group(table, Text(f"{self._done} of {self._total} done{failed}{rest}"))
 
 
 class Reports:
@@ -108,29 +233,37 @@ class Reports:
         """Report that `done` of `total` steps of the attack `name` are over."""
         self._say(event="attack", name=name, done=done, total=total)
 
-    def finish(self, run: str, line: str) -> None:
+    def finish(self, run: str, line: str, failed: bool = False) -> None:
         """Report that a run is over, with the `line` to print."""
-        self._say(event="finish", run=run, line=line)
+        self._say(event="finish", run=run, line=line, **({"failed": True} if failed else {}))
+
+    def note(self, line: str) -> None:
+        """Report a line to print."""
+        self._say(event="note", line=line)
 
     def _say(self, **event: Any) -> None:
         print(json.dumps(event), file=self._file, flush=True)
 
 
-def relay_event(line: str, watcher: Watcher) -> None:
-    """Tell `watcher` the event that another process wrote as `line`."""
+def relay_event(line: str, watcher: Watcher) -> Mapping[str, Any]:
+    """Tell `watcher` the event that another process wrote as `line`; return it. Raises `ValueError` for no event."""
     event: Mapping[str, Any] = json.loads(line)
+    if not isinstance(event, dict) or event.get("event") not in ("start", "round", "attack", "finish", "note"):
+        raise ValueError(line)
     getattr(watcher, event["event"])(**{key: value for key, value in event.items() if key != "event"})
+    return event
 
 
 @contextmanager
-def open_watcher(total: int, finished: int) -> Iterator[Watcher]:
-    """Yield bars, which go when it ends, where standard error is a terminal, and lines elsewhere."""
-    if not sys.stderr.isatty():
+def open_watcher(total: int, finished: int) -> Iterator[StudyWatcher]:
+    """Yield a table, which goes when it ends, where standard error is a terminal, and lines elsewhere."""
+    console = Console(stderr=True)
+    if not sys.stderr.isatty() or console.is_dumb_terminal:
         yield Lines(total, finished)
         return
-    bars = Bars(total, finished)
-    with bars.display:
-        yield bars
+    table = LiveTable(total, finished, console)
+    with Live(table, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
+        yield table
 
 
 @contextmanager
@@ -149,3 +282,16 @@ def open_bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
     ) as bars:
         bar = bars.add_task(title, total=None)
         yield lambda done, total: bars.update(bar, completed=done, total=total)
+
+
+def _format_left(seconds: float | None) -> str:
+    """Return a time left as hours, minutes and seconds; "-" where it is not known."""
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def _printable(line: str) -> str:
+    """Return `line` without what would steer a terminal: a name in it may be somebody else's."""
+    return "".join(c if c.isprintable() else "?" for c in line)

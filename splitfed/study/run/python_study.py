@@ -14,6 +14,7 @@ from splitfed.registry import TABLES
 from splitfed.study.config.toml import dumps
 from splitfed.study.report import planned_costs
 from splitfed.study.report.document import write_report
+from splitfed.study.report.refused import read_refused
 from splitfed.study.run.loading import load
 from splitfed.study.run.results_table import setting_rows
 from splitfed.study.run.runner import Json, read_result
@@ -26,7 +27,7 @@ from splitfed.training.run import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-LISTS = ("topology", "method", "defense", "attack")
+LISTS = ("topology", "method", "defense", "attack", "callback")
 """Tables of which a study may have several."""
 
 
@@ -108,6 +109,11 @@ class StudyResults:
     def failed(self) -> dict[str, str]:
         """The runs that failed, and why, in a line."""
         return {found["id"]: found["failed"] for found in self.results if "failed" in found}
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """The runs that were left out as they cannot be put together (`skip_refused`), and why, in a line."""
+        return dict(read_refused(self.folder))
 
     def frame(self, rounds: bool = False) -> pd.DataFrame:
         """Return the results as a pandas table: a row a run and attack, as in results.csv.
@@ -194,6 +200,8 @@ def _table(key: str, value: Any) -> Any:
     if key in LISTS:
         found = [value] if isinstance(value, (str, Mapping)) else value
         return [_named(one) for one in found] if isinstance(found, (list, tuple)) else found
+    if key == "model" and isinstance(value, (list, tuple)):
+        return [_named(one) for one in value]
     return _named(value) if key in ("data", "model") else _plain(value)
 
 

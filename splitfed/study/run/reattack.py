@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def attack_run(
         # Defaults that a later version has are written out now.
         write_mark(folder, sources)
     write_result(folder, {**result, "attacks": [*other_entries, *entries]})
-    _rewrite_results_table(folder.resolve().parent.parent)
+    rewrite_results_table(folder.resolve().parent.parent)
     return entries
 
 
@@ -97,13 +97,22 @@ def rebuild_run(folder: Path, *, trust: bool = False) -> Run:
         return train_cell(cell, data, folder, watcher)
 
 
+def format_applicable(found: Mapping[str, Mapping[str, str | None]]) -> str:
+    """Return what `applicable_attacks` has found for people: the parties, and a line an attack."""
+    lines = []
+    for party, attacks in found.items():
+        lines.append(party)
+        lines += [f"  {name:22}{'applies' if no is None else f'no: {no}'}" for name, no in attacks.items()]
+    return "\n".join(lines)
+
+
 def _attack_key(known: Json, label: str, name: str) -> str:
     """Return the file name for the attack called `label`: its own where it ran before, else one not in use."""
     used = {entry["attack"]: entry["label"] for entry in known["attacks"]}
     return slug(name) if used.get(slug(name), label) == label else slug(label)
 
 
-def _rewrite_results_table(study: Path) -> None:
+def rewrite_results_table(study: Path) -> None:
     """Write the table of the study again, where the run belongs to one."""
     if (study / "study.toml").is_file():
         home = StudyFolder(study)

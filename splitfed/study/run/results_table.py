@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from splitfed.core.grouping import group_pairs, nest
-from splitfed.study.report.data import METRICS, group_by
+from splitfed.study.report.data import FLOORS, METRICS, ORACLES, group_by
 from splitfed.study.report.remarks import remarks
 from splitfed.study.report.units import format_bytes
 from splitfed.study.run.runner import Json
@@ -24,6 +24,8 @@ BASELINES = {
     "chance": "chance",
     "prior": "auxiliary shares",
     "random_pairing": "other victim",
+    **FLOORS,
+    **ORACLES,
 }
 
 
@@ -126,7 +128,7 @@ def _mean_scores(scores: Sequence[Json]) -> dict[str, dict[str, float]]:
 
 
 def print_table(results: Sequence[Json], console: Console) -> None:
-    """Print the table of `results`, with what two baselines score below it."""
+    """Print the table of `results`, with what baselines, floors and oracles score below it."""
     rows = setting_rows(results)
     metric = next((row["metric"] for row in rows if "metric" in row), "utility")
     attacks = _attack_metrics(rows)
@@ -166,11 +168,12 @@ def print_table(results: Sequence[Json], console: Console) -> None:
     # Not every row has every attack: one that hijacks training has rows of its own.
     reference = {name: next(row for row in rows if name in row.get("attacks", {})) for name in attacks}
     for who, title in BASELINES.items():
+        kind = "" if who in ORACLES else "floor: " if who in FLOORS else "baseline: "
         scores = [_format_scores(reference[name], name, metrics, who) for name, metrics in attacks.items()]
         if any(scores):
             table.add_row(
                 *("" for _ in names),
-                *(f"baseline: {title}", "", *([""] * 3 if encrypted else []), *([""] if private else []), *scores),
+                *(f"{kind}{title}", "", *([""] * 3 if encrypted else []), *([""] if private else []), *scores),
                 style="dim",
             )
     if not several and rows:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from splitfed.core.defense import (
     ReceiverPenaltyDefense,
     ReleaseDefense,
 )
-from splitfed.core.errors import NonFinite, SplitfedError
+from splitfed.core.errors import InvalidInput, NonFinite, SplitfedError
 from splitfed.core.grouping import group_pairs, nest
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
@@ -38,43 +38,55 @@ from splitfed.engines.base import FED
 from splitfed.old_names import current_attack, current_keys
 from splitfed.planning.validation import labels_of
 from splitfed.stats.dependence import permutation_test
+from splitfed.stats.hsic import LEAST as LEAST_ROWS
+from splitfed.stats.hsic import permutation_test_hsic
 from splitfed.stats.token_points import as_points
 from splitfed.study.config import build
-from splitfed.study.config.cell import Cell, DefenseSetting, Probe, TrainingPlan
+from splitfed.study.config.callback_tables import make_callbacks
+from splitfed.study.config.cell import Cell, DefenseSetting, Probe
+from splitfed.study.config.client_tables import describe_clients
 from splitfed.study.config.toml import dumps
-from splitfed.study.config.training_attacks import training_attacks
 from splitfed.study.config.training_table import PartyNames
 from splitfed.study.report import planned_costs, privacy
 from splitfed.study.report.exposure import role_holdings
 from splitfed.study.report.figures.federated import save_prototypes
 from splitfed.study.report.topology_data import graph_of, input_depth
 from splitfed.study.run.encryption_keys import with_key_folder
+from splitfed.study.run.ownership import LostRun
+from splitfed.study.run.preflight import adversaries_of, evaluation_of
 from splitfed.study.run.progress import Watcher
 from splitfed.study.run.trust import write_mark
+from splitfed.training.callbacks import Callback, deciding
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.client_scores import find_best_round, find_first_reaching, summarize_clients
 from splitfed.training.entry_point import train
+from splitfed.training.folder import RunFolder
 from splitfed.training.run import Run
-from splitfed.training.settings import Adversaries, Evaluation, Logging
+from splitfed.training.settings import Logging
 
 PERMUTATIONS = 200
 Json = dict[str, Any]
+Guard = Callable[[], None]
+"""Asked before anything is written: raises `LostRun` where the run is no longer this process's."""
 
 
-def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
+def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard: Guard = lambda: None) -> Json:
     """Do the run `cell` in `folder`, or what is left of it; return its result, as written to result.json.
 
-    A training that diverges is a result too: `{"id", ..., "failed": one line}`.
+    A training that diverges is a result too: `{"id", ..., "failed": one line}`. Raises what `guard` does.
     """
     if (done := read_result(folder)) is not None:
         return done
+    cell = at_length(cell, folder)
     if folder.is_dir() and not (folder / "run.json").is_file():
         # A crash came before the run had been described: nothing has been computed yet.
         shutil.rmtree(folder)
     try:
-        run = train_cell(cell, data, folder, watcher)
+        run = train_cell(cell, data, folder, watcher, guard)
     except NonFinite as error:
+        guard()
         return write_result(folder, {**identity_of(cell), "failed": str(error)})
+    guard()
     write_atomic(folder / "config.toml", digests.toml_with_digest(dumps(cell.config)))
     write_mark(folder, cell.code.sources())
     measurements = {
@@ -84,18 +96,33 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Json:
         "privacy": _privacy_ledgers(run, cell, data),
         "attacks": [],
         "files": save_prototypes(run, folder),
+        **({"refused": [{"attack": label, "why": why} for label, why in cell.left_out]} if cell.left_out else {}),
+        **_earlier_length(cell, folder),
     }
     for probe in cell.attacks:
         if (why := _encryption_refusal(run, probe)) is not None:
             measurements.setdefault("refused", []).append({"attack": probe.label, "why": why})
             continue
         try:
-            measurements["attacks"].append(run_attack(run, probe, folder, watcher))
-        except digests.Damaged:
+            measurements["attacks"].append(run_attack(run, probe, folder, watcher, guard))
+        except (digests.Damaged, LostRun):
             raise
         except SplitfedError as error:
+            guard()
             return write_result(folder, {**identity_of(cell), "failed": f"attack {probe.key}: {error}"})
+    guard()
     return write_result(folder, measurements)
+
+
+class _Guarded(Callback):
+    """Asks `guard` after every round, before its metrics and its checkpoint are written."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def on_round_end(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        """Raise what the guard does."""
+        self._guard()
 
 
 def _encryption_refusal(run: Run, probe: Probe) -> str | None:
@@ -105,24 +132,48 @@ def _encryption_refusal(run: Run, probe: Probe) -> str | None:
     return run.evaluator.refusal(probe.attack.name, build.attack(probe), probe.adversary)
 
 
+def at_length(cell: Cell, folder: Path) -> Cell:
+    """Return `cell` with as many rounds as the run in `folder` is to have by now; see `splitfed.study.run.longer`."""
+    if not (folder / "rounds.json").is_file():
+        return cell
+    return with_rounds(cell, max(cell.training.rounds, int(RunFolder(folder).read_definition()["rounds"])))
+
+
+def with_rounds(cell: Cell, rounds: int) -> Cell:
+    """Return `cell` with `rounds` rounds in all."""
+    config = {**cell.config, "training": {**cell.config["training"], "rounds": rounds}}
+    return replace(cell, training=replace(cell.training, rounds=rounds), config=config)
+
+
+def _earlier_length(cell: Cell, folder: Path) -> Json:
+    """Return how many rounds the run was begun with, where it has got more."""
+    first = int(digests.read(folder / "run.json", digests.RETRAIN)["rounds"])
+    return {} if first == cell.training.rounds else {"rounds_at_first": first}
+
+
 def read_result(folder: Path) -> Json | None:
     """Return the result in the run folder `folder`, or None if it has not finished."""
     path = folder / "result.json"
     return current_keys(digests.read(path, digests.REMEASURE)) if path.is_file() else None
 
 
-def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run:
+def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard: Guard = lambda: None) -> Run:
     """Train the run of `cell` in `folder`, from its newest checkpoint if there is one."""
-    plan, topology, schedule = cell.training, build.topology(cell, data), build.schedule(cell)
-    method = build.method(cell, data)
+    plan, built, schedule = cell.training, build.topologies(cell, data), build.schedule(cell)
+    method, topology = build.method(cell, data), build.first_topology(built)
     names = PartyNames(topology, schedule, cell.data.clients, aggregated=method is not None)
+
+    callbacks = make_callbacks(cell.callbacks, folder)
+    if read_result(folder) is not None:
+        # A run that is opened again writes no second account of itself.
+        callbacks = deciding(callbacks)
 
     def progress(done: int, total: int, metrics: Mapping[str, Any]) -> None:
         epsilon = metrics.get("epsilon")
         watcher.round(done, total, **({} if epsilon is None else {"epsilon": epsilon}))
 
     return train(
-        with_key_folder(topology, cell, folder),
+        built if cell.models else with_key_folder(topology, cell, folder),
         build.federation(data, cell.data, cell.seed),
         schedule=schedule,
         defenses=build.defenses(cell),
@@ -135,22 +186,15 @@ def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher) -> Run
         local=plan.local,
         adversaries=adversaries_of(cell, topology),
         evaluation=evaluation_of(plan, names),
-        logging=Logging(folder, resume=True, record=plan.record, progress=progress),
+        logging=Logging(folder, True, plan.record, progress=progress, callbacks=[_Guarded(guard), *callbacks]),
     )
 
 
-def adversaries_of(cell: Cell, topology: Topology) -> Adversaries:
-    """Return the attacks that live in the training of `cell`."""
-    return Adversaries(*training_attacks(cell, topology))
+def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher, guard: Guard = lambda: None) -> Json:
+    """Run one attack and write prediction, truth and scores; scores that are there already are read back.
 
-
-def evaluation_of(plan: TrainingPlan, names: PartyNames) -> Evaluation:
-    """Return what is measured of a run of `plan` that has the parties `names`."""
-    return Evaluation(plan.evaluate_every, plan.across, plan.delta, names.of(plan.speeds))
-
-
-def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
-    """Run one attack and write prediction, truth and scores; scores that are there already are read back."""
+    Raises what `guard` does, which is asked before anything is written.
+    """
     scores = folder / "attacks" / f"{probe.key}.json"
     if scores.is_file():
         advice = "delete it and repeat the command: the attack is then run anew"
@@ -161,11 +205,13 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
             return done
     watcher.attack(probe.key, 0, 1)
     attack, tuned = _tune_attack(run, probe, watcher)
-    (outcome,) = run.attack(attack, adversary=probe.adversary, progress=partial(watcher.attack, probe.key))
+    progress = partial(watcher.attack, probe.key)
+    (outcome,) = run.attack(attack, adversary=probe.adversary, progress=progress, floors=probe.floors)
     file = f"attacks/{probe.key}.safetensors"
     # As float32 token ids above 16777216 would become others.
     kind = torch.int64 if attack.target is Target.TOKENS else torch.float32
     tensors = save({key: getattr(outcome, key).to(kind).contiguous() for key in ("prediction", "truth")})
+    guard()
     write_atomic(folder / file, tensors)
     entry = {
         "attack": probe.key,
@@ -178,9 +224,12 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
         "file": file,
         "sha256": digests.of(tensors),
         "lives": probe.lives,
+        "under_trained": list(outcome.under_trained),
+        **({} if probe.floors else {"floors": False}),
         "quick": quick_look(type(attack), str(probe.attack.label_values.get("budget"))),
         "depth": input_depth(run.engine.topology, run.engine.parties[outcome.adversary].role),
         **({} if outcome.stolen is None else {"stolen": _score_table(outcome.stolen)}),
+        **({} if outcome.selection is None else {"selection": outcome.selection.to_json()}),
         **tuned,
         "parameters": dict(probe.attack.parameters),
         "asked": probe.adversary,
@@ -230,10 +279,11 @@ def identity_of(cell: Cell) -> Json:
         "schedule": cell.training.schedule.label,
         "method": cell.method.label,
         "encryption": cell.encryption.label,
-        "model": cell.model.label if cell.model else "models by piece",
+        "model": cell.model_label,
         "data": cell.data.name,
         "clients": cell.data.clients,
         **({"variant": cell.variant} if cell.variant else {}),
+        **({"clients_differ": differing} if (differing := describe_clients(cell)) else {}),
     }
 
 
@@ -277,8 +327,10 @@ def _measure_run(run: Run, cell: Cell) -> Json:
         "bytes_by_kind": dict(run.engine.traffic.by_kind()),
         "seconds": run.seconds,
         "rounds": len(run.history),
+        **({} if run.stopped is None else {"stopped": run.stopped, "rounds_planned": cell.training.rounds}),
         "history": run.history,
         "dependence": _measure_dependence(run),
+        "information": _measure_information(run),
         "topology_graph": graph_of(topology, defended),
         "topology_mermaid": to_mermaid(topology, defended),
     }
@@ -311,11 +363,12 @@ def _selected_round(run: Run) -> Json | None:
 
 def _planned_costs(run: Run, cell: Cell, data: Dataset) -> Json:
     """Return what was predicted before training, what the formulas need, and who sees what."""
-    ready = build.prepare_cell(cell, data)
+    builder = build.StudyBuilder(data)
+    ready = builder.prepare(cell)
     topology, rows = run.engine.topology, run.data.clients[0].train
     known, sizes = run.engine.all_facts[0], planned_costs.sizes(ready)
     return {
-        "predicted": planned_costs.predict_costs(cell, build.prepare_cell(cell, data, defended=True)),
+        "predicted": planned_costs.predict_costs(cell, builder.prepare(cell, defended=True)),
         "sizes": None if sizes is None else asdict(sizes),
         "parties": role_holdings(
             topology,
@@ -336,7 +389,7 @@ def _planned_costs(run: Run, cell: Cell, data: Dataset) -> Json:
 
 def _privacy_ledgers(run: Run, cell: Cell, data: Dataset) -> Json | None:
     """Return the ledger that was planned and the one that was counted; None where nothing is promised."""
-    if (planned := privacy.plan_ledger(cell, data)) is None:
+    if (planned := privacy.plan_ledger(cell, build.StudyBuilder(data))) is None:
         return None
     return {"ledger": _without_infinities(run.ledger.as_dict()), "planned": _without_infinities(planned)}
 
@@ -376,6 +429,42 @@ def _measure_dependence(run: Run) -> Json | None:
         "p_value": test.p_value,
         "permutations": PERMUTATIONS,
         "edge": ", ".join(dict.fromkeys(message.edge for message in view.messages)),
+    }
+
+
+def _measure_information(run: Run) -> Json | None:
+    """Return what the victims' releases, as the curious party receives them, tell without an attack; see `Run`."""
+    topology = run.engine.topology
+    curious = any(role not in topology.data_roles for role in topology.roles)
+    if len(run.data.victims) < LEAST_ROWS or not curious:
+        return None
+    try:
+        found = run.measure_release()
+    except InvalidInput:
+        # Token ids, ciphertexts, or nothing that arrives: there is nothing to measure.
+        return None
+    bound, mutual = found.bound, found.mutual
+    released = run.observe().select(kind="activation").tensors().values()
+    rows = torch.cat([z.flatten(1) for z in released], 1)
+    finite = bool(torch.isfinite(rows).all())
+    test = (
+        permutation_test_hsic(run.data.victims.x, rows, PERMUTATIONS, generator(run.seed, "hsic")) if finite else None
+    )
+    return {
+        "why": found.why,
+        "assumed": "" if bound is None else bound.assumed,
+        "empty": None if bound is None else bound.empty,
+        "dfil": None if bound is None else bound.dfil,
+        "dfil_error": None if bound is None else bound.error,
+        "least_mse": None if bound is None else bound.least,
+        "mutual_lower": None if mutual is None else mutual.lower,
+        "mutual_upper": None if mutual is None else mutual.upper,
+        "mutual_errors": None if mutual is None else [mutual.lower_error, mutual.upper_error],
+        "saturated": None if mutual is None else mutual.saturated,
+        "usable": None if found.usable is None else found.usable.mean,
+        "invertibility": None if found.invertibility is None else found.invertibility.mean,
+        "cka": None if test is None else test.statistic,
+        "cka_p_value": None if test is None else test.p_value,
     }
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from splitfed.study.config.search import SearchStudy
 from splitfed.study.config.search_space import describe
 from splitfed.study.report.data import Json, scored_utility
 from splitfed.study.run import trials
+from splitfed.study.run.ownership import Locks, LostRun, new_call
 from splitfed.study.run.progress import Watcher
 from splitfed.study.run.runner import identity_of, run_cell, write_result
 from splitfed.study.run.search_check import check_setting
@@ -32,9 +31,6 @@ from splitfed.study.run.store import StudyFolder, promised_epsilon
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.folder import RunFolder
 
-if sys.platform != "win32":
-    import fcntl
-
 ADVICE = "delete it and go on with --resume: its runs are kept"
 
 
@@ -42,18 +38,25 @@ class HopelessRun(SplitfedError):
     """A run was ended early, for runs before it did better by the same round."""
 
 
-def open_search(search: SearchStudy, folder: Path) -> SearchQueue:
-    """Open the trials of `search` that are done in `folder`; raises `Damaged` where study.db is."""
+def open_search(search: SearchStudy, folder: Path, call: str | None = None) -> SearchQueue:
+    """Open the trials of `search` that are done in `folder`; raises `Damaged` where study.db is.
+
+    `call`: a mark of the call that this process works for, by default one of its own.
+    """
     owner = "" if search.table.storage is None else _folder_mark(folder)
     with trials.detect_damage(folder / "study.db"):
-        return SearchQueue(search, folder, owner)
+        return SearchQueue(search, folder, Locks(folder, call or new_call()), owner)
 
 
 def do_trials(search: SearchStudy, data: Dataset, folder: Path, queue: SearchQueue, watcher: Watcher) -> None:
     """Do trials until all are done, or are being done by others."""
     try:
         while (hand := queue.take()) is not None:
-            do_trial(search, data, folder, queue, hand, watcher)
+            try:
+                do_trial(search, data, folder, queue, hand, watcher)
+            except LostRun as error:
+                queue.release(hand.number)
+                watcher.note(f"trial {hand.number} is left to another process: {error}")
     finally:
         queue.release()
 
@@ -65,9 +68,11 @@ def do_trial(
     record = read_record(folder, hand.number)
     if record is None:
         record = _carry_out(search, data, folder, queue, hand, watcher)
+        queue.check(hand.number)
         write_record(folder, record)
     queue.tell(hand, record)
-    watcher.finish(f"trial {hand.number}", format_record(record))
+    failed = {"failed": True} if record["state"] == "failed" else {}
+    watcher.finish(f"trial {hand.number}", format_record(record), **failed)
     return record
 
 
@@ -123,7 +128,8 @@ def _carry_out(
     for cell in cells:
         watcher.start(f"trial {hand.number}, {cell.id}")
         try:
-            result = _run_once(search, cell, data, folder, watcher, [] if results else list(queue.records().values()))
+            others = [] if results else list(queue.records().values())
+            result = _run_once(search, cell, data, folder, watcher, others, queue, hand.number)
         except HopelessRun as error:
             history = RunFolder(StudyFolder(folder).run(cell.id)).metrics()
             curve = best_so_far(history, data.task.higher_is_better)
@@ -136,15 +142,30 @@ def _carry_out(
 
 
 def _run_once(
-    search: SearchStudy, cell: Cell, data: Dataset, folder: Path, watcher: Watcher, others: Sequence[Mapping[str, Any]]
+    search: SearchStudy,
+    cell: Cell,
+    data: Dataset,
+    folder: Path,
+    watcher: Watcher,
+    others: Sequence[Mapping[str, Any]],
+    queue: SearchQueue,
+    number: int,
 ) -> Json:
     """Do one run, which no other process of this folder does at the same time: trials may ask for the same one."""
     home, rule = StudyFolder(folder).run(cell.id), search.table.prune
-    with _only_here(folder / ".trials" / f"{cell.id}.lock"):
+    claim = queue.locks.claim(cell.id, wait=True)
+    assert claim is not None
+
+    def guard() -> None:
+        claim.check()
+        queue.check(number)
+
+    with claim:
         judge = watcher if rule is None else _Judge(watcher, rule, home, data.task.higher_is_better, others)
         try:
-            return run_cell(cell, data, home, judge)
+            return run_cell(cell, data, home, judge, guard)
         except HopelessRun as error:
+            guard()
             write_result(home, {**identity_of(cell), "failed": str(error)})
             raise
 
@@ -260,9 +281,13 @@ class _Judge:
         """Pass it on."""
         self._watcher.attack(name, done, total)
 
-    def finish(self, run: str, line: str) -> None:
+    def finish(self, run: str, line: str, failed: bool = False) -> None:
         """Pass it on."""
-        self._watcher.finish(run, line)
+        self._watcher.finish(run, line, **({"failed": True} if failed else {}))
+
+    def note(self, line: str) -> None:
+        """Pass it on."""
+        self._watcher.note(line)
 
     def round(self, done: int, total: int, epsilon: float | None = None) -> None:
         """Pass it on, and look whether the run is worth going on with."""
@@ -284,13 +309,3 @@ def _folder_mark(folder: Path) -> str:
     if not path.is_file():
         write_atomic(path, os.urandom(16).hex().encode())
     return path.read_text("utf-8")
-
-
-@contextmanager
-def _only_here(path: Path) -> Iterator[None]:
-    """Wait until no other process is in such a block with the same `path`."""
-    path.parent.mkdir(exist_ok=True)
-    with path.open("w") as file:
-        if sys.platform != "win32":
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -20,8 +20,8 @@ TRIED = 24
 """Combinations of tables in which a value is tried, until it fits in one."""
 
 
-def check_search(search: SearchStudy, first: Grid) -> tuple[Grid, Dataset]:
-    """Return the runs of a setting that fits, its cuts named, and the data; `first`: the search's first setting.
+def check_search(search: SearchStudy, first: Grid) -> tuple[Assignment, Grid, Dataset]:
+    """Return a setting that fits, its runs, their cuts named, and the data; `first`: the search's first setting.
 
     Values are tried one at a time beside the first ones, and with other tables where they do not fit: a search may hold
     a schedule that only one of its topologies takes, and a trial that does not fit is refused when its turn comes. A
@@ -53,13 +53,13 @@ def check_search(search: SearchStudy, first: Grid) -> tuple[Grid, Dataset]:
             except InvalidStudy as error:
                 refusal = refusal or error
             else:
-                refusal, fitting = None, fitting or found
+                refusal, fitting = None, fitting or (tried, found)
                 break
         if refusal is not None:
             mistakes.take_lines(refusal.lines, refusal.more)
     mistakes.stop()
     assert fitting is not None
-    return fitting, data
+    return *fitting, data
 
 
 def check_setting(

@@ -19,7 +19,7 @@ from splitfed.study.config.search import PRICE, SearchStudy
 from splitfed.study.config.search_space import Assignment, Dimension, SearchChoice, dimensions, list_variations
 from splitfed.study.report.data import Json
 from splitfed.study.report.units import count_noun, format_seconds
-from splitfed.study.run.runner import adversaries_of
+from splitfed.study.run.preflight import adversaries_of
 from splitfed.training.entry_point import train
 
 FEW, MORE = 2, 6
@@ -81,22 +81,24 @@ def _promises(search: SearchStudy, assignment: Assignment) -> bool:
 def measure_training(cell: Cell, data: Dataset) -> float | None:
     """Return about how many seconds the run `cell` trains, by the clock of a few steps; None where they are refused."""
     whole = build.federation(data, cell.data, cell.seed)
-    rows, size = [len(client.train) for client in whole.clients], cell.training.batch_size
-    few, more = ([min(count * size, there) for there in rows] for count in (FEW, MORE))
+    rows, training = [len(client.train) for client in whole.clients], cell.training.training(cell.seed)
+    sizes = [training.of_client(client).batch_size for client in range(len(rows))]
+    few, more = ([min(count * size, there) for size, there in zip(sizes, rows, strict=True)] for count in (FEW, MORE))
     try:
         _time_round(cell, data, _first_rows(whole, few))  # what is imported and compiled at first
         short, long = (min(_time_round(cell, data, _first_rows(whole, part)) for _ in range(2)) for part in (few, more))
     except InvalidInput:
         return None
-    by_row = max(long - short, 0.0) / (sum(more) - sum(few)) if sum(more) > sum(few) else long / sum(more)
+    # What every training costs once is left out, unless the clock of a busy machine cannot tell it apart.
+    by_row = (long - short) / (sum(more) - sum(few)) if sum(more) > sum(few) and long > short else long / sum(more)
     return cell.training.rounds * sum(rows) * by_row
 
 
 def _time_round(cell: Cell, data: Dataset, split: Federation) -> float:
-    plan, topology = cell.training, build.topology(cell, data)
+    plan, built = cell.training, build.topologies(cell, data)
     started = time.perf_counter()
     train(
-        topology,
+        built,
         split,
         schedule=build.schedule(cell),
         defenses=build.defenses(cell),
@@ -107,7 +109,7 @@ def _time_round(cell: Cell, data: Dataset, split: Federation) -> float:
         seed=cell.seed,
         device=plan.device,
         local=plan.local,
-        adversaries=adversaries_of(cell, topology),
+        adversaries=adversaries_of(cell, build.first_topology(built)),
     )
     return time.perf_counter() - started
 

@@ -2,7 +2,8 @@
 
 A trial is made in the state in which it is done, with the mark of the folder it is done in, and stays the same until it
 is over: one whose worker died is taken up again under its number, with what it had drawn. Who lives is decided by a
-lock that ends with its process, never by a clock, so that a machine that slept finds its trial as it left it.
+lock that ends with its process (`splitfed.study.run.ownership`), so that a machine that slept finds its trial as it
+left it.
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -31,9 +31,8 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive
 from splitfed.study.config.search import FIXED, GENETIC, POPULATION, STARTUP, SearchStudy
 from splitfed.study.config.search_space import Assignment, Dimension, SearchChoice, active, dimensions, resolve
-
-if sys.platform != "win32":
-    import fcntl
+from splitfed.study.run.distinct_sampler import DistinctSampler, draw_points, spread_points
+from splitfed.study.run.ownership import MOST_DEATHS, Claim, Locks
 
 OWNER, RECORD, VIOLATIONS, SURPLUS, SEARCH = "folder", "record", "violations", "surplus", "search"
 """Attributes of trials: whose it is, what came out, by how much constraints are violated, that it is one too many; of
@@ -41,13 +40,17 @@ the study: which search it is."""
 
 
 class SearchQueue:
-    """The trials of `search` that are done in `folder`; `owner`: the folder's mark, "" where no other folder shares."""
+    """The trials of `search` that are done in `folder`, held by `locks` there.
 
-    def __init__(self, search: SearchStudy, folder: Path, owner: str = "") -> None:
-        self._search, self._folder, self._owner = search, folder, owner
+    `owner`: the folder's mark, "" where no other folder shares the trials.
+    """
+
+    def __init__(self, search: SearchStudy, folder: Path, locks: Locks, owner: str = "") -> None:
+        self._search, self.locks, self._owner = search, locks, owner
         self._space = {name: dimension for name, (dimension, _) in dimensions(search.tree).items()}
         self._points: list[Assignment] | None = None
-        self._held: dict[int, IO[str]] = {}
+        self._first: list[dict[str, Any]] | None = None
+        self._held: dict[int, Claim] = {}
         with _quiet():
             self._storage = open_storage(folder / "study.db", search.table.storage)
             self._study = optuna.create_study(
@@ -72,13 +75,12 @@ class SearchQueue:
             )
 
     def take(self) -> TrialInHand | None:
-        """Return a trial to do: one whose worker died, else a new one; None where all are done or being done."""
-        with self._turn(), _quiet():
+        """Return a trial to do: one whose worker died, else a new one; None where all are done, held or left out."""
+        with self.locks.turn(), _quiet():
             trials = self.trials()
-            for trial in trials:
-                mine = trial.state is TrialState.RUNNING and trial.user_attrs.get(OWNER) == self._owner
-                if mine and self._hold(trial.number):
-                    return self._draw(self._identifier(trial.number), trial.number)
+            for number in self._begun(trials):
+                if self.locks.deaths(lock_of(number)) < MOST_DEATHS and self._hold(number):
+                    return self._draw(self._identifier(number), number)
             if len(trials) >= self._search.trials:
                 return None
             blank = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={OWNER: self._owner})
@@ -92,12 +94,29 @@ class SearchQueue:
             self.trials()  # Optuna's cache knows a trial only once it has read it
             return self._draw(identifier, number)
 
+    def has_work(self) -> bool:
+        """Return whether there is a trial for another worker to take."""
+        with self.locks.turn(), _quiet():
+            trials = self.trials()
+            free = (n for n in self._begun(trials) if self.locks.deaths(lock_of(n)) < MOST_DEATHS)
+            return len(trials) < self._search.trials or any(not self.locks.is_held(lock_of(n)) for n in free)
+
+    def left_out(self) -> list[str]:
+        """Return the trials that are not over since as many workers as may have died at them."""
+        begun = self._begun(self.trials())
+        return [f"trial {n}" for n in begun if self.locks.deaths(lock_of(n)) >= MOST_DEATHS]
+
+    def _begun(self, trials: Sequence[FrozenTrial]) -> list[int]:
+        """Return the numbers of those `trials` of this folder that are not over."""
+        return [t.number for t in trials if t.state is TrialState.RUNNING and t.user_attrs.get(OWNER) == self._owner]
+
     def trials(self) -> list[FrozenTrial]:
         """Return the trials that there are, by number."""
         return [t for t in self._study.get_trials(deepcopy=False) if SURPLUS not in t.user_attrs]
 
     def tell(self, trial: TrialInHand, record: Mapping[str, Any]) -> None:
-        """End `trial`: its `record` says how, and with which values."""
+        """End `trial`: its `record` says how, and with which values. Raises `LostRun` for one taken over by another."""
+        self.check(trial.number)
         with _quiet():
             self._study.sampler = self._sampler(trial.number)
             trial.optuna.set_user_attr(RECORD, dict(record))
@@ -111,11 +130,16 @@ class SearchQueue:
                 self._study.tell(trial.number, state=TrialState.PRUNED if pruned else TrialState.FAIL)
         self.release(trial.number)
 
+    def check(self, number: int) -> None:
+        """Raise `LostRun` unless the trial with this number is held by this process."""
+        if number in self._held:
+            self._held[number].check()
+
     def release(self, number: int | None = None) -> None:
         """Let go of the trial with this number, by default of all: whoever is next takes up what is not over."""
         for one in [*self._held] if number is None else [number]:
-            if (file := self._held.pop(one, None)) is not None:
-                file.close()
+            if (claim := self._held.pop(one, None)) is not None:
+                claim.release()
 
     def records(self) -> dict[int, Mapping[str, Any]]:
         """Return number -> the record of every trial that is over, in whatever folder."""
@@ -164,34 +188,31 @@ class SearchQueue:
             case "nsga2" | "nsga3":
                 kind = optuna.samplers.NSGAIISampler if table.sampler == "nsga2" else optuna.samplers.NSGAIIISampler
                 size = table.population or POPULATION
-                return kind(population_size=size, seed=seed, constraints_func=limits)
+                inner = kind(population_size=size, seed=seed, constraints_func=limits)
+                wanted = {name: distribution_of(one) for name, one in self._space.items()}
+                if self._first is None:
+                    self._first = spread_points(wanted, size, derive(self._search.seed, "search", "first") % 2**32)
+                return DistinctSampler(inner, wanted, self._first, self._setting_of)
         if self._points is None:
             self._points = list_fixed_points(self._search)
         return FixedPoints(self._points, self._space)
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Let one process of this folder at a time take a trial: SQLite cannot lock one row."""
-        with (self._folder / ".turn").open("w") as file:
-            if sys.platform != "win32":
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+    def _setting_of(self, drawn: Mapping[str, Any]) -> str:
+        """Return what tells the setting that was drawn from others: what decides something in it, rounded."""
+        read = {name: _read_drawn(self._space[name], value) for name, value in drawn.items()}
+        return json.dumps(active(self._search.tree, read), sort_keys=True)
 
     def _hold(self, number: int) -> bool:
-        """Hold the lock of a trial, which ends with this process; False where somebody holds it."""
-        if number in self._held:
+        """Hold the lock of a trial; False where somebody holds it."""
+        if (claim := self.locks.claim(lock_of(number))) is None:
             return False
-        path = self._folder / ".trials" / f"{number:05d}.lock"
-        path.parent.mkdir(exist_ok=True)
-        file = path.open("w")
-        if sys.platform != "win32":
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                file.close()
-                return False
-        self._held[number] = file
+        self._held[number] = claim
         return True
+
+
+def lock_of(number: int) -> str:
+    """Return what the lock of the trial with this number is called."""
+    return f"trial-{number:05d}"
 
 
 @dataclass(frozen=True)
@@ -237,20 +258,15 @@ def list_fixed_points(search: SearchStudy) -> list[Assignment]:
         return search.points()
     space = {name: dimension for name, (dimension, _) in dimensions(search.tree).items()}
     wanted = {name: distribution_of(dimension) for name, dimension in space.items()}
-    seed, points = derive(search.seed, "search") % 2**32, []
+    seed = derive(search.seed, "search") % 2**32
     with _quiet():
-        qmc = search.table.sampler == "qmc"
-        samplers = optuna.samplers
-        sampler = samplers.QMCSampler(scramble=True, seed=seed) if qmc else samplers.RandomSampler(seed=seed)
-        # The first point of qmc is none of the sequence: the sampler learns the parameters from it.
-        skipped = int(qmc)
-        study = optuna.create_study(sampler=sampler)
-        for _ in range(search.trials + skipped):
-            trial = study.ask(wanted)
-            study.tell(trial, 0.0)
-            drawn = {name: _read_drawn(space[name], value) for name, value in trial.params.items()}
-            points.append(active(search.tree, drawn))
-    return points[skipped:]
+        if search.table.sampler == "qmc":
+            drawn = spread_points(wanted, search.trials, seed)
+        else:
+            drawn = draw_points(optuna.samplers.RandomSampler(seed=seed), wanted, search.trials)
+    return [
+        active(search.tree, {name: _read_drawn(space[name], value) for name, value in point.items()}) for point in drawn
+    ]
 
 
 def distribution_of(dimension: Dimension) -> BaseDistribution:

@@ -56,7 +56,7 @@ class SearchSession:
             raise InvalidInput("the study has no table [search]; expected one with objectives")
         code, self.folder = Code(Path(base).resolve()), Path(folder)
         self._search, first = read_search(study, "study", Path(base).resolve(), code)
-        grid, self._data = check_search(self._search, first)
+        _, grid, self._data = check_search(self._search, first)
         self._grid = replace(grid, resolved=self._search.resolved(study, grid))
         self._text = dumps(study)
         self._stack = ExitStack()

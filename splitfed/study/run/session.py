@@ -1,95 +1,38 @@
-"""A study from file to results: check everything, then do the runs that are left, alone or with workers."""
+"""A checked study to its results: do the runs that are left, alone or with workers."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import threading
-import time
 import tomllib
-import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Literal
 
 from splitfed.core import digests
-from splitfed.core.errors import InvalidInput, SplitfedError
+from splitfed.core.errors import InvalidInput
 from splitfed.data.dataset import Dataset
 from splitfed.models.import_paths import Code
 from splitfed.study.config import build, schema
 from splitfed.study.config.cell import Cell
-from splitfed.study.config.grid import Grid, expand
 from splitfed.study.config.search import SearchStudy, read_search
 from splitfed.study.report.data import METRICS
 from splitfed.study.report.remarks import remarks
 from splitfed.study.report.search_data import read_search_outcome
 from splitfed.study.run import failures, trials
+from splitfed.study.run.checked import Checked, key_of, write_checked
+from splitfed.study.run.checked_study import CheckedStudy as CheckedStudy
+from splitfed.study.run.checked_study import check_raw
+from splitfed.study.run.checked_study import check_study as check_study
+from splitfed.study.run.checked_study import prepare_study as prepare_study
+from splitfed.study.run.checked_study import read_study_file as read_study_file
 from splitfed.study.run.encryption_keys import check_keys
-from splitfed.study.run.preflight import check_grid
-from splitfed.study.run.progress import Reports, Watcher, open_watcher, relay_event
+from splitfed.study.run.ownership import MOST_DEATHS, Locks, new_call
+from splitfed.study.run.progress import Reports, Watcher, open_watcher
 from splitfed.study.run.runner import Json, read_result, run_cell
 from splitfed.study.run.search import collect_records, do_trials, open_search
-from splitfed.study.run.search_check import check_search
 from splitfed.study.run.store import StudyFolder, write_trials_table
-from splitfed.study.run.trust import check_links, code_of, is_results, write_mark
-
-PATIENCE = 2.0
-"""Seconds that workers get to end by themselves."""
-
-
-class WorkerDied(SplitfedError):
-    """A worker process ended before its work did."""
-
-
-@dataclass(frozen=True)
-class CheckedStudy:
-    """A study that has been checked: its runs and its data; `text` as the user wrote it.
-
-    `code`: where its import paths lead. `search`: what chooses the runs, of which `grid` then holds one setting alone;
-    None for a grid.
-    """
-
-    grid: Grid
-    data: Dataset
-    text: str
-    code: Code
-    search: SearchStudy | None = None
-
-
-def prepare_study(path: Path, advice: str | None = None, *, trust: bool = False) -> CheckedStudy:
-    """Read and check the study in the file `path`: everything but the training; nothing is written.
-
-    Import paths of models may lead to Python files beside it. One that lies in a folder of results is as much to be
-    trusted as that folder: see `splitfed.study.run.trust`. `advice`: as `schema.read_toml`.
-    """
-    raw, base, code = read_study_file(path, advice, trust=trust)
-    text = path.read_text("utf-8")
-    if "search" in raw:
-        search, first = read_search(raw, path.name, base, code)
-        grid, data = check_search(search, first)
-        return CheckedStudy(replace(grid, resolved=search.resolved(raw, grid)), data, text, code, search)
-    grid, data = check_study(raw, path.name, base, code)
-    return CheckedStudy(grid, data, text, code)
-
-
-def read_study_file(path: Path, advice: str | None = None, *, trust: bool = False) -> tuple[Json, Path, Code]:
-    """Return the tables in the file `path`, unchecked, where its paths start from and where its imports may lead."""
-    raw, base = schema.read_toml(path, advice), path.resolve().parent
-    # A file of a folder of results may be a link to one elsewhere.
-    results = next(filter(is_results, (path.absolute().parent.resolve(), base)), None)
-    return raw, base, Code(base) if results is None else code_of(results, raw, trust)
-
-
-def check_study(raw: Mapping[str, Any], source: str, base: Path, code: Code | None = None) -> tuple[Grid, Dataset]:
-    """Check the study `raw`, called `source` in messages; relative paths start from `base`.
-
-    `code`: where import paths of models may lead (default: to the Python files in `base` as well).
-    """
-    grid = expand(schema.parse_study(raw, source), source, base, Code(base) if code is None else code)
-    return check_grid(grid, source)
+from splitfed.study.run.trust import check_links, write_mark
+from splitfed.study.run.workers import run_workers
 
 
 def run_study(
@@ -97,29 +40,29 @@ def run_study(
 ) -> list[Json]:
     """Do all runs of the study that have no result yet in `folder`; return the results of all.
 
-    A folder that holds links out of itself, which would be written through, is resumed with `trust` alone.
+    A folder that holds links out of itself, which would be written through, is resumed with `trust` alone. A run at
+    which several workers have died is left out, and said to be.
     """
     home = StudyFolder(folder)
-    home.check(ready.grid, resume=resume)
-    if not trust:
-        check_links(folder)
+    check_folder(ready, folder, resume=resume, workers=workers, trust=trust)
     cells = {cell.id: cell for cell in ready.grid.cells}
-    check_keys(cells.values(), folder)
+    call, key = new_call(), ready.key or key_of(ready.grid.resolved)
     with home.lock() as lock:
         home.claim(ready.grid, ready.text)
         if not trust:  # what is trusted for one call is not the user's own for ever
             write_mark(folder, ready.code.sources(), tomllib.loads(ready.text))
+        write_checked(folder, Checked(key, ready.grid.refused, ready.setting))
+        command = worker_command(folder, ready.code, key, call)
         if ready.search is not None:
-            return _search(ready, ready.search, home, lock, workers)
+            return _search(ready, ready.search, home, lock, workers, command, call)
         unfinished = [name for name in cells if read_result(home.run(name)) is None]
-        with trials.detect_damage(folder / "study.db"):
-            queue = trials.open_queue(folder / "study.db", best=_utility_direction(ready.data))
-            trials.fill_queue(queue, unfinished, cells)
+        queue = _open_queue(ready, folder, call, unfinished)
         with open_watcher(len(cells), len(cells) - len(unfinished)) as watcher:
-            if workers > 1 and len(unfinished) > 1:
+            if workers > 1 and unfinished:
                 # What `ignore_signals` does is undone, also for a caller that goes on.
                 with failures.catch_termination():
-                    _run_workers(folder, ready.code, min(workers, len(unfinished)), lock, watcher)
+                    run_workers(command, min(workers, len(unfinished)), lock, watcher, queue.has_work)
+                _note_left_out(watcher, queue.left_out())
             elif unfinished:
                 _work_queue(home, cells, ready.data, queue, watcher)
         results = home.results(cells)
@@ -127,22 +70,50 @@ def run_study(
         return results
 
 
-def _search(ready: CheckedStudy, search: SearchStudy, home: StudyFolder, lock: int | None, workers: int) -> list[Json]:
-    """Do all trials of the search that are not over; return the results of all their runs."""
+def check_folder(ready: CheckedStudy, folder: Path, *, resume: bool, workers: int, trust: bool) -> None:
+    """Refuse, without writing anything, what stands against doing the study in `folder`."""
     if workers > 1 and sys.platform == "win32":  # who lives is seen by locks that Windows lacks
-        raise InvalidInput(f"workers={workers} is not allowed; a search has one on Windows")
-    queue = open_search(search, home.path)
+        raise InvalidInput(f"workers={workers} is not allowed on Windows; expected 1")
+    StudyFolder(folder).check(ready.grid, resume=resume)
+    if not trust:
+        check_links(folder)
+    check_keys(ready.grid.cells, folder)
+
+
+def worker_command(folder: Path, code: Code, key: str, call: str) -> list[str]:
+    """Return the command of a worker on the study in `folder`.
+
+    `key`: of what has been checked; `call`: a mark of this call, which its processes share.
+    """
+    # A folder's name may begin with a dash.
+    return [sys.executable, "-m", "splitfed.cli", "_worker", str(folder.absolute()), code.to_json(), key, call]
+
+
+def _note_left_out(watcher: Watcher, names: list[str]) -> None:
+    for name in names:
+        watcher.note(f"{name} is left out: {MOST_DEATHS} workers died at it; go on with --resume to try it again")
+
+
+def _search(
+    ready: CheckedStudy,
+    search: SearchStudy,
+    home: StudyFolder,
+    lock: int | None,
+    workers: int,
+    command: list[str],
+    call: str,
+) -> list[Json]:
+    """Do all trials of the search that are not over; return the results of all their runs."""
+    queue = open_search(search, home.path, call)
     finished = len(queue.records())
     left = search.trials - finished
     with open_watcher(search.trials, finished) as watcher:
-        if workers > 1 and left > 1:
-            try:
-                with failures.catch_termination():
-                    _run_workers(home.path, ready.code, min(workers, left), lock, watcher)
-            except WorkerDied as error:
-                warnings.warn(f"{str(error).partition(';')[0]}; its trial is taken again", stacklevel=2)
-        # What a worker that died has left, too.
-        do_trials(search, ready.data, home.path, queue, watcher)
+        if workers > 1 and left:
+            with failures.catch_termination():
+                run_workers(command, min(workers, left), lock, watcher, queue.has_work)
+            _note_left_out(watcher, queue.left_out())
+        elif left:
+            do_trials(search, ready.data, home.path, queue, watcher)
     records = collect_records(home.path, queue)
     results = home.results(dict.fromkeys(run for record in records for run in record["runs"]))
     home.write_table(results)
@@ -151,36 +122,45 @@ def _search(ready: CheckedStudy, search: SearchStudy, home: StudyFolder, lock: i
     return results
 
 
-def run_worker(folder: Path, code: Code) -> None:
+def run_worker(folder: Path, code: Code, token: str, call: str) -> None:
     """Work as one of several processes on the study in `folder`; what happens is reported on standard output.
 
-    `code`: where import paths may lead, as the process says that has checked all this.
+    `code`: where import paths may lead, as the process says that has checked all this. `token`: the key of its check,
+    on which this process relies if it finds the same study and versions. `call`: the mark of its call.
     """
     raw = schema.read_toml(folder / "config.toml", digests.STUDY_CONFIG)
     if "search" in raw:
-        search, first = read_search(raw, "config.toml", folder, code)
-        found = build.dataset(first.cells[0].data)
-        do_trials(search, found, folder, open_search(search, folder), Reports())
+        search, first = read_search(raw, "config.toml", folder, code, checked=True)
+        data = build.dataset(first.cells[0].data)
+        do_trials(search, data, folder, open_search(search, folder, call), Reports())
         return
-    grid, data = check_study(raw, "config.toml", folder, code)
-    cells = {cell.id: cell for cell in grid.cells}
+    ready = check_raw(raw, "config.toml", folder, code, "", folder, token)
+    cells = {cell.id: cell for cell in ready.grid.cells}
+    _work_queue(StudyFolder(folder), cells, ready.data, _open_queue(ready, folder, call), Reports())
+
+
+def _open_queue(ready: CheckedStudy, folder: Path, call: str, unfinished: list[str] | None = None) -> trials.RunQueue:
+    """Return the queue of the study's runs in `folder`; those that are `unfinished` are put in."""
+    best: Literal["minimize", "maximize"] = "maximize" if ready.data.task.higher_is_better else "minimize"
+    names = [cell.id for cell in ready.grid.cells]
     with trials.detect_damage(folder / "study.db"):
-        queue = trials.open_queue(folder / "study.db", best=_utility_direction(data))
-    _work_queue(StudyFolder(folder), cells, data, queue, Reports())
+        queue = trials.open_queue(folder / "study.db", best=best)
+        if unfinished is not None:
+            trials.fill_queue(queue, unfinished, names)
+    return trials.RunQueue(queue, names, Locks(folder, call))
 
 
-def _utility_direction(data: Dataset) -> Literal["minimize", "maximize"]:
-    return "maximize" if data.task.higher_is_better else "minimize"
+def _work_queue(
+    home: StudyFolder, cells: Mapping[str, Cell], data: Dataset, queue: trials.RunQueue, watcher: Watcher
+) -> None:
+    def do(held: trials.HeldRun) -> float | None:
+        watcher.start(held.name)
+        result = run_cell(cells[held.name], data, home.run(held.name), watcher, held.claim.check)
+        failed = "failed" in result
+        watcher.finish(held.name, format_outcome(result), **({"failed": True} if failed else {}))
+        return None if failed else result["utility"]["test"]
 
-
-def _work_queue(home: StudyFolder, cells: Mapping[str, Cell], data: Dataset, queue: Any, watcher: Watcher) -> None:
-    def do(name: str) -> float | None:
-        watcher.start(name)
-        result = run_cell(cells[name], data, home.run(name), watcher)
-        watcher.finish(name, format_outcome(result))
-        return None if "failed" in result else result["utility"]["test"]
-
-    trials.work_queue(queue, list(cells), do, home.path / ".turn")
+    trials.work_queue(queue, do, lambda name, why: watcher.note(f"{name} is left to another process: {why}"))
 
 
 def format_outcome(result: Json) -> str:
@@ -195,73 +175,3 @@ def format_outcome(result: Json) -> str:
         score_text = "-" if score is None else f"{score:.3g}"
         parts.append(f"{attack['attack']} {metric} {score_text} in {attack['seconds']:.1f} s")
     return "; ".join([f"{result['id']}: {', '.join(parts)}", *remarks(result)])
-
-
-def _run_workers(folder: Path, code: Code, count: int, lock: int | None, watcher: Watcher) -> None:
-    """Start `count` processes on the queue and pass on what they report, until all have ended."""
-    # A folder's name may begin with a dash.
-    command = [sys.executable, "-m", "splitfed.cli", "_worker", str(folder.absolute()), code.to_json()]
-    start = partial(
-        subprocess.Popen,
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        pass_fds=() if lock is None else (lock,),
-    )
-    watcher_lock = threading.Lock()
-    workers: list[subprocess.Popen[str]] = []
-    with ExitStack() as process_stack:
-        try:
-            workers.extend(process_stack.enter_context(start()) for _ in range(count))
-            listeners = [_WorkerListener(worker, watcher, watcher_lock) for worker in workers]
-            for listener in listeners:
-                listener.start()
-            for listener in listeners:
-                listener.join()
-        except BaseException:
-            failures.ignore_signals()
-            _stop_workers(workers)
-            raise
-    for worker, listener in zip(workers, listeners, strict=True):
-        if worker.returncode:
-            last = [*listener.complaint.splitlines(), f"exit code {worker.returncode}"][-2:][0]
-            if worker.returncode == 2:
-                raise InvalidInput(last)
-            raise WorkerDied(f"a worker ended early ({last}); go on with --resume")
-
-
-def _stop_workers(workers: Sequence[subprocess.Popen[str]]) -> None:
-    """End the workers: ask them, and do not wait for long."""
-    for worker in workers:
-        worker.terminate()
-    deadline = time.monotonic() + PATIENCE
-    for worker in workers:
-        try:
-            worker.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            worker.kill()
-
-
-class _WorkerListener(threading.Thread):
-    """Passes on what one worker reports; `complaint` is what it wrote on standard error."""
-
-    def __init__(self, worker: subprocess.Popen[str], watcher: Watcher, lock: threading.Lock) -> None:
-        super().__init__(daemon=True)
-        self._worker, self._told, self._together = worker, watcher, lock
-        self.complaint = ""
-
-    def run(self) -> None:
-        """Read until the worker closes its ends."""
-        assert self._worker.stdout is not None
-        assert self._worker.stderr is not None
-        errors = threading.Thread(target=self._hear, args=(self._worker.stderr,), daemon=True)
-        errors.start()
-        for line in self._worker.stdout:
-            with self._together:
-                relay_event(line, self._told)
-        errors.join()
-
-    def _hear(self, stream: IO[str]) -> None:
-        # Read all the time: a worker whose pipe is full would wait for ever.
-        self.complaint = stream.read().strip()

@@ -155,6 +155,7 @@ def table_rows(result: Json) -> Iterator[dict[str, Any]]:
         **_client_columns(result),
         **{key: result.get(key) for key in ("restart_optimizers", "starts")},
         **{key: result[key] for key in ("bytes", "messages", "seconds", "rounds")},
+        **{key: result[key] for key in ("stopped",) if key in result},
         **{f"bytes_{kind.replace(' ', '_')}": n for kind, n in result["bytes_by_kind"].items()},
         **{key: last[key] for key in ("simulated_seconds",) if key in last},
     }

@@ -38,8 +38,7 @@ def one_line_warnings() -> Iterator[None]:
 def _report_thread_failure(what: threading.ExceptHookArgs) -> None:
     machine_failure = None if what.exc_value is None else failures.explain_failure(what.exc_value)
     text = f"{what.exc_type.__name__}: {what.exc_value}" if machine_failure is None else machine_failure[0]
-    # Optuna's thread, which says that a run is still being done.
-    print_error(f"warning: the heartbeat in study.db has stopped: {' '.join(text.split())[:300]}")
+    print_error(f"warning: a thread beside the work has ended: {' '.join(text.split())[:300]}")
 
 
 def _print_warning(

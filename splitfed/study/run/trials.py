@@ -1,36 +1,32 @@
 """The runs of a study as trials of Optuna, in an SQLite file: a queue that several processes can share.
 
-Whether a run is finished is decided by its folder; the trials say who is at it. A worker that dies stops beating,
-and its trial is put back into the queue by the next one that looks.
+Whether a run is finished is decided by its folder, who is at it by a lock that ends with its process
+(`splitfed.study.run.ownership`). So the run of a worker that died is taken by the next one that looks, and that of a
+worker that was suspended is left to it, however long that lasts.
 """
 
 from __future__ import annotations
 
 import sqlite3
-import sys
-import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import optuna
-from optuna.exceptions import ExperimentalWarning
-from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
-from optuna.trial import TrialState
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.pool import NullPool
 
 from splitfed.core.digests import Damaged
 from splitfed.core.errors import SplitfedError
 from splitfed.study.run import failures
+from splitfed.study.run.ownership import MOST_DEATHS, Claim, Locks, LostRun
 
-if sys.platform != "win32":
-    import fcntl
-
-HEARTBEAT, GRACE, RETRIES = 10, 60, 3
 NAME = "study"
 AGAIN = "delete it and go on with --resume: what is finished is kept in runs/"
+OPEN = (TrialState.RUNNING, TrialState.WAITING)
 
 
 @contextmanager
@@ -56,24 +52,15 @@ def open_queue(path: Path, *, best: Literal["minimize", "maximize"] = "maximize"
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     # A connection may be closed by another thread than the one that opened it.
     connect = partial(sqlite3.connect, path.absolute(), timeout=60, check_same_thread=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        storage = RDBStorage(
-            # The address names no file: printed into it, a path with ?, %, # or a brace would name another one.
-            "sqlite://",
-            # Without a pool every connection is closed when it was used, also by the thread that beats.
-            engine_kwargs={"creator": connect, "poolclass": NullPool},
-            heartbeat_interval=HEARTBEAT,
-            grace_period=GRACE,
-            heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=RETRIES),
-        )
-        return optuna.create_study(
-            storage=storage,
-            sampler=optuna.samplers.RandomSampler(seed=0),
-            study_name=NAME,
-            direction=best,
-            load_if_exists=True,
-        )
+    return optuna.create_study(
+        # The address names no file: printed into it, a path with ?, %, # or a brace would name another one. Without a
+        # pool every connection is closed when it was used.
+        storage=RDBStorage("sqlite://", engine_kwargs={"creator": connect, "poolclass": NullPool}),
+        sampler=optuna.samplers.RandomSampler(seed=0),
+        study_name=NAME,
+        direction=best,
+        load_if_exists=True,
+    )
 
 
 def fill_queue(queue: optuna.Study, wanted: Sequence[str], names: Collection[str]) -> None:
@@ -95,32 +82,69 @@ def fill_queue(queue: optuna.Study, wanted: Sequence[str], names: Collection[str
             queue.enqueue_trial({"run": name}, user_attrs={"run": name})
 
 
-def work_queue(queue: optuna.Study, names: Sequence[str], do: Callable[[str], float | None], turn: Path) -> None:
-    """Take runs from the queue until none waits; `do(run)` returns the utility, or None for a run that failed.
+class HeldRun(NamedTuple):
+    """A run that this process does: its name, the lock by which it holds it, and its trial in Optuna."""
 
-    `turn`: a lock file. SQLite cannot lock one row, so two processes that take a trial at the same moment may get
-    the same one; they take turns at it.
+    name: str
+    claim: Claim
+    trial: optuna.Trial
+
+
+class RunQueue:
+    """The runs called `names` in `queue`, taken and held by `locks`."""
+
+    def __init__(self, queue: optuna.Study, names: Sequence[str], locks: Locks) -> None:
+        self._queue, self._names, self._locks = queue, list(names), locks
+
+    def take(self) -> HeldRun | None:
+        """Return a run to do, first those whose worker died; None where all are done, held or left out."""
+        with self._locks.turn():
+            for trial in self._free():
+                run = str(trial.user_attrs["run"])
+                if (claim := self._locks.claim(run)) is None:
+                    continue
+                if trial.state is TrialState.WAITING:
+                    self._queue._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+                taken = optuna.trial.Trial(self._queue, trial._trial_id)
+                taken.suggest_categorical("run", self._names)
+                return HeldRun(run, claim, taken)
+        return None
+
+    def tell(self, held: HeldRun, utility: float | None) -> None:
+        """End the run with its `utility`, None for one that failed."""
+        held.claim.check()
+        if utility is None:
+            self._queue.tell(held.trial.number, state=TrialState.PRUNED)
+        else:
+            self._queue.tell(held.trial.number, utility)
+        held.claim.release()
+
+    def has_work(self) -> bool:
+        """Return whether there is a run for another worker to take."""
+        with self._locks.turn():
+            return any(not self._locks.is_held(str(trial.user_attrs["run"])) for trial in self._free())
+
+    def left_out(self) -> list[str]:
+        """Return the runs that are not done since as many workers as may have died at them."""
+        runs = [str(trial.user_attrs["run"]) for trial in self._queue.get_trials(deepcopy=False, states=OPEN)]
+        return [run for run in runs if self._locks.deaths(run) >= MOST_DEATHS]
+
+    def _free(self) -> Iterator[FrozenTrial]:
+        """Yield the trials that are not over, but for those at which too many workers have died."""
+        for trial in self._queue.get_trials(deepcopy=False, states=OPEN):
+            if self._locks.deaths(str(trial.user_attrs["run"])) < MOST_DEATHS:
+                yield trial
+
+
+def work_queue(queue: RunQueue, do: Callable[[HeldRun], float | None], lost: Callable[[str, LostRun], None]) -> None:
+    """Take runs from the queue until there is none to take; `do(run)` returns the utility, None for one that failed.
+
+    `lost(name, why)` is told of a run that another process has taken over meanwhile.
     """
-
-    def take() -> bool:
-        """Start one trial; False if none waits."""
-        with turn.open("w") as file, ExitStack() as held:
-            if sys.platform != "win32":
-                fcntl.flock(file, fcntl.LOCK_EX)
-                held.callback(fcntl.flock, file, fcntl.LOCK_UN)
-            if not queue.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-                return False
-
-            def objective(trial: optuna.Trial) -> float:
-                held.close()  # The trial is ours: the next process may take one.
-                if (value := do(str(trial.suggest_categorical("run", names)))) is None:
-                    raise optuna.TrialPruned
-                return value
-
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ExperimentalWarning)
-                queue.optimize(objective, n_trials=1)
-            return True
-
-    while take():
-        pass
+    while (held := queue.take()) is not None:
+        try:
+            queue.tell(held, do(held))
+        except LostRun as error:
+            lost(held.name, error)
+        finally:
+            held.claim.release()

@@ -30,10 +30,10 @@ from splitfed.training.checkpoint import write_atomic
 MARK, SOURCES = "mark.json", "code"
 _OF_RUN = ("run.json", "result.json")
 
-NAMES = ("model", "schedule", "aggregation", "rule", "loss", "metric")
+NAMES = ("model", "schedule", "aggregation", "rule", "loss", "metric", "transform")
 """Keys of a study whose text says what is run."""
 
-NAMED = (*NAMES, "data", "topology", "method", "defense", "combine", "attack", "optimizer")
+NAMED = (*NAMES, "data", "topology", "method", "defense", "combine", "attack", "optimizer", "callback")
 """Keys whose table, or list of tables, says so by its `name`."""
 
 BY_ROLE = ("optimizer",)
@@ -156,10 +156,12 @@ def _files_outside(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _addresses(config: Mapping[str, Any]) -> list[str]:
-    """Return the address of the storage that a search shares with other machines, where it names one."""
+    """Return what the study connects to: a storage that its search shares with other machines, a page of its runs."""
     search = config.get("search")
     storage = search.get("storage") if isinstance(search, Mapping) else None
-    return [storage] if isinstance(storage, str) else []
+    tables = [one for one in flatten_choices(config.get("callback")) if isinstance(one, Mapping)]
+    online = ["wandb.ai" for one in tables if one.get("name") == "wandb" and one.get("mode") == "online"]
+    return [*([storage] if isinstance(storage, str) else []), *online[:1]]
 
 
 def _check_mark(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, str] | None, str]:

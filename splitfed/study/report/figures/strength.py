@@ -54,8 +54,9 @@ def _draw_panel(
     left = 0.0 if rises else undefended_position(values)
     any_reversed = False
     for attack, place in itertools.product(colours, summary["places"]):
-        if not (points := points_of([s for s in panel_settings if s["place"] == place], attack, metric)):
-            continue
+        points = points_of([s for s in panel_settings if s["place"] == place], attack, metric)
+        if all(point.setting["family"] == NO_DEFENSE for point in points):
+            continue  # this defense was not tried there
         positions = {id(p): left if p.setting["family"] == NO_DEFENSE else float(p.setting["strength"]) for p in points}
         points.sort(key=lambda p: positions[id(p)] if rises else -positions[id(p)])
         any_reversed = any_reversed or any(p.reversed for p in points)

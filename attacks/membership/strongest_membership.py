@@ -1,0 +1,149 @@
+"""Strongest membership attack: the attacks on membership of this house, chosen on runs of the adversary's own.
+
+Paper: none; after Shokri, Stronati, Song, Shmatikov, "Membership inference attacks against machine learning models",
+IEEE S&P 2017, for a run of the adversary's own in which it knows the members; here that run chooses among attacks.
+
+Its members are `membership_threshold`, `membership_shadow` and `lira`, online and offline.
+
+The adversary imitates the run on some of its auxiliary rows and attacks the imitation with each of them: there it knows
+who was a member. The attack with the greatest area under the ROC curve, over `worlds` such imitations, is then turned
+on the run itself; no candidate has a part in the choice. A member that trains copies of the model is tried with twice
+as many until that gains less than a point of AUC (.01) or `doublings` is reached, and which of the two it was is said.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, PredictionAndSelection, Progress, Target, unwrap
+from splitfed.attacks.membership.confidence import check_classes
+from splitfed.attacks.scoring.label_metrics import auc
+from splitfed.attacks.selection import CONVERGED, Attempt, Selection, gain_of
+from splitfed.core.errors import InvalidInput, require_count
+from splitfed.core.messages import View
+from splitfed.core.random import derive
+from splitfed.registry import load
+
+LEAST_ROWS = 16
+"""Auxiliary rows from which on a quarter of them is enough for each part of an imitated run."""
+QUICK = {"copies": 4, "doublings": 1, "worlds": 1}
+STANDARD = {"copies": 8, "doublings": 2, "worlds": 2}
+FULL = {"copies": 16, "doublings": 4, "worlds": 4}
+
+
+class World(NamedTuple):
+    """An imitated run: what is known of it, and which of its candidates it was trained on, (candidates,) bool."""
+
+    knowledge: Knowledge
+    members: Tensor
+
+
+@dataclass(frozen=True)
+class StrongestMembership(Attack):
+    """Attacks with `copies` of the model at first, doubled at most `doublings` times, tried in `worlds` imitated runs.
+
+    `epochs` and `batch_size` of copies and imitated runs; None: as the run was. Budgets are called "quick", "standard"
+    and "full"; "fast", "default" and "paper" are the same.
+    """
+
+    target: ClassVar[Target] = Target.MEMBERS
+    requires: ClassVar[frozenset[Needs]] = frozenset(
+        {Needs.CANDIDATES, Needs.PREDICTIONS, Needs.IMITATION, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
+    )
+    budgets: ClassVar[Budgets] = {
+        "fast": QUICK,
+        "default": STANDARD,
+        "paper": FULL,
+        "quick": QUICK,
+        "standard": STANDARD,
+        "full": FULL,
+    }
+
+    copies: int = field(default=8, metadata=require_count("strongest_membership copies", low=4))
+    doublings: int = field(default=2, metadata=require_count("strongest_membership doublings", low=1))
+    worlds: int = field(default=2, metadata=require_count("strongest_membership worlds", low=1))
+    epochs: int | None = field(default=None, metadata=require_count("strongest_membership epochs", low=1))
+    batch_size: int | None = field(default=None, metadata=require_count("strongest_membership batch_size", low=1))
+
+    def __post_init__(self) -> None:
+        """Refuse an odd number of copies too."""
+        super().__post_init__()
+        if self.copies % 2:
+            raise InvalidInput(
+                f"strongest_membership copies={self.copies} is not allowed; expected an even number: half hold each row"
+            )
+
+    def run(
+        self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
+    ) -> PredictionAndSelection:
+        """Return the chosen attack's score of every candidate, (candidates,), and how it was chosen."""
+        check_classes("strongest_membership", knowledge.classes)
+        worlds = [self._imitate(knowledge, generator) for _ in range(self.worlds)]
+        families = self._families()
+        most, tried = 1 + (len(families) - 1) * (1 + self.doublings), list[Attempt]()
+        best: tuple[float, str, Attack] | None = None
+        for name, sizes in families.items():
+            before: float | None = None
+            for size, attack in sizes:
+                started = time.perf_counter()
+                error = self._error(attack, worlds, view, derive(generator.initial_seed(), "member", name, size))
+                tried.append(Attempt(name, size, time.perf_counter() - started, error))
+                progress(min(len(tried), most - 1), most)
+                if best is None or error < best[0]:
+                    best = error, name, attack
+                if before is not None and gain_of("auc", before, error) < CONVERGED["auc"]:
+                    break
+                before = error
+        _, chosen, attack = unwrap(best)
+        prediction = attack(view, knowledge, generator).prediction
+        progress(most, most)
+        return PredictionAndSelection(prediction, Selection(chosen, tuple(tried), "auc"))
+
+    def _families(self) -> dict[str, Iterator[tuple[int, Attack]]]:
+        """Return name -> the sizes of its work, in copies (0: none), with the attack of each."""
+        how: dict[str, Any] = {"epochs": self.epochs, "batch_size": self.batch_size}
+        sizes = [self.copies * 2**doubling for doubling in range(self.doublings + 1)]
+        threshold, shadow, lira = (load("attacks", n) for n in ("membership_threshold", "membership_shadow", "lira"))
+        return {
+            "membership_threshold": iter([(0, threshold())]),
+            "membership_shadow": ((n, shadow(copies=n, **how)) for n in sizes),
+            "lira": ((n, lira(copies=n, **how)) for n in sizes),
+            "lira, offline": ((n, lira(copies=n, online=False, **how)) for n in sizes),
+        }
+
+    def _imitate(self, knowledge: Knowledge, generator: torch.Generator) -> World:
+        """Return an imitated run: trained on half of the auxiliary rows, attacked with a quarter of them.
+
+        Of its candidates, half of the rows, one half is of those it was trained on.
+        """
+        x, y = unwrap(knowledge.auxiliary), unwrap(knowledge.auxiliary_labels)
+        if len(x) < LEAST_ROWS:
+            raise InvalidInput(
+                f"strongest_membership needs at least {LEAST_ROWS} auxiliary rows, to imitate the run; found {len(x)}"
+            )
+        quarter = len(x) // 4
+        order = torch.randperm(len(x), generator=generator).to(x.device)
+        trained, candidates, left = order[: 2 * quarter], order[quarter : 3 * quarter], order[3 * quarter :]
+        seed = int(torch.randint(2**62, (), generator=generator))
+        copy = unwrap(knowledge.imitate)(x[trained], y[trained], self.epochs, self.batch_size, seed)
+        known = replace(
+            knowledge,
+            auxiliary=x[left],
+            auxiliary_labels=y[left],
+            candidates=x[candidates],
+            candidate_labels=y[candidates],
+            predict=copy.predict,
+        )
+        return World(known, torch.arange(2 * quarter) < quarter)
+
+    def _error(self, attack: Attack, worlds: list[World], view: View, seed: int) -> float:
+        """Return 1 - AUC of `attack`, the mean over `worlds`."""
+        drawn = torch.Generator().manual_seed(seed)
+        return 1 - fmean(auc(attack(view, one.knowledge, drawn).prediction, one.members) for one in worlds)

@@ -1,0 +1,56 @@
+"""A convex combination of several predictions, its weights by non-negative least squares on rows held out.
+
+Source: stacking, Breiman, "Stacked regressions", Machine Learning 24, 1996, whose weights are not negative either; that
+they sum to one is ours, so that predictions stay in the range of the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splitfed.attacks.reconstruction.held_out import HeldOut
+
+
+def combine(held_out: HeldOut, predictions: Sequence[Tensor]) -> tuple[list[float], float]:
+    """Return the weights of `predictions`, each (victims + rows held out, *shape), and their mean squared error.
+
+    The error is that on each half of the rows held out of weights that were fitted to the other half; infinity for a
+    single row.
+    """
+    truth = held_out.x.cpu()
+    own = [held_out.split(prediction)[1] for prediction in predictions]
+    halves = torch.arange(len(truth)) % 2 == 0
+    weights = convex_weights(own, truth)
+    if len(truth) < 2:
+        return weights, math.inf
+    errors = []
+    for fitted in (halves, ~halves):
+        crossed = convex_weights([p[fitted] for p in own], truth[fitted])
+        rest = weigh(crossed, [p[~fitted] for p in own])
+        errors.append((rest - truth[~fitted]).square().flatten(1).mean(1))
+    return weights, float(torch.cat(errors).mean())
+
+
+def weigh(weights: Sequence[float], predictions: Sequence[Tensor]) -> Tensor:
+    """Return the sum of `predictions`, each times its weight."""
+    return torch.stack([w * p for w, p in zip(weights, predictions, strict=True)]).sum(0)
+
+
+def convex_weights(predictions: Sequence[Tensor], truth: Tensor) -> list[float]:
+    """Return weights, >= 0 and of sum 1, with which `predictions` are nearest to `truth`, each (rows, *shape)."""
+    # scipy's optimizers take a third of a second to import.
+    from scipy.optimize import nnls
+
+    columns = torch.stack([(p - truth).flatten() for p in predictions], 1).double()
+    # With weights of sum 1 the error is |columns w|²; its factor is small, however many rows there are.
+    factor: Any = np.linalg.qr(columns.numpy(), mode="r")
+    factor = factor / max(float(np.abs(factor).max()), 1e-300)
+    # min |R w|² for w >= 0 and sum w = 1 is, but for its length, min |R w|² + (sum w - 1)².
+    found, _ = nnls(np.vstack([factor, np.ones(len(predictions))]), np.r_[np.zeros(len(factor)), 1.0])
+    return [float(w) for w in found / found.sum()]

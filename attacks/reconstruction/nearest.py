@@ -1,0 +1,77 @@
+"""Nearest rows: the auxiliary rows whose releases are nearest to the victim's, one of them or the mean of several.
+
+Paper: none; after Cover, Hart, "Nearest neighbor pattern classification", IEEE Transactions on Information Theory 1967.
+
+x^ is the mean of the auxiliary rows with the k nearest releases, by Euclidean distance. Where channels differ in scale,
+each is divided by its deviation over the auxiliary rows. k, and whether channels are scaled, are those with the least
+squared error on a fifth of the auxiliary rows, held out (256 of them at most).
+
+What it shows was never in the victim's row: it is the honest floor of attacks with a generative prior, and a
+reconstruction no better than the mean of ten has told class and style, not the picture. Where releases say nothing, its
+error is (1 + 1/k) times that of the mean row. It adapts to random defenses: what stands for an auxiliary row is the
+mean of its releases in `queries` queries, drawn afresh.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, unwrap
+from splitfed.attacks.networks.nearest_rows import nearest_means
+from splitfed.attacks.networks.query_passes import channel_scales, hold_out, join_values, query_passes
+from splitfed.attacks.search_space import Space
+from splitfed.core.errors import InvalidInput, check_count, require_count
+from splitfed.core.messages import View
+
+MOST_ASIDE = 256
+"""Rows held out at most: each costs its distances to all others, twice."""
+
+
+@dataclass(frozen=True)
+class Nearest(Attack):
+    """`neighbours`: how many rows the mean is over; of several counts held-out rows choose. `queries`: see above."""
+
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
+    budgets: ClassVar[Budgets] = {"fast": {}, "paper": {}}
+    space: ClassVar[Space] = {"neighbours": ((1,), (3,), (10,), (30,))}
+
+    neighbours: tuple[int, ...] = (1, 10)
+    queries: int = field(default=5, metadata=require_count("nearest queries", low=1))
+
+    def __post_init__(self) -> None:
+        """Refuse counts of neighbours that are none too."""
+        super().__post_init__()
+        if not isinstance(self.neighbours, (tuple, list)) or not self.neighbours:
+            raise InvalidInput(f"nearest neighbours={self.neighbours!r} is not allowed; expected one count or more")
+        for count in self.neighbours:
+            check_count("nearest neighbours", count, low=1)
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the mean of the nearest rows for the releases in the view: (victims, *shape)."""
+        released = view.select(kind="activation").tensors(knowledge.device)
+        x = unwrap(knowledge.auxiliary)
+        kept, aside = (part.to(x.device) for part in hold_out(len(x), generator, "nearest", MOST_ASIDE))
+        if max(self.neighbours) > len(kept):
+            raise InvalidInput(
+                f"nearest neighbours={max(self.neighbours)!r} is not allowed; expected at most {len(kept)}, the "
+                "auxiliary rows that are not held out"
+            )
+        names, flat = list(released), x.flatten(1)
+        passes = query_passes(unwrap(knowledge.query), x, self.queries)
+        mean = {name: torch.stack([p[name] for p in passes]).mean(0) for name in names}
+        progress(1, 2)
+        best: tuple[float, Tensor] | None = None
+        for scales in (None, channel_scales(mean)):
+            known, drawn, z = (join_values(part, names, scales) for part in (mean, passes[0], released))
+            tried = nearest_means(known[kept], flat[kept], drawn[aside], self.neighbours)
+            found = nearest_means(known, flat, z, self.neighbours)
+            for own, rows in zip(tried, found, strict=True):
+                error = float((own - flat[aside].double()).square().mean())
+                if best is None or error < best[0]:
+                    best = error, rows
+        progress(2, 2)
+        return unwrap(best)[1].to(x.dtype).view(-1, *knowledge.shape)

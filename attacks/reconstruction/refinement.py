@@ -1,0 +1,77 @@
+"""Refinement: rows near a first prediction whose release, under known upstream weights, is nearer to what was seen.
+
+Source: ours, after the white-box search of He, Zhang, Lee, "Model inversion attacks against collaborative inference",
+ACSAC 2019, with a decoder's prediction for its prior.
+
+For a row x of d_x numbers with the prediction x_0 and the release z of d_z numbers, minimise
+
+    max(|f(x) - z|² - s² d_z, 0) / (2 s²) + |x - x_0|² / (2 v t) + tv TV(x)
+
+with Adam, its rate falling along half a cosine. s² is what f misses of a released number on rows that the adversary
+knows (the noise of a defense, and all else that f leaves out), v how far predictions are from such rows, a number. The
+release is not fitted beyond s² (the discrepancy principle). z was used for x_0 already, so this is no posterior: t says
+how far x may go, and is chosen on rows that the adversary knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Progress, Releases
+from splitfed.attacks.networks.gradient_descent import count_turns
+from splitfed.attacks.reconstruction.inversion import width
+from splitfed.attacks.reconstruction.priors import roughness
+
+LEAST_NOISE = 1e-8
+"""Of the variance of what was released: a smaller s² is taken for this, or the search would be nothing but its fit."""
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """A search from `start` (rows, *shape) for rows whose release under `function` is `seen`.
+
+    `noise`: s², > 0; `residual`: v, > 0; `reach`: t, > 0; `tv`: weight of the total variation, >= 0.
+    """
+
+    seen: Releases
+    function: Callable[[Tensor], Releases]
+    start: Tensor
+    noise: float
+    residual: float
+    reach: float
+    tv: float = 0.0
+
+    def run(self, steps: int, lr: float, progress: Progress | None = None) -> Tensor:
+        """Return the rows after `steps` of Adam from rate `lr`: (rows, *shape)."""
+        x = self.start.clone().requires_grad_()
+        optimizer = torch.optim.Adam([x], lr=lr)
+        rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        allowed = self.noise * width(self.seen)
+        # Adam takes gradients of any size, but not of one below its epsilon.
+        whole = width(self.seen) + self.start[0].numel() / self.reach
+        for _ in count_turns(steps, progress, 50):
+            fit = (self._misfit(x) - allowed).clamp(min=0.0) / (2 * self.noise)
+            prior = (x - self.start).square().flatten(1).sum(1) / (2 * self.residual * self.reach)
+            loss = (fit + prior + self.tv * x[0].numel() * roughness(x) / self.residual).sum() / whole
+            (x.grad,) = torch.autograd.grad(loss, x)
+            optimizer.step()
+            rate.step()
+        return x.detach()
+
+    def _misfit(self, x: Tensor) -> Tensor:
+        """Return |f(x) - z|² of every row."""
+        released = self.function(x)
+        return torch.stack([(released[n] - z).square().flatten(1).sum(1) for n, z in self.seen.items()]).sum(0)
+
+
+@torch.no_grad()
+def measure_noise(function: Callable[[Tensor], Releases], x: Tensor, seen: Releases) -> float:
+    """Return the mean squared difference of a released number from what `function` says of `x`, the rows behind it."""
+    released = function(x)
+    total = sum(float((released[n] - z).square().sum()) for n, z in seen.items()) / (len(x) * width(seen))
+    variance = sum(float((z - z.mean(0)).square().sum()) for z in seen.values()) / (len(x) * width(seen))
+    return max(total, LEAST_NOISE * variance, torch.finfo(torch.float32).tiny)

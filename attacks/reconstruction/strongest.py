@@ -1,0 +1,282 @@
+"""Strongest: the reconstruction attacks of this house, with more and more work, chosen on the adversary's own rows.
+
+Paper: none; after He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019, whose two
+attacks are among its members, and Breiman, "Stacked regressions", Machine Learning 1996, for the combination of all.
+
+Its members are `linear_inverse`, `nearest`, `inverse_network` of several widths and, where the upstream
+weights are granted, `rmle` and a search that begins at the best decoder's rows (`refinement`); where an attack was in
+the training, what that predicts; and last a convex combination of all of them, its weights by least squares.
+
+The choice is the adversary's: some of its rows are held out, their releases stand behind the victims' without a mark,
+and the member with the least squared error on them makes the prediction, once it has learnt from all of the rows. The
+truth of the victims has no part in it. A member that
+takes steps is tried with twice as many until that gains less than .2 dB or `doublings` is reached; which of the two it
+was is said (`Selection.converged`): a figure that has not converged is a lower bound of what leaks.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import (
+    Attack,
+    Budgets,
+    Knowledge,
+    Needs,
+    PredictionAndSelection,
+    Progress,
+    Target,
+    TrainedAttack,
+    unwrap,
+)
+from splitfed.attacks.reconstruction.combination import combine, weigh
+from splitfed.attacks.reconstruction.held_out import HeldOut, hold_out
+from splitfed.attacks.reconstruction.refinement import Refinement, measure_noise
+from splitfed.attacks.selection import CONVERGED, Attempt, Selection, decibels
+from splitfed.core.errors import InvalidInput, check_count, require_count, require_number
+from splitfed.core.messages import View
+from splitfed.core.random import derive
+from splitfed.registry import load
+
+QUICK = {"widths": (16,), "epochs": 2, "iterations": 30, "doublings": 2}
+STANDARD = {"widths": (16, 32), "epochs": 10, "iterations": 300, "doublings": 3}
+FULL = {"widths": (16, 32, 64), "epochs": 20, "iterations": 600, "doublings": 5}
+
+SMOOTHING = (0.0, 1e-3, 1e-2, 1e-1)
+"""Weights of the total variation among which the search from nothing chooses."""
+REACH = (0.3, 3.0, 30.0)
+"""How far a refinement may go from the first prediction, among which it chooses."""
+RATE = 0.01
+"""Adam's rate for a refinement, in the unit of the data's standard deviation."""
+COMBINATION = "combination"
+LEAST_WEIGHT = 1e-6
+"""A member that counts for less in a combination is left out of it."""
+LEAST_RESIDUAL = 1e-12
+"""Mean squared error of a first prediction that is taken for exact."""
+
+
+Predict = Callable[[View, Knowledge, int, torch.Generator], Tensor]
+"""From a view, what is known, a size of the work and random numbers to a row for every one in the view."""
+
+
+class EnsembleMember(NamedTuple):
+    """An attack among others: its `name`, the `size` of its work at first (0: it has no steps), and how it predicts.
+
+    `learns`: whether it learns from auxiliary rows, so that it is the better for those held out.
+    """
+
+    name: str
+    size: int
+    predict: Predict
+    learns: bool = False
+
+
+@dataclass(frozen=True)
+class Strongest(Attack):
+    """Decoders of `widths` from `epochs` on, searches from `iterations` on, each doubled at most `doublings` times.
+
+    `white_box`: whether members that know the upstream weights take part, where these are granted. The share
+    `validation` of the auxiliary rows chooses. `batch_size`, `lr` and `queries` are those of
+    `inverse_network`. Budgets are called "quick", "standard" and "full"; "fast", "default" and "paper" are the same.
+    """
+
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
+    budgets: ClassVar[Budgets] = {
+        "fast": QUICK,
+        "default": STANDARD,
+        "paper": FULL,
+        "quick": QUICK,
+        "standard": STANDARD,
+        "full": FULL,
+    }
+
+    widths: tuple[int, ...] = (16, 32)
+    epochs: int = field(default=10, metadata=require_count("strongest epochs", low=1))
+    iterations: int = field(default=300, metadata=require_count("strongest iterations", low=1))
+    white_box: bool = True
+    doublings: int = field(default=3, metadata=require_count("strongest doublings", low=1))
+    batch_size: int = field(default=32, metadata=require_count("strongest batch_size", low=1))
+    lr: float = field(default=3e-3, metadata=require_number("strongest lr", low=0.0, open_low=True))
+    queries: int = field(default=5, metadata=require_count("strongest queries", low=1))
+    validation: float = field(
+        default=0.2, metadata=require_number("strongest validation", low=0.0, high=1.0, open_low=True, open_high=True)
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse no widths, and widths that are no whole numbers, too."""
+        super().__post_init__()
+        if not isinstance(self.widths, (tuple, list)) or not self.widths:
+            raise InvalidInput(f"strongest widths={self.widths!r} is not allowed; expected one whole number or more")
+        for width in self.widths:
+            check_count("strongest widths", width, low=1)
+
+    @property
+    def uses(self) -> frozenset[Needs]:
+        """What some members need, beyond what all of them require."""
+        return frozenset({Needs.TRAINING_ATTACK, *([Needs.UPSTREAM] if self.white_box else [])})
+
+    def run(
+        self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
+    ) -> PredictionAndSelection:
+        """Return the chosen member's rows for the releases in the view, (victims, *shape), and how it was chosen."""
+        trials = self.compare(view, knowledge, generator, progress)
+        prediction = trials.predict(trials.chosen, view, knowledge)
+        return PredictionAndSelection(prediction, Selection(trials.chosen, tuple(trials.tried)))
+
+    def compare(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Trials:
+        """Return every member, tried on rows held out."""
+        held_out = hold_out("strongest", view, knowledge, self.validation, generator)
+        held_out = hold_out("strongest", view, knowledge, self.validation, generator)
+        white_box, state = knowledge.upstream is not None, knowledge.training_attack
+        most = 4 + len(self.widths) * (1 + self.doublings) + white_box * (len(SMOOTHING + REACH) + 2 * self.doublings)
+        trials = Trials(held_out, generator.initial_seed(), lambda done: progress(min(done, most - 1), most))
+        for member in self._closed_forms(held_out):
+            trials.run(member, 0)
+        if state is not None and getattr(state.plan, "target", None) is Target.INPUTS:
+            trials.run(_training_attack_member(state), 0)
+        for member in self._decoders():
+            trials.run(member, self.doublings)
+        if white_box:
+            trials.run_best(self._searches(), self.doublings)
+            trials.run_best(self._refinements(trials), self.doublings)
+        trials.combine()
+        progress(most, most)
+        return trials
+
+    def _closed_forms(self, held_out: HeldOut) -> Iterator[EnsembleMember]:
+        yield attack_member("linear_inverse", load("attacks", "linear_inverse")())
+        # A fifth of the rows is held out once more, to choose among these.
+        counts = tuple(k for k in (1, 10) if 2 * k <= len(unwrap(held_out.knowledge.auxiliary)))
+        yield attack_member("nearest", load("attacks", "nearest")(neighbours=counts))
+
+    def _decoders(self) -> Iterator[EnsembleMember]:
+        network = load("attacks", "inverse_network")
+        for width in self.widths:
+            decoder = network(width=width, batch_size=self.batch_size, lr=self.lr, queries=self.queries)
+            yield attack_member(f"inverse_network, width {width}", decoder, "epochs", self.epochs)
+
+    def _searches(self) -> Iterator[EnsembleMember]:
+        for tv in SMOOTHING:
+            yield attack_member(f"rmle, tv {tv:g}", load("attacks", "rmle")(tv=tv), "iterations", self.iterations)
+
+    def _refinements(self, trials: Trials) -> Iterator[EnsembleMember]:
+        held_out, first = trials.held_out, trials.chosen
+        function, device = unwrap(held_out.knowledge.upstream), held_out.knowledge.device
+        behind = {n: z[-len(held_out.x) :] for n, z in _released(held_out.view, device).items()}
+        noise = measure_noise(function, held_out.x, behind)
+        residual = max(held_out.error(trials.found[first]), LEAST_RESIDUAL)
+        rate = RATE * float(unwrap(held_out.knowledge.auxiliary).std())
+        for reach in REACH:
+
+            def predict(
+                view: View, known: Knowledge, size: int, drawn: torch.Generator, reach: float = reach
+            ) -> Tensor:
+                start = trials.predict(first, view, known).to(device)
+                search = Refinement(_released(view, device), function, start, noise, residual, reach)
+                return search.run(size, rate).cpu()
+
+            yield EnsembleMember(f"refinement, reach {reach:g}", self.iterations, predict, learns=True)
+
+
+class Trials:
+    """Members that were tried: the predictions of each at the size at which it is best, `found`, and all attempts."""
+
+    def __init__(self, held_out: HeldOut, seed: int, progress: Callable[[int], None]) -> None:
+        self.held_out, self._seed, self._progress = held_out, seed, progress
+        self.tried: list[Attempt] = []
+        self.found: dict[str, Tensor] = {}
+        self._errors: dict[str, float] = {}
+        self._members: dict[str, tuple[EnsembleMember, int]] = {}
+        self._weights: dict[str, float] = {}
+
+    @property
+    def chosen(self) -> str:
+        """The member with the least error on the rows held out; of several the first."""
+        return min(self._errors, key=lambda name: self._errors[name])
+
+    def run(self, member: EnsembleMember, doublings: int) -> None:
+        """Try a member, and twice as much of its work as long as that gains more than .2 dB."""
+        self._double(member, self._attempt(member, member.size), doublings if member.size else 0)
+
+    def run_best(self, members: Iterator[EnsembleMember], doublings: int) -> None:
+        """Try each of `members` once, and double the best of them alone."""
+        errors = [(self._attempt(member, member.size), member) for member in members]
+        before, member = min(errors, key=lambda pair: pair[0])
+        self._double(member, before, doublings)
+
+    def combine(self) -> None:
+        """Try the convex combination of all that was found, judged on rows that its weights were not fitted to."""
+        started = time.perf_counter()
+        weights, error = combine(self.held_out, list(self.found.values()))
+        self._weights = {name: w for name, w in zip(self.found, weights, strict=True) if w > LEAST_WEIGHT}
+        self._keep(COMBINATION, 0, error, time.perf_counter() - started)
+
+    def predict(self, name: str, view: View, knowledge: Knowledge) -> Tensor:
+        """Return what the member `name` predicts for a view, from all that is known there, rows held out included."""
+        if view is self.held_out.view:
+            return self.found[name]
+        if name == COMBINATION:
+            total = sum(self._weights.values())
+            parts = [self.predict(n, view, knowledge) for n in self._weights]
+            return weigh([w / total for w in self._weights.values()], parts)
+        member, size = self._members[name]
+        if not member.learns:
+            return self.held_out.split(self.found[name])[0]
+        return self._predict(member, size, view, knowledge)
+
+    def _double(self, member: EnsembleMember, before: float, doublings: int) -> None:
+        for doubling in range(1, doublings + 1):
+            after = self._attempt(member, member.size * 2**doubling)
+            if decibels(before, after) < CONVERGED["mse"]:
+                return
+            before = after
+
+    def _attempt(self, member: EnsembleMember, size: int) -> float:
+        started = time.perf_counter()
+        predictions = self._predict(member, size, self.held_out.view, self.held_out.knowledge)
+        error = self.held_out.error(predictions) if bool(torch.isfinite(predictions).all()) else math.inf
+        if error < self._errors.get(member.name, math.inf):
+            self.found[member.name], self._members[member.name] = predictions, (member, size)
+        self._keep(member.name, size, error, time.perf_counter() - started)
+        return error
+
+    def _predict(self, member: EnsembleMember, size: int, view: View, knowledge: Knowledge) -> Tensor:
+        # Every attempt draws its own random numbers, so that one more of them changes none of the others.
+        drawn = torch.Generator().manual_seed(derive(self._seed, "member", member.name, size))
+        predictions = member.predict(view, knowledge, size, drawn)
+        return predictions if knowledge.value_range is None else predictions.clamp(*knowledge.value_range)
+
+    def _keep(self, name: str, size: int, error: float, seconds: float) -> None:
+        self.tried.append(Attempt(name, size, seconds, error))
+        self._errors[name] = min(error, self._errors.get(name, math.inf))
+        self._progress(len(self.tried))
+
+
+def attack_member(name: str, attack: Attack, parameter: str = "", size: int = 0) -> EnsembleMember:
+    """Return `attack` as a member whose `parameter` is its work, `size` at first; without one it has no steps."""
+
+    def predict(view: View, knowledge: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
+        sized = replace(attack, **{parameter: size}) if parameter else attack
+        return sized(view, knowledge, drawn).prediction
+
+    return EnsembleMember(name, size, predict, learns=Needs.AUXILIARY in attack.requires)
+
+
+def _training_attack_member(state: TrainedAttack) -> EnsembleMember:
+    """Return the attack inside training as a member: it has learnt all it can."""
+
+    def predict(view: View, knowledge: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
+        return state.predict(view, Target.INPUTS).detach().cpu()
+
+    return EnsembleMember(f"{type(state.plan).__name__} in training", 0, predict)
+
+
+def _released(view: View, device: torch.device) -> dict[str, Tensor]:
+    return dict(view.select(kind="activation").tensors(device))

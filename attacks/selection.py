@@ -1,0 +1,78 @@
+"""What an attack that chooses among several tells of its choice: what it tried, and whether more work would help."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+CONVERGED = {"mse": 0.2, "auc": 0.01}
+"""Metric of the rows held out -> how little the last doubling of a member's work gains where it has converged.
+
+In dB of a mean squared error, in points of an area under the curve.
+"""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One `member` at one `size` of its work (epochs or iterations; 0: closed form), and the `seconds` it took.
+
+    `error`: on rows of which the adversary knows the truth: the mean squared error, or 1 - AUC.
+    """
+
+    member: str
+    size: int
+    seconds: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which `member` made the prediction, and every attempt in the order in which they were made.
+
+    `metric`: of what an attempt's error is one, "mse" or "auc".
+    """
+
+    member: str
+    tried: tuple[Attempt, ...]
+    metric: str = "mse"
+
+    @property
+    def gain(self) -> float | None:
+        """The most that a last doubling of work gained, in the unit of `CONVERGED`; None where nothing was doubled."""
+        gains = []
+        for member in dict.fromkeys(attempt.member for attempt in self.tried):
+            errors = {a.size: a.error for a in self.tried if a.member == member}
+            largest = max(errors)
+            if largest and largest // 2 in errors:
+                gains.append(gain_of(self.metric, errors[largest // 2], errors[largest]))
+        return max(gains, default=None)
+
+    @property
+    def converged(self) -> bool | None:
+        """Whether the last doubling of the work gained less than `CONVERGED` says; None where nothing was doubled."""
+        return None if (gain := self.gain) is None else gain < CONVERGED[self.metric]
+
+    def curve(self) -> list[tuple[float, float]]:
+        """Return the least error so far after every attempt: (seconds altogether, error)."""
+        seconds, least, points = 0.0, math.inf, []
+        for attempt in self.tried:
+            seconds, least = seconds + attempt.seconds, min(least, attempt.error)
+            points.append((seconds, least))
+        return points
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as plain data, with the gain and whether it has converged."""
+        return {**asdict(self), "gain": self.gain, "converged": self.converged}
+
+
+def gain_of(metric: str, before: float, after: float) -> float:
+    """Return what an error of `metric` that fell from `before` to `after` gained: dB of "mse", points of "auc"."""
+    return decibels(before, after) if metric == "mse" else before - after
+
+
+def decibels(before: float, after: float) -> float:
+    """Return by how many dB a mean squared error fell, >= 0 where it did; infinity where nothing is left of it."""
+    if before == after:
+        return 0.0
+    return math.inf if after == 0 else 10 * math.log10(before / after)

@@ -1,0 +1,89 @@
+"""Numbers of any kind (tensors, arrays, parts of rows) as rows of one of the two types that rows have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput, check_names
+from splitfed.data.features import Feature, adjacent_features
+
+_EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53}
+"""Magnitude up to which every whole number is one of a type with fractions."""
+
+
+def as_tensor(what: str, value: Any, share: bool = False) -> Tensor:
+    """Return numbers (a tensor, an array or one number) as a CPU tensor.
+
+    It has memory of its own; with `share` that of `value`, where its type is one that is kept and it may be written to.
+    """
+    match value:
+        case Tensor():
+            tensor = value.detach().to("cpu", copy=not share)
+        case np.ndarray() | np.generic() | int() | float():
+            shared = share and isinstance(value, np.ndarray) and value.flags.c_contiguous and value.flags.writeable
+            array = np.asarray(value) if shared else np.array(value, order="C")
+            if array.dtype.kind not in "biuf":
+                raise InvalidInput(f"{what} has type {array.dtype}; expected real numbers")
+            if array.dtype.kind == "u" and array.size and int(array.max()) >= 2**63:
+                raise InvalidInput(f"{what} holds {int(array.max())}; expected whole numbers below 2**63")
+            # torch knows neither the other byte order nor long doubles, and few operations on unsigned types.
+            reals = np.float32 if array.itemsize <= 4 else np.float64
+            tensor = torch.from_numpy(array.astype(reals if array.dtype.kind == "f" else np.int64, copy=False))
+        case _:
+            raise InvalidInput(f"{what} is a {type(value).__name__}; expected a tensor, an array or a number")
+    if tensor.is_complex():
+        raise InvalidInput(f"{what} is complex; expected real numbers")
+    if tensor.dtype == torch.uint64:
+        return as_tensor(what, tensor.numpy())
+    return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
+
+
+def as_rows(what: str, value: Any, dtype: str, share: bool = False) -> Tensor:
+    """Return numbers as rows (n, ...) of `dtype`, see `as_tensor` and `as_type`; (n,) becomes one column."""
+    tensor = as_type(what, as_tensor(what, value, share), dtype)
+    return tensor.unsqueeze(1) if tensor.dim() == 1 else tensor
+
+
+def as_type(what: str, tensor: Tensor, dtype: str) -> Tensor:
+    """Return `tensor`, as `as_tensor` returns it, as `dtype`: "float32" or "int64".
+
+    Raises `InvalidInput` for real numbers that shall be "int64", and for a magnitude from which on the type that they
+    come in leaves whole numbers out.
+    """
+    check_names("dtype of rows", ("float32", "int64"), dtype)
+    if dtype == "float32":
+        return tensor.to(torch.float32)
+    if tensor.is_floating_point():
+        bad = (tensor != tensor.round()) | (tensor.abs() > _EXACT[tensor.dtype])
+        if bool(bad.any()):
+            row, number = int(bad.nonzero()[0, 0]) if bad.dim() else 0, float(tensor[bad][0])
+            raise InvalidInput(f"{what} holds {number:g} in row {row}; dtype='int64' expects whole numbers")
+    return tensor.to(torch.int64)
+
+
+def join_parts(name: str, parts: Mapping[str, Any], dtype: str) -> tuple[Tensor, dict[str, Feature]]:
+    """Return rows that hold `parts`, name -> (n, ...), and where in a flattened row each of them stands."""
+    if not parts:
+        raise InvalidInput(f"{name}: x has no part; expected name -> (n, ...), at least one")
+    found = {part: as_tensor(f"{name}: {part!r}", value, share=True) for part, value in parts.items()}
+    real = [part for part, value in found.items() if value.is_floating_point()]
+    if real and len(real) < len(found):
+        whole = next(part for part in found if part not in real)
+        raise InvalidInput(
+            f"{name}: {real[0]!r} holds real numbers and {whole!r} whole ones; all parts of a row have one type, as "
+            f"float32 cannot tell whole numbers above {2**24} apart: convert one of them"
+        )
+    rows = {part: as_rows(f"{name}: {part!r}", value, dtype, share=True) for part, value in found.items()}
+    counts = {part: len(value) if value.dim() else 0 for part, value in rows.items()}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{part!r} has {count}" for part, count in counts.items())
+        raise InvalidInput(f"{name}: {listed} rows; expected as many in every part")
+    features = adjacent_features(rows)
+    if len({feature.shape for feature in features.values()}) == 1:
+        return torch.stack(list(rows.values()), 1), features
+    return torch.cat([value.flatten(1) for value in rows.values()], 1), features

@@ -1,0 +1,64 @@
+"""Mixup: training sees every row mixed with another row of the same client, drawn by the seed, the row and the epoch.
+
+Paper: Zhang, Cisse, Dauphin, Lopez-Paz, "mixup: beyond empirical risk minimization", ICLR 2018.
+
+Deviates: labels are not mixed. There a row i and a row j, mixed by lambda from Beta(alpha, alpha), are compared with
+both labels, by lambda and 1 - lambda. As i and j may change places, the expected gradient is the same where the label
+of row i alone stands and lambda comes from Beta(alpha + 1, alpha): for cross-entropy and logistic loss, and for squared
+error, whose mixed labels differ by what no weight changes. So labels stay what they were, wherever they are held.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput, check_number
+from splitfed.core.random import derive
+from splitfed.core.rows import Draw, RowSource, layers
+
+
+class MixedRows(RowSource):
+    """The rows of `source`, and for a step of training each of them mixed with another one of these.
+
+    `alpha` > 0: the larger, the more of the other row. `numbers`: (rows,) by which each row draws; None: 0, 1, ...
+    `select` chooses partners among the chosen alone, so that no client's row gets into another's.
+    """
+
+    draws = True
+    couples = True
+
+    def __init__(self, name: str, source: RowSource, alpha: float, numbers: Tensor | None = None) -> None:
+        check_number("mixup", alpha, low=0.0, open_low=True)
+        if not source.dtype.is_floating_point:
+            raise InvalidInput(f"{name} has rows of whole numbers, which stand for things and cannot be mixed")
+        if source.couples:
+            raise InvalidInput(f"{name} has a mixup already; expected one")
+        self.name, self.source, self.alpha = name, source, alpha
+        self.numbers = torch.arange(len(source)) if numbers is None else numbers
+        self.shape, self.dtype = source.shape, source.dtype
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def select(self, rows: Tensor) -> MixedRows:
+        """Return the rows of these numbers, mixed with one another."""
+        return MixedRows(self.name, self.source.select(rows), self.alpha, self.numbers[rows])
+
+    def take(self, rows: Tensor, draw: Draw | None = None) -> Tensor:
+        """Return the rows of these numbers, mixed where it is told whose numbers to draw."""
+        found = self.source.take(rows, draw)
+        if draw is None or len(rows) == 0:
+            return found
+        shares, partners = np.empty(len(rows), dtype=np.float32), np.empty(len(rows), dtype=np.int64)
+        for place, number in enumerate(self.numbers[rows].tolist()):
+            random = np.random.default_rng(derive(draw.seed, "mixup", draw.epoch, number))
+            shares[place], partners[place] = random.beta(self.alpha + 1, self.alpha), random.integers(len(self))
+        own = torch.from_numpy(shares).reshape(-1, *[1] * len(self.shape))
+        return found * own + self.source.take(torch.from_numpy(partners), draw) * (1 - own)
+
+
+def mixup_of(rows: RowSource) -> float | None:
+    """Return the alpha of the mixup of `rows`, None where there is none."""
+    return next((float(one.alpha) for one in layers(rows) if isinstance(one, MixedRows)), None)

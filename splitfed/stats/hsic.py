@@ -1,0 +1,111 @@
+"""HSIC: how strongly two sets of vectors depend on each other, by Gaussian kernels; and its scale-free form, CKA.
+
+Papers: Gretton, Bousquet, Smola, Schölkopf, "Measuring statistical dependence with Hilbert-Schmidt norms", ALT 2005
+(the biased form); Song, Smola, Gretton, Bedo, Borgwardt, "Feature selection via dependence maximization", Journal of
+Machine Learning Research 2012 (the unbiased one); Kornblith, Norouzi, Lee, Hinton, "Similarity of neural network
+representations revisited", ICML 2019 (CKA).
+
+Arguments are tensors (n, ...) of n paired observations, flattened. The kernel is exp(-|p - q|² / (2 s²)), s² half the
+median of the squared distances of pairs that differ, so that neither argument's unit matters. With K, L the kernel
+matrices and H = I - 1/n, the biased form is tr(KHLH)/(n-1)²; the unbiased one, with K~, L~ of zero diagonal,
+
+    [tr(K~L~) + (1'K~1)(1'L~1)/((n-1)(n-2)) - 2/(n-2) 1'K~L~1] / (n(n-3)).
+
+As with distance correlation, the biased form is far from 0 for independent images of a small batch: report the
+unbiased one with `permutation_test_hsic`. Where an argument is constant both are 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput, check_count
+from splitfed.stats.dependence import PermutationTest
+
+LEAST = 4
+
+
+def hsic_biased(x: Tensor, z: Tensor) -> float:
+    """Return tr(KHLH)/(n-1)², >= 0, of x (n, ...) and z (n, ...), n >= 4."""
+    k, level = _kernels(x, z)
+    return float((_centred(k) * level).sum()) / (len(k) - 1) ** 2
+
+
+def hsic_unbiased(x: Tensor, z: Tensor) -> float:
+    """Return the unbiased estimate, about 0 if independent and of either sign, of x (n, ...) and z (n, ...), n >= 4."""
+    k, level = (_off_diagonal(part) for part in _kernels(x, z))
+    return float(_unbiased(k, level))
+
+
+def centered_kernel_alignment(x: Tensor, z: Tensor) -> float:
+    """Return the unbiased HSIC(x, z) / sqrt(HSIC(x, x) HSIC(z, z)): 1 for z = x, about 0 if independent.
+
+    0 where either argument is constant, or its own estimate is not above 0.
+    """
+    k, level = (_off_diagonal(part) for part in _kernels(x, z))
+    return float(_alignment(k, level))
+
+
+@torch.no_grad()
+def permutation_test_hsic(x: Tensor, z: Tensor, permutations: int, generator: torch.Generator) -> PermutationTest:
+    """Test independence: the unbiased CKA against its values when the rows of `z` are shuffled.
+
+    p = (1 + number of shuffles that reach the statistic) / (1 + permutations), so it is never 0. Raises `InvalidInput`
+    for fewer than 4 rows and for values that are not finite.
+    """
+    check_count("permutations", permutations, low=1)
+    k, level = (_off_diagonal(part) for part in _kernels(x, z))
+    value = _alignment(k, level)
+    null = []
+    for _ in range(permutations):
+        order = torch.randperm(len(k), generator=generator, device=generator.device).to(k.device)
+        null.append(_alignment(k, level[order][:, order]))
+    drawn = torch.stack(null)
+    # Shuffles that only swap equal rows tie with the statistic, up to rounding: they count as reaching it.
+    reached = int((drawn >= value - 1e-12).sum())
+    return PermutationTest(float(value), drawn.cpu(), (1 + reached) / (1 + permutations))
+
+
+def _kernels(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Check a pair, and return both kernel matrices (n, n), float64."""
+    if len(x) != len(z) or len(x) < LEAST:
+        raise InvalidInput(f"x has {len(x)} rows and z has {len(z)}; expected equal numbers, at least {LEAST}")
+    for name, value in (("x", x), ("z", z)):
+        if not bool(torch.isfinite(value).all()):
+            raise InvalidInput(f"{name} holds a value that is not finite; expected finite numbers")
+    return _kernel(x.detach()), _kernel(z.detach())
+
+
+def _kernel(x: Tensor) -> Tensor:
+    rows = x.double().flatten(1)
+    distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()
+    apart = distances[distances > 0]
+    if len(apart) == 0:
+        return torch.ones_like(distances)
+    # exp(-|p - q|² / (2 s²)), s² = median / 2
+    return torch.exp(-distances / float(apart.median()))
+
+
+def _centred(k: Tensor) -> Tensor:
+    return k - k.mean(0) - k.mean(1, keepdim=True) + k.mean()
+
+
+def _off_diagonal(k: Tensor) -> Tensor:
+    return k - torch.diag(k.diagonal())
+
+
+def _unbiased(k: Tensor, level: Tensor) -> Tensor:
+    """Return the unbiased HSIC of two kernel matrices with zero diagonals."""
+    n = len(k)
+    rows, columns = k.sum(1), level.sum(1)
+    total = (k * level).sum() + rows.sum() * columns.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * rows @ columns
+    return total / (n * (n - 3))
+
+
+def _alignment(k: Tensor, level: Tensor) -> Tensor:
+    own = _unbiased(k, k), _unbiased(level, level)
+    # Of a constant argument all entries are 1: what is left is rounding.
+    if min(float(one) for one in own) <= 1e-12:
+        return torch.zeros((), dtype=k.dtype)
+    return _unbiased(k, level) / (own[0] * own[1]).sqrt()

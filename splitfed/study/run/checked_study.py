@@ -1,0 +1,114 @@
+"""A study from its file to runs that have been checked: everything but the training, and nothing that only it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from splitfed.data.dataset import Dataset
+from splitfed.models.import_paths import Code
+from splitfed.study.config import build, schema
+from splitfed.study.config.auto_cuts import name_auto_cuts
+from splitfed.study.config.grid import Grid, expand
+from splitfed.study.config.mistakes import Mistakes, in_file_order
+from splitfed.study.config.search import SearchStudy, read_search
+from splitfed.study.config.search_space import Assignment
+from splitfed.study.config.static_check import check_statically
+from splitfed.study.run.checked import key_of, recall
+from splitfed.study.run.preflight import check_grid
+from splitfed.study.run.search_check import check_search
+from splitfed.study.run.trust import code_of, is_results
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CheckedStudy:
+    """A study that has been checked: its runs and its data; `text` as the user wrote it.
+
+    `code`: where its import paths lead. `search`: what chooses the runs, of which `grid` then holds one setting alone,
+    that of `setting`; None for a grid. `key`: of what was checked, "" for that of the grid.
+    """
+
+    grid: Grid
+    data: Dataset
+    text: str
+    code: Code
+    search: SearchStudy | None = None
+    setting: Assignment | None = None
+    key: str = ""
+
+
+def prepare_study(
+    path: Path, advice: str | None = None, *, trust: bool = False, folder: Path | None = None
+) -> CheckedStudy:
+    """Read and check the study in the file `path`: everything but the training; nothing is written.
+
+    Import paths of models may lead to Python files beside it. One that lies in a folder of results is as much to be
+    trusted as that folder: see `splitfed.study.run.trust`. `advice`: as `schema.read_toml`. `folder`: of results, where
+    an earlier call may have left what it has checked.
+    """
+    raw, base, code = read_study_file(path, advice, trust=trust)
+    return check_raw(raw, path.name, base, code, path.read_text("utf-8"), folder)
+
+
+def folder_named_after(path: Path) -> Path | None:
+    """Return the folder that is called like the study in the file `path`; None where it has no such name."""
+    table = schema.read_toml(path).get("study")
+    name = table.get("name") if isinstance(table, Mapping) else None
+    return Path(name) if isinstance(name, str) and name else None
+
+
+def read_study_file(path: Path, advice: str | None = None, *, trust: bool = False) -> tuple[Json, Path, Code]:
+    """Return the tables in the file `path`, unchecked, where its paths start from and where its imports may lead."""
+    raw, base = schema.read_toml(path, advice), path.resolve().parent
+    # A file of a folder of results may be a link to one elsewhere.
+    results = next(filter(is_results, (path.absolute().parent.resolve(), base)), None)
+    return raw, base, Code(base) if results is None else code_of(results, raw, trust)
+
+
+def check_study(raw: Mapping[str, Any], source: str, base: Path, code: Code | None = None) -> tuple[Grid, Dataset]:
+    """Check the study `raw`, called `source` in messages; relative paths start from `base`.
+
+    `code`: where import paths of models may lead (default: to the Python files in `base` as well).
+    """
+    check_statically(raw, source)
+    with in_file_order(raw):
+        grid = expand(schema.parse_study(raw, source), source, base, Code(base) if code is None else code)
+        return check_grid(grid, source)
+
+
+def check_raw(
+    raw: Mapping[str, Any], source: str, base: Path, code: Code, text: str, folder: Path | None, token: str = ""
+) -> CheckedStudy:
+    """Check the study `raw`, unless `folder` keeps what an earlier check of it found; see `recall` for `token`."""
+    check_statically(raw, source)
+    with in_file_order(raw):
+        if "search" in raw:
+            search, first = read_search(raw, source, base, code)
+            written = search.resolved(raw, first)
+            if (found := recall(folder, written)) is not None and found.setting is not None:
+                setting, data = found.setting, build.dataset(first.cells[0].data)
+                grid = _with_cuts(search.expand(setting), data, source)
+            else:
+                setting, grid, data = check_search(search, first)
+            grid = replace(grid, resolved=search.resolved(raw, grid))
+            return CheckedStudy(grid, data, text, code, search, setting, key_of(written))
+        grid = expand(schema.parse_study(raw, source), source, base, code)
+        if (found := recall(folder, grid.resolved, token)) is None:
+            return CheckedStudy(*check_grid(grid, source), text, code)
+        refused = {name for name, _ in found.refused}
+        kept = tuple(cell for cell in grid.cells if cell.id not in refused)
+        data = build.dataset(grid.cells[0].data)
+        named = _with_cuts(replace(grid, cells=kept, refused=found.refused), data, source)
+        return CheckedStudy(named, data, text, code)
+
+
+def _with_cuts(grid: Grid, data: Dataset, source: str) -> Grid:
+    """Return the grid, checked before, with names in place of automatic cuts."""
+    mistakes = Mistakes(source)
+    grid = name_auto_cuts(mistakes, grid, data)
+    mistakes.stop()
+    return grid

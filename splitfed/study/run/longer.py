@@ -1,0 +1,131 @@
+"""Trains a finished run of a study for more rounds: it becomes what it were, had it been planned so from the start.
+
+Weights, metrics and messages of the rounds it has stay; what was measured after the last of them is measured anew after
+the last one now, and every attack runs again. `previous.json` keeps the earlier result until then, so that a
+continuation that was interrupted goes on by the same command, or with its study.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from splitfed.core import digests
+from splitfed.core.defense import privacy_event
+from splitfed.core.errors import InvalidInput, check_count
+from splitfed.data.dataset import Dataset
+from splitfed.study.config import schema
+from splitfed.study.config.cell import Cell
+from splitfed.study.config.toml import dumps
+from splitfed.study.report.document import write_report
+from splitfed.study.run import session
+from splitfed.study.run.progress import Lines, open_watcher
+from splitfed.study.run.reattack import load_finished_run, rewrite_results_table
+from splitfed.study.run.runner import Json, identity_of, read_result, run_cell, train_cell, with_rounds, write_result
+from splitfed.study.run.store import StudyFolder
+from splitfed.study.run.trust import MARK, code_of, read_own_files, write_mark
+from splitfed.training.checkpoint import write_atomic
+from splitfed.training.folder import RunFolder
+from splitfed.training.rounds import check_longer
+
+PREVIOUS = "previous.json"
+
+
+def continue_run(folder: Path, rounds: int, *, trust: bool = False) -> Json:
+    """Train the finished run in `folder` for `rounds` more rounds and return its new result; tables and report follow.
+
+    Raises `InvalidInput`, before anything is changed, for a run that a callback has ended, for a trial of a search, and
+    where the length was part of what was worked out: see `Run.continue_training`.
+    """
+    check_count("rounds", rounds, low=1)
+    with _alone(folder):
+        started = _read_interrupted(folder, rounds)
+        # What is trusted for one call is not the user's own for ever.
+        own = (folder / "config.toml").is_file() and read_own_files(folder) is not None
+        previous, cell, data = _begin(folder, rounds, trust) if started is None else (started, *_open(folder, trust))
+        with open_watcher(1, 0) as watcher:
+            watcher.start(folder.resolve().name)
+            result = run_cell(cell, data, folder, watcher)
+        # Labels say more than the configuration that the folder keeps, such as that a cut was chosen.
+        labels = {key: previous[key] for key in identity_of(cell) if key in previous}
+        result = write_result(folder, {**result, **labels})
+        if not own:
+            (folder / MARK).unlink(missing_ok=True)
+        (folder / PREVIOUS).unlink(missing_ok=True)
+        home = _study_of(folder)
+        if home is not None:
+            rewrite_results_table(home)
+            if "failed" not in result:
+                write_report(home, trust=trust)
+    return result
+
+
+def _begin(folder: Path, rounds: int, trust: bool) -> tuple[Json, Cell, Dataset]:
+    """Check everything, and turn the finished run into one that has yet to get its last rounds."""
+    previous, cell, data = load_finished_run(folder, trust=trust)
+    home = _study_of(folder)
+    if home is not None and "search" in schema.read_toml(home / "config.toml", digests.STUDY_CONFIG):
+        raise InvalidInput(
+            f"{str(folder)!r} is a trial of a search, which has chosen by its result; do it again by itself: "
+            f"splitfed run {folder / 'config.toml'}"
+        )
+    run = train_cell(cell, data, folder, Lines(1))
+    assert run.plan is not None
+    total = check_longer(run, run.plan, rounds)
+    done, every = len(run.history), cell.training.evaluate_every
+    if done % every and any(privacy_event(defense) is not None for defense in run.engine.defenses):
+        raise InvalidInput(
+            f"rows were scored after round {done} because it was the last (evaluate_every={every}), which no ledger "
+            "planned for more rounds counts; train the run again with more"
+        )
+    longer = with_rounds(cell, total)
+    sources = read_own_files(folder)
+    # In this order what an interruption leaves is known for what it is.
+    (folder / "result.json").replace(folder / PREVIOUS)
+    shutil.rmtree(folder / "attacks", ignore_errors=True)
+    RunFolder(folder).lengthen(total)
+    write_atomic(folder / "config.toml", digests.toml_with_digest(dumps(longer.config)))
+    if sources is not None:
+        write_mark(folder, sources)
+    return previous, longer, data
+
+
+def _read_interrupted(folder: Path, rounds: int) -> Json | None:
+    """Return the earlier result of a run whose continuation was interrupted; None of one that is whole."""
+    kept = folder / PREVIOUS
+    if not kept.is_file() or read_result(folder) is not None:
+        return None
+    previous: Json = digests.read(kept, digests.REMEASURE)
+    asked = int(RunFolder(folder).read_definition()["rounds"]) - int(previous["rounds"])
+    if asked == 0:  # nothing but the result was put aside
+        kept.replace(folder / "result.json")
+        return None
+    if asked != rounds:
+        raise InvalidInput(f"{str(folder)!r} was being continued by {asked} rounds: finish that by --rounds {asked}")
+    return previous
+
+
+def _open(folder: Path, trust: bool) -> tuple[Cell, Dataset]:
+    """Return the run whose configuration is in `folder`, with the rounds it is to have, and its data."""
+    raw = schema.read_toml(folder / "config.toml", digests.RUN_CONFIG)
+    grid, data = session.check_study(raw, "config.toml", folder, code_of(folder, raw, trust))
+    return grid.cells[0], data
+
+
+def _study_of(folder: Path) -> Path | None:
+    """Return the folder of the study that the run in `folder` belongs to, None for a run that was moved out of it."""
+    home = folder.resolve().parent.parent
+    return home if (home / "study.toml").is_file() else None
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other processes off the study that the run in `folder` belongs to, where there is one."""
+    home = _study_of(folder)
+    if home is None:
+        yield
+        return
+    with StudyFolder(home).lock():
+        yield

@@ -1,0 +1,204 @@
+"""Leakage without an attack: what releases tell of rows, by Fisher information, mutual information and closed forms.
+
+Four measures, none of which needs an attacker to be trained:
+
+- the bound on reconstruction (`splitfed.stats.fisher_information`), where noise of a known density is added to all that
+  arrives: no attack goes below it, whatever its budget;
+- mutual information between row and release, between two estimates (`splitfed.stats.mutual_information`);
+- usable information, after Xu, Zhao, Song, Stewart, Ermon, "A theory of usable information under computational
+  constraints", ICLR 2020: what affine maps can use. With Gaussians around an affine prediction as the family, it is
+  log(V / E) / 2 nats a number, V the error of the mean row and E that of `linear_inverse`; negative where the fit is
+  worse than the mean row;
+- invertibility, this project's own: 1 - E / V, the share of the variance that the best floor recovers, with E the least
+  error of `linear_inverse` and the nearest rows.
+
+The last two are lower estimates of what leaks, the first an upper one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import log, sqrt
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Releases
+from splitfed.attacks.scoring.reconstruction_metrics import mean_image, mse
+from splitfed.core.defense import ReleaseDefense
+from splitfed.core.errors import InvalidInput
+from splitfed.core.per_client_defenses import of_client
+from splitfed.core.random import generator
+from splitfed.data.dataset import Dataset
+from splitfed.registry import load
+from splitfed.stats.fisher_information import ReconstructionBound, fisher_information, prior_of, reconstruction_bound
+from splitfed.stats.intervals import Interval, metric_interval
+from splitfed.stats.mutual_information import MutualInformation, mutual_information
+from splitfed.threats.evaluator import Evaluator
+from splitfed.threats.floors import FLOORS
+
+MOST_OTHERS = 1000
+"""Auxiliary rows that mutual information compares a release with."""
+
+
+class _Noise(NamedTuple):
+    """Noise that a defense adds to a release: its `kind`, its `size` (deviation or scale), and, where this is a
+    multiple of the deviation of the batch's release, `relative`, that multiple."""
+
+    kind: str
+    size: float
+    relative: float | None = None
+
+
+@dataclass(frozen=True)
+class ReleaseInformation:
+    """What arrives at `adversary` tells of the victims' rows, without an attack.
+
+    `bound` on the mean squared error of every attack and `mutual` information in nats, None where no noise of a known
+    density is added, which `why` tells. `usable` information in nats a number, and `invertibility`, a share of the
+    variance: each with its interval over victims, None where no closed form could be computed.
+    """
+
+    adversary: str
+    bound: ReconstructionBound | None
+    mutual: MutualInformation | None
+    why: str
+    usable: Interval | None
+    invertibility: Interval | None
+
+
+def measure_release(
+    evaluator: Evaluator, party: str, victims: Dataset, client: int, seed: int, smoothing: float | None = None
+) -> ReleaseInformation:
+    """Return what arrives at `party` when the parties of `client` process `victims`.
+
+    `smoothing`: None, or the deviation of Gaussian noise that the victims' rows themselves contain: the bound is then
+    proven, for the rows with that noise. Raises `InvalidInput` where rows are token ids, where the party holds a part
+    of them, and where it computes on ciphertexts.
+    """
+    evaluator.check_measurable(party, client)
+    arrived = evaluator.observe(party, victims, client, seed).select(kind="activation")
+    if not arrived.messages:
+        raise InvalidInput(f"no release arrives at party {party!r}: there is nothing to measure")
+    if not all(bool(torch.isfinite(z).all()) for z in arrived.tensors().values()):
+        raise InvalidInput(f"what arrives at party {party!r} is not finite: there is nothing to measure")
+    usable, invertibility = _closed_forms(evaluator, party, victims, client, seed)
+    upstream: Callable[[Tensor], Releases] = evaluator.grants.trained_segments(
+        client, evaluator.engine.parties[party].role
+    )
+    # Many victims come in several messages of the same value.
+    names = list(arrived.tensors())
+    x, auxiliary = (rows.x.to(evaluator.engine.device) for rows in (victims, evaluator.data.auxiliary))
+    with torch.no_grad():
+        clean = upstream(x)
+    try:
+        noise = {name: _noise_of(evaluator, party, client, name, clean[name]) for name in names}
+        if len(auxiliary) < 2:
+            raise InvalidInput("there are no auxiliary rows, from which a distribution of rows could be taken")
+    except InvalidInput as error:
+        return ReleaseInformation(party, None, None, str(error), usable, invertibility)
+
+    def scaled(rows: Tensor) -> Tensor:
+        released = upstream(rows)
+        return torch.cat([released[name].flatten(1) / noise[name].size for name in names], 1)
+
+    prior = prior_of(auxiliary, smoothing)
+    found = fisher_information(
+        scaled,
+        x,
+        prior.directions,
+        generator(seed, "information", "probes"),
+        known=_size_cotangents(noise, clean) if any(one.relative for one in noise.values()) else None,
+    )
+    kinds = {one.kind for one in noise.values()}
+    mutual = None
+    if len(kinds) == 1 and len(victims) > 1:
+        with torch.no_grad():
+            own, others = scaled(x), scaled(auxiliary[:MOST_OTHERS])
+        mutual = mutual_information(own, others, kinds.pop(), generator(seed, "information", "noise"))
+    return ReleaseInformation(party, reconstruction_bound(found, prior), mutual, "", usable, invertibility)
+
+
+def _closed_forms(
+    evaluator: Evaluator, party: str, victims: Dataset, client: int, seed: int
+) -> tuple[Interval | None, Interval | None]:
+    """Return usable information and invertibility by the floors; None where there is none."""
+    floors = evaluator.reconstruct_floors(evaluator.observe(party, victims, client, seed), party, client, seed)
+    if "linear_inverse" not in floors or len(victims) < 2:
+        return None, None
+    truth = victims.x
+    blind = mse(truth, mean_image(evaluator.data.auxiliary.x).expand(truth.shape))
+    if float(blind.mean()) == 0:
+        return None, None
+    errors = {name: mse(truth, floors[name]) for name in FLOORS if name in floors}
+    best = min(errors.values(), key=lambda error: float(error.mean()))
+    tiny = torch.finfo(torch.float64).tiny
+    return (
+        metric_interval(
+            lambda error, mean: log(float(mean.mean()) / max(float(error.mean()), tiny)) / 2,
+            *(errors["linear_inverse"], blind, generator(seed, "information", "usable")),
+        ),
+        metric_interval(
+            lambda error, mean: 1 - float(error.mean()) / float(mean.mean()),
+            *(best, blind, generator(seed, "information", "invertibility")),
+        ),
+    )
+
+
+def _noise_of(evaluator: Evaluator, party: str, client: int, value: str, clean: Tensor) -> _Noise:
+    """Return the noise that is added to `value`, of which `clean` (n, ...) is released; refuse where none is known."""
+    topology, role = evaluator.engine.topologies[client], evaluator.engine.parties[party].role
+    defenses = [d for d in of_client(evaluator.engine.defenses, client) if isinstance(d, ReleaseDefense)]
+    guarded = {
+        edge: [d for d in defenses if edge in d.edges(topology)] for edge in (e.name for e in topology.crossings)
+    }
+    upstream = {s.name for s in topology.upstream(role)}
+    for edge in topology.crossings:
+        reader = topology.role_of(edge.target)
+        if reader != role and edge.target in upstream and guarded[edge.name]:
+            raise InvalidInput(f"{type(guarded[edge.name][0]).__name__} acts further up, on {edge.name!r}")
+    edges = [e.name for e in topology.crossings if topology.role_of(e.target) == role and value in e.values]
+    arrives = edges[0]
+    if len(edges) > 1:
+        raise InvalidInput(f"{value!r} arrives over {len(edges)} edges, each with draws of its own")
+    if not (here := guarded[arrives]):
+        raise InvalidInput(f"no noise is added on {arrives!r}: without any, nothing bounds what is reconstructed")
+    if len(here) > 1:
+        raise InvalidInput(f"{len(here)} defenses change what crosses {arrives!r}; the bound takes one that adds noise")
+    for name, describe in NOISES.items():
+        if isinstance(here[0], load("defenses", name)) and (found := describe(here[0], clean)).size > 0:
+            return found
+    raise InvalidInput(f"{type(here[0]).__name__} on {arrives!r} adds no noise of a density that is known")
+
+
+def _plain_noise(defense: Any, clean: Tensor) -> _Noise:
+    size = float(clean.double().std(correction=0)) if defense.relative else 1.0
+    return _Noise(defense.kind, defense.scale * size, defense.scale if defense.relative else None)
+
+
+NOISES: dict[str, Callable[[Any, Tensor], _Noise]] = {
+    "noise": _plain_noise,
+    "gaussian_release": lambda defense, clean: _Noise("gaussian", defense.multiplier * defense.sensitivity),
+    "laplace_release": lambda defense, clean: _Noise("laplace", defense.scale),
+}
+"""Defense -> what noise it adds where a release is `clean`, its mean."""
+
+
+def _size_cotangents(noise: dict[str, _Noise], clean: Releases) -> Callable[[Tensor], Tensor]:
+    """Return what noise that is as large as the release varies tells of it by its size alone.
+
+    With s times the deviation of N released numbers as deviation, the Fisher information has N/(2 s'^4) (grad s'²)²
+    beside J'J/s'²; in units of the noise that is 2 s^4 / N times the square of J'(z - mean), for Laplace half of it.
+    """
+
+    def cotangents(z: Tensor) -> Tensor:
+        parts, widths = [], [clean[name][0].numel() for name in noise]
+        for part, one in zip(z.split(widths, 1), noise.values(), strict=True):
+            times = 2.0 if one.kind == "gaussian" else 1.0
+            weight = 0.0 if one.relative is None else one.relative**2 * sqrt(times / part.numel())
+            parts.append(weight * (part - part.mean()))
+        return torch.cat(parts, 1)
+
+    return cotangents

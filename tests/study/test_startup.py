@@ -1,0 +1,218 @@
+"""What a mistake costs before it is told: torch is not imported for keys, nor torch's compiler for names and plans."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from splitfed.core.equivalence import check_original
+from splitfed.core.equivalence_sides import LR, MOMENTUM, WEIGHT_DECAY, RehearsalStep
+from splitfed.core.optimizers import Optim
+from splitfed.costs.memory import COPIES, optim_copies
+from splitfed.registry import TABLES, load
+from splitfed.study.config.mistakes import InvalidStudy
+from splitfed.study.config.parameters import parameters_of
+from splitfed.study.config.static_check import check_statically
+from splitfed.study.config.static_parameters import optimizer_options, read_parameters, scheduler_options
+from splitfed.study.report import planned_costs
+from splitfed.study.run import session
+from tests.examples import assert_same
+from tests.study.examples import PLACED, SMALL, placed, small, write
+from tests.study.search_examples import searching
+
+SLOW = {"torch._dynamo", "sympy", "scipy", "sklearn", "pandas", "optuna", "sqlalchemy", "matplotlib", "opacus"}
+"""Packages that no check of a study needs."""
+
+PRINTED = """
+import json, sys
+from splitfed.cli import main
+found = [main(arguments) for arguments in json.loads(sys.argv[1])]
+print(json.dumps([found, sorted(sys.modules)]))
+"""
+
+
+def imported(*commands: list[str]) -> tuple[list[int], set[str], str]:
+    """Return the exit codes of `commands`, run one after the other in a new process, its modules and its errors."""
+    given = [sys.executable, "-c", PRINTED, json.dumps(commands)]
+    done = subprocess.run(given, capture_output=True, text=True, check=True)
+    codes, modules = json.loads(done.stdout.splitlines()[-1])
+    return codes, set(modules), done.stderr
+
+
+def training(**changes: Any) -> dict[str, Any]:
+    return small(training={**SMALL["training"], **changes})
+
+
+KEYS: dict[str, tuple[dict[str, Any], str]] = {
+    "a table": (small(atack=[{"name": "rmle"}]), "atack: unknown key 'atack'"),
+    "training": (training(ruonds=3), "training.ruonds: unknown key 'ruonds'; did you mean 'rounds'"),
+    "data": (small(data={"name": "digits", "victim": 3}), "data.victim: unknown key 'victim'"),
+    "model": (small(model={"name": "mlp", "hiden": [3]}), "model.hiden: unknown key 'hiden'"),
+    "schedule": (
+        training(schedule=[{"name": "joint"}, {"name": "sequential", "hand_ove": "x"}]),
+        "training.schedule[1].hand_ove: unknown key 'hand_ove'",
+    ),
+    "optimizer": (
+        training(optimizer={"client": {"name": "Adam", "beta": 1}}),
+        "training.optimizer.client: unknown option of optimizer Adam 'beta'; did you mean 'betas'",
+    ),
+    "scheduler": (
+        training(optimizer={"lr": 0.1, "scheduler": {"name": "StepLR", "steps": 1}}),
+        "training.optimizer: unknown option of scheduler StepLR 'steps'",
+    ),
+    "speeds": (training(speeds={"defalt": {}}), "training.speeds.defalt: unknown key 'defalt'"),
+    "machine": (training(speeds={"named": {"server": {"upp": 1}}}), "training.speeds.named.server.upp: unknown key"),
+    "defense": (small(defense=[{"combine": [{"name": "noise", "scal": 1}]}]), "defense[0].combine[0].scal: unknown"),
+    "attack": (small(attack=[{"name": "rmle", "budgte": "fast"}]), "attack[0].budgte: unknown key 'budgte'"),
+    "method": (small(method=[{"name": "fedprox", "nu": 1.0}]), "method[0].nu: unknown key 'nu'; did you mean 'mu'"),
+    "none": (small(method=[{"name": "none", "mu": 1.0}]), "method[0].mu: unknown key 'mu' (allowed: name)"),
+    "encryption": (small(encryption={"bond": 1.0}), "encryption.bond: unknown key 'bond'; did you mean 'bound'"),
+    "a piece": (
+        placed("vertical", top={"model": "mlp", "hiddne": [3]}),
+        "topology[0].top.hiddne: unknown key 'hiddne'; did you mean 'hidden'",
+    ),
+    "a piece by role": (
+        placed("vertical", bottoms={"left": {"model": "mlp", "widht": 3}}),
+        "topology[0].bottoms.left.widht: unknown key 'widht'; did you mean 'width'",
+    ),
+    "a segment": (
+        placed("custom", segments=[{"name": "a", "rle": "client", "inputs": ["x"], "model": "mlp"}]),
+        "topology[0].segments[0].rle: unknown key 'rle'; did you mean 'role'",
+    ),
+    "a head": (
+        placed("custom", heads=[{"value": "top", "label": "client"}]),
+        "topology[0].heads[0].label: unknown key 'label'; did you mean 'labels'",
+    ),
+    "a search": (searching({"samplr": "tpe"}), "search.samplr: unknown key 'samplr'"),
+    "in a choice": (
+        searching(method={"choice": [{"name": "fedavg"}, {"name": "fedprox", "nu": {"low": 0.1, "high": 1.0}}]}),
+        "method[1].nu: unknown key 'nu'",
+    ),
+}
+
+
+def test_a_misspelt_key_is_told_without_torch(tmp_path: Path) -> None:
+    paths = [write(tmp_path, study, f"{number}.toml") for number, (study, _) in enumerate(KEYS.values())]
+    codes, modules, errors = imported(*(["run", str(path)] for path in paths), ["plan", str(paths[0])], ["rnu"])
+    assert codes == [2] * (len(KEYS) + 2)
+    assert not {"torch", "numpy", *SLOW} & modules
+    for number, (_, expected) in enumerate(KEYS.values()):
+        own = [line for line in errors.splitlines() if line.startswith(f"{number}.toml: ")]
+        assert any(line.startswith(f"{number}.toml: {expected}") for line in own), (expected, own)
+
+
+def test_a_wrong_name_a_wrong_cut_and_a_plan_import_little(tmp_path: Path) -> None:
+    right = small(data={"name": "mnist5k", "victims": 8, "auxiliary": 32}, attack=[{"name": "inverse_network"}])
+    name = write(tmp_path, {**right, "attack": [{"name": "inverse_netwrk"}]}, "name.toml")
+    cut = write(tmp_path, {**right, "topology": [{"name": "vanilla", "cut": "relu"}]}, "cut.toml")
+    plan = ["plan", str(write(tmp_path, right)), "--json"]
+    codes, modules, errors = imported(["run", str(name)], ["run", str(cut)], plan)
+    assert codes == [2, 2, 0]
+    assert not SLOW & modules
+    name_line, cut_line = errors.splitlines()
+    assert name_line.startswith("name.toml: attack[0].name: unknown attack 'inverse_netwrk'; did you mean")
+    assert cut_line.startswith("cut.toml: topology[0]: unknown submodule of Mlp 'relu'; did you mean")
+
+
+def test_all_mistakes_are_told_at_once_in_the_order_of_the_file() -> None:
+    study = {
+        "attack": [{"name": "inverse_netwrk"}],
+        "defense": [{"name": "noise", "scal": 2.0}, {"name": "noise", "scale": [1.0, -1.0]}],
+        "study": {"name": "s"},
+        "training": {"schedule": "sequencial", "ruonds": 5, "optimizer": {"lrr": 0.1}},
+        "data": {"name": "digits", "victims": "many"},
+        "topology": [{"name": "vertical", "top": {"model": "mlp", "hidden": "x"}, "botoms": {}}],
+    }
+    with pytest.raises(InvalidStudy) as caught:
+        check_statically(study, "s.toml")
+    assert [line.split(": ")[1] for line in caught.value.lines] == [
+        *("attack[0].name", "defense[0].scal", "defense[1].scale", "training.schedule.name", "training.ruonds"),
+        *("training.optimizer", "data.victims", "topology[0].top.hidden", "topology[0].botoms", "topology[0].labels"),
+    ]
+
+
+def test_right_studies_pass_the_static_check() -> None:
+    for study in (*(placed(name) for name in PLACED), searching(), searching(topology=[{"name": "vanilla", "cut": 1}])):
+        check_statically(study, "s.toml")
+
+
+def test_a_wrong_name_hides_nothing_that_needs_torch() -> None:
+    study = {**training(optimizer={"name": "SDG"}), "attack": [{"name": "rlme"}]}
+    with pytest.raises(InvalidStudy) as caught:
+        session.check_study(study, "s.toml", Path())
+    assert [line.split(": ")[1] for line in caught.value.lines] == ["training.optimizer", "attack[0].name"]
+
+
+def test_parameters_are_read_from_the_source_as_they_are_imported() -> None:
+    for kind, table in TABLES.items():
+        for name, target in table.items():
+            if (found := read_parameters(target)) is None:
+                raise AssertionError(f"{kind}/{name} cannot be read")
+            expected = parameters_of(load(kind, name))
+            assert set(found) == set(expected), (kind, name)
+            for key, parameter in found.items():
+                assert parameter.required == expected[key].required, (kind, name, key)
+                assert parameter.hint in (Any, expected[key].hint), (kind, name, key)
+
+
+def test_options_of_optimizers_and_schedulers_are_those_of_torch() -> None:
+    for module, base, read in (
+        (torch.optim, torch.optim.Optimizer, optimizer_options),
+        (torch.optim.lr_scheduler, LRScheduler, scheduler_options),
+    ):
+        kinds = {n: c for n, c in vars(module).items() if inspect.isclass(c) and issubclass(c, base) and c is not base}
+        read_names = {name: options for name in kinds if (options := read(name)) is not None}
+        assert {"SGD", "AdamW"} <= set(read_names) or {"StepLR", "OneCycleLR"} <= set(read_names)
+        for name, options in read_names.items():
+            assert options == list(inspect.signature(kinds[name]).parameters)[1:], name
+    assert optimizer_options("SDG") is None
+
+
+def test_the_step_of_the_rehearsal_is_that_of_torch() -> None:
+    ours, theirs = nn.Linear(3, 2), nn.Linear(3, 2)
+    theirs.load_state_dict(ours.state_dict())
+    step = RehearsalStep(ours.parameters())
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+    for _ in range(3):
+        x = torch.randn(4, 3)
+        for model, stepper in ((ours, step), (theirs, optimizer)):
+            model.zero_grad()
+            model(x).square().sum().backward()
+            stepper.step()
+        assert_same(ours.state_dict(), theirs.state_dict())
+    step.drop_gradients()
+    assert all(weight.grad is None for weight in ours.parameters())
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_known_copies_of_an_optimizer_are_those_of_a_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = inspect.signature(getattr(torch.optim, name)).parameters
+    optims = [Optim(name, {"lr": 0.1})]
+    more: dict[str, Any] = {"momentum": 0.5, "amsgrad": True, "centered": True}
+    optims += [Optim(name, {"lr": 0.1, key: value}) for key, value in more.items() if key in allowed]
+    known = [optim_copies(optim) for optim in optims]
+    monkeypatch.delitem(COPIES, name)
+    assert [optim_copies(optim) for optim in optims] == known
+
+
+def test_a_plan_cuts_and_compares_a_topology_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid, data = session.check_study(small(), "s.toml", Path())
+    compared: list[object] = []
+
+    def note(*given: Any) -> None:
+        compared.append(given)
+        check_original(*given)
+
+    monkeypatch.setattr("splitfed.core.cutting.check_original", note)
+    found = planned_costs.plan_study(grid, data, ["joint", "blind"])
+    assert [one["schedule"] for one in found["topologies"][0]["schedules"]] == ["sequential", "joint", "blind"]
+    assert len(compared) == 1
