@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -14,24 +13,21 @@ from splitfed.core.defense import (
     Defense,
     LabelDefense,
     LayerDefense,
-    LearnedDefense,
     PenaltyDefense,
     ReceiverPenaltyDefense,
-    WeightDefense,
 )
 from splitfed.core.equivalence import EXAMPLES, check_topology
-from splitfed.core.errors import InvalidInput, about, check_names
+from splitfed.core.errors import InvalidInput, about
 from splitfed.core.initial_weights import first_weights, local_segments, resolve_starts
 from splitfed.core.optimizers import Optim
-from splitfed.core.parameter_groups import check_groups
 from splitfed.core.per_client_defenses import check_clients, of_client
 from splitfed.core.privacy_events import Protects
 from splitfed.core.probe import Facts, check_equal_shapes, probe
 from splitfed.core.random import derive
 from splitfed.core.rows import RowSource
-from splitfed.core.step_plan import find_weight_defenses, segment_plans
+from splitfed.core.step_plan import segment_plans
 from splitfed.core.task_checks import check_own_parts
-from splitfed.core.topology import Topology, name_weights
+from splitfed.core.topology import Topology
 from splitfed.core.usage_counts import counted_labels
 from splitfed.data.dataset import Dataset
 from splitfed.data.features import feed, feed_rows
@@ -40,6 +36,7 @@ from splitfed.data.transform import transform_of
 from splitfed.engines.base import Placement
 from splitfed.federated.base import Method, MethodContext
 from splitfed.planning.encryption import divide, placement_of, settle
+from splitfed.planning.optimizer_checks import check_accumulation, check_optimizers, optims_of
 from splitfed.registry import load
 from splitfed.schedules.base import Schedule, Training, shared_roles
 from splitfed.schedules.sampling import Sampled
@@ -193,10 +190,7 @@ def complete(
     with about("optimizer"):
         rates = plan.rates(ready[0], clients)
         optims = {role: o.scaled(rates.get(role, 1.0)) for role, o in optims_of(ready[0], optimizer).items()}
-        check_clipping(ready, defenses, optims)
-        makes = {id(t): t for t in ready}.values()
-        named = {role: [one for t in makes for one in name_weights(t, role)] for role in optims}
-        check_groups(named, {role: optim.groups for role, optim in optims.items()})
+        check_optimizers(ready, defenses, optims)
     with about("encryption"):
         asked = plan.placement(ready[0])
         rest = defenses, optims, training, asked, clients
@@ -351,28 +345,6 @@ def probe_with(topology: Topology, rows: Dataset) -> Facts:
     return probe(topology, {n: x if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1)) for n, x in few.items()})
 
 
-def optims_of(topology: Topology, optimizer: str | Optim | Mapping[str, Optim] | None) -> dict[str, Optim]:
-    """Return each role's optimizer, from one for all (an `Optim`, or a name with torch's defaults) or by role."""
-    if isinstance(optimizer, str):
-        optimizer = Optim(optimizer, {})
-    if optimizer is None or isinstance(optimizer, Optim):
-        return dict.fromkeys(topology.roles, optimizer or Optim())
-    if not isinstance(optimizer, Mapping) or not all(isinstance(o, Optim) for o in optimizer.values()):
-        raise InvalidInput(f"optimizer={optimizer!r} is not allowed; expected an Optim, a name, or role -> Optim")
-    check_names("role in optimizer", topology.roles, *optimizer)
-    return {role: optimizer.get(role, Optim()) for role in topology.roles}
-
-
-def check_clipping(topologies: Sequence[Topology], defenses: Sequence[Defense], optims: Mapping[str, Optim]) -> None:
-    """Refuse to clip gradients that a defense has clipped and noised row by row."""
-    clipped = {role: optim.clip_norm for role, optim in optims.items() if optim.clip_norm is not None}
-    for topology, role in itertools.product({id(t): t for t in topologies}.values(), clipped):
-        given = f"clip_norm={clipped[role]:g} of {role!r} is not allowed"
-        if (guard := find_weight_defenses(topology, defenses).get(role)) is not None:
-            name = type(guard[1]).__name__
-            raise InvalidInput(f"{given} beside {name}, which clips every row's gradient there; leave one of them out")
-
-
 def check_outputs(topology: Topology, facts: Facts) -> None:
     """Refuse a model whose output is not as wide as the task needs."""
     for head in topology.heads:
@@ -413,30 +385,6 @@ def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Fed
                 f"{client.name} has {rows} training rows, so batch_size={own.batch_size} leaves a batch of "
                 f"{'one' if smallest == 1 else smallest}, and {who} needs {least} rows or more: {way_out}"
             )
-
-
-def check_accumulation(
-    schedule: Schedule, method: Method | None, defenses: Sequence[Defense], topology: Topology, training: Training
-) -> None:
-    """Refuse one optimizer step for several batches where something counts on a step behind every batch."""
-    if training.accumulate == 1:
-        return
-    given = f"accumulate={training.accumulate} is not allowed"
-    if not schedule.accumulates:
-        raise InvalidInput(
-            f"{given} with schedule {type(schedule).__name__}, whose clients do not train several batches in a row; "
-            "take a larger batch_size"
-        )
-    if method is not None and not method.traits(topology).accumulates:
-        raise InvalidInput(f"{given} with method {type(method).__name__}, which acts on every step of a batch")
-    if topology.encryption is not None:
-        raise InvalidInput(f"{given} beside encryption: shares of weights are updated behind every batch")
-    for defense in defenses:
-        name = type(defense).__name__
-        if isinstance(defense, WeightDefense):
-            raise InvalidInput(f"{given} beside {name}, which adds its noise to every batch: take a larger batch_size")
-        if isinstance(defense, LearnedDefense):
-            raise InvalidInput(f"{given} beside {name}, which learns from every batch: take a larger batch_size")
 
 
 def check_sampling(schedule: Schedule, training: Training) -> None:
