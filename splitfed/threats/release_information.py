@@ -44,8 +44,11 @@ MOST_OTHERS = 1000
 
 
 class _Noise(NamedTuple):
-    """Noise that a defense adds to a release: its `kind`, its `size` (deviation or scale), and, where this is a
-    multiple of the deviation of the batch's release, `relative`, that multiple."""
+    """Noise that a defense adds to a release: its `kind` and its `size` (deviation or scale).
+
+    `relative`: where the size is a multiple of the deviation of the batch's release, that multiple; the victims are
+    then taken for one batch.
+    """
 
     kind: str
     size: float
