@@ -176,6 +176,7 @@ def test_the_table_has_a_row_a_worker_and_the_time_left() -> None:
     now[0] += 4
     first.round(1, 5)
     second.round(3, 5, epsilon=1.25)  # a run that was resumed: two rounds took no time now
+    assert second.cells(now[0])[-1] == "0:00:08"
     now[0] += 1
     relay_event(json.dumps({"event": "attack", "name": "rmle", "done": 0, "total": 300}), first)
     now[0] += 10
@@ -183,7 +184,7 @@ def test_the_table_has_a_row_a_worker_and_the_time_left() -> None:
     assert shown(table) == [
         "worker run round attack time left",
         "1 a[b] 1 of 5 rmle 100/300 0:00:20",
-        # Four seconds a round, two are left, and 11 seconds of them are over.
+        # Of its eight seconds eleven are over.
         "2 c 3 of 5, epsilon 1.25 0:00:00",
         "2 of 10 done",
     ]
