@@ -97,7 +97,6 @@ class _StaticCheck:
         for key, (kind, schema_table) in NAMING.items():
             own = [name for name in schema_table.model_fields if name != "name"]
             for where, table in _tables(self.raw, key):
-                self.mistakes.stop_if_many()
                 if isinstance(parts := table.get("combine"), list) and key == "defense":
                     for i, part in enumerate(parts):
                         if isinstance(part, Mapping):
