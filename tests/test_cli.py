@@ -57,6 +57,11 @@ def test_list_prints_names_summaries_and_papers(capsys: pytest.CaptureFixture[st
     assert main(["list", "encryption"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("leaks labels and activations") == len(LEAKING) == 2
+    assert main(["list", "attacks"]) == 0
+    summaries = [entry["summary"] for entry in everything["attacks"]]
+    printed = capsys.readouterr().out
+    starts = {line.index(text) for line in printed.splitlines() for text in summaries if line.endswith(text)}
+    assert starts == {2 + max(map(len, TABLES["attacks"])) + 2}
     assert main(["list", "defenses"]) == 0
     printed = capsys.readouterr().out
     assert "distance_correlation" in printed

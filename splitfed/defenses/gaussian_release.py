@@ -28,7 +28,7 @@ from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.defenses.clipping import check_values, clip_rows, freeze_segments, noisy_release
 from splitfed.defenses.private_noise import add_gaussian, check_precision
-from splitfed.privacy.gaussian_mechanism import gaussian_multiplier
+from splitfed.privacy.gaussian_mechanism import LARGEST_EPSILON, gaussian_multiplier
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class GaussianRelease(ReleaseDefense, LayerDefense, Accounted):
         default=None, metadata=require_number("gaussian_release noise_multiplier", low=0.0, open_low=True)
     )
     epsilon: float | None = field(
-        default=None, metadata=require_number("gaussian_release epsilon", low=0.0, open_low=True)
+        default=None, metadata=require_number("gaussian_release epsilon", low=0.0, high=LARGEST_EPSILON, open_low=True)
     )
     delta: float = field(
         default=1e-5,

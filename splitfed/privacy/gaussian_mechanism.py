@@ -17,6 +17,9 @@ from splitfed.core.errors import check_number
 _NUDGE = 1 + 1e-10
 """Roots are found to 1e-12; what is returned lies on the safe side of them."""
 
+LARGEST_EPSILON = 1e6
+"""Beyond it a delta is lost in the rounding of epsilon; so large an epsilon promises nothing."""
+
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     """Return the least delta with which one release is (`epsilon`, delta)-private."""
@@ -50,7 +53,7 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
     """Return the least noise multiplier with which one release is (`epsilon`, `delta`)-private."""
     from scipy.optimize import brentq
 
-    check_number("epsilon", epsilon, low=0.0, open_low=True)
+    check_number("epsilon", epsilon, low=0.0, high=LARGEST_EPSILON, open_low=True)
     check_number("delta", delta, low=0.0, high=1.0, open_low=True, open_high=True)
 
     def excess(exponent: float) -> float:

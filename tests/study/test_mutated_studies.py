@@ -64,6 +64,14 @@ def places(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path for key, one in inner for path in ((*here, key), *places(one, (*here, key)))]
 
 
+def texts(value: Any) -> list[str]:
+    """Return every text in `value`."""
+    if isinstance(value, str):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for one in inner for text in texts(one)]
+
+
 def misspell(word: str, draw: random.Random) -> str:
     i = draw.randrange(len(word)) if word else 0
     return draw.choice([word[:i] + word[i + 1 :], word[:i] + "q" + word[i:], word[::-1], word.upper()])
@@ -98,8 +106,26 @@ def nest(table: Any, last: Any, draw: random.Random) -> None:
         table[last] = draw.choice([[table[last]], {str(last): table[last]}])
 
 
-MUTATIONS: tuple[Callable[[Any, Any, random.Random], None], ...] = (rename, replace, replace, misname, drop, duplicate)
-MUTATIONS += (nest,)
+def tweak(table: Any, last: Any, draw: random.Random) -> None:
+    """Put another value of the same type there, which only the pieces themselves may refuse."""
+    value = table[last]
+    if isinstance(value, bool):
+        table[last] = not value
+    elif isinstance(value, (int, float)):
+        table[last] = draw.choice([0, -value, value + 1, value * 1000, value / 3, type(value)(2**40)])
+    elif isinstance(value, str):
+        table[last] = draw.choice(TEXTS)
+    elif isinstance(value, list):
+        table[last] = draw.choice([value[1:], [*value, *value[:1]], value[::-1]])
+    elif isinstance(value, dict) and value:
+        value.pop(draw.choice(list(value)))
+
+
+TEXTS = sorted({one for study in STUDIES for one in texts(study)})
+MUTATIONS: tuple[Callable[[Any, Any, random.Random], None], ...] = (
+    *(rename, replace, misname, drop, duplicate, nest),
+    *(tweak, tweak, tweak, tweak, tweak, tweak),
+)
 
 
 def mutated(seed: int) -> str:

@@ -14,7 +14,8 @@ from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import InvalidStudy
 from splitfed.study.config.search import SearchStudy, read_search
 from splitfed.study.config.search_space import active, count_points, describe, dimensions, list_points, list_variations
-from splitfed.study.run import checked_study, session
+from splitfed.study.run import session
+from splitfed.study.run.search_check import check_search
 from splitfed.study.run.search_queue import list_fixed_points
 from tests.study.examples import checked
 from tests.study.search_examples import read, searching
@@ -170,7 +171,7 @@ def test_metrics_that_no_run_can_have_are_refused_before_any_trial() -> None:
     )
     study["search"]["constraints"] = ["rounds_to_target <= 3"]
     with pytest.raises(InvalidStudy) as caught:
-        checked_study.check_search(*_first(study))
+        check_search(*_first(study))
     assert [line.removeprefix("study.toml: ") for line in caught.value.lines] == [
         "search.objectives.utility_validation: utility_validation needs validation rows; give data.validation = 0.1",
         "search.objectives.rmle.r2: r2 is no score of images; expected psnr",
@@ -186,16 +187,16 @@ def _first(study: dict[str, Any]) -> tuple[SearchStudy, Grid]:
 def test_a_value_that_fits_nowhere_is_refused_before_any_trial_and_one_that_fits_once_is_not() -> None:
     cuts = searching(topology=[{"name": "vanilla", "cut": ["relu1", "relu9"]}], defense=None)
     with pytest.raises(InvalidStudy, match=r"topology\[0\].*relu9"):
-        checked_study.check_search(*_first(cuts))
+        check_search(*_first(cuts))
     # Averaging of clients takes the schedule in which nobody else averages.
     two = {"name": "digits", "victims": 8, "auxiliary": 16, "clients": 2}
     layered = searching(method=[{"name": "none"}, {"name": "fedavg"}], defense=None, data=two)
     with pytest.raises(InvalidStudy) as caught:
-        checked_study.check_search(*_first(layered))
+        check_search(*_first(layered))
     (line,) = caught.value.lines
     assert line.startswith("study.toml: method[1]: ")
     layered["training"]["schedule"] = ["sequential", "splitfed_v3"]
-    checked_study.check_search(*_first(layered))
+    check_search(*_first(layered))
 
 
 def test_a_grid_takes_no_number_of_trials() -> None:

@@ -101,7 +101,6 @@ class _StaticCheck:
             if key == "model" and self._several_models:
                 own += schema.MODEL_KEYS
             for where, table in _tables(self.raw, key):
-                self.mistakes.stop_if_many()
                 if isinstance(parts := table.get("combine"), list) and key == "defense":
                     for i, part in enumerate(parts):
                         if isinstance(part, Mapping):
