@@ -78,7 +78,7 @@ MISUSE = [
     (
         ["rnu"],
         "unknown command 'rnu'; did you mean 'run'? "
-        "(allowed: attack, audit, compare, cuts, demo, list, plan, predict, report, run)",
+        "(allowed: attack, audit, compare, continue, cuts, demo, list, plan, predict, report, run)",
     ),
     (["run"], "splitfed run: the following arguments are required: study (see splitfed run --help)"),
     (["run", "s.toml", "--resum"], "unknown option '--resum'; did you mean '--resume'"),
