@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from splitfed.planning.validation import prepare
 from splitfed.schedules import Independent
 from splitfed.schedules.base import LocalUpdate, Training
 from splitfed.topologies import local, vanilla
+from splitfed.training.entry_point import _expected_batch_sizes
 from tests.federated.examples import check_planned, check_resumed, go, hand, model, own, pictures
 
 SIZES = [5, 7, 30]
@@ -113,10 +115,17 @@ def test_what_is_promised_follows_each_client(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_batches_of_random_size_are_divided_by_each_clients_own() -> None:
-    """A weight, one step in which every row takes part (size = rows): the mean over the rows, whatever others have."""
+    """Four rows each, at a chance of a half and of a quarter: two rows, and one, are expected in a step."""
     chance = LocalUpdate(sampling="poisson")
-    run = hand(None, 1, clients=((4, 1.0), (2, 1.0)), batch_size=[4, 2], local=chance)
-    assert [own(run, 0), own(run, 1)] == pytest.approx([1.8, 1.8])
+    run = hand(None, 1, clients=((4, 1.0), (4, 1.0)), batch_size=[2, 1], local=chance)
+    assert run.plan is not None
+    assert _expected_batch_sizes(run.plan.prepared) == [2.0, 1.0]
+    # A step takes w - 1 to (1 - .2 rows / expected) (w - 1).
+    for client, (size, steps) in enumerate(((2, 2), (1, 4))):
+        batches = Training(size, sampling="poisson").batches(4, 0, client)
+        assert len(batches) == steps
+        shrinks = [1 - 0.2 * len(rows) / size for rows in batches]
+        assert own(run, client) == pytest.approx(1 + math.prod(shrinks))
 
 
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def expand_callback(reader: StudyReader, where: str, table: CallbackTable) -> tu
     if not found.points:
         return {"name": name, **found.written}, nothing
     point = found.points[0]
-    given = {key: value for key, value in point.full.items() if key in values or _is_given(value)}
+    given = dict(point.full)
     paths = tuple(key for key, parameter in allowed.items() if holds_type(parameter.hint, Path) and key in given)
     for key in paths:
         _check_path(reader, f"{where}.{key}", given[key])
@@ -78,10 +78,6 @@ def make_callbacks(named: Sequence[NamedAlgorithm], folder: Path) -> list[Any]:
         label = {"name": folder.resolve().name} if one.name == "wandb" else {}
         made.append(one.call(**{**one.parameters, **paths, **label}))
     return made
-
-
-def _is_given(value: Any) -> bool:
-    return value is not None
 
 
 def _check_path(reader: StudyReader, where: str, value: Any) -> None:
