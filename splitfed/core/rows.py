@@ -160,9 +160,13 @@ class CheckedRows(RowSource):
 def layers(rows: RowSource) -> Iterator[RowSource]:
     """Yield `rows` and what they are made of, from the outside in; of several, those that draw before others."""
     yield rows
-    inner = getattr(rows, "sources", None) or [getattr(rows, "source", None)]
-    for source in sorted((one for one in inner if isinstance(one, RowSource)), key=lambda one: not one.draws):
+    for source in sorted(_inner(rows), key=lambda one: not one.draws):
         yield from layers(source)
+
+
+def in_memory(rows: RowSource) -> bool:
+    """Return whether all that `rows` are made of is in memory, whatever a transform makes of it."""
+    return all(one.resident for one in layers(rows) if not _inner(one))
 
 
 def as_rows_by_index(x: Tensor | RowSource) -> RowSource:
@@ -195,7 +199,7 @@ def read_rows(name: str, x: Tensor | RowSource) -> Tensor:
         return x
     if isinstance(x, TensorRows) and x.index is None:
         return x.tensor
-    if not x.resident and (size := len(x) * row_bytes(x)) > AT_ONCE:
+    if not in_memory(x) and (size := len(x) * row_bytes(x)) > AT_ONCE:
         raise InvalidInput(
             f"{name}: {len(x)} rows that are read by index take {size / 2**30:.1f} GiB at once; at most "
             f"{AT_ONCE / 2**30:g} GiB is allowed: set fewer aside (auxiliary=1000), or take some by rows(...)"
@@ -229,6 +233,11 @@ def first_bad(good: Tensor) -> int | None:
 def type_name(dtype: torch.dtype) -> str:
     """Return the name of a type without that of torch."""
     return str(dtype).removeprefix("torch.")
+
+
+def _inner(rows: RowSource) -> list[RowSource]:
+    inner = getattr(rows, "sources", None) or [getattr(rows, "source", None)]
+    return [one for one in inner if isinstance(one, RowSource)]
 
 
 def _numbers(rows: TensorRows) -> Tensor:

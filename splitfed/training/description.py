@@ -12,7 +12,7 @@ from torch import Tensor
 
 from splitfed.core.encryption_settings import Encryption
 from splitfed.core.messages import Recording
-from splitfed.core.rows import RowSource, blocks
+from splitfed.core.rows import RowSource, blocks, in_memory
 from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
 from splitfed.data.mixup import mixup_of
@@ -93,7 +93,7 @@ def digest(tensors: Mapping[str, Tensor | RowSource]) -> str:
     for name, tensor in tensors.items():
         shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else (len(tensor), *tensor.shape)
         found.update(f"{name} {shape} {tensor.dtype}".encode())
-        if not isinstance(tensor, Tensor) and not tensor.resident:
+        if not isinstance(tensor, Tensor) and not in_memory(tensor):
             found.update(b"sampled")
             tensor = tensor.take(torch.linspace(0, len(tensor) - 1, min(SAMPLED, len(tensor))).long())
         for few in (tensor.detach().reshape(1, *tensor.shape),) if isinstance(tensor, Tensor) else blocks(tensor):
@@ -141,7 +141,7 @@ def _rows(data: Federation) -> dict[str, Tensor | RowSource]:
     tensors: dict[str, Tensor | RowSource] = {f"{c.name}/shown": c.shown for c in data.clients if len(c.shown)}
     for name, rows in parts.items():
         tensors |= {f"{name}/x": rows.source, f"{name}/y": rows.y}
-        if not rows.source.resident and name in data.sources:
+        if not in_memory(rows.source) and name in data.sources:
             tensors[f"{name}/numbers"] = data.sources[name]
         tensors |= {f"{name}/{target}": found.y for target, found in rows.targets.items()}
     return tensors
