@@ -29,7 +29,8 @@ from splitfed.costs.bytes import value_bytes
 from splitfed.engines.base import CONSULTED, FED, ReplicaBatches, Scales, Trainer
 from splitfed.engines.participation import Participation
 from splitfed.planning.encrypted_flows import EncryptedSteps, context_flows
-from splitfed.planning.validation import Prepared, inputs_of, labels_of
+from splitfed.planning.probes import inputs_of
+from splitfed.planning.validation import Prepared, labels_of
 from splitfed.planning.weight_flows import WeightFlows
 from splitfed.secure_sum.base import Flow
 

@@ -16,13 +16,12 @@ from splitfed.core.defense import (
     PenaltyDefense,
     ReceiverPenaltyDefense,
 )
-from splitfed.core.equivalence import EXAMPLES, check_topology
 from splitfed.core.errors import InvalidInput, about
 from splitfed.core.initial_weights import first_weights, local_segments, resolve_starts
 from splitfed.core.optimizers import Optim
 from splitfed.core.per_client_defenses import check_clients, of_client
 from splitfed.core.privacy_events import Protects
-from splitfed.core.probe import Facts, check_equal_shapes, probe
+from splitfed.core.probe import Facts, check_equal_shapes
 from splitfed.core.random import derive
 from splitfed.core.rows import RowSource
 from splitfed.core.step_plan import segment_plans
@@ -30,13 +29,13 @@ from splitfed.core.task_checks import check_own_parts
 from splitfed.core.topology import Topology
 from splitfed.core.usage_counts import counted_labels
 from splitfed.data.dataset import Dataset
-from splitfed.data.features import feed, feed_rows
+from splitfed.data.features import feed_rows
 from splitfed.data.federation import Federation
-from splitfed.data.transform import transform_of
 from splitfed.engines.base import Placement
 from splitfed.federated.base import Method, MethodContext
 from splitfed.planning.encryption import divide, placement_of, settle
 from splitfed.planning.optimizer_checks import check_accumulation, check_optimizers, optims_of
+from splitfed.planning.probes import Probes, check_outputs
 from splitfed.registry import load
 from splitfed.schedules.base import Schedule, Training, shared_roles
 from splitfed.schedules.sampling import Sampled
@@ -80,31 +79,6 @@ class Prepared:
     def first_weights(self) -> list[dict[str, Tensor]]:
         """Return what each client starts from in place of its topology's weights; see `initial_weights`."""
         return first_weights(self.training.starts or "shared", self.topologies, self.local, self.training.seed)
-
-
-class Probes:
-    """What was found out about topologies with the rows of clients, for runs that differ in what acts on those."""
-
-    def __init__(self) -> None:
-        # With what the keys are the ids of, so that no other object gets them.
-        self._found: dict[tuple[int, int], tuple[Topology, Dataset, Topology, Facts]] = {}
-
-    def probe(self, topology: Topology, rows: Dataset) -> tuple[Topology, Facts]:
-        """Return `topology` with the tasks of `rows`, without the user's model behind it, and its facts.
-
-        It is compared with that model once. Raises `InvalidInput` for a difference.
-        """
-        key = id(topology), id(rows)
-        if key not in self._found:
-            checked = topology.with_tasks(rows.tasks)
-            check_transform(checked, rows)
-            facts = probe_with(checked, rows)
-            check_outputs(checked, facts)
-            check_topology(checked, inputs_of(checked, rows.rows(range(min(EXAMPLES, len(rows))))))
-            # Who is handed a topology must not find the user's model behind it.
-            bare = replace(checked, segments=tuple(replace(s, original=None) for s in checked.segments))
-            self._found[key] = topology, rows, bare, facts
-        return self._found[key][2:]
 
 
 def prepare(
@@ -294,11 +268,6 @@ def check_label_reading(method: Method, topologies: Sequence[Topology], defenses
                     )
 
 
-def inputs_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
-    """Return what every input of `topology` gets of `rows`."""
-    return feed(rows.x, topology.inputs, rows.features)
-
-
 def rows_of(topology: Topology, rows: Dataset) -> Mapping[str, Tensor | RowSource]:
     """Return `inputs_of`, to be read by batch: what every input of `topology` gets of `rows`."""
     return feed_rows(rows.source, topology.inputs, rows.features)
@@ -312,15 +281,6 @@ def labels_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
         y = rows.label(head.target)
         found[head.value] = y if first.setdefault(head.target, head.labels) == head.labels else y.clone()
     return found
-
-
-def check_transform(topology: Topology, rows: Dataset) -> None:
-    """Refuse a transform of whole rows whose parts are held by several parties."""
-    if transform_of(rows.source) is not None and len(holders := sorted(set(topology.inputs.values()))) > 1:
-        raise InvalidInput(
-            f"the rows have a transform, and their parts are held by {', '.join(map(repr, holders))}: it would carry "
-            "numbers from one party's part into another's; transform the parts before they are put together"
-        )
 
 
 def check_coupling(defenses: Sequence[Defense], data: Federation) -> None:
@@ -337,24 +297,6 @@ def _protects_labels(defense: Accounted) -> bool:
     # One that learns the length of the run first has no event yet.
     event = defense.event()
     return event is not None and event.protects is Protects.LABELS
-
-
-def probe_with(topology: Topology, rows: Dataset) -> Facts:
-    """Probe `topology` with a few of `rows` (repeated where there is only one)."""
-    few = {name: x[:4] for name, x in inputs_of(topology, rows.rows(range(min(4, len(rows))))).items()}
-    return probe(topology, {n: x if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1)) for n, x in few.items()})
-
-
-def check_outputs(topology: Topology, facts: Facts) -> None:
-    """Refuse a model whose output is not as wide as the task needs."""
-    for head in topology.heads:
-        assert head.task is not None
-        shape = facts.shapes[head.value]
-        wanted = head.task.outputs
-        if wanted is not None and shape != (wanted,) and not (wanted == 1 and shape == ()):
-            raise InvalidInput(
-                f"the model returns {shape} a row at {head.value!r}; {head.task.name} here needs ({wanted},)"
-            )
 
 
 def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Federation, training: Training) -> None:

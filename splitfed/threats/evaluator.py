@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -31,8 +31,6 @@ from splitfed.attacks.scoring.reconstruction_metrics import Scores, mean_image
 from splitfed.attacks.scoring.release_metrics import TrueReleases
 from splitfed.attacks.scoring.under_training import floors_above
 from splitfed.attacks.scoring.unknown_features import select_unknown
-from splitfed.attacks.selection import Selection
-from splitfed.core.deprecation import OldAttribute, warn
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.core.messages import WEIGHT_GRADIENT, View
 from splitfed.core.random import derive, generator
@@ -44,77 +42,17 @@ from splitfed.data.federation import Federation
 from splitfed.engines.base import FED, Source
 from splitfed.engines.engine import Engine
 from splitfed.registry import TABLES, load
+from splitfed.threats.attack_result import AttackResult as AttackResult
 from splitfed.threats.dry_run import AttackBegun, stop_at_first_use, stop_attack
 from splitfed.threats.encrypted_views import check_readable, decrypt_releases, encrypted_layer, select_plain
 from splitfed.threats.floors import MEAN, Floors, compared_floors
 from splitfed.threats.fresh_segments import head_after
 from splitfed.threats.knowledge import Grants, check_client
-from splitfed.threats.result_tables import describe_result, result_html, result_rows
 from splitfed.threats.segment_runner import SegmentRunner
 from splitfed.threats.upload_attacks import Uploads
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-
-@dataclass(frozen=True)
-class AttackResult:
-    """What one attack achieved: its `prediction` beside the `truth`, (victims, ...), and the scores with baselines.
-
-    Where the adversary holds some of a row itself, a reconstruction is scored on the rest alone.
-    `clone`: the upstream function that it stole, if it stole one, and `stolen` how good that is; see `score_clone`.
-    `quick`: whether the attack had the parameters of the budget "fast", a quick look: with more work it may find more.
-    `error_bound`: the largest error of a number of each row, (victims,), where the attack states it, else infinity;
-    None for attacks that never do. `selection`: how an attack that chooses among several has chosen.
-    `under_trained`: the floors that the attack's own trained decoder is measurably
-    worse than, though its adversary could have computed them; see `floors_above`.
-    """
-
-    attack: str
-    adversary: str
-    prediction: Tensor
-    truth: Tensor
-    scores: Scores
-    seconds: float
-    clone: Clone | None = None
-    stolen: Scores | None = None
-    quick: bool = False
-    error_bound: Tensor | None = None
-    selection: Selection | None = None
-    under_trained: tuple[str, ...] = ()
-
-    guess = OldAttribute("prediction")
-
-    @property
-    def grade(self) -> Scores:
-        """The scores under their old name, the attack's own also as "guess"."""
-        warn("AttackResult.grade is now AttackResult.scores, where the attack's own are 'attack'", 3)
-        return {**self.scores, "guess": self.scores["attack"]}
-
-    @property
-    def reversed(self) -> bool:
-        """Whether the prediction is measurably the wrong way round: an AUC below .5 leaks as much as 1 - AUC does."""
-        found = self.scores.get("attack", {}).get("auc")
-        return found is not None and (found.high if found.known else found.mean) < 0.5
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the scores as flat rows, one a metric and predictor: the attack, its baselines, what it stole."""
-        return result_rows(self)
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return the rows as a pandas table."""
-        # pandas takes half a second to import.
-        import pandas as pd
-
-        return pd.DataFrame(self.rows())
-
-    def __repr__(self) -> str:
-        """Tell in a line who attacked what, and the attack's own scores."""
-        return describe_result(self)
-
-    def _repr_html_(self) -> str:
-        """Return a table of the scores for a notebook."""
-        return result_html(self)
+    pass
 
 
 STEP_ROWS = 64

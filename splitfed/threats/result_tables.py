@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from splitfed.drawing.html_table import html_table
 
 if TYPE_CHECKING:
-    from splitfed.threats.evaluator import AttackResult
+    from splitfed.threats.attack_result import AttackResult
 
 COLUMNS = ("metric", "of", "mean", "low", "high", "n")
 

@@ -16,7 +16,8 @@ from splitfed.defenses import DpSgd, GaussianRelease
 from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.plan import cost
 from splitfed.planning.private import planned_ledger
-from splitfed.planning.validation import check_batches, prepare, probe_with
+from splitfed.planning.probes import probe_with
+from splitfed.planning.validation import check_batches, prepare
 from splitfed.schedules import Independent
 from splitfed.schedules.base import LocalUpdate, Training
 from splitfed.topologies import local, vanilla

@@ -19,7 +19,8 @@ from splitfed.data.dataset import Dataset
 from splitfed.data.features import feed
 from splitfed.data.federation import Federation
 from splitfed.federated.base import Method
-from splitfed.planning.validation import Prepared, Probes, prepare
+from splitfed.planning.probes import Probes
+from splitfed.planning.validation import Prepared, prepare
 from splitfed.schedules.base import Schedule
 from splitfed.study.config.assembly import assemble_topology, build_model
 from splitfed.study.config.cell import Cell, NamedAlgorithm, Probe, Source, name_clients

@@ -16,7 +16,8 @@ from splitfed.data.dataset import Dataset
 from splitfed.old_names import current_entry
 from splitfed.planning.encrypted_seconds import estimate_batch
 from splitfed.planning.plan import Cost, cost, federated_bytes
-from splitfed.planning.validation import Prepared, probe_with
+from splitfed.planning.probes import probe_with
+from splitfed.planning.validation import Prepared
 from splitfed.registry import TABLES, load
 from splitfed.schedules.base import Schedule
 from splitfed.study.config import build

@@ -1,0 +1,72 @@
+"""What a topology makes of a client's rows: shapes and facts, by one example batch, before anything is trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from splitfed.core.equivalence import EXAMPLES, check_topology
+from splitfed.core.errors import InvalidInput
+from splitfed.core.probe import Facts, probe
+from splitfed.core.topology import Topology
+from splitfed.data.dataset import Dataset
+from splitfed.data.features import feed
+from splitfed.data.transform import transform_of
+
+
+class Probes:
+    """What was found out about topologies with the rows of clients, for runs that differ in what acts on those."""
+
+    def __init__(self) -> None:
+        # With what the keys are the ids of, so that no other object gets them.
+        self._found: dict[tuple[int, int], tuple[Topology, Dataset, Topology, Facts]] = {}
+
+    def probe(self, topology: Topology, rows: Dataset) -> tuple[Topology, Facts]:
+        """Return `topology` with the tasks of `rows`, without the user's model behind it, and its facts.
+
+        It is compared with that model once. Raises `InvalidInput` for a difference.
+        """
+        key = id(topology), id(rows)
+        if key not in self._found:
+            checked = topology.with_tasks(rows.tasks)
+            check_transform(checked, rows)
+            facts = probe_with(checked, rows)
+            check_outputs(checked, facts)
+            check_topology(checked, inputs_of(checked, rows.rows(range(min(EXAMPLES, len(rows))))))
+            # Who is handed a topology must not find the user's model behind it.
+            bare = replace(checked, segments=tuple(replace(s, original=None) for s in checked.segments))
+            self._found[key] = topology, rows, bare, facts
+        return self._found[key][2:]
+
+
+def inputs_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
+    """Return what every input of `topology` gets of `rows`."""
+    return feed(rows.x, topology.inputs, rows.features)
+
+
+def check_transform(topology: Topology, rows: Dataset) -> None:
+    """Refuse a transform of whole rows whose parts are held by several parties."""
+    if transform_of(rows.source) is not None and len(holders := sorted(set(topology.inputs.values()))) > 1:
+        raise InvalidInput(
+            f"the rows have a transform, and their parts are held by {', '.join(map(repr, holders))}: it would carry "
+            "numbers from one party's part into another's; transform the parts before they are put together"
+        )
+
+
+def probe_with(topology: Topology, rows: Dataset) -> Facts:
+    """Probe `topology` with a few of `rows` (repeated where there is only one)."""
+    few = {name: x[:4] for name, x in inputs_of(topology, rows.rows(range(min(4, len(rows))))).items()}
+    return probe(topology, {n: x if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1)) for n, x in few.items()})
+
+
+def check_outputs(topology: Topology, facts: Facts) -> None:
+    """Refuse a model whose output is not as wide as the task needs."""
+    for head in topology.heads:
+        assert head.task is not None
+        shape = facts.shapes[head.value]
+        wanted = head.task.outputs
+        if wanted is not None and shape != (wanted,) and not (wanted == 1 and shape == ()):
+            raise InvalidInput(
+                f"the model returns {shape} a row at {head.value!r}; {head.task.name} here needs ({wanted},)"
+            )
