@@ -307,7 +307,7 @@ def test_what_a_file_says_cannot_steer_the_terminal(capsys: Any, monkeypatch: py
     def broken(options: Any) -> None:
         raise InvalidInput("a\x1b[2Jb\rc")
 
-    monkeypatch.setattr(cli, "_list", broken)
+    monkeypatch.setitem(cli.COMMANDS, "list", broken)
     assert main(["list"]) == 2
     assert capsys.readouterr().err == "a?[2Jb?c\n"
 
@@ -319,7 +319,7 @@ def test_a_thread_that_ends_beside_the_work_is_one_line(capsys: Any, monkeypatch
         thread.join()
 
     before = threading.excepthook
-    monkeypatch.setattr(cli, "_list", beside)
+    monkeypatch.setitem(cli.COMMANDS, "list", beside)
     assert main(["list"]) == 0
     assert capsys.readouterr().err == "warning: a thread beside the work has ended: too many open files\n"
     assert threading.excepthook is before
