@@ -35,7 +35,7 @@ from splitfed.engines.base import Placement
 from splitfed.federated.base import Method, MethodContext
 from splitfed.planning.encryption import divide, placement_of, settle
 from splitfed.planning.optimizer_checks import check_accumulation, check_optimizers, optims_of
-from splitfed.planning.probes import Probes, check_outputs
+from splitfed.planning.probes import Probes, check_outputs, probe_with
 from splitfed.registry import load
 from splitfed.schedules.base import Schedule, Training, shared_roles
 from splitfed.schedules.sampling import Sampled
