@@ -239,31 +239,6 @@ class Party:
         """Return whether this step has come to `value`."""
         return value in self._step_states[replica].values
 
-    def compute(self, value: str, part: str, rows: int = 256) -> Tensor:
-        """Return `value` of all rows of `part`, (rows, ...), in evaluation mode, from this party's own data alone.
-
-        Raises `KeyError` for a value that needs what others send.
-        """
-        inputs, _ = self.state.data[part]
-        total = len(next(iter(inputs.values())))
-        needed_values, batches = {value}, []
-        needed: list[SegmentPlan] = []
-        for segment_plan in reversed(self.state.segment_plans.values()):
-            if needed_values.intersection(segment_plan.outputs):
-                needed_values.update(segment_plan.inputs)
-                needed.insert(0, segment_plan)
-        with torch.no_grad():
-            for step, row_indices in enumerate(torch.arange(total).split(rows)):
-                stamp = Stamp("evaluate", -1, 0, step, part)
-                self.begin(Batch(part, row_indices), stamp)
-                step_state = self._step_states[-1]
-                for segment_plan in needed:
-                    if all(n in step_state.values or n in step_state.inputs for n in segment_plan.inputs):
-                        self.forward(segment_plan.segment, (), stamp, {}, ())
-                batches.append(self.output(value, -1))
-                self.forget(-1)
-        return torch.cat(batches)
-
     def _read(self, rows: RowSource, batch: Batch, stamp: Stamp) -> Tensor:
         """Return the rows of a batch, as training sees them in a step of training, else as they are."""
         draw = None

@@ -12,6 +12,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Message, Stamp
 from splitfed.core.optimizers import Optim
+from splitfed.core.own_values import compute_own_value
 from splitfed.core.party import Party
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology, member
@@ -104,7 +105,7 @@ class LocalLearner:
         if maker is None or maker.role not in self.topology.data_roles:
             raise InvalidInput(f"value {value!r} is not made at a client of topology {self.topology.name!r}")
         try:
-            return self.engine.party(self.replica, maker.role).compute(value, part)
+            return compute_own_value(self.engine.party(self.replica, maker.role), value, part)
         except KeyError:
             raise InvalidInput(f"value {value!r} cannot be computed from a client's own data alone") from None
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import splitfed as sf
 from splitfed.core.defense import Defense
 from splitfed.core.errors import InvalidInput
+from splitfed.core.own_values import compute_own_value
 from splitfed.core.random import stream
 from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
@@ -79,7 +80,7 @@ def arrived(run: Run, replica: int) -> Tensor:
 
 def made(run: Run, replica: int) -> Tensor:
     party = run.engine.party(replica, "client")
-    return party.compute("pool", "train")
+    return compute_own_value(party, "pool", "train")
 
 
 def test_one_client_sends_noise_and_the_others_what_they_made() -> None:

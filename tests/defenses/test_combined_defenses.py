@@ -21,6 +21,7 @@ from splitfed.core.defense import (
 )
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
+from splitfed.core.own_values import compute_own_value
 from splitfed.core.random import generator, stream
 from splitfed.core.tasks import binary
 from splitfed.core.topology import Topology
@@ -109,7 +110,7 @@ def sent(run: Run) -> dict[str, Tensor]:
 
 
 def made(run: Run, value: str) -> Tensor:
-    return run.engine.party(0, "client").compute(value, "train")
+    return compute_own_value(run.engine.party(0, "client"), value, "train")
 
 
 def test_releases_are_changed_in_the_order_given() -> None:
@@ -188,7 +189,7 @@ def test_each_edge_has_its_own() -> None:
     (left,), (right,) = ([t for v, t in found.items() if side in v] for side in ("left", "right"))
     own = {side: run.engine.party(0, side) for side in ("left", "right")}
     (name,) = (v for v in found if "left" in v)
-    assert float((left - own["left"].compute(name, "train")).std()) == pytest.approx(2.0, rel=0.2)
+    assert float((left - compute_own_value(own["left"], name, "train")).std()) == pytest.approx(2.0, rel=0.2)
     assert len(right.unique()) == 4
 
 
