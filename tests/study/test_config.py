@@ -142,11 +142,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         small(defense=[{"name": "gaussian_release", "epsilon": 1e12, "clip": 1.0}]),
-<<<<<<< HEAD
-        r"defense\[0\]\.epsilon: gaussian_release epsilon=1000000000000\.0 is not allowed; expected a number in \(0, ",
-=======
         r"defense\[0\]\.epsilon: gaussian_release epsilon=1000000000000\.0 is not allowed; expected a number in ",
->>>>>>> work-startup
     ),
     (small(attack=[{"name": "rlme"}]), r"attack\[0\]\.name: unknown attack 'rlme'; did you mean 'rmle'"),
     (
