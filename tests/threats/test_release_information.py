@@ -111,7 +111,7 @@ def test_no_attack_goes_below_the_bound_for_gaussian_rows_on_digits_themselves()
 
 
 def test_more_noise_more_error_and_less_information() -> None:
-    found = [lenet_run(Noise(scale=s)).measure_release() for s in (0.3, 3.0, 1e3)]
+    found = [lenet_run(Noise(scale=s), rounds=1).measure_release() for s in (0.3, 3.0, 1e3)]
     bounds = [one.bound for one in found if one.bound is not None]
     assert bounds[0].least < bounds[1].least < bounds[2].least
     assert bounds[2].least == pytest.approx(bounds[2].variance, rel=0.02)
@@ -171,17 +171,19 @@ def test_noise_as_large_as_the_release_varies_tells_of_it_by_its_size() -> None:
 
 
 def test_relative_noise_is_measured() -> None:
-    found = lenet_run(Noise(scale=1.0, relative=True)).measure_release()
+    found = lenet_run(Noise(scale=1.0, relative=True), rounds=1).measure_release()
     assert found.bound is not None
     assert 0 < found.bound.least < found.bound.variance
 
 
 def test_what_has_no_bound_says_why() -> None:
-    assert lenet_run(Dropout(rate=0.5)).measure_release().why.startswith("Dropout on ")
-    found = lenet_run(Dropout(rate=0.5), Noise()).measure_release()
+    assert lenet_run(Dropout(rate=0.5), rounds=1).measure_release().why.startswith("Dropout on ")
+    found = lenet_run(Dropout(rate=0.5), Noise(), rounds=1).measure_release()
     assert found.why.startswith("2 defenses change what crosses ")
     assert found.bound is None
-    assert lenet_run(Noise(scale=0.0)).measure_release().why.endswith("adds no noise of a density that is known")
+    assert (
+        lenet_run(Noise(scale=0.0), rounds=1).measure_release().why.endswith("adds no noise of a density that is known")
+    )
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
