@@ -116,15 +116,12 @@ class Arm:
 GRID = Arm("grid", {"sampler": "grid"})
 GENETIC = Arm("nsga2", {"sampler": "nsga2", "trials": 40, "population": 10})
 PLAIN = Arm("nsga2 as Optuna draws", GENETIC.table, plain=True)
+TPE = Arm("tpe", {"sampler": "tpe", "trials": 40})
 OTHERS = (
-    Arm("tpe", {"sampler": "tpe", "trials": 40}),
     Arm("random", {"sampler": "random", "trials": 40}),
-    Arm("qmc", {"sampler": "qmc", "trials": 40}),
     Arm("grid from end to end", {"sampler": "grid"}, ends=True),
-    Arm("nsga2, population 5", {"sampler": "nsga2", "trials": 40, "population": 5}),
-    Arm("nsga2, population 20", {"sampler": "nsga2", "trials": 40, "population": 20}),
 )
-ARMS = (GENETIC, PLAIN, GRID, *OTHERS)
+ARMS = (GENETIC, PLAIN, TPE, GRID, *OTHERS)
 
 
 def study(arm: Arm, seed: int) -> dict[str, Any]:
@@ -254,15 +251,22 @@ def _key(arm: Arm, seed: int) -> str:
 
 
 def _cells() -> tuple[Cell, ...]:
-    """Return the cells in the order of what matters most: the comparison asked for, then more samplers, then seeds."""
-    order = [(arm, seed) for seed in SEEDS for arm in (GENETIC, GRID, PLAIN)]
-    order += [(arm, seed) for seed in SEEDS for arm in OTHERS[:2]]
-    order += [(arm, seed) for seed in MORE_SEEDS for arm in (GENETIC, GRID)]
+    """Return the cells, what matters most first: a table that is not finished has three seeds of four samplers."""
+    order = [(arm, seed) for seed in (*SEEDS, *MORE_SEEDS) for arm in (GENETIC, GRID, PLAIN, TPE)]
     order += [(arm, seed) for seed in (*SEEDS, *MORE_SEEDS) for arm in OTHERS]
-    return tuple(Cell(_key(arm, seed), partial(measure, arm, seed)) for arm, seed in dict.fromkeys(order))
+    return tuple(Cell(_key(arm, seed), partial(measure, arm, seed)) for arm, seed in order)
 
 
-REMARKS = """TO WRITE"""
+REMARKS = """On three seeds NSGA-II as Optuna draws it is not above the grid but below it, in every one of them. What
+its trials show: 24 to 30 of 40 settings were different. A child that inherits cut, defense and strength, or differs
+from its parents in the strength of a defense that it does not have, is a setting that was tried before; it costs a
+trial, and its copies fill the next generation. Its first ten trials are drawn independently of each other, over
+twenty pairs of cut and defense, and three generations after them are few to find what they missed. The grid has every
+pair, and loses one trial a seed to a training that diverged.
+
+What follows: `nsga2` and `nsga3` begin with a generation that lies evenly over the space (a scrambled Sobol
+sequence), and draw again what was tried; that is the line `nsga2`. `tpe` stays the default sampler. Forty trials are
+few for a genetic one."""
 
 BUDGET = f"""Forty trials of each sampler of `[search]` against a grid of forty points over the same space: 4 cuts of an
 MLP (64-32-16-10: behind `fc1`, `relu1`, `fc2`, `relu2`) times no defense, noise (.1 to 4 deviations of the release),

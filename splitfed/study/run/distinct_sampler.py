@@ -21,7 +21,7 @@ DRAWS = 100
 
 
 class DistinctSampler(BaseSampler):
-    """Draws as `inner` does, until the setting is one that no earlier trial had.
+    """Draws as `inner` does, until the setting is one that no other trial has.
 
     `space`: every parameter, all of which are drawn in every trial. `first`: what the first trials try, by number.
     `setting_of`: what parameters decide, so that those which decide nothing make no other setting.
@@ -43,12 +43,12 @@ class DistinctSampler(BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: Mapping[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return a whole setting; it depends on the trials with smaller numbers alone."""
+        """Return a whole setting that no other trial has, whether it is over or not."""
         drawn = self._draw(study, trial, search_space)  # for a first trial too: it gives it its generation
         if trial.number < len(self._first):
             return {name: self._first[trial.number][name] for name in search_space}
-        earlier = [t for t in study.get_trials(deepcopy=False) if t.number < trial.number]
-        tried = {self._setting_of(t.params) for t in earlier if self._space.keys() <= t.params.keys()}
+        others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
+        tried = {self._setting_of(t.params) for t in others if self._space.keys() <= t.params.keys()}
         only = {name: _only_value(one) for name, one in self._space.items() if name not in search_space}
         for _ in range(DRAWS):
             if self._setting_of({**only, **drawn}) not in tried:
