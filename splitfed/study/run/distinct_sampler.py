@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
@@ -94,4 +94,7 @@ def draw_points(sampler: BaseSampler, space: Mapping[str, BaseDistribution], cou
 
 
 def _only_value(one: BaseDistribution) -> Any:
-    return one.choices[0] if isinstance(one, CategoricalDistribution) else one.low
+    if isinstance(one, CategoricalDistribution):
+        return one.choices[0]
+    assert isinstance(one, (FloatDistribution, IntDistribution))
+    return one.low
