@@ -36,8 +36,8 @@ def test_public_rows_are_a_share_of_all_and_in_training() -> None:
         assert set(client.public.x.flatten().tolist()) < set(client.train.x.flatten().tolist())
         counts, among = client.public.y.bincount(minlength=5), client.train.y.bincount(minlength=5)
         assert float((counts - among * 10 / 35).abs().max()) < 1
-        shown, train = client.public.x, client.train.x
-        assert shown.untyped_storage().data_ptr() != train.untyped_storage().data_ptr()
+        public, train = client.public.x, client.train.x
+        assert public.untyped_storage().data_ptr() != train.untyped_storage().data_ptr()
     assert shown.sources.keys() == hidden.sources.keys()
 
 

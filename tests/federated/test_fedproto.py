@@ -12,7 +12,6 @@ from torch import Tensor
 import splitfed
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
-from splitfed.core.party import Party
 from splitfed.core.random import stream
 from splitfed.federated.fedproto import FedProto, Pull, nearest, prototypes
 from splitfed.models.mlp import mlp
@@ -21,6 +20,7 @@ from splitfed.planning.validation import prepare
 from splitfed.schedules import Sequential, SplitFedV1
 from splitfed.schedules.base import Schedule, Training
 from splitfed.topologies import local, multi_hop, u_shaped, vanilla, vertical
+from splitfed.training import local_learner
 from splitfed.training.run import Run
 from tests.examples import assert_same
 from tests.federated.examples import traits
@@ -187,8 +187,8 @@ def test_embeddings_come_from_the_pass_that_scores_the_head(
     for replica, one in enumerate(run.learners):
         with run.engine.borrow_segments(replica, run.schedule.newest(replica, run.schedule_state)):
             again.append(FedProto().scores(one, "test", run.method_state))
-    compute = Party.compute
-    monkeypatch.setattr(Party, "compute", lambda *given, **named: asked.append(given[1:]) or compute(*given, **named))
+    compute = local_learner.compute_own_value
+    monkeypatch.setattr(local_learner, "compute_own_value", lambda *given: asked.append(given[1:]) or compute(*given))
     found = run.evaluate("test")["method"]
     assert asked == []
     assert found == {name: [one[name] for one in again] for name in again[0]}

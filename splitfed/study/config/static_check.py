@@ -106,7 +106,8 @@ class _StaticCheck:
                         if isinstance(part, Mapping):
                             self._check(f"{where}.combine[{i}]", kind, part)
                 else:
-                    self._check(where, kind, {k: v for k, v in table.items() if k not in own}, own)
+                    moved = PARAMETERS.get(kind, {})
+                    self._check(where, kind, {k: v for k, v in table.items() if moved.get(k, k) not in own}, own)
         self._check_training(self.raw.get("training"))
         for where, table in _tables(self.raw, "encryption"):
             if table.get("protocol") != "none":

@@ -96,5 +96,5 @@ def draw_points(sampler: BaseSampler, space: Mapping[str, BaseDistribution], cou
 def _only_value(one: BaseDistribution) -> Any:
     if isinstance(one, CategoricalDistribution):
         return one.choices[0]
-    assert isinstance(one, IntDistribution | FloatDistribution)
+    assert isinstance(one, (FloatDistribution, IntDistribution))
     return one.low

@@ -365,10 +365,12 @@ def _planned_costs(run: Run, cell: Cell, data: Dataset) -> Json:
     """Return what was predicted before training, what the formulas need, and who sees what."""
     builder = build.StudyBuilder(data)
     ready = builder.prepare(cell)
+    # Without defenses it is the same once more.
+    defended = builder.prepare(cell, defended=True) if build.defenses(cell) else ready
     topology, rows = run.engine.topology, run.data.clients[0].train
     known, sizes = run.engine.all_facts[0], planned_costs.sizes(ready)
     return {
-        "predicted": planned_costs.predict_costs(cell, builder.prepare(cell, defended=True)),
+        "predicted": planned_costs.predict_costs(cell, defended),
         "sizes": None if sizes is None else asdict(sizes),
         "parties": role_holdings(
             topology,
