@@ -45,7 +45,7 @@ from splitfed.core.messages import View
 from splitfed.core.random import derive
 from splitfed.registry import load
 
-QUICK = {"widths": (16,), "epochs": 2, "iterations": 30, "doublings": 2}
+QUICK = {"widths": (16,), "epochs": 4, "iterations": 40, "doublings": 1}
 STANDARD = {"widths": (16, 32), "epochs": 10, "iterations": 300, "doublings": 3}
 FULL = {"widths": (16, 32, 64), "epochs": 20, "iterations": 600, "doublings": 5}
 
@@ -56,7 +56,7 @@ REACH = (0.3, 3.0, 30.0)
 RATE = 0.01
 """Adam's rate for a refinement, in the unit of the data's standard deviation."""
 COMBINATION = "combination"
-LEAST_WEIGHT = 1e-6
+LEAST_WEIGHT = 0.01
 """A member that counts for less in a combination is left out of it."""
 LEAST_RESIDUAL = 1e-12
 """Mean squared error of a first prediction that is taken for exact."""
@@ -195,6 +195,8 @@ class Trials:
         self._errors: dict[str, float] = {}
         self._members: dict[str, tuple[EnsembleMember, int]] = {}
         self._weights: dict[str, float] = {}
+        # Of the view that was asked about last: what members make of it.
+        self._asked: tuple[View, dict[str, Tensor]] | None = None
 
     @property
     def chosen(self) -> str:
@@ -222,6 +224,14 @@ class Trials:
         """Return what the member `name` predicts for a view, from all that is known there, rows held out included."""
         if view is self.held_out.view:
             return self.found[name]
+        if self._asked is None or self._asked[0] is not view:
+            self._asked = view, {}
+        known = self._asked[1]
+        if name not in known:
+            known[name] = self._predict_anew(name, view, knowledge)
+        return known[name]
+
+    def _predict_anew(self, name: str, view: View, knowledge: Knowledge) -> Tensor:
         if name == COMBINATION:
             total = sum(self._weights.values())
             parts = [self.predict(n, view, knowledge) for n in self._weights]
