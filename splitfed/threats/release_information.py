@@ -3,7 +3,8 @@
 Four measures, none of which needs an attacker to be trained:
 
 - the bound on reconstruction (`splitfed.stats.fisher_information`), where noise of a known density is added to all that
-  arrives: no attack goes below it, whatever its budget;
+  arrives: no attack goes below it on average, whatever its budget, where rows are as it assumes. By default that is
+  Gaussian, which images are not: then it is a yardstick that an attack may beat. With `smoothing` it is proven;
 - mutual information between row and release, between two estimates (`splitfed.stats.mutual_information`);
 - usable information, after Xu, Zhao, Song, Stewart, Ermon, "A theory of usable information under computational
   constraints", ICLR 2020: what affine maps can use. With Gaussians around an affine prediction as the family, it is
@@ -12,7 +13,7 @@ Four measures, none of which needs an attacker to be trained:
 - invertibility, this project's own: 1 - E / V, the share of the variance that the best floor recovers, with E the least
   error of `linear_inverse` and the nearest rows.
 
-The last two are lower estimates of what leaks, the first an upper one.
+The last two are lower estimates of what leaks, the first an upper one for rows as it assumes.
 """
 
 from __future__ import annotations
@@ -59,9 +60,10 @@ class _Noise(NamedTuple):
 class ReleaseInformation:
     """What arrives at `adversary` tells of the victims' rows, without an attack.
 
-    `bound` on the mean squared error of every attack and `mutual` information in nats, None where no noise of a known
-    density is added, which `why` tells. `usable` information in nats a number, and `invertibility`, a share of the
-    variance: each with its interval over victims, None where no closed form could be computed.
+    `bound` on the mean squared error of every attack, under what `bound.assumed` says of the rows, and `mutual`
+    information in nats; None where no noise of a known density is added, which `why` tells. `usable` information in
+    nats a number, and `invertibility`, a share of the variance: each with its interval over victims, None where no
+    closed form could be computed.
     """
 
     adversary: str

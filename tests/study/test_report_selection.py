@@ -1,4 +1,4 @@
-"""A report tells what an attack that chooses among several chose, and whether more work would have recovered more."""
+"""A report tells what an attack chose, whether more work would recover more, and where a bound did not hold."""
 
 from __future__ import annotations
 
@@ -55,3 +55,12 @@ def test_what_has_converged_is_no_lower_bound(tmp_path: Path) -> None:
 def test_other_attacks_have_no_such_section(tmp_path: Path) -> None:
     put(tmp_path, result("none", 0, 0.0, 0.9, {"psnr": 20.0}), (1, 8, 8), 0)
     assert '<section id="budget">' not in write_report(tmp_path).read_text("utf-8")
+
+
+@pytest.mark.parametrize(("least", "beaten"), [(0.05, True), (0.02, False), (None, False)])
+def test_an_attack_below_the_bound_of_gaussian_rows_is_said(tmp_path: Path, least: float | None, beaten: bool) -> None:
+    found = result("none", 0, 0.0, 0.9, {"psnr": 20.0, "mse": 0.04})
+    found["information"] = {"least_mse": least, "assumed": "rows that are Gaussian", "why": ""}
+    put(tmp_path, found, (1, 8, 8), 0)
+    page = write_report(tmp_path).read_text("utf-8")
+    assert ("an attack of this study is below the least MSE of Gaussian rows" in page) is beaten

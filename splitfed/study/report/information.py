@@ -16,8 +16,9 @@ BOUNDS = {"invertibility": (-float("inf"), 1.0), "cka": (-1.0, 1.0), "dfil": AMO
 def information_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return measure -> estimate over `runs`, which differ in their seed alone; None where no run was measured.
 
-    With them `best_mse`, the least error of the attacks on inputs in each run, which no bound may be above; `why` there
-    is no bound; `assumed` for it; `empty`: whether dFIL alone bounds nothing; and the largest `p_value` of the CKA.
+    With them `best_mse`, the least error of the attacks on inputs in each run, and whether that is below `least_mse`,
+    `beaten`, as it may be where rows are not as the bound has assumed; `why` there is no bound; `empty`: whether dFIL
+    alone bounds nothing; and the largest `p_value` of the CKA.
     """
     known = [run["information"] for run in runs if run.get("information")]
     if not known:
@@ -26,13 +27,14 @@ def information_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     found: dict[str, Any] = {key: _average(values[key], BOUNDS.get(key)) if key in values else None for key in KEYS}
     errors = [error for run in runs if (error := _least_error(run)) is not None]
     p_values = [one["cka_p_value"] for one in known if one.get("cka_p_value") is not None]
+    best = _average(errors, AMOUNT) if errors else None
     return {
         **found,
-        "best_mse": _average(errors, AMOUNT) if errors else None,
+        "best_mse": best,
+        "beaten": best is not None and found["least_mse"] is not None and best["mean"] < found["least_mse"]["mean"],
         "p_value": max(p_values, default=None),
         "saturated": any(one.get("saturated") for one in known),
         "empty": any(one.get("empty") for one in known),
-        "assumed": next((one["assumed"] for one in known if one.get("assumed")), ""),
         "why": next((one["why"] for one in known if one.get("why")), ""),
     }
 

@@ -21,27 +21,32 @@ def plot_budget(settings: Sequence[Setting], attack: str, looks: SeriesStyles, n
     told = [(s, found) for s in settings if (found := _attempts(s, attack))]
     if not told:
         return None
+    unit = "MSE [dB]" if _selection(told[0][0], attack)["metric"] == "mse" else "1 - AUC"
     with canvas(len(told), 5.3, 3.6) as (figure, axes):
         for axis, (setting, attempts) in zip(axes, told, strict=True):
             _draw(axis, attempts)
             axis.set_title(looks.label(setting.defense, setting.place))
-            axis.set(xscale="log", xlabel="seconds of the attack", ylabel="error on its own rows: less is more leakage")
+            axis.set(xscale="log", xlabel="seconds of the attack", ylabel=f"{unit} on its own rows (less leaks more)")
+            axis.xaxis.set_minor_formatter("")
         return as_svg(figure, name, axes[0])
 
 
 def _attempts(setting: Setting, attack: str) -> list[Mapping[str, Any]]:
     """Return the attempts of the first seed in their order, each with the `seconds` that had passed when it ended."""
-    entry = next((a for a in setting.runs[0]["attacks"] if a["label"] == attack and a.get("selection")), None)
-    passed = 0.0
+    passed, selection = 0.0, _selection(setting, attack)
     found: list[Mapping[str, Any]] = []
-    if entry is None:
-        return found
-    for attempt in entry["selection"]["tried"]:
+    for attempt in selection["tried"]:
         passed += attempt["seconds"]
         if attempt["error"]:
-            error = 10 * math.log10(attempt["error"]) if entry["selection"]["metric"] == "mse" else attempt["error"]
+            error = 10 * math.log10(attempt["error"]) if selection["metric"] == "mse" else attempt["error"]
             found.append({**attempt, "seconds": passed, "error": error})
     return found
+
+
+def _selection(setting: Setting, attack: str) -> Mapping[str, Any]:
+    """Return what the attack told of its choice in the first seed; without attempts where it chose among none."""
+    told = (a["selection"] for a in setting.runs[0]["attacks"] if a["label"] == attack and a.get("selection"))
+    return next(told, {"tried": [], "metric": "mse"})
 
 
 def _draw(axis: Any, attempts: Attempts) -> None:
