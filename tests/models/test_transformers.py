@@ -358,6 +358,7 @@ def test_a_run_on_tokens_is_resumed_attacked_and_exported(tmp_path: Path) -> Non
         torch.testing.assert_close(mine(**rows), own.eval()(**rows).logits, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_a_study_names_a_model_and_a_folder_beside_it(
     tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ from splitfed.study.run import longer, session
 from splitfed.study.run.longer import continue_run
 from tests.examples import assert_same
 from tests.study.examples import small, write
+from tests.thinning import thin
 
 NAME = "vanilla-relu1--none--seed0"
 ATTACK = {"name": "rmle", "budget": "fast", "iterations": 2}
@@ -77,7 +78,7 @@ def test_a_longer_run_is_that_of_so_many_rounds(
     assert continue_run(home, 1)["rounds"] == 5
 
 
-@pytest.mark.parametrize("how", ["the same command", "the study"])
+@pytest.mark.parametrize("how", thin(["the same command", "the study"], 2))
 def test_an_interrupted_continuation_goes_on(
     how: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

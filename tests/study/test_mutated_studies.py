@@ -156,7 +156,7 @@ def _is_tables(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
 
 
-@pytest.mark.parametrize("seed", thin(range(1000), 25))
+@pytest.mark.parametrize("seed", thin(range(1000), 50))
 @pytest.mark.filterwarnings("ignore")
 def test_a_mutated_study_is_right_or_refused_a_line_a_mistake(seed: int, tmp_path: Path) -> None:
     path = tmp_path / "study.toml"

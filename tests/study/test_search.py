@@ -197,7 +197,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[s
             *(("random", event) for event in ("round", "drawn", "record before", "record after", "told")),
             *(("tpe", event) for event in ("record after", "round")),
         ],
-        5,
+        7,
     ),
 )
 def test_an_interrupted_search_ends_in_the_same_bits(
@@ -256,7 +256,7 @@ def test_a_trial_that_does_not_fit_is_refused_with_its_line_and_the_search_goes_
     assert refused["reason"].split("'")[0] in (tmp_path / "out" / "report.html").read_text("utf-8")
 
 
-@pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
+@pytest.mark.parametrize("sampler", thin(["nsga2", "nsga3"], 2))
 def test_generations_inherit_what_decides_nothing_and_keep_to_the_constraints(sampler: str, tmp_path: Path) -> None:
     study = searching({"sampler": sampler, "trials": 5, "population": 2, "constraints": ["bytes <= 100000"]})
     do(study, tmp_path)
