@@ -4,7 +4,8 @@ Four measures, none of which needs an attacker to be trained:
 
 - the bound on reconstruction (`splitfed.stats.fisher_information`), where noise of a known density is added to all that
   arrives: no attack goes below it on average, whatever its budget, where rows are as it assumes. By default that is
-  Gaussian, which images are not: then it is a value to compare with, which an attack may beat. With `smoothing` it is proven;
+  Gaussian, which images are not: then it is a value to compare with, which an attack may beat. With `smoothing` it is
+  proven;
 - mutual information between row and release, between two estimates (`splitfed.stats.mutual_information`);
 - usable information, after Xu, Zhao, Song, Stewart, Ermon, "A theory of usable information under computational
   constraints", ICLR 2020: what affine maps can use. With Gaussians around an affine prediction as the family, it is
