@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.random import initialization
 from splitfed.models.import_paths import Code
+
+WIDE = 4096
+"""A model without a number as large as this among its arguments is taken to fit into memory."""
 
 
 def build(name: str, shape: tuple[int, ...], outputs: int, seed: int, **params: Any) -> nn.Module:
@@ -34,11 +40,44 @@ def make(
 ) -> nn.Module:
     """Return the model that `factory`, called `name` in messages, makes of its arguments; as `build`."""
     arguments = _arguments(name, factory, {"shape": shape, "outputs": outputs, "seed": seed}, params)
+    if ":" not in name and _largest(arguments) >= WIDE:
+        _check_memory(name, factory, arguments)
     with initialization(seed):
         model = factory(**arguments)
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model {name!r} returned a {type(model).__name__}; expected an nn.Module")
     return model
+
+
+def _largest(value: Any) -> int:
+    """Return the largest whole number in `value`, at any depth; 0 where there is none."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return max(map(_largest, value), default=0)
+    return value if isinstance(value, int) else 0
+
+
+def _check_memory(name: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Refuse a model whose weights alone are larger than the machine's memory, which would end the process."""
+    try:
+        with torch.device("meta"):
+            model = factory(**arguments)
+        needed = sum(weight.nbytes for weight in model.parameters())
+    except Exception:  # noqa: BLE001  what is wrong with it is told when it is made
+        return
+    if needed > (there := _memory()):
+        raise InvalidInput(
+            f"model {name!r} has weights of {needed / 1e9:.3g} GB; this machine has {there / 1e9:.3g} GB of memory"
+        )
+
+
+def _memory() -> int:
+    """Return the bytes of this machine's memory; where that cannot be found out, more than any model has."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return sys.maxsize
 
 
 def _arguments(

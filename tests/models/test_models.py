@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -231,3 +232,12 @@ def test_a_factory_of_the_users_own_gets_the_seed_where_it_asks_for_one(tmp_path
     name = "seeded_models:made"
     model = make(name, Code(tmp_path).load("models", name), (5,), 2, 7, {})
     assert model[0].in_features == 7  # type: ignore[index]
+
+
+def test_a_model_larger_than_the_machine_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    making = import_module("splitfed.models.build")
+    assert making._memory() > 2**28
+    monkeypatch.setattr(making, "_memory", lambda: 10**6)
+    with pytest.raises(InvalidInput, match=r"model 'mlp' has weights of 0\.0015 GB; this machine has 0\.001 GB"):
+        build("mlp", (1, 8, 8), 10, 0, hidden=[5000])
+    build("mlp", (1, 8, 8), 10, 0, hidden=[500])
