@@ -288,7 +288,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         turned("vertical", "bottoms", "left", "hidden", to=[2**50]),
-        r"topology\[0\]\.bottoms\.left: model mlp cannot be built: ",
+        r"topology\[0\]\.bottoms\.left: model 'mlp' has weights of 1\.85e\+08 GB; this machine has ",
     ),
     (
         turned("vertical", "bottoms", "left", "width"),
