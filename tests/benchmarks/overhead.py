@@ -1,8 +1,8 @@
 """What comes on top of training: `sf.train` over a bare loop, a study over the calls it makes, two workers over one.
 
-`python -m tests.benchmarks.overhead [training] [round] [study] [workers]`, all of them by default. The ratios of
-`training`, `round` and `study` are of the CPU time of one thread, and both sides take turns in one process. That of
-`workers` is of the clock on the wall, and says something on an idle machine alone.
+`python -m tests.benchmarks.overhead [training] [round] [study] [short] [workers]`, all by default. The ratios of all
+but `workers` are of the CPU time of one thread, and both sides take turns in one process. That of `workers` is of the
+clock on the wall, and says something on an idle machine alone.
 """
 
 from __future__ import annotations
@@ -117,12 +117,14 @@ def run_one(rounds: int) -> None:
 
 
 def call_one(rounds: int) -> None:
-    """Make the calls that the study makes: data, training, attack."""
-    train_split(mnist(), rounds).attack("inverse_network", budget="fast")
+    """Make the calls that the study makes: data, training, attack, and what a release tells without an attack."""
+    run = train_split(mnist(), rounds)
+    run.attack("inverse_network", budget="fast")
+    run.measure_release()
 
 
 def measure_study(rounds: int, repeats: int, bound: float | None) -> None:
-    """A study of one run, with its folder, checkpoints, result and report, over the calls alone."""
+    """A study of one run, with its checks, folder, checkpoints, result and report, over the calls alone."""
     times = cpu_ratios(lambda: run_one(rounds), lambda: call_one(rounds), repeats)
     tell(f"a study of one run over its calls, {rounds} rounds", times, bound)
     more = statistics.median(ours - bare for ours, bare in times)
@@ -154,6 +156,7 @@ MEASURES: Mapping[str, Callable[[], None]] = {
     "training": lambda: measure_training(LONG, 15, 1.05),
     "round": lambda: measure_training(1, 15, None),
     "study": lambda: measure_study(5 * LONG, 5, 1.02),
+    "short": lambda: measure_study(4, 15, None),
     "workers": lambda: measure_workers(12, 3, 1.7),
 }
 
