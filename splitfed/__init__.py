@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from splitfed.study.run.loading import load
     from splitfed.study.run.python_study import PreparedStudy, StudyResults, load_study
     from splitfed.study.run.python_study import build_study as study
+    from splitfed.study.run.search_session import SearchSession
     from splitfed.training.callbacks import Callback
     from splitfed.training.early_stopping import EarlyStopping
     from splitfed.training.entry_point import train
@@ -129,6 +130,7 @@ _NAMES = {
     "ParameterGroup": "core.parameter_groups",
     "PenaltyDefense": "core.defense",
     "PreparedStudy": "study.run.python_study",
+    "SearchSession": "study.run.search_session",
     "ProgressBar": "training.progress_bar",
     "ReceiverPenaltyDefense": "core.defense",
     "Recording": "core.messages",
@@ -201,6 +203,7 @@ __all__ = [
     "Recording",
     "ReleaseDefense",
     "Run",
+    "SearchSession",
     "Segment",
     "Speeds",
     "SplitfedError",

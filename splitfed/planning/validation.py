@@ -366,7 +366,9 @@ def _resolve_algorithms(
     """Return schedule, method and defenses, those given by name with the parameters they come with."""
     plan: Schedule = load("schedules", schedule)() if isinstance(schedule, str) else schedule
     extra: Method | None = load("methods", method)() if isinstance(method, str) else method
-    given = (defenses,) if isinstance(defenses, (Defense, str)) else tuple(defenses)
+    stated: object = defenses
+    several = isinstance(stated, Sequence) and not isinstance(stated, str)
+    given = tuple(cast("Sequence[Defense]", defenses)) if several else (cast("Defense", defenses),)
     _check_kind("schedule", plan, Schedule, "a name or a schedule, such as splitfed.schedules.SplitFedV1()")
     if extra is not None:
         _check_kind("method", extra, Method, "a name or a method, such as splitfed.federated.FedProto()")

@@ -31,7 +31,7 @@ FLOORS = ("mean_image", "random_pairing", "linear_inverse", "nearest_1", "neares
 def measure(budget: str, noise: float, auxiliary: int, white_box: bool, seed: int, place: Path) -> dict[str, Any]:
     """Train the client and attack it: dB by who, the member chosen, every attempt, and whether it has converged."""
     data = sf.data.mnist5k().clients(1, auxiliary=auxiliary, victims=VICTIMS, seed=seed)
-    defenses = Noise(scale=noise, relative=True) if noise else None
+    defenses = Noise(scale=noise, relative=True) if noise else ()
     run = sf.train(
         sf.topologies.vanilla(lenet((1, 28, 28), 10, seed=seed), "pool1"),
         data,

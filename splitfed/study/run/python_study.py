@@ -15,11 +15,15 @@ from splitfed.study.config.toml import dumps
 from splitfed.study.report import planned_costs
 from splitfed.study.report.document import write_report
 from splitfed.study.report.refused import read_refused
+from splitfed.study.report.search_data import SearchOutcome, read_search_outcome
+from splitfed.study.report.units import count_noun
+from splitfed.study.run.checked_study import CheckedStudy, check_raw
 from splitfed.study.run.loading import load
 from splitfed.study.run.results_table import setting_rows
 from splitfed.study.run.runner import Json, read_result
-from splitfed.study.run.session import CheckedStudy, check_study, run_study
-from splitfed.study.run.store import table_rows
+from splitfed.study.run.search_plan import describe_dimensions, plan_search
+from splitfed.study.run.session import run_study
+from splitfed.study.run.store import table_rows, trials_frame
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.frames import round_row
 from splitfed.training.run import Run
@@ -44,8 +48,13 @@ class PreparedStudy:
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """The names of its runs, in the order they are done."""
-        return tuple(cell.id for cell in self.checked.grid.cells)
+        """The names of its runs, in the order they are done; none for a search, whose runs are chosen on the way."""
+        return () if self.checked.search is not None else tuple(cell.id for cell in self.checked.grid.cells)
+
+    @property
+    def trials(self) -> int | None:
+        """How many trials its search has; None for a grid."""
+        return None if self.checked.search is None else self.checked.search.trials
 
     @property
     def toml(self) -> str:
@@ -59,15 +68,19 @@ class PreparedStudy:
     def plan(self, schedules: Sequence[str] = ()) -> Json:
         """Return what `splitfed plan --json` prints: bytes, operations, memory, time and epsilon; nothing is trained.
 
-        `schedules`: others to set beside the study's own; "all" for every one.
+        `schedules`: others to set beside the study's own; "all" for every one. Of a search, what it varies and about
+        how long it takes stands under "search", and the costs are those of one setting.
         """
         others = list(TABLES["schedules"]) if schedules == "all" else planned_costs.check_schedule_names(schedules)
-        return planned_costs.plan_study(self.checked.grid, self.checked.data, others)
+        grid, data, search = self.checked.grid, self.checked.data, self.checked.search
+        planned = planned_costs.plan_study(grid, data, others)
+        return planned if search is None else {**planned, "search": plan_search(search, grid.cells, data)}
 
     def run(self, folder: str | Path | None = None, *, resume: bool = False, workers: int = 1) -> StudyResults:
         """Do all runs that have no result yet in `folder` (default: the study's name), and return the results.
 
-        As `splitfed run`, without its report: `StudyResults.report` writes that. `workers`: processes, >= 1.
+        As `splitfed run`, without its report: `StudyResults.report` writes that. Of a search, its trials are done, and
+        `StudyResults.search` has what they found. `workers`: processes, >= 1.
         """
         check_count("workers", workers, low=1)
         home = Path(self.name if folder is None else folder)
@@ -75,11 +88,15 @@ class PreparedStudy:
         return load_study(home)
 
     def __repr__(self) -> str:
-        """Tell in a line what it is called and how many runs it has."""
-        return f"PreparedStudy({self.name}, {_count(len(self.runs))})"
+        """Tell in a line what it is called and how many runs or trials it has."""
+        size = _count(len(self.runs)) if self.trials is None else count_noun(self.trials, "trial")
+        return f"PreparedStudy({self.name}, {size})"
 
     def _repr_html_(self) -> str:
-        """Return a table of the runs for a notebook."""
+        """Return a table for a notebook: of the runs, or of what a search varies."""
+        if self.checked.search is not None:
+            varied = describe_dimensions(self.checked.search)
+            return html_table(repr(self), ("parameter", "values"), list(varied.items()))
         rows = [
             (cell.id, cell.topology.builder.label, cell.defense.label, cell.training.schedule.label, cell.seed)
             for cell in self.checked.grid.cells
@@ -114,6 +131,17 @@ class StudyResults:
     def refused(self) -> dict[str, str]:
         """The runs that were left out as they cannot be put together (`skip_refused`), and why, in a line."""
         return dict(read_refused(self.folder))
+
+    @property
+    def search(self) -> SearchOutcome | None:
+        """What the trials of a search have found: their records, and those on the front; None for a grid."""
+        return read_search_outcome(self.folder)
+
+    def trials_frame(self) -> pd.DataFrame:
+        """Return the trials of a search as a pandas table, as in trials.csv; raises `InvalidInput` for a grid."""
+        if (found := self.search) is None:
+            raise InvalidInput(f"{str(self.folder)!r} holds a grid, without trials; expected a study with [search]")
+        return trials_frame(found.records, found.front)
 
     def frame(self, rounds: bool = False) -> pd.DataFrame:
         """Return the results as a pandas table: a row a run and attack, as in results.csv.
@@ -170,17 +198,16 @@ def build_study(
 
     `tables`: by the keys of the file, `data={...}`, `model={...}`, `training={...}`, `topology=[...]`,
     `defense=[...]`, `attack=[...]` and so on; a name alone stands for a table with that `name`, one table for a list of
-    one. `base`: where relative paths start, and whose Python files import paths may lead to. Raises `InvalidStudy` with
-    a line a mistake.
+    one; `search={...}` makes it a search. `base`: where relative paths start, and whose Python files import paths may
+    lead to. Raises `InvalidStudy` with a line a mistake.
     """
     own = tables.pop("study", {})
     if not isinstance(own, Mapping):
         raise InvalidInput(f"study={own!r} is not allowed; expected a table, such as {{'target': 0.9}}")
     raw = {"study": {"name": name, "seeds": _plain(seeds), **_plain(own)}}
     raw |= {key: _table(key, value) for key, value in tables.items() if value is not None}
-    code = Code(Path(base).resolve())
-    grid, data = check_study(raw, "study", Path(base).resolve(), code)
-    return PreparedStudy(CheckedStudy(grid, data, dumps(raw), code))
+    home = Path(base).resolve()
+    return PreparedStudy(check_raw(raw, "study", home, Code(home), dumps(raw), None))
 
 
 def load_study(folder: str | Path, *, trust: bool = False) -> StudyResults:

@@ -39,11 +39,16 @@ def plan_search(search: SearchStudy, cells: Sequence[Cell], data: Dataset) -> Js
         "seconds": None if seconds is None else runs * seconds,
         "objectives": {one.metric.name: one.table for one in search.objectives},
         "constraints": [one.text for one in search.constraints],
-        "varies": {name: _describe(dimension) for name, (dimension, _) in dimensions(search.tree).items()},
+        "varies": describe_dimensions(search),
         "attacks": [probe.label for probe in cells[0].attacks],
         "price": PRICE if any(_promises(search, one) for one in list_variations(search.tree)) else None,
         "setting": f"{cells[0].defense.label}, {cells[0].topology.builder.label}",
     }
+
+
+def describe_dimensions(search: SearchStudy) -> dict[str, str]:
+    """Return name of a parameter that varies -> the values it may take, in words."""
+    return {name: _describe(dimension) for name, (dimension, _) in dimensions(search.tree).items()}
 
 
 def print_search_plan(plan: Json, console: Console) -> None:

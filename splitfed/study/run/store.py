@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
@@ -20,6 +20,9 @@ from splitfed.study.config.toml import dumps
 from splitfed.study.run.runner import Json, read_result
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.folder import environment
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 if sys.platform != "win32":
     import fcntl
@@ -100,7 +103,12 @@ class StudyFolder:
 
 
 def write_trials_table(folder: Path, records: Iterable[Json], front: Collection[int]) -> None:
-    """Write trials.csv into the study's `folder`, a row a trial: how it ended, what it tried, its metrics."""
+    """Write trials.csv into the study's `folder`; see `trials_frame`."""
+    write_atomic(folder / "trials.csv", trials_frame(records, front).to_csv(index=False).encode())
+
+
+def trials_frame(records: Iterable[Mapping[str, Any]], front: Collection[int]) -> pd.DataFrame:
+    """Return a table with a row a trial: how it ended, whether it is on the front, what it tried, its metrics."""
     # pandas takes half a second to import.
     import pandas as pd
 
@@ -113,7 +121,7 @@ def write_trials_table(folder: Path, records: Iterable[Json], front: Collection[
         row |= {f"objective {name}": value for name, value in record["objectives"].items()}
         row |= {f"violation of {text}": value for text, value in record["violations"].items()}
         rows.append(row | {"runs": " ".join(record["runs"])})
-    write_atomic(folder / "trials.csv", pd.DataFrame(rows).to_csv(index=False).encode())
+    return pd.DataFrame(rows)
 
 
 def promised_epsilon(ledger: Json) -> float | None:
