@@ -131,12 +131,15 @@ def segment_plans(
     facts: Facts,
     defenses: Sequence[Defense],
     frozen: Mapping[str, tuple[str, ...]] | None = None,
+    *,
+    checked: bool = False,
 ) -> dict[str, tuple[SegmentPlan, ...]]:
     """Return the segment plans of every role, after each defense has said that it applies (or refused).
 
-    `frozen`: what `topology.frozen_modules` returns, for a part of a larger topology.
+    `frozen`: what `topology.frozen_modules` returns, for a part of a larger topology. `checked`: the defenses were
+    asked with the modules of the run, and `topology` has others in the same places, or none.
     """
-    for defense in defenses:
+    for defense in () if checked else defenses:
         defense.check(topology, facts)
     guarded = [defense.edges(topology) for defense in defenses]
     counts = [counted_kinds(defense) for defense in defenses]

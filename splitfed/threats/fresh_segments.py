@@ -83,7 +83,7 @@ class Architecture:
                     self._device,
                 )
             )
-            for work in segment_plans(topology, self._facts, self._defenses).values()
+            for work in segment_plans(topology, self._facts, self._defenses, checked=True).values()
             for plan in work
             for port in plan.departures
             for guard in port.guards

@@ -60,7 +60,8 @@ class SegmentRunner:
         if role is not None:
             names = tuple(s.name for s in topology.upstream(role))
         # Plans hold no module: nothing of the topology can be reached but the copies.
-        plans = {p.segment: (sender, p) for sender, w in segment_plans(topology, facts, defenses).items() for p in w}
+        work = segment_plans(topology, facts, defenses, checked=True)
+        plans = {p.segment: (sender, p) for sender, parts in work.items() for p in parts}
         self._steps = [plans[name] for name in names]
         ports = [port for _, plan in plans.values() for port in plan.departures]
         self._held = {(port.edge, guard.position): guard.defense for port in ports for guard in port.guards}
