@@ -66,3 +66,15 @@ def test_a_grid_has_no_trials(tmp_path: Path) -> None:
 def test_a_mistake_in_a_search_is_told_in_its_line() -> None:
     with pytest.raises(InvalidInput, match=r"search\.sampler: .*annealing"):
         prepared(sampler="annealing")
+
+
+def test_a_study_compares_its_settings_as_the_function_does(tmp_path: Path) -> None:
+    """Beside the function itself, whose numbers have their own tests."""
+    results = sf.study(
+        "two", data="digits", model={"name": "mlp", "hidden": [8]}, training={"rounds": 1}, seeds=(0, 1),
+        topology={"name": "vanilla", "cut": ["fc1", "relu1"]},
+    ).run(tmp_path / "two")  # fmt: skip
+    asked = {"axis": "topology", "metrics": ["bytes"], "rows": False}
+    assert results.compare(**asked).to_json() == sf.compare(tmp_path / "two", **asked).to_json()
+    with pytest.raises(InvalidInput, match="colour"):
+        results.compare(axis="colour")

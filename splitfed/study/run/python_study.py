@@ -31,6 +31,8 @@ from splitfed.training.run import Run
 if TYPE_CHECKING:
     import pandas as pd
 
+    from splitfed.study.run.comparison import Comparison
+
 LISTS = ("topology", "method", "defense", "attack", "callback")
 """Tables of which a study may have several."""
 
@@ -167,6 +169,14 @@ class StudyResults:
         if run not in (names := self.runs):
             raise unknown("run", run, names)
         return load(self.folder / "runs" / run, trust=self.trust)
+
+    def compare(self, *others: str | Path | StudyResults, **options: Any) -> Comparison:
+        """Compare settings of this study, or this study with `others`; `options` are those of `splitfed.compare`."""
+        # What it draws on takes longer to import than a table of results does.
+        from splitfed.study.run.compare import compare
+
+        further = [one.folder if isinstance(one, StudyResults) else one for one in others]
+        return compare(self.folder, *further, **{"trust": self.trust, **options})
 
     def report(self) -> Path:
         """Write the report, one self-contained page, and return its path."""
