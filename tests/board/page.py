@@ -11,7 +11,7 @@ from splitfed.training.checkpoint import write_atomic
 from tests.board.entries import Entries
 from tests.board.heat_map import HeatCell, HeatSection, draw_heat_map
 from tests.board.scatter import Panel, Point, draw_scatter
-from tests.board.settings import Leak, Setting, Summary, summarize
+from tests.board.settings import TARGETS, Leak, Setting, Summary, summarize
 from tests.board.studies import BoardStudy
 from tests.papers.table import markdown
 
@@ -94,10 +94,8 @@ def _overview_cells(summary: Summary, name: str) -> list[HeatCell]:
 
 def draw_study(summary: Summary) -> str:
     """Return the heat map of a study: a section a topology and cut, a row a defense."""
-    metric = next((m for s in summary.settings if (m := _rows(s).metric)), "")
-    unit = METRICS[metric].title if metric else "leak"
-    columns = [("utility", "lost"), ("rows", unit), ("labels", "AUC"), ("member", "AUC"), ("promise", "ε")]
-    columns += [("CPU", "time"), ("bytes", "")]
+    leaks = [(name[:6], _heading(summary.settings, target)[2:].split(",")[0][:8]) for target, name in TARGETS.items()]
+    columns = [("utility", "lost"), *leaks, ("promise", "ε"), ("CPU", "time"), ("bytes", "")]
     sections = [HeatSection(place, [(s.defense, _cells(s)) for s in summary.at(place)]) for place in summary.places]
     return draw_heat_map(f"{_title(summary)}: what every defense costs and what it leaves", columns, sections)
 
@@ -110,7 +108,7 @@ def _cells(setting: Setting) -> list[HeatCell]:
         HeatCell("to do") if lost is None else HeatCell(f"{100 * lost.mean + 0.0:.1f}", lost.mean / WORST_LOSS),
         _leak_cell(rows, None if rows.kept is None else rows.kept.mean),
         *(_leak_cell(leak, _above_chance(leak)) for leak in (setting.leaks["labels"], setting.leaks["members"])),
-        HeatCell("" if setting.epsilon is None else f"{setting.epsilon:.3g}"),
+        HeatCell(_said_epsilon(setting, "")),
         _price_cell(format_seconds(setting.seconds or 0.0), setting.slower),
         _price_cell(format_bytes(setting.bytes or 0.0), setting.larger),
     ]
@@ -124,10 +122,11 @@ def _leak_cell(leak: Leak, bad: float | None) -> HeatCell:
 
 
 def _above_chance(leak: Leak) -> float | None:
-    """Return how dark a score of a test of two kinds is drawn; one below chance leaks as one above."""
-    if leak.score is None or (centre := METRICS[leak.metric].centre) is None:
+    """Return how dark a score of labels or members is drawn; an AUC below chance leaks as one above."""
+    if leak.score is None or leak.floor is None:
         return None
-    return (METRICS[leak.metric].leak(leak.score.mean) - centre) / (WORST_AUC - centre)
+    kind = METRICS[leak.metric]
+    return (kind.leak(leak.score.mean) - leak.floor) / (WORST_AUC - kind.centre if kind.centre else 1 - leak.floor)
 
 
 def _price_cell(text: str, ratio: float | None) -> HeatCell:
@@ -177,11 +176,16 @@ def study_page(summary: Summary) -> str:
 
 
 def _place_table(settings: Sequence[Setting]) -> str:
-    rows = next((leak for s in settings if (leak := _rows(s)).score is not None), Leak())
-    title = METRICS[rows.metric].title + METRICS[rows.metric].unit.replace(" ", ", ") if rows.metric else "leak"
-    head = ["defense", "utility", "lost, points", f"rows: {title}", "floor, ceiling", "left", "won by", "labels: AUC"]
-    head += ["membership: AUC", "ε", "CPU time", "bytes", "seeds"]
-    return markdown(head, [_place_row(setting) for setting in settings])
+    leaks = [f"{name}{_heading(settings, target)}" for target, name in TARGETS.items()]
+    head = ["defense", "utility", "lost, points", leaks[0], "floor, ceiling", "left", "won by", *leaks[1:]]
+    return markdown([*head, "ε", "CPU time", "bytes", "seeds"], [_place_row(setting) for setting in settings])
+
+
+def _heading(settings: Sequence[Setting], target: str) -> str:
+    """Return the metric that the attacks on `target` are scored by, with its unit, "" where none has a score."""
+    leaks = (s.leaks[target] for s in settings if s.leaks)
+    metric = next((METRICS[leak.metric] for leak in leaks if leak.score is not None), None)
+    return "" if metric is None else f": {metric.title}{metric.unit.replace(' ', ', ')}"
 
 
 def _place_row(setting: Setting) -> list[str]:
@@ -205,11 +209,21 @@ def _place_row(setting: Setting) -> list[str]:
         "-" if rows.kept is None else f"{_said(rows.kept, 0, 100)} %",
         won + ("; not converged" if rows.converged is False else ""),
         *(_said_leak(setting.leaks[target]) for target in ("labels", "members")),
-        "-" if setting.epsilon is None else f"{setting.epsilon:.3g} for {setting.protects}",
+        _said_epsilon(setting, f" for {setting.protects}"),
         format_seconds(setting.seconds or 0.0),
         format_bytes(setting.bytes or 0.0),
         f"{setting.seeds}/{setting.wanted}",
     ]
+
+
+def _said_epsilon(setting: Setting, what: str) -> str:
+    """Write the promise for `what` is protected; one that has no bound is none."""
+    if not setting.protects:
+        return ""
+    if setting.epsilon is None:
+        return "none"
+    many = setting.epsilon >= 1000
+    return f"{setting.epsilon / 1000:.3g}k{what}" if many else f"{setting.epsilon:.3g}{what}"
 
 
 def _said_leak(leak: Leak) -> str:

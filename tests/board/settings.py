@@ -16,8 +16,8 @@ from tests.board.studies import BoardRun, BoardStudy
 
 TARGETS = {"inputs": "rows", "labels": "labels", "members": "membership"}
 """What attacks predict -> what the board calls the column."""
-FLOOR = "mean_image"
-"""The baseline that counts for blind: the mean of the adversary's own rows."""
+BLIND = ("mean_image", "majority")
+"""Baselines that read nothing: the mean of the adversary's own rows, and their most frequent class."""
 LEAST_RANGE = 1e-6
 """A ceiling that is no farther above its floor leaves no share to speak of."""
 
@@ -221,7 +221,7 @@ def _strongest(entry: Json, labels: Sequence[str]) -> Reading | None:
         if "scores" not in one:
             continue
         metric, beside = one["metric"], one["beside"]
-        floor = beside[FLOOR]["mean"] if FLOOR in beside else METRICS[metric].centre
+        floor = next((beside[who]["mean"] for who in BLIND if who in beside), METRICS[metric].centre)
         scored = {one["member"] or "the attack itself": one["scores"][metric]}
         scored |= {f"{who}, as a floor": beside[who] for who in FLOORS if who in beside}
         readings += [

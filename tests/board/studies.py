@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from splitfed.models.import_paths import Code
 from splitfed.registry import TABLES
 from splitfed.study.config import build, schema
 from splitfed.study.config.algorithm_tables import parse_attack
-from splitfed.study.config.cell import Cell, format_value
+from splitfed.study.config.cell import Cell, DefenseSetting, format_value
 from splitfed.study.config.grid import Grid, expand
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
@@ -49,24 +50,19 @@ class Question:
 
 @dataclass(frozen=True)
 class BoardRun:
-    """A run of a study; `key` is a digest of all that defines it, whatever it is called."""
+    """A run of a study; `key` is a digest of all that defines it, whatever it is called.
+
+    `defense`: with its strength alone, for people: `noise 0.5`, `dp_sgd ε 8`.
+    """
 
     cell: Cell
     key: str
+    defense: str
 
     @property
     def folder(self) -> str:
         """The name of its folder."""
         return f"{self.cell.id}-{self.key[:8]}"
-
-    @property
-    def defense(self) -> str:
-        """Its defense with the strength alone, for people: `noise 0.5`, `dp_sgd ε 8`."""
-        setting = self.cell.defense
-        if setting.strength is None:
-            return setting.name
-        sign = "ε " if setting.strength.name == "epsilon" else ""
-        return f"{setting.name} {sign}{format_value(setting.strength.value)}"
 
     @property
     def place(self) -> str:
@@ -113,7 +109,9 @@ def read_study(path: Path) -> BoardStudy:
     raw = schema.read_toml(path)
     attacks = raw.pop("attack", [])
     grid = expand(schema.parse_study(raw, path.name), path.name, path.parent)
-    runs = sorted((BoardRun(cell, key_of(cell)) for cell in grid.cells), key=lambda run: _turn(run, grid))
+    names = _short_names([cell.defense for cell in grid.cells])
+    found = [BoardRun(cell, key_of(cell), names[cell.defense.label]) for cell in grid.cells]
+    runs = sorted(found, key=lambda run: _turn(run, grid))
     return BoardStudy(path.stem, grid, tuple(runs), tuple(_question(path.name, table) for table in attacks))
 
 
@@ -127,6 +125,20 @@ def key_of(cell: Cell) -> str:
 def alone(grid: Grid, cell: Cell) -> Grid:
     """Return the grid of one run, which is refused with a reason rather than left out."""
     return replace(grid, cells=(cell,), skip_refused=False)
+
+
+def _short_names(settings: Iterable[DefenseSetting]) -> dict[str, str]:
+    """Return label -> short name of defenses; those that it would not tell apart keep their labels."""
+    names = {setting.label: _short_name(setting) for setting in settings}
+    times = Counter(names.values())
+    return {label: name if times[name] == 1 else label for label, name in names.items()}
+
+
+def _short_name(setting: DefenseSetting) -> str:
+    if setting.strength is None:
+        return setting.name
+    sign = "ε " if setting.strength.name == "epsilon" else ""
+    return f"{setting.name} {sign}{format_value(setting.strength.value)}"
 
 
 def _turn(run: BoardRun, grid: Grid) -> int:
