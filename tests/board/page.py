@@ -262,8 +262,8 @@ def _describe(summary: Summary) -> str:
     done = "" if summary.done == len(study.runs) else f" {summary.done} of {len(study.runs)} are done."
     return (
         f"{cell.data.name} with {cell.model_label}, {cell.training.rounds} rounds,"
-        f" {count_noun(len(summary.places), 'topology').replace('topologys', 'topologies')} with their cuts,"
-        f" {count_noun(len(summary.defenses), 'setting')} of defenses, {count_noun(len(study.seeds), 'seed')}:"
+        f" {count_noun(len(summary.places), 'place')} (topology and cut),"
+        f" {count_noun(len(summary.defenses), 'defense')} with none, {count_noun(len(study.seeds), 'seed')}:"
         f" {count_noun(len(study.runs), 'run')}.{done}"
     )
 
