@@ -16,7 +16,7 @@ export OMP_NUM_THREADS := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-torch golden bench papers lint types docs readme api clean
+.PHONY: help setup demo test test-all test-torch golden bench papers board lint types docs readme api clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -76,6 +76,9 @@ bench: $(STAMP) ## time the split step against the uncut one
 
 papers: $(STAMP) ## published figures beside ours, for hours; resumable; TABLE=name for one of them
 	@$(PY) -m tests.papers $(TABLE)
+
+board: $(STAMP) ## which defense buys what (docs/board), for hours; resumable; STUDY=name, SHOW=1, RETRY=1
+	@$(PY) -m tests.board $(STUDY) $(if $(SHOW),--show) $(if $(RETRY),--retry)
 
 lint: $(STAMP) ## ruff: rules and format; the floors that imports may cross
 	@$(BIN)/ruff check --quiet .
