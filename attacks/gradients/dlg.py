@@ -30,7 +30,7 @@ class Dlg(Attack):
 
     phase: ClassVar[Phase] = Phase.TRAINING
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
-    adapts_to = frozenset({Effect.RELEASE, Effect.GRADIENT, Effect.RECEIVER_PENALTY})
+    adapts_to = frozenset({Effect.RELEASE, Effect.GRADIENT, Effect.RECEIVER_PENALTY, Effect.WEIGHTS})
     budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 200, "restarts": 3},
         "paper": {"iterations": 1200, "restarts": 1},

@@ -34,7 +34,7 @@ class Idlg(Attack):
 
     phase: ClassVar[Phase] = Phase.TRAINING
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
-    adapts_to = frozenset[Effect]()
+    adapts_to = frozenset({Effect.WEIGHTS})
     budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 200, "restarts": 3},
         "paper": {"iterations": 300, "restarts": 1},

@@ -24,6 +24,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from splitfed.attacks.base import BACKWARD, FORWARD, IN_TRAINING, Attack, Effect, Needs, Phase, Target
+from splitfed.attacks.training_time.training_attack import TrainingAttack
 from splitfed.core.defense import (
     UPLOAD,
     Accounted,
@@ -90,9 +91,16 @@ def path(attack: Attack) -> frozenset[Effect]:
     if attack.phase is Phase.TRAINING or attack.target in (Target.MEMBERS, Target.REPRESENTATIVES, Target.SHARES):
         return IN_TRAINING
     if attack.phase is Phase.STEP:
+        if attack.target is Target.RELEASES:
+            # Solved from an identity of the layer that computes on ciphertexts; what would change its sides is refused.
+            return frozenset({Effect.GRADIENT, Effect.WEIGHTS})
         if attack.target is not Target.LABELS:
             return IN_TRAINING
         return BACKWARD | {Effect.RELEASE} if Needs.OWN_INPUTS in attack.requires else BACKWARD
+    if Needs.TRAINING_ATTACK in attack.requires:
+        # What it has seen in training: the labels that arrived there too, where it uses labels.
+        learnt_from = attack.requires | (attack.learns_from if isinstance(attack, TrainingAttack) else frozenset())
+        return FORWARD | {Effect.LABELS} if Needs.AUXILIARY_LABELS in learnt_from else FORWARD
     labels_of_own = attack.target is Target.LABELS and Needs.OWN_INPUTS in attack.requires
     return IN_TRAINING if labels_of_own else FORWARD
 
