@@ -1,6 +1,6 @@
-"""Small runs with one effect of a defense each, and what they show of an attack: untouched, adapted or neither.
+"""Small runs under one effect of a defense each, and what they show of an attack: touched or not, adapted or not.
 
-In a run `still` no party learns, so that a defended run has the weights of an undefended one.
+Still runs, at a rate of 0, learn nothing, so that a defended run has the weights of an undefended one.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 import splitfed as sf
-from splitfed.attacks.base import Attack, Effect, Knowledge, Target
+from splitfed.attacks.base import Attack, Effect, Knowledge, Needs, Phase, Target
 from splitfed.attacks.training_time.training_attack import TrainingAttack
 from splitfed.core.defense import (
     Defense,
@@ -33,8 +34,10 @@ from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.defenses import DpSgd
+from splitfed.registry import TABLES
 from splitfed.topologies import u_shaped, vanilla, vertical
 from splitfed.training.run import Run
+from tests.attacks.token_examples import Bag
 from tests.attacks.training_time_examples import small
 from tests.golden.cases import attack as least
 from tests.topologies.vertical_examples import LINKED, linked, perceptron, with_active
@@ -125,8 +128,7 @@ def rows() -> Federation:
 
 @cache
 def columns() -> Federation:
-    """The same rows held by two parties, 0 and 1 for labels of one logit."""
-    found = Dataset("columns", rows().auxiliary.x, rows().auxiliary.y, binary())
+    """The same rows held by two parties."""
     x = torch.cat([rows().clients[0].train.x, rows().auxiliary.x, rows().victims.x])
     y = torch.cat([rows().clients[0].train.y, rows().auxiliary.y, rows().victims.y])
     found = Dataset("columns", x, y, classification(2)).vertical({"left": range(8), "right": range(8, 16)})
@@ -154,7 +156,20 @@ class World:
     adversary: str
 
 
+@cache
+def tokens() -> Federation:
+    """Rows of six token ids."""
+    return sf.data.markov_tokens(100, length=6).clients(1, auxiliary=32, victims=12, validation=0.0, test=0.0)
+
+
+def bag() -> Topology:
+    """Embedded tokens cross."""
+    with stream(0):
+        return vanilla(Bag(4), "embedding")
+
+
 WORLDS: dict[str, World] = {
+    "tokens": World(bag, tokens, "server"),
     "vanilla": World(lambda: vanilla(small(0, 3), "first"), rows, "server"),
     "u_shaped": World(lambda: u_shaped(small(0, 3), ("first", "second")), rows, "server"),
     "summed": World(summed, columns, "left0"),
@@ -166,6 +181,7 @@ WORLDS: dict[str, World] = {
 }
 
 PLACES = {
+    "token_decoder": "tokens",
     **dict.fromkeys(
         ("norm", "direction", "spectral", "direct_label", "batch_label_inference", "model_completion"), "summed"
     ),
@@ -181,9 +197,7 @@ INSIDE = {"insider_labels": "sdar"}
 RATE = 0.1
 
 
-@cache
-def trained(world: str, effect: Effect | None, rate: float = 0.0, inside: str | None = None) -> Run:
-    """Train two epochs in `world` under `effect`; at a rate of 0 the weights stay what they were."""
+def train(world: str, effect: Effect | None, rate: float, inside: str | None) -> Run:
     place, plan = WORLDS[world], None if inside is None else least(inside)
     assert plan is None or isinstance(plan, TrainingAttack)
     return sf.train(
@@ -198,63 +212,72 @@ def trained(world: str, effect: Effect | None, rate: float = 0.0, inside: str | 
     )
 
 
+@cache
+def trained(world: str, effect: Effect | None, rate: float = 0.0, inside: str | None = None) -> Run:
+    """Train two epochs in `world` under `effect`; at a rate of 0 the weights stay what they were."""
+    return train(world, effect, rate, inside)
+
+
+@cache
+def unimitated(world: str, effect: Effect, inside: str) -> Run:
+    """The still run under `effect`, whose training attack is told of no defense."""
+    with patch("splitfed.threats.training_time.of_client", lambda defenses, client: ()):
+        return train(world, effect, 0.0, inside)
+
+
+@cache
+def moved(world: str, inside: str | None) -> Run:
+    """The still run without a defense, the weights of the victims' party moved afterwards."""
+    run = train(world, None, 0.0, inside)
+    for name in {"client0", "left0", "peer0"}.intersection(run.engine.parties):
+        for module in run.engine.parties[name].state.modules.values():
+            for weight in module.parameters():
+                weight.data += 0.3 * torch.randn(weight.shape, generator=generator(4, name, *weight.shape))
+    return run
+
+
 def inside(name: str) -> str | None:
     """Return the training attack that must be in the run for the attack `name`."""
-    return INSIDE.get(name, name if isinstance(least(name), TrainingAttack) else None)
+    return INSIDE.get(name, name if name in TABLES["attacks"] and isinstance(least(name), TrainingAttack) else None)
 
 
-def asked(run: Run, name: str, attack: Attack, party: str) -> tuple[View, Knowledge]:
-    """Return what `attack` is handed in `run`."""
+def given(run: Run, name: str, attack: Attack) -> tuple[View, Knowledge]:
+    """Return what `attack` is handed in `run`, defenses drawn as for the first time."""
+    party = WORLDS[PLACES.get(name, "vanilla")].adversary
     case = run.evaluator._case(name, attack, party, run.data.victims, 0, 5)
     return case.view, case.knowledge
 
 
-def predicted(attack: Attack, view: View, knowledge: Knowledge) -> Tensor:
+def predict(attack: Attack, evidence: tuple[View, Knowledge], known: tuple[View, Knowledge] | None = None) -> Tensor:
+    """Return what `attack` predicts by what `known` holds beside the `evidence`: the view, and outputs on candidates.
+
+    `known`: by default where the evidence is from. Its own segments belong to it.
+    """
+    view, knowledge = evidence[0], evidence[1]
+    if known is not None:
+        view, knowledge = replace(view, segments=known[0].segments), replace(known[1], predict=knowledge.predict)
     return attack(view, knowledge, generator(3, "asked")).prediction
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What runs show of an attack and an effect.
-
-    `touched`: whether it predicts something else where the effect is, the trained weights being the same. `uses`:
-    whether, on the same evidence, it predicts something else where what it knows beside that has the effect.
-    """
-
-    touched: bool
-    uses: bool
-
-
-def show(name: str, attack: Attack, effect: Effect) -> Shown:
-    """Return what runs without and with `effect` show of `attack`, registered or called `name`.
-
-    Evidence is what arrived, and what the model says of candidates. Runs on membership are trained: their copies learn.
-    """
+def is_touched(name: str, attack: Attack, effect: Effect) -> bool:
+    """Return whether `attack` predicts something else where `effect` is, the trained weights being the same."""
     world = PLACES.get(name, "vanilla")
+    bare, defended = (given(trained(world, one, 0.0, inside(name)), name, attack) for one in (None, effect))
+    return not torch.equal(predict(attack, bare), predict(attack, defended))
+
+
+def uses(name: str, attack: Attack, effect: Effect) -> bool:
+    """Return whether, on the same evidence, `attack` predicts something else where what it knows has the `effect`.
+
+    A training attack has the evidence in its state, and in the other run it is told of no defense. Runs on membership
+    are trained at all, as copies of them are.
+    """
+    world, inner = PLACES.get(name, "vanilla"), inside(name)
     rate = RATE if attack.target is Target.MEMBERS else 0.0
-    runs = [trained(world, one, rate, inside(name)) for one in (None, effect)]
-    (view, known), (defended, knowing) = (asked(run, name, attack, WORLDS[world].adversary) for run in runs)
-    with_it = predicted(attack, defended, knowing)
-    # Asked a second time defenses draw afresh, so both are handed out anew.
-    (_, known), (_, knowing) = (asked(run, name, attack, WORLDS[world].adversary) for run in runs)
-    ignorant = replace(known, predict=knowing.predict)
-    return Shown(
-        not torch.equal(predicted(attack, view, asked(runs[0], name, attack, WORLDS[world].adversary)[1]), with_it),
-        not torch.equal(predicted(attack, defended, ignorant), with_it),
-    )
-
-
-@cache
-def moved(world: str, inner: str | None) -> Run:
-    """The still run without a defense, the weights of the party that holds rows moved."""
-    run = trained.__wrapped__(world, None, 0.0, inner)
-    for name, party in run.engine.parties.items():
-        if name in ("client0", "left0", "peer0"):
-            with torch.no_grad():
-                for module in party.state.modules.values():
-                    for weight in module.parameters():
-                        weight += 0.3 * torch.randn(weight.shape, generator=generator(4, name, *weight.shape))
-    return run
+    run = trained(world, effect, rate, inner)
+    other = trained(world, None, rate) if inner is None else unimitated(world, effect, inner)
+    knowing = predict(attack, given(run, name, attack))
+    return not torch.equal(predict(attack, given(run, name, attack), given(other, name, attack)), knowing)
 
 
 def holds_trained(name: str, attack: Attack) -> bool:
@@ -262,11 +285,14 @@ def holds_trained(name: str, attack: Attack) -> bool:
 
     Such an attack asks or holds what training has made, with all that shaped it.
     """
-    world = PLACES.get(name, "vanilla")
-    run = trained(world, None, 0.0, inside(name))
-    view, known = asked(run, name, attack, WORLDS[world].adversary)
-    other_view, other = asked(moved(world, inside(name)), name, attack, WORLDS[world].adversary)
-    own = replace(view, segments=other_view.segments) if view.segments else view
-    first = predicted(attack, view, known)
-    known = asked(run, name, attack, WORLDS[world].adversary)[1]
-    return not torch.equal(predicted(attack, own, replace(other, predict=known.predict)), first)
+    world, inner = PLACES.get(name, "vanilla"), inside(name)
+    run = trained(world, None, 0.0, inner)
+    first = predict(attack, given(run, name, attack))
+    return not torch.equal(predict(attack, given(run, name, attack), given(moved(world, inner), name, attack)), first)
+
+
+def is_adapted(name: str, attack: Attack, effect: Effect) -> bool:
+    """Return whether runs show that `attack` takes `effect` into account."""
+    arrives = effect is Effect.RELEASE and Needs.RELEASES in attack.requires
+    shapes_weights = attack.phase is Phase.INFERENCE and not arrives
+    return uses(name, attack, effect) or (shapes_weights and holds_trained(name, attack))
