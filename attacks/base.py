@@ -24,7 +24,7 @@ from splitfed.attacks.knowledge import Knowledge, unwrap
 from splitfed.attacks.local_models import Clone, DefenseStates, Imitate, Imitation, Releases, TrainedAttack
 from splitfed.attacks.search_space import Space
 from splitfed.attacks.selection import Selection
-from splitfed.attacks.threat_model import BACKWARD, FORWARD, IN_TRAINING, STEPS, Effect, Needs, Phase, Target
+from splitfed.attacks.threat_model import BACKWARD, FORWARD, IN_TRAINING, STEPS, DefenseEffect, Needs, Phase, Target
 from splitfed.core.deprecation import OldAttribute, adopt, forwarded
 from splitfed.core.errors import InvalidInput, check_fields, check_names
 from splitfed.core.messages import View
@@ -39,8 +39,8 @@ __all__ = [
     "Attack",
     "Budgets",
     "Clone",
+    "DefenseEffect",
     "DefenseStates",
-    "Effect",
     "Imitate",
     "Imitation",
     "Knowledge",
@@ -175,7 +175,7 @@ class Attack:
         check_fields(self)
 
     @property
-    def adapts_to(self) -> frozenset[Effect] | None:
+    def adapts_to(self) -> frozenset[DefenseEffect] | None:
         """The effects of defenses that what it learns from, or models, has as well; None: it states nothing.
 
         What that means, and which of them matter to an attack at all, is said in `splitfed.threats.adaptation`.

@@ -37,7 +37,7 @@ class Target(StrEnum):
     RELEASES = "releases that were sent encrypted"
 
 
-class Effect(StrEnum):
+class DefenseEffect(StrEnum):
     """What a defense changes; an attack states which of these it takes into account (`Attack.adapts_to`).
 
     PENALTY and LAYER_PENALTY: the loss of the party that sends a release, the latter by a term that reads layers in its
@@ -55,13 +55,17 @@ class Effect(StrEnum):
     UPLOAD = "what clients send for a federated method"
 
 
-FORWARD = frozenset({Effect.RELEASE, Effect.PENALTY, Effect.LAYER_PENALTY, Effect.TASK_WEIGHT})
+FORWARD = frozenset(
+    {DefenseEffect.RELEASE, DefenseEffect.PENALTY, DefenseEffect.LAYER_PENALTY, DefenseEffect.TASK_WEIGHT}
+)
 """What shapes a release: the step from a row to what crosses, and what the sender is trained for with it."""
 
-BACKWARD = frozenset({Effect.GRADIENT, Effect.RECEIVER_PENALTY, Effect.LABELS, Effect.TASK_WEIGHT})
+BACKWARD = frozenset(
+    {DefenseEffect.GRADIENT, DefenseEffect.RECEIVER_PENALTY, DefenseEffect.LABELS, DefenseEffect.TASK_WEIGHT}
+)
 """What shapes the gradient that comes back: the step from a label to what arrives."""
 
-IN_TRAINING = FORWARD | BACKWARD | {Effect.WEIGHTS}
+IN_TRAINING = FORWARD | BACKWARD | {DefenseEffect.WEIGHTS}
 """What shapes the weights that training leaves."""
 
 

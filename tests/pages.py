@@ -47,19 +47,19 @@ def adaptation(group: str) -> str:
     group: of "releases", of the "sender" in training, or of "training" otherwise.
     """
     # The defenses have parameters in a test, and their classes take torch along.
-    from splitfed.attacks.base import Effect
+    from splitfed.attacks.base import DefenseEffect
     from splitfed.threats.adaptation import effects, mark
     from tests.defenses.test_every_defense import DEFENSES
 
-    def group_of(found: frozenset[Effect]) -> str:
-        if found & {Effect.PENALTY, Effect.LAYER_PENALTY}:
+    def group_of(found: frozenset[DefenseEffect]) -> str:
+        if found & {DefenseEffect.PENALTY, DefenseEffect.LAYER_PENALTY}:
             return "sender"
-        return "releases" if Effect.RELEASE in found else "training"
+        return "releases" if DefenseEffect.RELEASE in found else "training"
 
     columns = {f"`{name}`": effects(DEFENSES[name]) for name in TABLES["defenses"]}
     columns = {name: found for name, found in columns.items() if group_of(found) == group}
     if group == "releases":
-        columns["on uploads"] = frozenset({Effect.UPLOAD})
+        columns["on uploads"] = frozenset({DefenseEffect.UPLOAD})
     lines = ["| " + " | ".join(["attack", *columns]) + " |", "|---" + "|:-:" * len(columns) + "|"]
     for name in TABLES["attacks"]:
         attack = load("attacks", name).with_budget()

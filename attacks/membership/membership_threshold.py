@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Effect, Knowledge, Needs, Progress, Target, unwrap
+from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, losses
 from splitfed.core.errors import require_count
 from splitfed.core.messages import View
@@ -33,9 +33,9 @@ class MembershipThreshold(Attack):
     queries: int = field(default=10, metadata=require_count("membership_threshold queries", low=1))
 
     @property
-    def adapts_to(self) -> frozenset[Effect]:
+    def adapts_to(self) -> frozenset[DefenseEffect]:
         """Releases, where one answer is not all that it asks for."""
-        return frozenset({Effect.RELEASE}) if self.queries > 1 else frozenset()
+        return frozenset({DefenseEffect.RELEASE}) if self.queries > 1 else frozenset()
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return minus the mean loss of every candidate: (candidates,)."""

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Budgets, Effect, Needs, Target, unwrap
+from splitfed.attacks.base import Budgets, DefenseEffect, Needs, Target, unwrap
 from splitfed.attacks.networks.frozen_copy import FrozenCopy
 from splitfed.attacks.networks.gradient_descent import take_step
 from splitfed.attacks.networks.networks import Translator
@@ -93,7 +93,7 @@ class Pcat(TrainingAttack):
     layout: str = field(default="generic", metadata=require_name("pcat layout", LAYOUTS))
 
     @property
-    def adapts_to(self) -> frozenset[Effect]:
+    def adapts_to(self) -> frozenset[DefenseEffect]:
         """What the client's own layout, or a generic one, imitates of the sender's defenses."""
         return imitated_effects(self.layout)
 

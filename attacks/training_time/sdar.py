@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Budgets, Effect, Needs, Target, unwrap
+from splitfed.attacks.base import Budgets, DefenseEffect, Needs, Target, unwrap
 from splitfed.attacks.networks.frozen_copy import FrozenCopy
 from splitfed.attacks.networks.networks import Critic, Translator
 from splitfed.attacks.networks.scaling import Scale
@@ -92,7 +92,7 @@ class Sdar(TrainingAttack):
             raise InvalidInput(f"sdar normalise={self.normalise!r} is not allowed; expected true or false")
 
     @property
-    def adapts_to(self) -> frozenset[Effect]:
+    def adapts_to(self) -> frozenset[DefenseEffect]:
         """What the client's own layout, or a generic one, imitates of the sender's defenses."""
         return imitated_effects(self.layout)
 

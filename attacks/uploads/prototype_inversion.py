@@ -24,7 +24,7 @@ from splitfed.attacks.base import (
     IN_TRAINING,
     Attack,
     Budgets,
-    Effect,
+    DefenseEffect,
     Knowledge,
     Needs,
     Phase,
@@ -47,7 +47,7 @@ class PrototypeInversion(Attack):
     phase: ClassVar[Phase] = Phase.TRAINING
     reads: ClassVar[tuple[str, ...]] = ("prototype", "soft labels")
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPLOADS, Needs.EXTRACTOR, Needs.AUXILIARY})
-    adapts_to = IN_TRAINING - {Effect.LABELS}
+    adapts_to = IN_TRAINING - {DefenseEffect.LABELS}
     budgets: ClassVar[Budgets] = {"fast": {"iterations": 100}, "paper": {"iterations": 1000}}
 
     iterations: int = field(default=100, metadata=require_count("prototype_inversion iterations", low=1))

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from splitfed.attacks.base import BACKWARD, FORWARD, IN_TRAINING, Attack, Effect, Needs, Phase, Target
+from splitfed.attacks.base import BACKWARD, FORWARD, IN_TRAINING, Attack, DefenseEffect, Needs, Phase, Target
 from splitfed.attacks.training_time.training_attack import TrainingAttack
 from splitfed.core.defense import (
     UPLOAD,
@@ -46,11 +46,11 @@ from splitfed.registry import name_of
 WITHOUT_EFFECT: tuple[type[Defense], ...] = (LayerDefense, LearnedDefense, Codec, Accounted, Calibrated)
 """Capabilities that change nothing but through the others; see above."""
 
-_EFFECTS: tuple[tuple[type[Defense], Effect], ...] = (
-    (GradientDefense, Effect.GRADIENT),
-    (ReceiverPenaltyDefense, Effect.RECEIVER_PENALTY),
-    (LabelDefense, Effect.LABELS),
-    (WeightDefense, Effect.WEIGHTS),
+_EFFECTS: tuple[tuple[type[Defense], DefenseEffect], ...] = (
+    (GradientDefense, DefenseEffect.GRADIENT),
+    (ReceiverPenaltyDefense, DefenseEffect.RECEIVER_PENALTY),
+    (LabelDefense, DefenseEffect.LABELS),
+    (WeightDefense, DefenseEffect.WEIGHTS),
 )
 """The capabilities that have one effect wherever they stand."""
 
@@ -63,22 +63,22 @@ class Mark(StrEnum):
     NOT_YET = "not yet"
 
 
-def effects(defense: Defense) -> frozenset[Effect]:
+def effects(defense: Defense) -> frozenset[DefenseEffect]:
     """Return what `defense`, with its parameters and where it stands, changes."""
     found = {effect for capability, effect in _EFFECTS if isinstance(defense, capability)}
     if isinstance(defense, ReleaseDefense):
         if defense.uploads:
-            found.add(Effect.UPLOAD)
+            found.add(DefenseEffect.UPLOAD)
         if not defense.on or any(not name.endswith(UPLOAD) for name in defense.on):
-            found.add(Effect.RELEASE)
+            found.add(DefenseEffect.RELEASE)
     if isinstance(defense, PenaltyDefense):
-        found.add(Effect.LAYER_PENALTY if defense.penalty_reads_layers else Effect.PENALTY)
+        found.add(DefenseEffect.LAYER_PENALTY if defense.penalty_reads_layers else DefenseEffect.PENALTY)
     if isinstance(defense, TaskWeightDefense) and defense.weighs_task:
-        found.add(Effect.TASK_WEIGHT)
+        found.add(DefenseEffect.TASK_WEIGHT)
     return frozenset(found)
 
 
-def path(attack: Attack) -> frozenset[Effect]:
+def path(attack: Attack) -> frozenset[DefenseEffect]:
     """Return the effects that lie between what `attack` is after and what it reads of it.
 
     Rows that pass at inference are read behind the releases' path; labels in a training step behind the gradients', and
@@ -87,25 +87,25 @@ def path(attack: Attack) -> frozenset[Effect]:
     that the attacker holds itself) are read behind all of training.
     """
     if attack.reads:
-        return IN_TRAINING | {Effect.UPLOAD}
+        return IN_TRAINING | {DefenseEffect.UPLOAD}
     if attack.phase is Phase.TRAINING or attack.target in (Target.MEMBERS, Target.REPRESENTATIVES, Target.SHARES):
         return IN_TRAINING
     if attack.phase is Phase.STEP:
         if attack.target is Target.RELEASES:
             # Solved from an identity of the layer that computes on ciphertexts; what would change its sides is refused.
-            return frozenset({Effect.GRADIENT, Effect.WEIGHTS})
+            return frozenset({DefenseEffect.GRADIENT, DefenseEffect.WEIGHTS})
         if attack.target is not Target.LABELS:
             return IN_TRAINING
-        return BACKWARD | {Effect.RELEASE} if Needs.OWN_INPUTS in attack.requires else BACKWARD
+        return BACKWARD | {DefenseEffect.RELEASE} if Needs.OWN_INPUTS in attack.requires else BACKWARD
     if Needs.TRAINING_ATTACK in attack.requires:
         # What it has seen in training: the labels that arrived there too, where it uses labels.
         learnt_from = attack.requires | (attack.learns_from if isinstance(attack, TrainingAttack) else frozenset())
-        return FORWARD | {Effect.LABELS} if Needs.AUXILIARY_LABELS in learnt_from else FORWARD
+        return FORWARD | {DefenseEffect.LABELS} if Needs.AUXILIARY_LABELS in learnt_from else FORWARD
     labels_of_own = attack.target is Target.LABELS and Needs.OWN_INPUTS in attack.requires
     return IN_TRAINING if labels_of_own else FORWARD
 
 
-def mark(attack: Attack, changed: Iterable[Effect]) -> Mark:
+def mark(attack: Attack, changed: Iterable[DefenseEffect]) -> Mark:
     """Return whether `attack` adapts to a defense with the effects `changed`."""
     if attack.adapts_to is None:
         return Mark.NOT_YET

@@ -1,4 +1,4 @@
-"""A figure of an attack that does not adapt to the defense beside it is marked in the report, and said in the terminal."""
+"""A figure of an attack that does not adapt to a defense beside it is marked in the report and said in the terminal."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import splitfed as sf
-from splitfed.attacks.base import Attack, Effect, Knowledge, Needs, Phase, Target
+from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Phase, Target
 from splitfed.attacks.training_time.training_attack import TrainingAttack
 from splitfed.core.defense import (
     Defense,
@@ -103,15 +103,15 @@ class Turned(LabelDefense):
         return (y + 1) % (2 if task.name == "binary" else task.outputs or 2)
 
 
-PLANTED: dict[Effect, Defense] = {
-    Effect.RELEASE: Shifted(),
-    Effect.PENALTY: Shrunk(),
-    Effect.LAYER_PENALTY: Shrunk(by_layers=True),
-    Effect.TASK_WEIGHT: Weighed(),
-    Effect.GRADIENT: Tilted(),
-    Effect.RECEIVER_PENALTY: Decayed(),
-    Effect.LABELS: Turned(),
-    Effect.WEIGHTS: DpSgd(noise_multiplier=1.0, max_norm=1.0),
+PLANTED: dict[DefenseEffect, Defense] = {
+    DefenseEffect.RELEASE: Shifted(),
+    DefenseEffect.PENALTY: Shrunk(),
+    DefenseEffect.LAYER_PENALTY: Shrunk(by_layers=True),
+    DefenseEffect.TASK_WEIGHT: Weighed(),
+    DefenseEffect.GRADIENT: Tilted(),
+    DefenseEffect.RECEIVER_PENALTY: Decayed(),
+    DefenseEffect.LABELS: Turned(),
+    DefenseEffect.WEIGHTS: DpSgd(noise_multiplier=1.0, max_norm=1.0),
 }
 """An effect of defenses -> one that has no other."""
 
@@ -197,7 +197,7 @@ INSIDE = {"insider_labels": "sdar"}
 RATE = 0.1
 
 
-def train(world: str, effect: Effect | None, rate: float, inside: str | None) -> Run:
+def train(world: str, effect: DefenseEffect | None, rate: float, inside: str | None) -> Run:
     place, plan = WORLDS[world], None if inside is None else least(inside)
     assert plan is None or isinstance(plan, TrainingAttack)
     return sf.train(
@@ -213,13 +213,13 @@ def train(world: str, effect: Effect | None, rate: float, inside: str | None) ->
 
 
 @cache
-def trained(world: str, effect: Effect | None, rate: float = 0.0, inside: str | None = None) -> Run:
+def trained(world: str, effect: DefenseEffect | None, rate: float = 0.0, inside: str | None = None) -> Run:
     """Train two epochs in `world` under `effect`; at a rate of 0 the weights stay what they were."""
     return train(world, effect, rate, inside)
 
 
 @cache
-def unimitated(world: str, effect: Effect, inside: str) -> Run:
+def unimitated(world: str, effect: DefenseEffect, inside: str) -> Run:
     """The still run under `effect`, whose training attack is told of no defense."""
     with patch("splitfed.threats.training_time.of_client", lambda defenses, client: ()):
         return train(world, effect, 0.0, inside)
@@ -259,14 +259,14 @@ def predict(attack: Attack, evidence: tuple[View, Knowledge], known: tuple[View,
     return attack(view, knowledge, generator(3, "asked")).prediction
 
 
-def is_touched(name: str, attack: Attack, effect: Effect) -> bool:
+def is_touched(name: str, attack: Attack, effect: DefenseEffect) -> bool:
     """Return whether `attack` predicts something else where `effect` is, the trained weights being the same."""
     world = PLACES.get(name, "vanilla")
     bare, defended = (given(trained(world, one, 0.0, inside(name)), name, attack) for one in (None, effect))
     return not torch.equal(predict(attack, bare), predict(attack, defended))
 
 
-def uses(name: str, attack: Attack, effect: Effect) -> bool:
+def uses(name: str, attack: Attack, effect: DefenseEffect) -> bool:
     """Return whether, on the same evidence, `attack` predicts something else where what it knows has the `effect`.
 
     A training attack has the evidence in its state, and in the other run it is told of no defense. Runs on membership
@@ -291,8 +291,8 @@ def holds_trained(name: str, attack: Attack) -> bool:
     return not torch.equal(predict(attack, given(run, name, attack), given(moved(world, inner), name, attack)), first)
 
 
-def is_adapted(name: str, attack: Attack, effect: Effect) -> bool:
+def is_adapted(name: str, attack: Attack, effect: DefenseEffect) -> bool:
     """Return whether runs show that `attack` takes `effect` into account."""
-    arrives = effect is Effect.RELEASE and Needs.RELEASES in attack.requires
+    arrives = effect is DefenseEffect.RELEASE and Needs.RELEASES in attack.requires
     shapes_weights = attack.phase is Phase.INFERENCE and not arrives
     return uses(name, attack, effect) or (shapes_weights and holds_trained(name, attack))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import splitfed as sf
-from splitfed.attacks.base import FORWARD, IN_TRAINING, Attack, Effect, Knowledge, Needs, Phase, Progress
+from splitfed.attacks.base import FORWARD, IN_TRAINING, Attack, DefenseEffect, Knowledge, Needs, Phase, Progress
 from splitfed.attacks.gradients.gradient_matching import ClientGradient, newest_step
 from splitfed.attacks.gradients.idlg import Idlg
 from splitfed.attacks.labels.norm import Norm
@@ -87,11 +87,11 @@ def test_what_an_attack_on_labels_states_is_what_runs_show(name: str) -> None:
     attack = least(name)
     apart = {"RELEASE", "TASK_WEIGHT"}
     assert {e: said for e, said in contradictions(name, attack).items() if e not in apart} == {}
-    assert is_touched(name, attack, Effect.LABELS)
-    if mark(attack, {Effect.TASK_WEIGHT}) is Mark.ADAPTED:
+    assert is_touched(name, attack, DefenseEffect.LABELS)
+    if mark(attack, {DefenseEffect.TASK_WEIGHT}) is Mark.ADAPTED:
         world = "u_shaped" if name == "unsplit_labels" else "summed"
         whole, quarter = (
-            predict(attack, given(trained(world, one), name, attack)) for one in (None, Effect.TASK_WEIGHT)
+            predict(attack, given(trained(world, one), name, attack)) for one in (None, DefenseEffect.TASK_WEIGHT)
         )
         if name == "unsplit_labels":
             assert torch.allclose(whole, quarter, rtol=1e-3, atol=1e-4)
@@ -108,7 +108,7 @@ def test_what_the_sender_does_to_its_release_is_before_the_label(name: str) -> N
     for side in ("left0", "right0"):
         (module,) = moved.engine.parties[side].state.modules.values()
         module[-1].bias.data += 1
-    shifted = predict(attack, given(trained("summed", Effect.RELEASE), name, attack))
+    shifted = predict(attack, given(trained("summed", DefenseEffect.RELEASE), name, attack))
     assert torch.allclose(shifted, predict(attack, given(moved, name, attack)), rtol=1e-4, atol=1e-6)
 
 
@@ -129,7 +129,7 @@ def _undefended(x: Tensor) -> dict[str, Tensor]:
 
 
 def test_a_claim_of_an_attack_whose_queries_bypass_the_defense_is_found_out() -> None:
-    assert is_adapted("linear_inverse", LinearInverse(), Effect.RELEASE)
+    assert is_adapted("linear_inverse", LinearInverse(), DefenseEffect.RELEASE)
     assert contradictions("linear_inverse", Bypass())["RELEASE"] == "stated adapted, shown not yet"
 
 
@@ -157,7 +157,7 @@ def test_every_attack_of_the_registry_states_what_it_adapts_to() -> None:
 
 
 def test_every_capability_has_an_effect_or_is_said_to_have_none() -> None:
-    shown = {one: set[Effect]() for one in set(_CAPABILITIES.values())}
+    shown = {one: set[DefenseEffect]() for one in set(_CAPABILITIES.values())}
     for defense in DEFENSES.values():
         for one in shown:
             if isinstance(defense, one):
@@ -172,13 +172,13 @@ def test_every_capability_has_an_effect_or_is_said_to_have_none() -> None:
 
 def test_effects_by_hand() -> None:
     assert {name: effects(DEFENSES[name]) for name in ("noise", "mid", "distance_correlation", "marvell")} == {
-        "noise": {Effect.RELEASE},
-        "mid": {Effect.RELEASE, Effect.LAYER_PENALTY},
-        "distance_correlation": {Effect.PENALTY, Effect.TASK_WEIGHT},
-        "marvell": {Effect.GRADIENT},
+        "noise": {DefenseEffect.RELEASE},
+        "mid": {DefenseEffect.RELEASE, DefenseEffect.LAYER_PENALTY},
+        "distance_correlation": {DefenseEffect.PENALTY, DefenseEffect.TASK_WEIGHT},
+        "marvell": {DefenseEffect.GRADIENT},
     }
-    assert effects(Noise(on=("prototype->fed_server",))) == {Effect.UPLOAD}
-    assert effects(Noise(on=("prototype->fed_server", "a->b"))) == {Effect.UPLOAD, Effect.RELEASE}
+    assert effects(Noise(on=("prototype->fed_server",))) == {DefenseEffect.UPLOAD}
+    assert effects(Noise(on=("prototype->fed_server", "a->b"))) == {DefenseEffect.UPLOAD, DefenseEffect.RELEASE}
 
 
 def test_marks_by_hand() -> None:
@@ -190,8 +190,8 @@ def test_marks_by_hand() -> None:
     assert said("norm", "marvell") is said("unsplit", "distance_correlation") is Mark.NOT_YET
     assert said("sdar", "mid") is said("membership_threshold", "dp_sgd") is Mark.NOT_YET
     assert mark(Sdar(layout="client"), effects(Mid())) is Mark.ADAPTED
-    assert mark(MembershipThreshold(queries=1), {Effect.RELEASE}) is Mark.NOT_YET
-    assert path(least("class_shares")) == IN_TRAINING | {Effect.UPLOAD}
+    assert mark(MembershipThreshold(queries=1), {DefenseEffect.RELEASE}) is Mark.NOT_YET
+    assert path(least("class_shares")) == IN_TRAINING | {DefenseEffect.UPLOAD}
     assert path(least("attribute")) == FORWARD
 
 
