@@ -57,6 +57,7 @@ __all__ = [
     "Target",
     "TrainedAttack",
     "UsesFurther",
+    "hints_of",
     "label_set_of",
     "quick_look",
     "unwrap",
@@ -243,6 +244,11 @@ def check_rows(attack: Attack, discrete: bool, data: str) -> None:
         raise InvalidInput(
             f"{type(attack).__name__} reconstructs token ids, and rows of {data} are real numbers: take inverse_network"
         )
+
+
+def hints_of(attack: Attack, classes: int | None) -> Mapping[int, int]:
+    """Return how many victims of which class the adversary must know for `attack`: class -> count; mostly none."""
+    return attack.asks(classes) if isinstance(attack, AsksForHints) else {}
 
 
 def label_set_of(attack: Attack) -> str | None:

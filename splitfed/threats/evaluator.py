@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.attacks.base import (
-    AsksForHints,
     Attack,
     Clone,
     Knowledge,
@@ -22,6 +21,7 @@ from splitfed.attacks.base import (
     StatesStepRows,
     Target,
     check_rows,
+    hints_of,
     label_set_of,
 )
 from splitfed.attacks.gradients.local_training import check_one_step
@@ -216,8 +216,7 @@ class Evaluator:
         members: Tensor | None = None
         if attack.target is Target.MEMBERS:
             victims, members = candidates(self.data, victims, generator(seed, "candidates"))
-        asked = attack.asks(self.grants.classes) if isinstance(attack, AsksForHints) else {}
-        hints = draw_hints(victims.y, asked, generator(seed, "hints", name))
+        hints = draw_hints(victims.y, hints_of(attack, self.grants.classes), generator(seed, "hints", name))
         received = self.observe(party, victims, client, seed, attack.phase, self._step_rows(attack, client))
         knowledge = replace(
             self.grants.knowledge(party, client, derive(seed, "queries", name)),
