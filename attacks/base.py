@@ -24,17 +24,22 @@ from splitfed.attacks.knowledge import Knowledge, unwrap
 from splitfed.attacks.local_models import Clone, DefenseStates, Imitate, Imitation, Releases, TrainedAttack
 from splitfed.attacks.search_space import Space
 from splitfed.attacks.selection import Selection
-from splitfed.attacks.threat_model import STEPS, Needs, Phase, Target
+from splitfed.attacks.threat_model import BACKWARD, FORWARD, IN_TRAINING, STEPS, DefenseEffect, Needs, Phase, Target
 from splitfed.core.deprecation import OldAttribute, adopt, forwarded
 from splitfed.core.errors import InvalidInput, check_fields, check_names
 from splitfed.core.messages import View
 from splitfed.core.random import stream
 
 __all__ = [
+    "BACKWARD",
+    "FORWARD",
+    "IN_TRAINING",
     "STEPS",
+    "AsksForHints",
     "Attack",
     "Budgets",
     "Clone",
+    "DefenseEffect",
     "DefenseStates",
     "Imitate",
     "Imitation",
@@ -45,12 +50,15 @@ __all__ = [
     "PredictionAndBound",
     "PredictionAndClone",
     "PredictionAndSelection",
+    "PredictsLabelSet",
     "Progress",
     "Releases",
     "StatesStepRows",
     "Target",
     "TrainedAttack",
     "UsesFurther",
+    "hints_of",
+    "label_set_of",
     "quick_look",
     "unwrap",
 ]
@@ -102,6 +110,25 @@ class StatesStepRows(Protocol):
         ...
 
 
+@runtime_checkable
+class AsksForHints(Protocol):
+    """An attack whose adversary must know the labels of some victims beforehand."""
+
+    def asks(self, classes: int | None) -> Mapping[int, int]:
+        """Return how many victims of which class must be known: class -> count."""
+        ...
+
+
+@runtime_checkable
+class PredictsLabelSet(Protocol):
+    """An attack on labels that predicts another label set of the data than the main one."""
+
+    @property
+    def label_set(self) -> str | None:
+        """Which one; None is the main one."""
+        ...
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A prediction, (victims, ...), the wall-clock seconds it took, and the stolen upstream function, if any.
@@ -149,8 +176,11 @@ class Attack:
         check_fields(self)
 
     @property
-    def label_set(self) -> str | None:
-        """Which label set of the data an attack on labels predicts; None is the main one."""
+    def adapts_to(self) -> frozenset[DefenseEffect] | None:
+        """The effects of defenses that what it learns from, or models, has as well; None: it states nothing.
+
+        What that means, and which of them matter to an attack at all, is said in `splitfed.threats.adaptation`.
+        """
         return None
 
     @classmethod
@@ -169,10 +199,6 @@ class Attack:
     def quick(self) -> bool:
         """Whether all that the budget "fast" sets is as it says, a quick look."""
         return quick_look(type(self), "fast") and all(getattr(self, k) == v for k, v in self.budgets["fast"].items())
-
-    def asks(self, classes: int | None) -> Mapping[int, int]:
-        """Return how many victims of which class the adversary must know beforehand: class -> count; none."""
-        return {}
 
     def run(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
@@ -218,6 +244,16 @@ def check_rows(attack: Attack, discrete: bool, data: str) -> None:
         raise InvalidInput(
             f"{type(attack).__name__} reconstructs token ids, and rows of {data} are real numbers: take inverse_network"
         )
+
+
+def hints_of(attack: Attack, classes: int | None) -> Mapping[int, int]:
+    """Return how many victims of which class the adversary must know for `attack`: class -> count; mostly none."""
+    return attack.asks(classes) if isinstance(attack, AsksForHints) else {}
+
+
+def label_set_of(attack: Attack) -> str | None:
+    """Return which label set of the data `attack` predicts, if it predicts labels; None is the main one."""
+    return attack.label_set if isinstance(attack, PredictsLabelSet) else None
 
 
 def quick_look(kind: type[Attack], budget: str) -> bool:

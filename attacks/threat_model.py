@@ -37,6 +37,38 @@ class Target(StrEnum):
     RELEASES = "releases that were sent encrypted"
 
 
+class DefenseEffect(StrEnum):
+    """What a defense changes; an attack states which of these it takes into account (`Attack.adapts_to`).
+
+    PENALTY and LAYER_PENALTY: the loss of the party that sends a release, the latter by a term that reads layers in its
+    segments, so that only who has these can imitate it. RECEIVER_PENALTY: the loss of the party that reads it.
+    """
+
+    RELEASE = "what crosses"
+    PENALTY = "the sender's loss"
+    LAYER_PENALTY = "the sender's loss, by layers in its segments"
+    TASK_WEIGHT = "the weight of the task's loss"
+    GRADIENT = "gradients that go back"
+    RECEIVER_PENALTY = "the receiver's loss"
+    LABELS = "labels in training"
+    WEIGHTS = "the gradients of weights"
+    UPLOAD = "what clients send for a federated method"
+
+
+FORWARD = frozenset(
+    {DefenseEffect.RELEASE, DefenseEffect.PENALTY, DefenseEffect.LAYER_PENALTY, DefenseEffect.TASK_WEIGHT}
+)
+"""What shapes a release: the step from a row to what crosses, and what the sender is trained for with it."""
+
+BACKWARD = frozenset(
+    {DefenseEffect.GRADIENT, DefenseEffect.RECEIVER_PENALTY, DefenseEffect.LABELS, DefenseEffect.TASK_WEIGHT}
+)
+"""What shapes the gradient that comes back: the step from a label to what arrives."""
+
+IN_TRAINING = FORWARD | BACKWARD | {DefenseEffect.WEIGHTS}
+"""What shapes the weights that training leaves."""
+
+
 class Needs(StrEnum):
     """What an attack may require of the run, beyond the view itself."""
 

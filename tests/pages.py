@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from splitfed.registry import TABLES, read_head
+from splitfed.registry import TABLES, load, read_head
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+ADAPTATION = re.compile(r"(<!-- adaptation: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 OVERVIEW = re.compile(r"(<!-- overview -->\n).*?(<!-- end -->)", re.DOTALL)
 TITLES = {"aggregation": "aggregation rules", "methods": "federated methods"}
 """What a kind of the registry is called on the pages, where that is not its own name."""
+MARKS = {"adapted": "●", "not needed": "·", "not yet": "○"}
+"""How the tables of adaptation say it."""
 
 
 def table(kind: str) -> str:
@@ -38,6 +41,32 @@ def overview() -> str:
     return "\n".join(lines) + "\n"
 
 
+def adaptation(group: str) -> str:
+    """Return for every attack, at its usual budget, whether it adapts to the defenses of `group`, as a table.
+
+    group: of "releases", of the "sender" in training, or of "training" otherwise.
+    """
+    # The defenses have parameters in a test, and their classes take torch along.
+    from splitfed.attacks.base import DefenseEffect
+    from splitfed.threats.adaptation import effects, mark
+    from tests.defenses.test_every_defense import DEFENSES
+
+    def group_of(found: frozenset[DefenseEffect]) -> str:
+        if found & {DefenseEffect.PENALTY, DefenseEffect.LAYER_PENALTY}:
+            return "sender"
+        return "releases" if DefenseEffect.RELEASE in found else "training"
+
+    columns = {f"`{name}`": effects(DEFENSES[name]) for name in TABLES["defenses"]}
+    columns = {name: found for name, found in columns.items() if group_of(found) == group}
+    if group == "releases":
+        columns["on uploads"] = frozenset({DefenseEffect.UPLOAD})
+    lines = ["| " + " | ".join(["attack", *columns]) + " |", "|---" + "|:-:" * len(columns) + "|"]
+    for name in TABLES["attacks"]:
+        attack = load("attacks", name).with_budget()
+        lines.append("| " + " | ".join([f"`{name}`", *(MARKS[mark(attack, c)] for c in columns.values())]) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def read(page: Path) -> str:
     """Return the text of `page`."""
     return page.read_text("utf-8")
@@ -51,6 +80,7 @@ def blocks(page: Path, language: str) -> list[str]:
 def current(text: str) -> str:
     """Return `text` with every marked table made anew."""
     text = TABLE.sub(lambda found: found[1] + table(found[2]) + found[3], text)
+    text = ADAPTATION.sub(lambda found: found[1] + adaptation(found[2]) + found[3], text)
     return OVERVIEW.sub(lambda found: found[1] + overview() + found[2], text)
 
 

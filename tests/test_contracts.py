@@ -14,11 +14,12 @@ from functools import cache
 from importlib import import_module
 from inspect import get_annotations
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol, get_origin
 
 import pytest
 
 import splitfed
+from splitfed.attacks.base import Attack
 from splitfed.core.defense import _CAPABILITIES, Defense
 from splitfed.core.deprecation import OldAttribute
 from splitfed.core.errors import InvalidInput
@@ -94,6 +95,13 @@ def test_an_engine_asks_for_no_more_than_its_narrow_contracts() -> None:
     assert {f"{kind.__module__}:{kind.__name__}" for kind in narrow} <= set(CONTRACTS)
     assert members(Engine) == set().union(*(members(kind) for kind in narrow))
     assert Engine in LocalEngine.__mro__
+
+
+def test_what_an_attack_may_say_of_its_class_is_counted_too() -> None:
+    """Class variables are no parameters: whoever writes an attack chooses among them."""
+    said = {name for name, kind in get_annotations(Attack, eval_str=True).items() if get_origin(kind) is ClassVar}
+    assert len(said) > 5
+    assert len(members(Attack) | said) <= MOST
 
 
 def test_members_are_counted() -> None:

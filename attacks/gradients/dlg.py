@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, unwrap
+from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, unwrap
 from splitfed.attacks.gradients.gradient_matching import ClientGradient, newest_step
 from splitfed.attacks.gradients.lbfgs_search import best_fit
 from splitfed.core.errors import require_count
@@ -30,6 +30,9 @@ class Dlg(Attack):
 
     phase: ClassVar[Phase] = Phase.TRAINING
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
+    adapts_to = frozenset(
+        {DefenseEffect.RELEASE, DefenseEffect.GRADIENT, DefenseEffect.RECEIVER_PENALTY, DefenseEffect.WEIGHTS}
+    )
     budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 200, "restarts": 3},
         "paper": {"iterations": 1200, "restarts": 1},

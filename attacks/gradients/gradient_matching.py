@@ -7,7 +7,11 @@ rate r the step was d = (w - w') / r, and the gradient is d - decay w - momentum
 
 Where the clients hold the whole model, or train on a loss of their own, that gradient is a function of rows and labels.
 Where they hold the bottom of a split model, the gradient that came back at the cut takes the place of the labels: it
-is unknown to the aggregation server and is searched along with the rows (an extension; the papers cut nothing).
+is unknown to the aggregation server and is searched along with the rows (an extension; the papers cut nothing). With it
+everything is searched that defenses make of a row's release and of what comes back, and by how much a row is clipped.
+
+Where the client clips the gradient of every row (DP-SGD), so are those of predictions, to the same norm, which is part
+of the protocol; the noise is taken at its mean.
 """
 
 from __future__ import annotations
@@ -151,6 +155,19 @@ class ClientGradient:
 
         x: rows (n, *shape); `labels`: head -> logits (n, outputs); `back`: released value -> its gradient, same shape.
         """
+        if self.local.clip is None or not self.local.heads:
+            # What comes back at a cut is searched for every row, and what a row is clipped by with it.
+            return self._gradient(x, labels, back)
+        rows = []
+        for one in torch.arange(len(x)).split(1):
+            own = {name: y[one] for name, y in labels.items()}
+            # What comes back is that of the mean loss, of which a row's own is as many times as there are rows.
+            returned = {value: len(x) * g[one] for value, g in back.items()}
+            rows.append(clip_gradient(self._gradient(x[one], own, returned), self.local.clip))
+        return [torch.stack(parts).mean(0) for parts in zip(*rows, strict=True)]
+
+    def _gradient(self, x: Tensor, labels: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the gradient of the mean loss of rows x, none of them clipped."""
         made = self._forward(x)
         loss = x.new_zeros(())
         for head in self.local.heads:
@@ -178,6 +195,13 @@ class ClientGradient:
 
     def _forward(self, x: Tensor) -> dict[str, Tensor]:
         return run_segments(self.local.segments, self._modules, {self.local.value: x})
+
+
+def clip_gradient(gradient: list[Tensor], norm: float) -> list[Tensor]:
+    """Return the `gradient` of one row, scaled to the L2 norm `norm` over all its numbers where it is longer."""
+    length = sum((g.square().sum() for g in gradient), gradient[0].new_zeros(())).clamp_min(1e-300).sqrt()
+    factor = (norm / length).clamp(max=1.0)
+    return [g * factor for g in gradient]
 
 
 def soft_labels(head: Head, free: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ Paper: Zhao, Mopuri, Bilen, "iDLG: improved deep leakage from gradients", 2020.
 
 With cross-entropy the gradient of the last bias is p - y, negative at the true class alone. That tells one class, so
 the batch must be one row. The row is searched as in `dlg`, with the same deviations: |g(x) - g*|² by L-BFGS. The label
-must be the client's own loss's: of a split model's bottom there is none, and `dlg` is the attack.
+must be the client's own loss's: of a split model's bottom there is none, and `dlg` is the attack. Where the client
+clips its rows' gradients (DP-SGD), the prediction's is clipped too: at the class that was read off, none is as short.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, unwrap
+from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, unwrap
 from splitfed.attacks.gradients.gradient_matching import (
     ClientGradient,
     class_logits,
@@ -34,6 +35,7 @@ class Idlg(Attack):
 
     phase: ClassVar[Phase] = Phase.TRAINING
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
+    adapts_to = frozenset({DefenseEffect.WEIGHTS})
     budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 200, "restarts": 3},
         "paper": {"iterations": 300, "restarts": 1},

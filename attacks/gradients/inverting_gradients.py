@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, unwrap
+from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, unwrap
 from splitfed.attacks.gradients.gradient_matching import (
     ClientGradient,
     class_counts,
@@ -41,6 +41,7 @@ class InvertingGradients(Attack):
 
     phase: ClassVar[Phase] = Phase.TRAINING
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
+    adapts_to = frozenset({DefenseEffect.RELEASE, DefenseEffect.GRADIENT, DefenseEffect.RECEIVER_PENALTY})
     budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 600, "restarts": 1, "lr": 0.05, "tv": 1e-4},
         "paper": {"iterations": 24_000, "restarts": 1, "lr": 0.1, "tv": 0.2},

@@ -22,6 +22,7 @@ class LocalTraining:
     an aggregation server never sees. `optimizer`: the name in `torch.optim`, or an import path; `options`: its
     arguments, with "initial_lr" where the rate changes from round to round. `batches`: how many rows each batch of a
     round has. `sends_gradients`: whether the client takes no step and sends the gradient of all its rows instead.
+    `clip`: the L2 norm to which the gradient of every row is clipped before the mean is taken; None: it is not.
     """
 
     segments: tuple[Segment, ...]
@@ -32,6 +33,7 @@ class LocalTraining:
     options: Mapping[str, Any]
     batches: tuple[int, ...]
     sends_gradients: bool = False
+    clip: float | None = None
 
     def copy(self) -> LocalTraining:
         """Return the protocol with modules of its own, for somebody who may train them."""

@@ -25,7 +25,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, Target
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.own_steps import OwnStep, own_steps
 from splitfed.attacks.networks.gradient_descent import count_turns, take_step
@@ -40,6 +40,7 @@ class BatchLabelInference(Attack):
     target: ClassVar[Target] = Target.LABELS
     phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS})
+    adapts_to = frozenset[DefenseEffect]()
     budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 1000, "lr": 0.05, "batch_size": 16},
         "paper": {"iterations": 10_000, "lr": 0.05, "batch_size": 16},

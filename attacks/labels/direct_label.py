@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Phase, Progress, Target
 from splitfed.attacks.labels.cut_gradients import check_classes, only_gradient
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
@@ -32,6 +32,7 @@ class DirectLabel(Attack):
     target = Target.LABELS
     phase = Phase.STEP
     requires = frozenset({Needs.GRADIENTS})
+    adapts_to = frozenset({DefenseEffect.TASK_WEIGHT})
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the negated gradient: (victims, classes), or (victims,) for one logit."""

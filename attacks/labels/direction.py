@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, Target
 from splitfed.attacks.labels.cut_gradients import check_two_classes, gradient_rows
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
@@ -30,6 +30,7 @@ class Direction(Attack):
     target: ClassVar[Target] = Target.LABELS
     phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
+    adapts_to = frozenset({DefenseEffect.TASK_WEIGHT})
     budgets: ClassVar[Budgets] = {"fast": {"hints": 1}, "paper": {"hints": 1}}
 
     hints: int = field(default=1, metadata=require_count("direction hints", low=1))

@@ -22,7 +22,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
+from splitfed.attacks.base import IN_TRAINING, Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.mixmatch import MixMatch, mix
 from splitfed.core.errors import InvalidInput, require_count, require_number
@@ -39,6 +39,7 @@ class ModelCompletion(Attack):
 
     target: ClassVar[Target] = Target.LABELS
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.OWN_INPUTS, Needs.AUXILIARY_LABELS})
+    adapts_to = IN_TRAINING
     budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 400, "decay": 0.98},
         "paper": {"iterations": 5 * 1024, "decay": 0.999},

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Phase, Progress, Target
 from splitfed.attacks.labels.cut_gradients import check_two_classes, gradient_rows
 from splitfed.attacks.labels.two_means import boundary
 from splitfed.core.messages import View
@@ -28,6 +28,7 @@ class Norm(Attack):
     target = Target.LABELS
     phase = Phase.STEP
     requires = frozenset({Needs.GRADIENTS})
+    adapts_to = frozenset({DefenseEffect.TASK_WEIGHT})
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the length of each victim's gradient, less the boundary: (victims,), unit of the gradient."""

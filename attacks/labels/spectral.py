@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Phase, Progress, Target
 from splitfed.attacks.labels.cut_gradients import check_two_classes, gradient_rows
 from splitfed.attacks.labels.two_means import boundary
 from splitfed.core.errors import InvalidInput, require_name
@@ -34,6 +34,11 @@ class Spectral(Attack):
     requires = frozenset({Needs.GRADIENTS})
 
     rows: str = field(default="gradients", metadata=require_name("spectral rows", ROWS))
+
+    @property
+    def adapts_to(self) -> frozenset[DefenseEffect] | None:
+        """Directions of gradients do not change with the weight of the loss; of releases it states nothing."""
+        return frozenset({DefenseEffect.TASK_WEIGHT}) if self.rows == "gradients" else None
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the projections, less the boundary, positive for the smaller group: (victims,)."""

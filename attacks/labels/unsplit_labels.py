@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, Target, unwrap
+from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, Target, unwrap
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.own_steps import own_steps
 from splitfed.attacks.networks.gradient_descent import count_turns, take_step
@@ -47,6 +47,7 @@ class UnsplitLabels(Attack):
     target: ClassVar[Target] = Target.LABELS
     phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS, Needs.HEAD})
+    adapts_to = frozenset({DefenseEffect.TASK_WEIGHT})
     budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 300, "lr": 0.02, "hints": 1},
         "paper": {"iterations": 5000, "lr": 0.001, "hints": 1},

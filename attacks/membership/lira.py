@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
+from splitfed.attacks.base import IN_TRAINING, Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, margins
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
@@ -38,6 +38,7 @@ class Lira(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset(
         {Needs.CANDIDATES, Needs.PREDICTIONS, Needs.IMITATION, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
     )
+    adapts_to = IN_TRAINING
     budgets: ClassVar[Budgets] = {
         "fast": {"copies": 8, "pooled": True},
         "paper": {"copies": 256, "pooled": False},

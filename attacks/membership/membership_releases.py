@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Releases, Target, unwrap
+from splitfed.attacks.base import IN_TRAINING, Attack, Budgets, Knowledge, Needs, Progress, Releases, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, margins
 from splitfed.attacks.scoring.classifier import train_classifier
 from splitfed.core.errors import require_count, require_number
@@ -35,6 +35,7 @@ class MembershipReleases(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset(
         {Needs.CANDIDATES, Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
     )
+    adapts_to = IN_TRAINING
     budgets: ClassVar[Budgets] = {"fast": {"epochs": 20}, "paper": {"epochs": 100}}
 
     epochs: int = field(default=20, metadata=require_count("membership_releases epochs", low=1))

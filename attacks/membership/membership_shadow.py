@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
+from splitfed.attacks.base import IN_TRAINING, Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, log_probabilities, margins
 from splitfed.attacks.scoring.classifier import train_classifier
 from splitfed.core.errors import InvalidInput, require_count
@@ -38,6 +38,7 @@ class MembershipShadow(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset(
         {Needs.CANDIDATES, Needs.PREDICTIONS, Needs.IMITATION, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
     )
+    adapts_to = IN_TRAINING
     budgets: ClassVar[Budgets] = {"fast": {"copies": 4}, "paper": {"copies": 100}}
 
     copies: int = field(default=4, metadata=require_count("membership_shadow copies", low=1))

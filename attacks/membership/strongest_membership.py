@@ -22,7 +22,17 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, PredictionAndSelection, Progress, Target, unwrap
+from splitfed.attacks.base import (
+    IN_TRAINING,
+    Attack,
+    Budgets,
+    Knowledge,
+    Needs,
+    PredictionAndSelection,
+    Progress,
+    Target,
+    unwrap,
+)
 from splitfed.attacks.membership.confidence import check_classes
 from splitfed.attacks.scoring.label_metrics import auc
 from splitfed.attacks.selection import CONVERGED, Attempt, Selection, gain_of
@@ -57,6 +67,7 @@ class StrongestMembership(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset(
         {Needs.CANDIDATES, Needs.PREDICTIONS, Needs.IMITATION, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
     )
+    adapts_to = IN_TRAINING
     budgets: ClassVar[Budgets] = {
         "fast": QUICK,
         "default": STANDARD,

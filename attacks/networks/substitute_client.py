@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Clone, DefenseStates, Needs, unwrap
+from splitfed.attacks.base import FORWARD, Clone, DefenseEffect, DefenseStates, Needs, unwrap
 from splitfed.attacks.networks.networks import Translator
 from splitfed.attacks.networks.scaling import Scale
 from splitfed.attacks.training_time.attack_site import AttackSite
@@ -102,6 +102,11 @@ def layout_needs(layout: str, labels_arrive: bool) -> frozenset[Needs]:
     if layout != "client":
         return frozenset()
     return frozenset({Needs.ARCHITECTURE}) if labels_arrive else frozenset({Needs.ARCHITECTURE, Needs.HEAD})
+
+
+def imitated_effects(layout: str) -> frozenset[DefenseEffect]:
+    """Return the effects of the sender's defenses that a network with `layout` is trained with."""
+    return FORWARD if layout == "client" else FORWARD - {DefenseEffect.LAYER_PENALTY}
 
 
 def build_client(who: str, site: AttackSite, width: int, blocks: int, end: nn.Module | None = None) -> ClientModel:

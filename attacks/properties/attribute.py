@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
+from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.scoring.classifier import train_classifier
 from splitfed.attacks.search_space import Space, Span
 from splitfed.core.errors import InvalidInput, check_names, require_count, require_number
@@ -34,6 +34,7 @@ class Attribute(Attack):
 
     target: ClassVar[Target] = Target.LABELS
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY, Needs.ATTRIBUTES})
+    adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {
         "fast": {"epochs": 20, "width": 32},
         "paper": {"epochs": 100, "width": 64},

@@ -34,7 +34,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, unwrap
+from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, unwrap
 from splitfed.attacks.networks.gradient_descent import count_turns, draw_batches, take_step
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
@@ -50,6 +50,7 @@ class Grn(Attack):
 
     trains_decoder: ClassVar[bool] = True
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM, Needs.OWN_INPUTS})
+    adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {
         "fast": {"epochs": 200, "batch_size": 32, "lr": 5e-3},
         "paper": {"epochs": 60, "batch_size": 64, "lr": 5e-3},

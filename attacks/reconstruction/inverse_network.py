@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
+from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
 from splitfed.attacks.networks.gradient_descent import descend
 from splitfed.attacks.networks.image_parts import boxes
 from splitfed.attacks.reconstruction.decoder import Decoder
@@ -36,6 +36,7 @@ class InverseNetwork(Attack):
 
     trains_decoder: ClassVar[bool] = True
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
+    adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {
         "fast": {"epochs": 5, "batch_size": 32, "lr": 3e-3, "width": 16},
         "default": {"epochs": 20, "batch_size": 32, "lr": 3e-3, "width": 16},

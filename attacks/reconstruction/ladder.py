@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, unwrap
+from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, unwrap
 from splitfed.attacks.reconstruction.held_out import hold_out
 from splitfed.core.errors import InvalidInput, check_count, require_count, require_number
 from splitfed.core.messages import View
@@ -35,6 +35,7 @@ class Ladder(Attack):
 
     trains_decoder: ClassVar[bool] = True
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
+    adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {
         "fast": {"widths": (8, 32), "epochs": (5, 15), "lr": 3e-3},
         "paper": {"widths": (16, 64, 128), "epochs": (50, 200), "lr": 1e-3},

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from splitfed.attacks.base import (
     Attack,
     Budgets,
+    DefenseEffect,
     Knowledge,
     Needs,
     Phase,
@@ -61,6 +62,7 @@ class LinearGradientInversion(Attack):
     target: ClassVar[Target] = Target.RELEASES
     phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.ENCRYPTED_LAYER})
+    adapts_to = frozenset[DefenseEffect]()
     budgets: ClassVar[Budgets] = {"fast": {"step_rows": 4}, "paper": {"step_rows": 4}}
 
     step_rows: int = field(default=4, metadata=require_count("linear_gradient_inversion step_rows"))

@@ -24,7 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, unwrap
+from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, unwrap
 from splitfed.attacks.networks.query_passes import hold_out, join_values, query_passes
 from splitfed.attacks.networks.ridge_map import fit_ridge_map
 from splitfed.attacks.search_space import Space
@@ -37,6 +37,7 @@ class LinearInverse(Attack):
     """`queries`: how often the auxiliary rows are sent through the victims' parties, where defenses are random."""
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
+    adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {"fast": {}, "paper": {}}
     space: ClassVar[Space] = {"queries": (1, 5, 20)}
 

@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
+from splitfed.attacks.base import IN_TRAINING, Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, log_probabilities
 from splitfed.attacks.networks.gradient_descent import count_turns, take_step
 from splitfed.attacks.reconstruction.priors import roughness
@@ -40,6 +40,7 @@ class ModelInversion(Attack):
 
     target: ClassVar[Target] = Target.REPRESENTATIVES
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.MODEL})
+    adapts_to = IN_TRAINING
     budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 300},
         "paper": {

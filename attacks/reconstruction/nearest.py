@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, unwrap
+from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, unwrap
 from splitfed.attacks.networks.nearest_rows import nearest_means
 from splitfed.attacks.networks.query_passes import channel_scales, hold_out, join_values, query_passes
 from splitfed.attacks.search_space import Space
@@ -36,6 +36,7 @@ class Nearest(Attack):
     """`neighbours`: how many rows the mean is over; of several counts held-out rows choose. `queries`: see above."""
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
+    adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {"fast": {}, "paper": {}}
     space: ClassVar[Space] = {"neighbours": ((1,), (3,), (10,), (30,))}
 

@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, unwrap
+from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, unwrap
 from splitfed.attacks.reconstruction.inversion import invert
 from splitfed.attacks.search_space import Space, Span
 from splitfed.core.errors import require_count, require_number
@@ -34,6 +34,7 @@ class Rmle(Attack):
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM})
+    adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 300, "lr": 0.05, "tv": 0.01, "l2": 0.0},
         "default": {"iterations": 2400, "lr": 0.3, "tv": 0.01, "l2": 0.0},

@@ -18,7 +18,17 @@ from typing import ClassVar
 
 import torch
 
-from splitfed.attacks.base import Attack, Budgets, Clone, Knowledge, Needs, PredictionAndClone, Progress, unwrap
+from splitfed.attacks.base import (
+    FORWARD,
+    Attack,
+    Budgets,
+    Clone,
+    Knowledge,
+    Needs,
+    PredictionAndClone,
+    Progress,
+    unwrap,
+)
 from splitfed.attacks.networks.gradient_descent import draw_batches, take_step
 from splitfed.attacks.reconstruction.inversion import invert
 from splitfed.core.errors import InvalidInput, require_count, require_number
@@ -37,6 +47,7 @@ class Shadow(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset(
         {Needs.RELEASES, Needs.ARCHITECTURE, Needs.DOWNSTREAM, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
     )
+    adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {
         "fast": {"epochs": 15, "shadow_lr": 3e-3, "iterations": 300, "lr": 0.05, "tv": 0.1},
         "paper": {"epochs": 50, "shadow_lr": 1e-3, "iterations": 500, "lr": 0.1, "tv": 2.0},

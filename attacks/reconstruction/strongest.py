@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import (
+    FORWARD,
     Attack,
     Budgets,
     Knowledge,
@@ -88,6 +89,7 @@ class Strongest(Attack):
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
+    adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {
         "fast": QUICK,
         "default": STANDARD,

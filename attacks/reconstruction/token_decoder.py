@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Releases, Target, unwrap
+from splitfed.attacks.base import FORWARD, Attack, Knowledge, Needs, Progress, Releases, Target, unwrap
 from splitfed.attacks.networks.gradient_descent import descend
 from splitfed.attacks.networks.tokens import Vocabulary, frequent_tokens, unpadded_positions
 from splitfed.attacks.search_space import Choice, Span
@@ -46,6 +46,7 @@ class TokenDecoder(Attack):
 
     target: ClassVar[Target] = Target.TOKENS
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
+    adapts_to = FORWARD
     budgets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"epochs": 20, "width": 128},
         "paper": {"epochs": 100, "width": 512},

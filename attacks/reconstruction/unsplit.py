@@ -32,6 +32,7 @@ from splitfed.attacks.base import (
     Attack,
     Budgets,
     Clone,
+    DefenseEffect,
     Knowledge,
     Needs,
     PredictionAndClone,
@@ -55,6 +56,7 @@ class Unsplit(Attack):
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.ARCHITECTURE})
+    adapts_to = frozenset({DefenseEffect.RELEASE})
     budgets: ClassVar[Budgets] = {
         "fast": {"rounds": 30, "input_steps": 20, "model_steps": 20, "lr": 0.03, "model_lr": 0.02},
         "paper": {

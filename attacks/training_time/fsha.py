@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Budgets, Target, unwrap
+from splitfed.attacks.base import Budgets, DefenseEffect, Target, unwrap
 from splitfed.attacks.networks.networks import Critic, Translator
 from splitfed.attacks.networks.scaling import Scale
 from splitfed.attacks.training_time.attack_site import AttackSite
@@ -53,6 +53,7 @@ class Fsha(TrainingAttack):
     """
 
     active: ClassVar[bool] = True
+    adapts_to = frozenset({DefenseEffect.RELEASE})
     budgets: ClassVar[Budgets] = {
         "fast": {"lr": 1e-3, "critic_lr": 3e-3, "width": 24, "blocks": 1, "penalty": 10.0, "momentum": 0.5},
         "paper": {

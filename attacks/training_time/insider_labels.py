@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
+from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 
@@ -25,6 +25,7 @@ class InsiderLabels(Attack):
 
     target = Target.LABELS
     requires = frozenset({Needs.RELEASES, Needs.TRAINING_ATTACK, Needs.AUXILIARY_LABELS})
+    adapts_to = frozenset({DefenseEffect.RELEASE, DefenseEffect.PENALTY, DefenseEffect.TASK_WEIGHT})
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return scores of labels, (victims, classes); refuse an attack that has learnt none."""

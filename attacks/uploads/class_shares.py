@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Phase, Progress, Target
 from splitfed.attacks.membership.confidence import check_classes
 from splitfed.attacks.uploads.upload_attack import by_class, newest
 from splitfed.core.errors import InvalidInput
@@ -31,6 +31,7 @@ class ClassShares(Attack):
     phase = Phase.TRAINING
     reads = ("prototype", "label counts", "soft labels")
     requires = frozenset({Needs.UPLOADS})
+    adapts_to = frozenset[DefenseEffect]()
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return shares that add up to one: (classes,)."""

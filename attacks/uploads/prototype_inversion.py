@@ -20,7 +20,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, Target, unwrap
+from splitfed.attacks.base import (
+    IN_TRAINING,
+    Attack,
+    Budgets,
+    DefenseEffect,
+    Knowledge,
+    Needs,
+    Phase,
+    Progress,
+    Target,
+    unwrap,
+)
 from splitfed.attacks.membership.confidence import check_classes
 from splitfed.attacks.networks.gradient_descent import take_step
 from splitfed.attacks.uploads.upload_attack import goals
@@ -36,6 +47,7 @@ class PrototypeInversion(Attack):
     phase: ClassVar[Phase] = Phase.TRAINING
     reads: ClassVar[tuple[str, ...]] = ("prototype", "soft labels")
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPLOADS, Needs.EXTRACTOR, Needs.AUXILIARY})
+    adapts_to = IN_TRAINING - {DefenseEffect.LABELS}
     budgets: ClassVar[Budgets] = {"fast": {"iterations": 100}, "paper": {"iterations": 1000}}
 
     iterations: int = field(default=100, metadata=require_count("prototype_inversion iterations", low=1))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target, unwrap
+from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Phase, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes
 from splitfed.attacks.uploads.upload_attack import goals
 from splitfed.core.messages import View
@@ -32,6 +32,7 @@ class PrototypeMembership(Attack):
     phase = Phase.TRAINING
     reads = ("prototype", "soft labels")
     requires = frozenset({Needs.UPLOADS, Needs.EXTRACTOR, Needs.CANDIDATES})
+    adapts_to = frozenset[DefenseEffect]()
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return minus the squared distance of every candidate from its class's mean: (candidates,)."""

@@ -318,6 +318,13 @@ class WeightDefense(Defense, capability=True):
         """Return (sender, receiver) for all guarded roles that exchange norms of rows' gradients in a training step."""
         return ()
 
+    def clip_norm(self, topology: Topology, role: str) -> float | None:
+        """Return the L2 norm to which every row's gradient of the weights of `role`, by itself, is clipped; public.
+
+        None: nothing is clipped there, or by more than what `role` computes.
+        """
+        return None
+
     def weight_uses(self, client: int, steps: int, epochs: int) -> tuple[Event, int] | None:
         """Return the event by which the weights it guards cost an example of `client`, and how often it happened.
 

@@ -174,6 +174,12 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
         guarded = self.guards(topology) if self.clip == "joint" else ()
         return tuple((sender, receiver) for sender in guarded for receiver in guarded if sender != receiver)
 
+    def clip_norm(self, topology: Topology, role: str) -> float | None:
+        """Return `max_norm` where the role clips by its own part of a row's gradient, or holds all of it."""
+        guarded = self.guards(topology)
+        alone = self.clip == "party" or guarded == (role,)
+        return self._norm(role) if role in guarded and alone else None
+
     def settle(self, terms: Terms) -> Defense:
         """Work the multiplier out where epsilon was given, or refuse what cannot be accounted for."""
         if terms.obstacle is not None:

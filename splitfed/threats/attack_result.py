@@ -28,6 +28,8 @@ class AttackResult:
     None for attacks that never do. `selection`: how an attack that chooses among several has chosen.
     `under_trained`: the floors that the attack's own trained decoder is measurably
     worse than, though its adversary could have computed them; see `floors_above`.
+    `unadapted`: the defenses of the run, by name, that the attack does not adapt to, so that it says less than another
+    might; see `splitfed.threats.adaptation`.
     """
 
     attack: str
@@ -42,6 +44,7 @@ class AttackResult:
     error_bound: Tensor | None = None
     selection: Selection | None = None
     under_trained: tuple[str, ...] = ()
+    unadapted: tuple[str, ...] = ()
 
     guess = OldAttribute("prediction")
 

@@ -21,6 +21,8 @@ from splitfed.attacks.base import (
     StatesStepRows,
     Target,
     check_rows,
+    hints_of,
+    label_set_of,
 )
 from splitfed.attacks.gradients.local_training import check_one_step
 from splitfed.attacks.labels.known_labels import draw_hints
@@ -31,8 +33,10 @@ from splitfed.attacks.scoring.reconstruction_metrics import Scores, mean_image
 from splitfed.attacks.scoring.release_metrics import TrueReleases
 from splitfed.attacks.scoring.under_training import floors_above
 from splitfed.attacks.scoring.unknown_features import select_unknown
+from splitfed.attacks.training_time.training_attack import TrainingAttackState
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.core.messages import WEIGHT_GRADIENT, View
+from splitfed.core.per_client_defenses import of_client
 from splitfed.core.random import derive, generator
 from splitfed.core.rows import blocks
 from splitfed.core.topology import Topology
@@ -42,6 +46,7 @@ from splitfed.data.federation import Federation
 from splitfed.engines.base import FED, Source
 from splitfed.engines.engine import Engine
 from splitfed.registry import TABLES, load
+from splitfed.threats.adaptation import unadapted
 from splitfed.threats.attack_result import AttackResult as AttackResult
 from splitfed.threats.dry_run import AttackBegun, stop_at_first_use, stop_attack
 from splitfed.threats.encrypted_views import check_readable, decrypt_releases, encrypted_layer, select_plain
@@ -160,7 +165,7 @@ class Evaluator:
             self.data.auxiliary,
             generator(seed, "grade"),
             case.hints,
-            label_set=attack.label_set,
+            label_set=label_set_of(attack),
             members=case.members,
             trained=trained_rows(self.data) if attack.target is Target.REPRESENTATIVES else None,
             classifier=classifier,
@@ -174,6 +179,7 @@ class Evaluator:
             error_bound=outcome.error_bound,
             selection=outcome.selection,
             under_trained=() if beside is None else self._floors_above(attack, outcome.prediction, truth, beside, part),
+            unadapted=self._unadapted(attack, party, client),
         )
 
     def reconstruct_floors(self, view: View, party: str, client: int, seed: int) -> dict[str, Tensor]:
@@ -206,11 +212,11 @@ class Evaluator:
         if attack.target in (Target.INPUTS, Target.TOKENS) and self._owns_all(party, client):
             raise InvalidInput(f"party {party!r} owns the inputs of client {client}: there is nothing to reconstruct")
         if attack.target is Target.LABELS:
-            self._check_no_labels(party, client, attack.label_set)
+            self._check_no_labels(party, client, label_set_of(attack))
         members: Tensor | None = None
         if attack.target is Target.MEMBERS:
             victims, members = candidates(self.data, victims, generator(seed, "candidates"))
-        hints = draw_hints(victims.y, attack.asks(self.grants.classes), generator(seed, "hints", name))
+        hints = draw_hints(victims.y, hints_of(attack, self.grants.classes), generator(seed, "hints", name))
         received = self.observe(party, victims, client, seed, attack.phase, self._step_rows(attack, client))
         knowledge = replace(
             self.grants.knowledge(party, client, derive(seed, "queries", name)),
@@ -326,7 +332,19 @@ class Evaluator:
             raise InvalidInput(f"client {client} sent {party!r} nothing that {name} reads and that was recorded")
         outcome = attack(case.view, case.knowledge, generator(seed, "attack", name, client), progress)
         truth, scores = self.uploads.score(attack, outcome.prediction, case, client, generator(seed, "grade"))
-        return AttackResult(name, party, outcome.prediction, truth, scores, outcome.seconds)
+        return AttackResult(
+            *(name, party, outcome.prediction, truth, scores, outcome.seconds),
+            unadapted=self._unadapted(attack, party, client),
+        )
+
+    def _unadapted(self, attack: Attack, party: str, client: int) -> tuple[str, ...]:
+        """Return the defenses of `client` that `attack` does not adapt to; see `splitfed.threats.adaptation`."""
+        omitted: tuple[str, ...] = ()
+        state = self.engine.training_attacks.get(party)
+        if Needs.TRAINING_ATTACK in attack.requires and isinstance(state, TrainingAttackState):
+            # A network of another layout than the client's is trained without what only that determines.
+            omitted = state.site.sender.omitted if state.site.knowledge.architecture is None else ()
+        return unadapted(attack, of_client(self.engine.defenses, client), omitted)
 
     def _check_updates(self, attack: Attack) -> None:
         if any(client.train.source.couples for client in self.data.clients):
@@ -407,7 +425,10 @@ class Evaluator:
             blind_rows = torch.randint(len(auxiliary), (len(victims),), generator=generator(seed, "blind"))
             blind = self._match_and_score(attack, auxiliary.x[blind_rows], victims, generator(seed, "grade"), False)[1]
             scores["random_pairing"] = blind["attack"]
-        return AttackResult(name, party, outcome.prediction, truth, scores, outcome.seconds)
+        return AttackResult(
+            *(name, party, outcome.prediction, truth, scores, outcome.seconds),
+            unadapted=self._unadapted(attack, party, client),
+        )
 
     def _match_and_score(
         self, attack: Attack, prediction: Tensor, victims: Dataset, drawn: torch.Generator, classifier: bool

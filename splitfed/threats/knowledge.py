@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from splitfed.attacks.base import Imitate, Knowledge, Releases
 from splitfed.attacks.gradients.local_training import LocalTraining, local_training
 from splitfed.attacks.training_time.training_attack import TrainingAttackState
+from splitfed.core.defense import WeightDefense
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 from splitfed.core.optimizers import Optim
@@ -199,7 +200,14 @@ class Grants:
         sends_gradients = traits is not None and traits.sends_gradients
         sizes = [len(rows) for rows in (_first_epoch(batches) if sends_gradients else batches)]
         private = () if traits is None else traits.private_segments
-        return local_training(topology, role, optim.label, options, sizes, sends_gradients, private)
+        local = local_training(topology, role, optim.label, options, sizes, sends_gradients, private)
+        return None if local is None else replace(local, clip=self._clip_norm(client, role))
+
+    def _clip_norm(self, client: int, role: str) -> float | None:
+        """Return the norm to which the defenses of `client` clip the gradients of rows at `role`, where one does."""
+        topology, guards = self.engine.topologies[client], of_client(self.engine.defenses, client)
+        norms = [d.clip_norm(topology, role) for d in guards if isinstance(d, WeightDefense)]
+        return next((norm for norm in norms if norm is not None), None)
 
     def feed(self, client: int) -> Feed:
         """Return what says what each input of the client's topology gets of raw rows; it holds no data."""

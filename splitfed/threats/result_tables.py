@@ -32,6 +32,7 @@ def result_rows(result: AttackResult) -> list[dict[str, Any]]:
             "seconds": result.seconds,
             "quick": result.quick,
             "under_trained": ", ".join(result.under_trained),
+            "unadapted": ", ".join(result.unadapted),
         }
         for metric in dict.fromkeys(metric for scores in own.values() for metric in scores)
         for who, scores in own.items()
@@ -48,9 +49,11 @@ def describe_result(result: AttackResult) -> str:
         said.append(f"{metric} {found.mean:.4g}" + (f" ({beside})" if beside else ""))
     quick = ", a quick look" if result.quick else ""
     low = f", under-trained (below {', '.join(result.under_trained)})" if result.under_trained else ""
+    blind = f", did not adapt to {', '.join(result.unadapted)}" if result.unadapted else ""
     victims = f"{len(result.truth)} victim{'' if len(result.truth) == 1 else 's'}"
     return (
-        f"AttackResult({result.attack} by {result.adversary}, {victims}{quick}{low}: {'; '.join(said) or 'no score'})"
+        f"AttackResult({result.attack} by {result.adversary}, {victims}{quick}{low}{blind}: "
+        f"{'; '.join(said) or 'no score'})"
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Releases, Target, unwrap
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Releases, Target, label_set_of, unwrap
 from splitfed.attacks.scoring.prediction_scores import score_prediction
 from splitfed.attacks.search_space import Choice, Span, check_choice
 from splitfed.core.errors import InvalidInput, check_count, check_names, check_number
@@ -97,7 +97,13 @@ class Bench:
         if not bool(torch.isfinite(prediction).all()):
             return None
         drawn, rows = generator(self._seed, "tune", "grade"), (self.victims, self._known)
-        _, scores = score_prediction(target, prediction, *rows, drawn, label_set=attack.label_set)
+        _, scores = score_prediction(
+            target,
+            prediction,
+            *rows,
+            drawn,
+            label_set=label_set_of(attack),
+        )
         return float(scores["attack"][METRICS[target]].mean)
 
     def _knowledge(self, attack: Attack, purpose: str) -> Knowledge:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import splitfed
-from splitfed.attacks.base import Attack, Knowledge, Phase
+from splitfed.attacks.base import Attack, Knowledge, Phase, hints_of
 from splitfed.attacks.labels.batch_label_inference import BatchLabelInference
 from splitfed.attacks.labels.cut_gradients import example_gradients
 from splitfed.attacks.labels.direct_label import DirectLabel
@@ -89,7 +89,7 @@ def test_no_label_can_be_reached(name: str) -> None:
     run = run_for(name) if name in CLASSES else two_party()
     truth = run.data.victims.y
     assert {m.kind for m in view.messages} <= {"activation", "gradient"}
-    assert set(knowledge.hints) == set(attack.asks(knowledge.classes))
+    assert set(knowledge.hints) == set(hints_of(attack, knowledge.classes))
     for thing in reachable([view, knowledge]):
         if isinstance(thing, Tensor) and thing.shape == truth.shape:
             assert not torch.equal(thing.long(), truth)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import splitfed as sf
-from splitfed.attacks.base import Attack, Knowledge
+from splitfed.attacks.base import Attack, Knowledge, hints_of
 from splitfed.attacks.labels.direction import Direction
 from splitfed.attacks.labels.known_labels import draw_hints, rows_without_hints
 from splitfed.attacks.labels.norm import Norm
@@ -134,7 +134,7 @@ def _leak(attack: str, view: View, labels: Tensor, seed: int, number: int) -> fl
         scores = torch.rand(len(labels), generator=random)
     else:
         plan = ATTACKS[attack]
-        asked = plan.asks(2)
+        asked = hints_of(plan, 2)
         if any(count >= int((labels == label).sum()) for label, count in asked.items()):
             return 0.5
         hints = draw_hints(labels, asked, random)

@@ -25,7 +25,7 @@ def remarks(found: Json) -> list[str]:
 
 def attack_remarks(attack: Json) -> list[str]:
     """Return what is to be said beside the scores of `attack`, as a result holds it, in clauses."""
-    return [*reversals(attack), *under_training(attack)]
+    return [*reversals(attack), *under_training(attack), *missing_adaptation(attack)]
 
 
 def under_training(attack: Json) -> list[str]:
@@ -36,6 +36,12 @@ def under_training(attack: Json) -> list[str]:
         return []
     named = " and ".join(TARGETS["inputs"].baselines.get(who, who) for who in floors)
     return [f"{attack['label']} is under-trained: {named} reconstructs better from the same knowledge"]
+
+
+def missing_adaptation(attack: Json) -> list[str]:
+    """Return a clause where `attack` does not adapt to defenses of the run; none of a result that does not say."""
+    named = ", ".join(attack.get("unadapted", ()))
+    return [f"{attack['label']} did not adapt to: {named}"] if named else []
 
 
 def length_remarks(found: Json) -> list[str]:

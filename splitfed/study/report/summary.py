@@ -184,6 +184,7 @@ def _summarise_attack(runs: Sequence[Mapping[str, Any]], label: str) -> dict[str
         "quick": any(a.get("quick") for a in found),
         "selection": _summarise_selection([a["selection"] for a in found if a.get("selection")]),
         "under_trained": list(dict.fromkeys(who for a in found for who in a.get("under_trained", ()))),
+        "unadapted": list(dict.fromkeys(name for a in found for name in a.get("unadapted", ()))),
         "front": [],
     }
 

@@ -304,6 +304,12 @@ def _limitations(summary: Summary) -> list[str]:
             f"Under-trained, in the settings marked so: {', '.join(low)}. A closed form with the same knowledge "
             "reconstructs better, so these figures say less than an attacker would learn."
         )
+    missed = [(summary["names"][label], attack["unadapted"]) for label, attack in found if attack["unadapted"]]
+    if blind := dict.fromkeys(f"{name} to {', '.join(defenses)}" for name, defenses in missed):
+        sentences.append(
+            f"Attacks that did not adapt, marked † in the table: {'; '.join(blind)}. "
+            "An attacker who knows the defense may see more, so these figures do not judge it."
+        )
     if quick := dict.fromkeys(summary["names"][label] for label, attack in found if attack["quick"]):
         sentences.append(f"A quick look (budget fast), where more work may find more: {', '.join(quick)}.")
     if unfinished := _not_converged(summary):

@@ -225,6 +225,7 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher, guard: Gu
         "sha256": digests.of(tensors),
         "lives": probe.lives,
         "under_trained": list(outcome.under_trained),
+        "unadapted": list(outcome.unadapted),
         **({} if probe.floors else {"floors": False}),
         "quick": quick_look(type(attack), str(probe.attack.label_values.get("budget"))),
         "depth": input_depth(run.engine.topology, run.engine.parties[outcome.adversary].role),
