@@ -131,7 +131,8 @@ def _copy_members(module: nn.Module, made: nn.Module, memo: Any) -> None:
         elif kind in _CONTAINERS and not value and id(value) not in memo:
             members[name] = memo[id(value)] = kind()
         elif name == "_modules" and kind is dict and id(value) not in memo:
-            members[name] = memo[id(value)] = inner = {}
+            inner: dict[str, nn.Module | None] = {}
+            members[name] = memo[id(value)] = inner
             inner.update((child, _copy_module(submodule, memo)) for child, submodule in value.items())
         else:
             members[name] = copy.deepcopy(value, memo)
@@ -148,7 +149,7 @@ def _copy_module(module: nn.Module | None, memo: Any) -> nn.Module | None:
 
 
 def _is_copied_plainly(kind: type[nn.Module]) -> bool:
-    """Return whether `copy.deepcopy` makes an empty module of `kind` and fills its `__dict__`, and does nothing else."""
+    """Return whether `copy.deepcopy` of a module of `kind` is an empty one whose `__dict__` is filled, no more."""
     return (
         kind.__getstate__ is nn.Module.__getstate__
         and kind.__setstate__ is nn.Module.__setstate__
