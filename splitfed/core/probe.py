@@ -154,6 +154,7 @@ def _run_segment(
 ) -> tuple[tuple[Tensor, ...], frozenset[str], str | None]:
     """Return what `segment` makes of `values`, which of them it overwrites, and the package that it draws from."""
     overwritten: set[str] = set()
+    draws: str | None = None
     # In evaluation mode first: what it overwrites there counts too, and what it returns in training is handed on.
     for training in (False, True):
         try:
@@ -163,12 +164,13 @@ def _run_segment(
             raise InvalidInput(f"segment {segment.name!r} cannot be copied for its party: {why}") from error
         inputs = [values[name].clone() for name in segment.inputs]
         versions = [tensor._version for tensor in inputs]
-        before = generator_states()
+        before = generator_states() if training else None
         try:
             result = module(*inputs)
         except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
             raise InvalidInput(_describe_misfit(topology, segment, values, error)) from error
-        draws = same_generators(before, generator_states())
+        if before is not None:
+            draws = same_generators(before, generator_states())
         # `tensor.data` and storages are written without a new version.
         overwritten |= {
             name

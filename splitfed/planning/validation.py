@@ -460,6 +460,7 @@ def _assemble_one(
     if method is not None:
         with about("method"):
             method.check(prepared, clients)
-            prepared = method.fit(prepared, facts, derive(seed, "method"))
-            facts = probe_with(prepared, rows)
+            fitted = method.fit(prepared, facts, derive(seed, "method"))
+            if fitted is not prepared:
+                prepared, facts = fitted, probe_with(fitted, rows)
     return prepared, facts

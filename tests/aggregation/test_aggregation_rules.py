@@ -219,6 +219,7 @@ def trained(fusion: str | dict[str, Any], *poisonings: Poisoning) -> Run:
             schedule=SplitFedV1(aggregation=fusion),
             optimizer=Optim("Adam", {"lr": 0.01}),
             adversaries=splitfed.Adversaries(poisoning=poisonings),
+            evaluation=splitfed.Evaluation(every=6),
         )
     return RUNS[key]
 

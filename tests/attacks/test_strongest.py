@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import pytest
 import torch
@@ -27,6 +28,15 @@ from tests.attacks.examples import lenet_run
 from tests.thinning import thin
 
 SMALL = Strongest(widths=(4,), epochs=2, iterations=40, doublings=1, queries=1, validation=0.25)
+
+
+BLACK = replace(SMALL, white_box=False)
+
+
+@cache
+def told(attack: Strongest) -> Selection:
+    """What the attack says of releases with noise."""
+    return selection_of(lenet_run(Noise(scale=1.0, relative=True)).attack(attack)[0])
 
 
 def selection_of(result: AttackResult) -> Selection:
@@ -158,30 +168,26 @@ def test_the_adversarys_rows_choose_and_no_victim_has_a_part_in_it() -> None:
     victims = federation().victims
     white = splitfed.Dataset("white", torch.ones_like(victims.x), victims.y, victims.task, victims.value_range)
     run = lenet_run(Noise(scale=1.0, relative=True))
-    black = replace(SMALL, white_box=False)
-    told = [selection_of(run.attack(black, victims=rows)[0]) for rows in (victims, white)]
-    first, second = ([(a.member, a.size, a.error) for a in one.tried] for one in told)
+    both = [told(BLACK), selection_of(run.attack(BLACK, victims=white)[0])]
+    first, second = ([(a.member, a.size, a.error) for a in one.tried] for one in both)
     assert first == second
-    assert told[0].member == min(told[0].tried, key=lambda a: a.error).member == told[1].member
+    assert both[0].member == min(both[0].tried, key=lambda a: a.error).member == both[1].member
 
 
 def test_members_by_what_is_known() -> None:
-    run = lenet_run(Noise(scale=1.0, relative=True))
-    told = selection_of(run.attack(SMALL)[0])
-    names = [a.member for a in told.tried]
+    names = [a.member for a in told(SMALL).tried]
     assert names[:2] == ["linear_inverse", "nearest"]
     assert names[-1] == "combination"
     assert {"inverse_network, width 4", "rmle, tv 0.01", "refinement, reach 3"} < set(names)
-    black = replace(SMALL, white_box=False)
-    seen = {a.member for a in selection_of(run.attack(black)[0]).tried}
+    seen = {a.member for a in told(BLACK).tried}
     assert seen == {"linear_inverse", "nearest", "inverse_network, width 4", "combination"}
-    assert black.uses == {Needs.TRAINING_ATTACK} == SMALL.uses - {Needs.UPSTREAM}
+    assert BLACK.uses == {Needs.TRAINING_ATTACK} == SMALL.uses - {Needs.UPSTREAM}
 
 
 def test_what_was_chosen_learns_from_all_rows() -> None:
     """300 rows do not determine an inverse of 384 released numbers, and 400 do: a difference of 40 dB."""
-    run, black = lenet_run(), replace(SMALL, white_box=False)
-    (strong,), (linear,) = run.attack(black), run.attack("linear_inverse")
+    run = lenet_run()
+    (strong,), (linear,) = run.attack(BLACK), run.attack("linear_inverse")
     assert strong.scores["attack"]["psnr"].mean > linear.scores["attack"]["psnr"].mean - 0.2
 
 

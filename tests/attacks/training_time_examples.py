@@ -21,10 +21,12 @@ from splitfed.core.messages import View
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
 from splitfed.core.tasks import classification
+from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.run import Run
+from tests.federated.examples import shared_probes
 
 ALL: dict[str, TrainingAttack] = {
     "fsha": Fsha(width=8),
@@ -80,6 +82,13 @@ def small(seed: int = 0, width: int = 2) -> Small:
 
 
 @cache
+def placed(shape: str, seed: int, width: int) -> Topology:
+    """That model at a client and a server; one for all runs, which train copies of it."""
+    model = small(seed, width)
+    return vanilla(model, "first") if shape == "vanilla" else u_shaped(model, ("first", "second"))
+
+
+@cache
 def ramps(clients: int = 1, train: int = 256, victims: int = 64) -> Federation:
     """Rows 2 b * (0.2, ..., 1) - 1 with a skewed brightness b, which a match of distributions alone can find again; the
     label says whether b is above its median, 1/8."""  # fmt: skip
@@ -106,14 +115,14 @@ def mirror() -> Federation:
 
 def go(plan: Any = None, shape: str = "vanilla", rounds: int = 1, rate: float = 1e-3, **changes: Any) -> Run:
     """Train on ramps with `plan` at the server."""
-    model = small(changes.get("seed", 0), changes.pop("width", 2))
-    topology = vanilla(model, "first") if shape == "vanilla" else u_shaped(model, ("first", "second"))
+    topology = placed(shape, changes.get("seed", 0), changes.pop("width", 2))
     arguments = {"batch_size": 32, "optimizer": Optim("Adam", {"lr": rate}), **changes}
     data = arguments.pop("data", None) or ramps()
     adversaries = arguments.pop("adversaries", splitfed.Adversaries())
     if plan is not None:
         adversaries = replace(adversaries, training_attacks={"server": plan})
-    return splitfed.train(topology, data, rounds=rounds, adversaries=adversaries, **arguments)
+    with shared_probes():
+        return splitfed.train(topology, data, rounds=rounds, adversaries=adversaries, **arguments)
 
 
 def attack_state(run: Run) -> TrainingAttackState:

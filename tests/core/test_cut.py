@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
+from typing import Any
 
 import pytest
 import torch
@@ -164,3 +166,55 @@ def test_a_gradient_arrives_in_the_strides_in_which_it_was_computed() -> None:
     """The release has its channels last, its gradient first: the weight's gradient is summed in their order."""
     model = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), ChannelsLast(), nn.Flatten(), nn.Linear(16 * 64, 4))
     assert len(cut(model, ("1",), images(8)[0])) == 2
+
+
+class CopiedByItself(nn.ReLU):
+    """Says of its copies that they were made here."""
+
+    __module__ = "torch.nn"  # a trace keeps modules of torch whole, and looks into those of others
+    made_here = False
+
+    def __deepcopy__(self, memo: Any) -> CopiedByItself:
+        made = CopiedByItself()
+        made.made_here = True
+        return made
+
+
+class Unpickled(nn.ReLU):
+    """Notes what `copy.deepcopy` hands to it."""
+
+    __module__ = "torch.nn"
+    handed: tuple[str, ...] = ()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.handed = tuple(state)
+
+
+def test_a_copy_of_a_piece_is_one_that_deepcopy_makes() -> None:
+    """Everything of its own, weights that are shared still shared, and modules that copy in their own way do so."""
+    layers = {"a": nn.Linear(4, 4), "own": CopiedByItself(), "state": Unpickled(), "norm": nn.BatchNorm1d(4)}
+    model = nn.Sequential(OrderedDict(**layers, b=nn.Linear(4, 4), last=nn.Linear(4, 2)))
+    model.b.weight = model.a.weight
+    model.norm.notes = {"seen": [1, 2], "none": None}
+    model.norm.register_forward_hook(note := lambda *_: None)
+    piece = cut(model, "b")[0].module
+    made = copy.deepcopy(piece)
+    assert made.a.weight is made.b.weight
+    assert made.own.made_here
+    assert "_parameters" in made.state.handed
+    assert made.norm.notes == {"seen": [1, 2], "none": None}
+    assert made.norm.notes["seen"] is not model.norm.notes["seen"]
+    assert list(made.norm._forward_hooks.values()) == [note]
+    assert [n for n, _ in made.named_modules()] == [n for n, _ in piece.named_modules()]
+    for (name, one), two in zip(piece.named_modules(), made.modules(), strict=True):
+        assert type(one) is type(two)
+        if name != "own":
+            assert vars(one).keys() <= vars(two).keys(), name
+        for member, value in vars(one).items():
+            if isinstance(value, (dict, list, set)):
+                assert type(vars(two)[member]) is type(value), (name, member)
+                assert vars(two)[member] is not value, (name, member)
+    for (name, one), two in zip(piece.state_dict().items(), made.state_dict().values(), strict=True):
+        assert torch.equal(one, two), name
+        assert one.data_ptr() != two.data_ptr(), name

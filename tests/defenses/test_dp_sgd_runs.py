@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from splitfed.schedules.independent import Independent
 from splitfed.topologies import local, vanilla
 from splitfed.training.run import Run
 from tests.examples import InPlaceAfterCut, assert_same, toy_data
+from tests.federated.examples import PROBES, shared_probes
 from tests.thinning import thin
 from tests.training.test_resume import Stop, stop_after
 
@@ -39,10 +41,21 @@ def model() -> torch.nn.Module:
         return InPlaceAfterCut()
 
 
+@cache
+def split() -> splitfed.Topology:
+    return vanilla(model(), "pool")
+
+
+@cache
+def two_clients() -> Federation:
+    return toy_data(100).clients(2, auxiliary=10, victims=10)
+
+
 def go(*defenses: Defense, **changes: Any) -> Run:
-    data = changes.pop("data", toy_data(100).clients(2, auxiliary=10, victims=10))
     options: dict[str, Any] = {"rounds": 2, "batch_size": 8, "optimizer": Optim("Adam", {"lr": 1e-2})}
-    return splitfed.train(vanilla(model(), "pool"), data, defenses=defenses, **{**options, **changes})
+    given = {"data": two_clients(), **options, **changes}
+    with shared_probes():
+        return splitfed.train(split(), given.pop("data"), defenses=defenses, **given)
 
 
 def step_counts(run: Run, client: int) -> tuple[int, int]:
@@ -140,16 +153,17 @@ def test_with_a_client_that_stands_inside_the_steps_nothing_is_promised() -> Non
 )
 def test_planned_equals_counted(schedule: str, sampling: str) -> None:
     """Bytes of every flow, norms included, and what each client took part in; every weight ends up elsewhere."""
-    data, defense = toy_data(100).clients(2, auxiliary=10, victims=10), DpSgd(noise_multiplier=1.0, clip="joint")
+    data, defense = two_clients(), DpSgd(noise_multiplier=1.0, clip="joint")
     run = go(defense, data=data, schedule=schedule, local=splitfed.LocalUpdate(sampling=sampling), batch_size=2)
     ready = calibrate_defenses(
         prepare(
-            vanilla(model(), "pool"),
+            split(),
             data,
             schedule=schedule,
             defenses=defense,
             optimizer=None,
             training=Training(2, 1, 0, sampling),
+            probes=PROBES,
         ),
         2,
     )
@@ -168,7 +182,7 @@ def test_planned_equals_counted(schedule: str, sampling: str) -> None:
 )
 def test_rounds_counted_in_steps_cost_a_row_every_batch_that_it_is_in(schedule: Independent) -> None:
     """Three batches hold all rows: seven steps of a round see a row three times, two may see it twice."""
-    data, rounds, training = toy_data(100).clients(2, auxiliary=10, victims=10), 3, Training(16)
+    data, rounds, training = two_clients(), 3, Training(16)
     arguments: dict[str, Any] = {"schedule": schedule, "defenses": DpSgd(noise_multiplier=1.0), "method": None}
     run = splitfed.train(local(model()), data, rounds=rounds, batch_size=16, **arguments)
     ready = prepare(local(model()), data, optimizer=None, training=training, **arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -52,23 +53,28 @@ def settings(parties: int, **changes: Any) -> sf.Encryption:
     return sf.Encryption(**{"key_holder": holders, "keys": "shared", "bound": 16.0, "precision": 1e-2, **changes})
 
 
+@cache
+def encrypted(parties: int, fusion: str, top: bool) -> sf.Run:
+    return train(settings(parties), parties, fusion, top)
+
+
 @pytest.mark.parametrize(("parties", "fusion", "top"), [(2, "sum", False), (3, "sum", True), (2, "concat", True)])
 def test_a_server_joins_what_it_cannot_read(parties: int, fusion: str, top: bool) -> None:
-    plain, encrypted = train(None, parties, fusion, top), train(settings(parties), parties, fusion, top)
+    plain, hidden = train(None, parties, fusion, top), encrypted(parties, fusion, top)
     states = []
-    for run in (plain, encrypted):
+    for run in (plain, hidden):
         modules = {n: m for party in run.engine.parties.values() for n, m in party.state.modules.items()}
         states.append(merge_weight_shares(run.engine.topology, modules))
     first, second = states
     assert list(first) == list(second)
     assert max(float((first[name] - second[name]).abs().max()) for name in first) < CLOSE
-    assert encrypted.utility == pytest.approx(plain.utility)
-    received = [flow for flow in encrypted.engine.traffic.counters if flow[3] == "server"]
+    assert hidden.utility == pytest.approx(plain.utility)
+    received = [flow for flow in hidden.engine.traffic.counters if flow[3] == "server"]
     assert {flow[1] for flow in received} == {"activation", "gradient", "public context"}
 
 
 def test_the_server_of_a_vertical_run_gets_ciphertexts_alone() -> None:
-    run = train(settings(2))
+    run = encrypted(2, "concat", True)
     view = run.observe("server")
     assert view.messages
     assert {t.dtype for m in view.messages for t in m.tensors.values()} == {torch.uint8}
@@ -77,7 +83,7 @@ def test_the_server_of_a_vertical_run_gets_ciphertexts_alone() -> None:
 
 @pytest.mark.parametrize(("parties", "fusion", "top"), [(3, "sum", True), (2, "concat", True), (2, "sum", False)])
 def test_planned_messages_of_a_vertical_run_are_those_counted(parties: int, fusion: str, top: bool) -> None:
-    run = train(settings(parties), parties, fusion, top)
+    run = encrypted(parties, fusion, top)
     counted = {flow: found for flow, found in run.engine.traffic.flows.items() if flow.phase == "train"}
     data = columns(parties)
     ready = prepare(

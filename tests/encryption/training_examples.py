@@ -72,8 +72,8 @@ def model(middle: str = "linear") -> nn.Sequential:
 
 
 def rows(clients: int = 1, each: int = 24) -> Federation:
-    """Return a few rows of digits for so many clients, with test rows."""
-    few = sf.data.digits().rows(range(clients * each + 40))
+    """Return a few rows of digits for so many clients, with test rows: `each` to train on, a few more or less."""
+    few = sf.data.digits().rows(range(clients * each + 24))
     return few.clients(clients, auxiliary=8, victims=8, validation=0.0, test=0.25, seed=0)
 
 

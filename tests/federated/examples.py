@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +21,9 @@ from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import ClientData, Federation
 from splitfed.federated import Method, MethodTraits
+from splitfed.planning import validation
 from splitfed.planning.plan import cost
+from splitfed.planning.probes import Probes
 from splitfed.planning.validation import prepare
 from splitfed.schedules.base import LocalUpdate, Training
 from splitfed.topologies import local
@@ -84,14 +89,33 @@ def model(seed: int = 0, width: int = 8) -> nn.Module:
         )
 
 
+@cache
+def whole() -> Topology:
+    """That model, which nobody cuts; one for all runs, which train copies of it."""
+    return local(model(), ("relu",))
+
+
+@cache
 def pictures(clients: int = 3) -> Federation:
     return toy_data(150).clients(clients, dirichlet=1.0, minimum=12, auxiliary=8, victims=6, seed=1)
+
+
+PROBES = Probes()
+"""What runs of one topology on the same rows have found out about them: no second run compares it with its model."""
+
+
+@contextmanager
+def shared_probes() -> Iterator[None]:
+    """Let runs ask `PROBES`, as those of a study ask its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validation, "Probes", lambda: PROBES)
+        yield
 
 
 def arguments(**changes: Any) -> dict[str, Any]:
     """Those of `splitfed.train` and `prepare` for small images."""
     return {
-        "topology": local(model(), ("relu",)),
+        "topology": whole(),
         "data": pictures(),
         "schedule": "independent",
         "optimizer": Optim("SGD", {"lr": 0.1}),
@@ -102,14 +126,15 @@ def arguments(**changes: Any) -> dict[str, Any]:
 def traits(method: Method) -> MethodTraits:
     """What `method` is on whole models of small images."""
     given = {"defenses": (), "training": Training(7), **arguments()}
-    return method.traits(prepare(**given, method=method).topology)
+    return method.traits(prepare(**given, method=method, probes=PROBES).topology)
 
 
 def go(method: Any, rounds: int = 2, **changes: Any) -> Run:
     given = arguments(**changes)
-    return splitfed.train(
-        given.pop("topology"), given.pop("data"), method=method, rounds=rounds, **{"batch_size": 7, **given}
-    )
+    with shared_probes():
+        return splitfed.train(
+            given.pop("topology"), given.pop("data"), method=method, rounds=rounds, **{"batch_size": 7, **given}
+        )
 
 
 def weights(run: Run, replica: int) -> dict[str, Tensor]:
@@ -123,7 +148,8 @@ def check_planned(run: Run, method: Any, **changes: Any) -> None:
     names = ("topology", "data", "schedule", "optimizer")
     training = given.pop("local", LocalUpdate()).training(given.pop("batch_size", 7))
     defenses = given.pop("defenses", ())
-    ready = prepare(**{n: given[n] for n in names}, defenses=defenses, training=training, method=method)
+    fixed = {"defenses": defenses, "training": training, "method": method, "probes": PROBES}
+    ready = prepare(**{n: given[n] for n in names}, **fixed)
     counted = {flow: found for flow, found in run.engine.traffic.flows.items() if flow.phase == "train"}
     assert cost(ready, len(run.history)).flows == counted
 

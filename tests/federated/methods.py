@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from splitfed.schedules import Independent, SplitFedV1
 from splitfed.schedules.base import Training
 from splitfed.topologies import local, u_shaped, vanilla
 from tests.examples import assert_same
+from tests.federated.examples import PROBES, shared_probes
 from tests.object_graph import holdings
 
 BUILDERS = {
@@ -36,6 +38,13 @@ def net(seed: int = 0, widths: tuple[int, ...] = (10, 6)) -> nn.Module:
         return mlp((1, 8, 8), 10, widths, seed=None)
 
 
+@cache
+def built(shape: str) -> Topology:
+    """The topology of this shape that all runs share; they train copies of it."""
+    return BUILDERS[shape](net())
+
+
+@cache
 def data(clients: int = 3, rows: int = 240) -> Any:
     return sf.data.digits().rows(range(rows)).clients(clients, dirichlet=0.5, auxiliary=10, victims=8)
 
@@ -47,18 +56,20 @@ def plan_of(shape: str, **changes: Any) -> Any:
 
 def go(shape: str, method: Any, rounds: int = 2, **changes: Any) -> sf.Run:
     rows = changes.pop("data", None) or data()
-    topology = changes.pop("topology", None) or BUILDERS[shape](net())
+    topology = changes.pop("topology", None) or built(shape)
     changes.setdefault("schedule", plan_of(shape))
-    return sf.train(topology, rows, method=method, rounds=rounds, batch_size=changes.pop("batch_size", 16), **changes)
+    changes.setdefault("batch_size", 16)
+    with shared_probes():
+        return sf.train(topology, rows, method=method, rounds=rounds, **changes)
 
 
 def planned(shape: str, method: Any, rounds: int = 2, **changes: Any) -> Any:
     rows = changes.pop("data", None) or data()
-    topology = changes.pop("topology", None) or BUILDERS[shape](net())
+    topology = changes.pop("topology", None) or built(shape)
     plan = changes.pop("schedule", None) or plan_of(shape)
     defenses, training = changes.pop("defenses", ()), Training(16, 1, 0)
-    ready = prepare(topology, rows, schedule=plan, defenses=defenses, optimizer=None, training=training, method=method)
-    return cost(ready, rounds)
+    fixed = {"defenses": defenses, "optimizer": None, "training": training, "method": method, "probes": PROBES}
+    return cost(prepare(topology, rows, schedule=plan, **fixed), rounds)
 
 
 def counted(run: sf.Run) -> dict[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from tests.federated.methods import (
 TURNS = Sequential(hand_over="none")
 
 
+@cache
 def data(clients: int = 3, **options: Any) -> Any:
     return sf.data.digits().rows(range(120)).clients(clients, auxiliary=4, victims=4, public=0.2, **options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from splitfed.topologies import local, multi_hop, u_shaped, vanilla, vertical
 from splitfed.training import local_learner
 from splitfed.training.run import Run
 from tests.examples import assert_same
-from tests.federated.examples import traits
+from tests.federated.examples import shared_probes, traits
 from tests.federated.methods import assert_nothing_held_twice, assert_resumes
 
 ALONE = Sequential(hand_over="none")
@@ -35,15 +36,21 @@ BUILDERS = {
 }
 
 
+@cache
 def data(clients: int = 3) -> Any:
     return splitfed.data.digits().clients(clients, dirichlet=0.5, auxiliary=10, victims=8)
 
 
-def go(shape: str = "local", rounds: int = 2, **changes: Any) -> Run:
+@cache
+def built(shape: str) -> splitfed.Topology:
     with stream(0):
-        model = mlp((1, 8, 8), 10, (16, 12), seed=None)
+        return BUILDERS[shape](mlp((1, 8, 8), 10, (16, 12), seed=None))
+
+
+def go(shape: str = "local", rounds: int = 2, **changes: Any) -> Run:
     arguments: dict[str, Any] = {"schedule": ALONE, "method": FedProto(), "data": data(), **changes}
-    return splitfed.train(BUILDERS[shape](model), arguments.pop("data"), rounds=rounds, **arguments)
+    with shared_probes():
+        return splitfed.train(built(shape), arguments.pop("data"), rounds=rounds, **arguments)
 
 
 def pull(weight: float, distance: str) -> Pull:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ TURNS = Sequential(hand_over="none")
 RATE = 0.1
 
 
+@cache
 def data(clients: int = 3, **options: Any) -> Any:
     return sf.data.digits().rows(range(120)).clients(clients, auxiliary=4, victims=4, public=0.2, **options)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from functools import cache
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ from splitfed.schedules import Blind, Independent, SplitFedV1
 from splitfed.schedules.base import Training
 from splitfed.topologies import local, vanilla
 from splitfed.training.run import Run
-from tests.federated.examples import pictures, traits
+from tests.federated.examples import PROBES, pictures, shared_probes, traits
 
 
 def model() -> nn.Module:
@@ -43,10 +44,12 @@ def model() -> nn.Module:
     return nn.Sequential(OrderedDict(layers))
 
 
+@cache
 def whole() -> Topology:
     return local(model(), ("relu",))
 
 
+@cache
 def split() -> Topology:
     return vanilla(model(), "relu")
 
@@ -58,13 +61,14 @@ def arguments(topology: Topology | None = None, **changes: Any) -> dict[str, Any
 
 def go(method: Any, topology: Topology | None = None, rounds: int = 2, **changes: Any) -> Run:
     given = arguments(topology, **changes)
-    return splitfed.train(
-        given.pop("topology"), given.pop("data"), method=method, rounds=rounds, **{"batch_size": 7, **given}
-    )
+    with shared_probes():
+        return splitfed.train(
+            given.pop("topology"), given.pop("data"), method=method, rounds=rounds, **{"batch_size": 7, **given}
+        )
 
 
 def planned(method: Any, topology: Topology | None = None, **changes: Any) -> Prepared:
-    return prepare(**arguments(topology, **changes), training=Training(7), method=method)
+    return prepare(**arguments(topology, **changes), training=Training(7), method=method, probes=PROBES)
 
 
 def at(kind: str) -> GaussianRelease:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from tests.federated.methods import BUILDERS, assert_plan_is_counted, go, net, w
 TURNS = Sequential(hand_over="none")
 
 
+@cache
 def data(clients: int = 2, **options: Any) -> Any:
     return sf.data.digits().rows(range(120)).clients(clients, auxiliary=4, victims=4, public=0.2, **options)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import pytest
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
 from splitfed.costs.speeds import Machine, Speeds
-from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.models.lenet import lenet
 from splitfed.planning.plan import Cost, compare, cost, federated_bytes
@@ -20,6 +21,7 @@ from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.entry_point import train
 from splitfed.training.settings import Evaluation
 from tests.examples import SmallUNet, toy_data
+from tests.federated.examples import PROBES, shared_probes
 from tests.thinning import thin
 
 TOPOLOGIES: dict[str, Callable[[], Topology]] = {
@@ -37,12 +39,19 @@ CHANCES: list[dict[str, object]] = [{}, {"clients_per_round": 2}, {"drop_out": 0
 MACHINES = Speeds(Machine(1e9, 1e6, 2e6, 0.01), {"server": Machine(1e10, 1e7, 1e7, 0.001)})
 
 
-def federation(clients: int, data: Dataset | None = None) -> Federation:
-    return (data or toy_data(150)).clients(clients, victims=4, auxiliary=4, dirichlet=2.0 if clients > 1 else None)
+@cache
+def topology(shape: str) -> Topology:
+    return TOPOLOGIES[shape]()
+
+
+@cache
+def federation(clients: int, rows: int = 150) -> Federation:
+    return toy_data(rows).clients(clients, victims=4, auxiliary=4, dirichlet=2.0 if clients > 1 else None)
 
 
 def ready(topology: Topology, plan: Schedule, data: Federation) -> Prepared:
-    return prepare(topology, data, schedule=plan, defenses=(), optimizer=None, training=Training(10, 2))
+    given: dict[str, Any] = {"defenses": (), "optimizer": None, "training": Training(10, 2), "probes": PROBES}
+    return prepare(topology, data, schedule=plan, **given)
 
 
 @pytest.mark.parametrize(
@@ -56,11 +65,12 @@ def ready(topology: Topology, plan: Schedule, data: Federation) -> Prepared:
 )
 @pytest.mark.parametrize("name", thin([n for n in TABLES["schedules"] if n not in ("joint", "independent")], 2))
 def test_planned_equals_counted(name: str, shape: str, chance: dict[str, object]) -> None:
-    data = federation(3, toy_data(80))
+    data = federation(3, 80)
     for options in OPTIONS.get(name, [{}]):
         plan = load("schedules", name)(**options, **chance)
-        planned = cost(ready(TOPOLOGIES[shape](), plan, data), 2)
-        run = train(TOPOLOGIES[shape](), data, schedule=plan, rounds=2, batch_size=10, local=LocalUpdate(epochs=2))
+        planned = cost(ready(topology(shape), plan, data), 2)
+        with shared_probes():
+            run = train(topology(shape), data, schedule=plan, rounds=2, batch_size=10, local=LocalUpdate(epochs=2))
         counted = {flow: n for flow, n in run.engine.traffic.flows.items() if flow.phase == "train"}
         assert planned.flows == counted
         assert planned.bytes == run.bytes > 0
@@ -70,9 +80,9 @@ def test_the_clock_beside_training_shows_what_was_planned() -> None:
     data = federation(3)
     for name in ("sequential", "splitfed_v1", "blind"):
         plan = load("schedules", name)()
-        planned = cost(ready(TOPOLOGIES["vanilla"](), plan, data), 2, MACHINES)
+        planned = cost(ready(topology("vanilla"), plan, data), 2, MACHINES)
         run = train(
-            TOPOLOGIES["vanilla"](),
+            topology("vanilla"),
             data,
             schedule=plan,
             rounds=2,
@@ -87,7 +97,7 @@ def test_the_clock_beside_training_shows_what_was_planned() -> None:
 def test_parallel_clients_take_less_time_than_clients_in_turn() -> None:
     data = federation(3)
     seconds = {
-        name: cost(ready(TOPOLOGIES["vanilla"](), load("schedules", name)(), data), 1, MACHINES).seconds
+        name: cost(ready(topology("vanilla"), load("schedules", name)(), data), 1, MACHINES).seconds
         for name in ("sequential", "splitfed_v1", "local_loss")
     }
     assert seconds["local_loss"] < seconds["splitfed_v1"] < seconds["sequential"]  # type: ignore[operator]
@@ -95,7 +105,7 @@ def test_parallel_clients_take_less_time_than_clients_in_turn() -> None:
 
 def test_every_schedule_is_compared_and_a_refusal_has_its_reason() -> None:
     data = federation(3)
-    found = compare(lambda name: ready(TOPOLOGIES["vanilla"](), load("schedules", name)(), data), 1)
+    found = compare(lambda name: ready(topology("vanilla"), load("schedules", name)(), data), 1)
     assert list(found) == list(TABLES["schedules"])
     refused = {name for name, entry in found.items() if isinstance(entry, InvalidInput)}
     assert refused == {"joint", "independent"}
@@ -107,7 +117,7 @@ def test_costs_of_one_client_by_hand() -> None:
     data = federation(1)
     rows = len(data.clients[0].train)
     prepared = prepare(
-        TOPOLOGIES["vanilla"](), data, schedule="joint", defenses=(), optimizer="Adam", training=Training(1000)
+        topology("vanilla"), data, schedule="joint", defenses=(), optimizer="Adam", training=Training(1000)
     )
     found = cost(prepared, 1)
     z = 6 * 4 * 4 * 4  # LeNet's first pooling on 8x8: 6 maps of 4x4 floats
