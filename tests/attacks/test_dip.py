@@ -58,8 +58,6 @@ def test_it_does_not_fit_below_the_noise() -> None:
     assert float(misfits[0].min()) > 0.75 * SCALE**2
     assert float(misfits[0].max()) < 1.5 * SCALE**2
     assert float(misfits[1].mean()) < 0.5 * SCALE**2
-    errors = [float((x - truth(8)).square().mean()) for x in (found, blind)]
-    assert errors[0] < errors[1]
 
 
 def test_victims_have_no_part_in_one_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,12 +145,12 @@ def test_stage_two_leaves_the_prior_and_the_anchor_holds_it(prior: Autoencoder) 
     truth = (rows(8, 7) + 0.1 * torch.randn(8, *SHAPE, generator=generator(8))).clamp(0, 1)
     z = release(truth)
     misfits = []
-    for anchor, steps in ((0.0, 0), (1e4, 100), (1.0, 100), (0.0, 100)):
+    for anchor, steps in ((0.0, 0), (1e4, 100), (10.0, 100), (0.0, 100)):
         space = LatentSpace(prior, z, knowledge(), kl=0.0, anchor=anchor)
         u = space.best(torch.randn(64, LATENT, generator=generator(3)), 2, 60, 0.1)
         misfits.append(error(release(space.free(u, steps, 0.02))["z"], z["z"]))
     assert misfits[1] == pytest.approx(misfits[0], rel=0.05)
-    assert 2 * misfits[3] < 1.2 * misfits[2] < misfits[0]
+    assert 1.3 * misfits[3] < misfits[2] < 0.9 * misfits[0]
 
 
 def test_with_as_many_latent_numbers_as_pixels_and_no_kl_it_is_a_search_of_the_row() -> None:
