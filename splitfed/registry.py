@@ -74,6 +74,8 @@ TABLES: dict[str, dict[str, str]] = {
         "inverse_network": "splitfed.attacks.reconstruction.inverse_network:InverseNetwork",
         "token_decoder": "splitfed.attacks.reconstruction.token_decoder:TokenDecoder",
         "rmle": "splitfed.attacks.reconstruction.rmle:Rmle",
+        "latent_search": "splitfed.attacks.reconstruction.latent_search:LatentSearch",
+        "dip": "splitfed.attacks.reconstruction.dip:Dip",
         "ladder": "splitfed.attacks.reconstruction.ladder:Ladder",
         "strongest": "splitfed.attacks.reconstruction.strongest:Strongest",
         "linear_inverse": "splitfed.attacks.reconstruction.linear_inverse:LinearInverse",

@@ -46,17 +46,12 @@ class Search:
         tv = self.tv
         for step in count_turns(steps, progress, 50):
             if step % REMEASURE == 0:
-                tv = self.tv + 2 * self._variance(x) * x[0].numel() / (width(self.seen) * self.smoothness)
+                variance = noise_variance(self.mean, self.sample, x)
+                tv = self.tv + 2 * variance * x[0].numel() / (width(self.seen) * self.smoothness)
             loss = misfit(self.mean(x), self.seen)
             loss = loss + tv * total_variation(x) + self.l2 * x.square().flatten(1).mean(1).sum()
             (x.grad,) = torch.autograd.grad(loss, x)
             optimizer.step()
-
-    @torch.no_grad()
-    def _variance(self, x: Tensor) -> float:
-        """Return the mean variance that the defenses add to a released number; 0 where they draw nothing."""
-        mean, drawn = self.mean(x), self.sample(x)
-        return float(sum((drawn[n] - z).square().sum() for n, z in mean.items())) / (len(x) * width(mean))
 
 
 def start(seen: Releases, knowledge: Knowledge) -> Tensor:
@@ -75,6 +70,22 @@ def invert(view: View, knowledge: Knowledge, lr: float, steps: int, progress: Pr
     x = start(seen, knowledge)
     Search(seen, **how).advance(x, torch.optim.Adam([x], lr=lr, eps=1e-3, amsgrad=True), steps, progress)
     return x.detach()
+
+
+@torch.no_grad()
+def noise_variance(mean: Function, sample: Function, x: Tensor) -> float:
+    """Return the mean variance that the defenses add to a released number of rows x; 0 where they draw nothing.
+
+    `mean`, `sample`: the release with the defenses at their mean, and with noise drawn afresh.
+    """
+    expected, drawn = mean(x), sample(x)
+    return float(sum((drawn[n] - z).square().sum() for n, z in expected.items())) / (len(x) * width(expected))
+
+
+def row_misfit(released: Releases, seen: Releases) -> Tensor:
+    """Return the mean squared difference of a released number, over all values, of each row: (rows,)."""
+    squares = [(released[name] - z).square().flatten(1).sum(1) for name, z in seen.items()]
+    return torch.stack(squares).sum(0) / width(seen)
 
 
 def misfit(released: Releases, seen: Releases) -> Tensor:

@@ -4,8 +4,9 @@ Paper: none; after He, Zhang, Lee, "Model inversion attacks against collaborativ
 attacks are among its members, and Breiman, "Stacked regressions", Machine Learning 1996, for the combination of all.
 
 Its members are `linear_inverse`, `nearest`, `inverse_network` of several widths and, where the upstream
-weights are granted, `rmle` and a search that begins at the best decoder's rows (`refinement`); where an attack was in
-the training, what that predicts; and last a convex combination of all of them, its weights by least squares.
+weights are granted, `rmle`, in longer budgets `latent_search`, and a search that begins at the best decoder's rows
+(`refinement`); where an attack was in the training, what that predicts; and last a convex combination of all of them,
+its weights by least squares.
 
 The choice is the adversary's: some of its rows are held out, their releases stand behind the victims' without a mark,
 and the member with the least squared error on them makes the prediction, once it has learnt from all of the rows. The
@@ -46,9 +47,9 @@ from splitfed.core.messages import View
 from splitfed.core.random import derive
 from splitfed.registry import load
 
-QUICK = {"widths": (16,), "epochs": 4, "iterations": 40, "doublings": 1}
-STANDARD = {"widths": (16, 32), "epochs": 10, "iterations": 300, "doublings": 3}
-FULL = {"widths": (16, 32, 64), "epochs": 20, "iterations": 600, "doublings": 5}
+QUICK = {"widths": (16,), "epochs": 4, "iterations": 40, "doublings": 1, "prior": False}
+STANDARD = {"widths": (16, 32), "epochs": 10, "iterations": 300, "doublings": 3, "prior": True}
+FULL = {"widths": (16, 32, 64), "epochs": 20, "iterations": 600, "doublings": 5, "prior": True}
 
 SMOOTHING = (0.0, 1e-3, 1e-2, 1e-1)
 """Weights of the total variation among which the search from nothing chooses."""
@@ -83,7 +84,8 @@ class EnsembleMember(NamedTuple):
 class Strongest(Attack):
     """Decoders of `widths` from `epochs` on, searches from `iterations` on, each doubled at most `doublings` times.
 
-    `white_box`: whether members that know the upstream weights take part, where these are granted. The share
+    `white_box`: whether members that know the upstream weights take part, where these are granted; `prior`: whether
+    `latent_search`, with its own default number of restarts, is one of them. The share
     `validation` of the auxiliary rows chooses. `batch_size`, `lr` and `queries` are those of
     `inverse_network`. Budgets are called "quick", "standard" and "full"; "fast", "default" and "paper" are the same.
     """
@@ -103,6 +105,7 @@ class Strongest(Attack):
     epochs: int = field(default=10, metadata=require_count("strongest epochs", low=1))
     iterations: int = field(default=300, metadata=require_count("strongest iterations", low=1))
     white_box: bool = True
+    prior: bool = True
     doublings: int = field(default=3, metadata=require_count("strongest doublings", low=1))
     batch_size: int = field(default=32, metadata=require_count("strongest batch_size", low=1))
     lr: float = field(default=3e-3, metadata=require_number("strongest lr", low=0.0, open_low=True))
@@ -138,6 +141,7 @@ class Strongest(Attack):
         held_out = hold_out("strongest", view, knowledge, self.validation, generator)
         white_box, state = knowledge.upstream is not None, knowledge.training_attack
         most = 4 + len(self.widths) * (1 + self.doublings) + white_box * (len(SMOOTHING + REACH) + 2 * self.doublings)
+        most += white_box * self.prior * (1 + self.doublings)
         trials = Trials(held_out, generator.initial_seed(), lambda done: progress(min(done, most - 1), most))
         for member in self._closed_forms(held_out):
             trials.run(member, 0)
@@ -147,6 +151,9 @@ class Strongest(Attack):
             trials.run(member, self.doublings)
         if white_box:
             trials.run_best(self._searches(), self.doublings)
+            if self.prior:
+                latent = load("attacks", "latent_search")()
+                trials.run(attack_member("latent_search", latent, "iterations", self.iterations), self.doublings)
             trials.run_best(self._refinements(trials), self.doublings)
         trials.combine()
         progress(most, most)

@@ -35,9 +35,11 @@ from splitfed.attacks.membership.membership_shadow import MembershipShadow
 from splitfed.attacks.membership.membership_threshold import MembershipThreshold
 from splitfed.attacks.membership.strongest_membership import StrongestMembership
 from splitfed.attacks.properties.attribute import Attribute
+from splitfed.attacks.reconstruction.dip import Dip
 from splitfed.attacks.reconstruction.grn import Grn
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
 from splitfed.attacks.reconstruction.ladder import Ladder
+from splitfed.attacks.reconstruction.latent_search import LatentSearch
 from splitfed.attacks.reconstruction.linear_gradient_inversion import LinearGradientInversion
 from splitfed.attacks.reconstruction.linear_inverse import LinearInverse
 from splitfed.attacks.reconstruction.model_inversion import ModelInversion
@@ -170,15 +172,22 @@ TABLE: dict[str, Row] = {
         quick=TokenDecoder(epochs=2, width=48, queries=1),
     ),
     "rmle": images(Rmle(iterations=200, tv=1e-3), 10.0, Rmle(iterations=30)),
+    # As near as its prior of 16 numbers is to digits.
+    "latent_search": images(
+        LatentSearch.with_budget("fast", width=64),
+        4.0,
+        LatentSearch(width=16, epochs=2, draws=8, restarts=2, latent_iterations=5, iterations=5),
+    ),
+    "dip": images(Dip(iterations=150, width=8, lr=0.03), 6.0, Dip(iterations=5, width=4)),
     "ladder": images(
         Ladder(widths=(16,), epochs=(1, 15), batch_size=16, queries=1),
         5.0,
         Ladder(widths=(2,), epochs=(1, 3), batch_size=16, queries=1),
     ),
     "strongest": images(
-        Strongest(widths=(4,), epochs=2, iterations=40, doublings=1, queries=1),
+        Strongest(widths=(4,), epochs=2, iterations=40, doublings=1, queries=1, prior=False),
         20.0,
-        Strongest(widths=(2,), epochs=1, iterations=5, doublings=1, queries=1),
+        Strongest(widths=(2,), epochs=1, iterations=5, doublings=1, queries=1, prior=False),
     ),
     "linear_inverse": images(LinearInverse(), 10.0),
     "nearest": images(Nearest(), 4.0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -13,8 +13,10 @@ from torch import Tensor
 
 import splitfed
 from splitfed.attacks.base import Knowledge, Needs, Progress
+from splitfed.attacks.reconstruction import strongest
 from splitfed.attacks.reconstruction.combination import combine, convex_weights
 from splitfed.attacks.reconstruction.held_out import HeldOut
+from splitfed.attacks.reconstruction.latent_search import LatentSearch
 from splitfed.attacks.reconstruction.refinement import LEAST_NOISE, Refinement, measure_noise
 from splitfed.attacks.reconstruction.strongest import EnsembleMember, Strongest, Trials
 from splitfed.attacks.selection import Attempt, Selection, decibels
@@ -22,12 +24,13 @@ from splitfed.core.defense import Defense
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 from splitfed.defenses import Dropout, Noise, Quantization
+from splitfed.registry import load
 from splitfed.training.run import AttackResult
 from tests.attacks.examples import digits as federation
 from tests.attacks.examples import lenet_run
 from tests.thinning import thin
 
-SMALL = Strongest(widths=(4,), epochs=2, iterations=40, doublings=1, queries=1, validation=0.25)
+SMALL = Strongest(widths=(4,), epochs=2, iterations=40, doublings=1, queries=1, validation=0.25, prior=False)
 
 
 BLACK = replace(SMALL, white_box=False)
@@ -179,9 +182,22 @@ def test_members_by_what_is_known() -> None:
     assert names[:2] == ["linear_inverse", "nearest"]
     assert names[-1] == "combination"
     assert {"inverse_network, width 4", "rmle, tv 0.01", "refinement, reach 3"} < set(names)
-    seen = {a.member for a in told(BLACK).tried}
+    assert "latent_search" not in names
+    seen = {a.member for a in selection_of(run.attack(replace(BLACK, prior=True))[0]).tried}
     assert seen == {"linear_inverse", "nearest", "inverse_network, width 4", "combination"}
     assert BLACK.uses == {Needs.TRAINING_ATTACK} == SMALL.uses - {Needs.UPSTREAM}
+
+
+def test_the_search_in_a_prior_is_a_member_of_the_longer_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [Strongest.with_budget(name).prior for name in ("quick", "standard", "full")] == [False, True, True]
+    short = {**LatentSearch.budgets["fast"], "epochs": 2, "latent_iterations": 3}
+    monkeypatch.setattr(
+        strongest,
+        "load",
+        lambda kind, name: partial(load(kind, name), **short) if name == "latent_search" else load(kind, name),
+    )
+    told = selection_of(lenet_run().attack(replace(SMALL, prior=True, iterations=5))[0])
+    assert [a.size for a in told.tried if a.member == "latent_search"][:2] == [5, 10]
 
 
 def test_what_was_chosen_learns_from_all_rows() -> None:

@@ -32,7 +32,7 @@ ROWS, BATCH = 12, 8
 
 ATTACKS: dict[str, dict[str, Any]] = {
     "ladder": {"widths": (4,), "epochs": (1, 2)},
-    "strongest": {"widths": (4,), "doublings": 1},
+    "strongest": {"widths": (4,), "doublings": 1, "prior": False},
     "attribute": {"attribute": "second"},
     "strongest_membership": {"copies": 4, "doublings": 1, "worlds": 1},
     "lira": {"online": False, "copies": 4},

@@ -1,0 +1,208 @@
+"""Latent search: the row of a learnt prior whose release, under known upstream weights, is nearest to what was seen.
+
+Paper: after Li, Yang, Liu, Wang, Hu, Yi, Xu, "GAN you see me? Enhanced data reconstruction attacks against split
+inference", NeurIPS 2023 (GLASS), with the decoder G of a variational autoencoder of the adversary's auxiliary rows
+(`splitfed.attacks.networks.autoencoder`) in place of a StyleGAN trained on public pictures.
+
+Stage 1 searches latent numbers u by Adam. It minimises
+
+    |f(G(u)) - z|² / (m s) + kl KL(u)
+
+for a release z of m numbers of variance s over the auxiliary rows; KL(u) is that of a Gaussian with the mean and
+variance of the entries of u to a standard normal one. The search begins at `restarts` of `draws` samples of the prior,
+those of the least loss for the victim, and the search of the least loss at the end is kept. Stage 2 frees the
+activations h behind the first layer of G, the counterpart of w+, from where stage 1 ended: the distance |h - h_0|²,
+relative to the variance that h has under the prior, is weighed by `anchor` in place of KL.
+
+Deviates: the authors draw the starts without a look at the release, add noise to w+, weigh total variation and the
+square of the picture, and leave w+ as free as it gets. f has the run's defenses at their mean. Where they are random
+the attack adapts: noise of variance v, which it measures by its own drawing, adds v / (m s) times |u|² (in stage 2:
+times the relative |h - h_0|²), by which the minimum is the most probable u under Gaussian noise.
+
+What a prior does not hold is not found. Which rows of it exist in G at all, nobody can say who does not know the truth;
+the scorer's `oracle_pca_16` has a linear code of as many numbers as `latent` has by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
+from splitfed.attacks.networks.autoencoder import Autoencoder
+from splitfed.attacks.networks.gradient_descent import count_turns
+from splitfed.attacks.reconstruction.inversion import noise_variance, row_misfit, width
+from splitfed.attacks.search_space import Space, Span
+from splitfed.core.errors import InvalidInput, require_count, require_number
+from splitfed.core.messages import View
+
+VICTIMS_AT_ONCE = 64
+LEAST_VARIANCE = 1e-12
+"""Of a release, of latent numbers and of activations: a smaller one is taken for this."""
+
+
+@dataclass(frozen=True)
+class LatentSearch(Attack):
+    """A prior of `latent` numbers and `width` hidden units, from `epochs` over batches of `batch_size` at rate `lr`.
+
+    Stage 1: `restarts` of `draws` samples, `latent_iterations` each at rate `latent_lr`, with the weight `kl`. Stage 2:
+    `iterations` (0: none) at rate `free_lr`, with the weight `anchor`. Both rates fall along half a cosine.
+    """
+
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM, Needs.AUXILIARY})
+    budgets: ClassVar[Budgets] = {
+        "fast": {"epochs": 60, "draws": 256, "restarts": 3, "latent_iterations": 60, "iterations": 60},
+        "default": {"epochs": 200, "draws": 1000, "restarts": 5, "latent_iterations": 150, "iterations": 300},
+        "paper": {"epochs": 400, "draws": 4000, "restarts": 200, "latent_iterations": 100, "iterations": 20000},
+    }
+    space: ClassVar[Space] = {
+        "latent": (8, 16, 32, 64),
+        "kl": Span(1e-3, 1.0, log=True),
+        "anchor": Span(1e-3, 1.0, log=True),
+    }
+
+    latent: int = field(default=16, metadata=require_count("latent_search latent", low=1))
+    width: int = field(default=256, metadata=require_count("latent_search width", low=1))
+    epochs: int = field(default=200, metadata=require_count("latent_search epochs", low=1))
+    batch_size: int = field(default=32, metadata=require_count("latent_search batch_size", low=1))
+    lr: float = field(default=1e-3, metadata=require_number("latent_search lr", low=0.0, open_low=True))
+    draws: int = field(default=1000, metadata=require_count("latent_search draws", low=1))
+    restarts: int = field(default=5, metadata=require_count("latent_search restarts", low=1))
+    latent_iterations: int = field(default=150, metadata=require_count("latent_search latent_iterations", low=1))
+    latent_lr: float = field(default=0.1, metadata=require_number("latent_search latent_lr", low=0.0, open_low=True))
+    iterations: int = field(default=300, metadata=require_count("latent_search iterations", low=0))
+    free_lr: float = field(default=0.05, metadata=require_number("latent_search free_lr", low=0.0, open_low=True))
+    kl: float = field(default=0.1, metadata=require_number("latent_search kl", low=0.0))
+    anchor: float = field(default=0.1, metadata=require_number("latent_search anchor", low=0.0))
+
+    def __post_init__(self) -> None:
+        """Refuse fewer draws than restarts too."""
+        super().__post_init__()
+        if self.draws < self.restarts:
+            raise InvalidInput(
+                f"latent_search draws={self.draws!r} is not allowed; expected at least restarts={self.restarts!r}"
+            )
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the rows found for the releases in the view: (victims, *shape)."""
+        seen = view.select(kind="activation").tensors(knowledge.device)
+        parts = [
+            {name: z[first : first + VICTIMS_AT_ONCE] for name, z in seen.items()}
+            for first in range(0, len(next(iter(seen.values()))), VICTIMS_AT_ONCE)
+        ]
+        each = self.latent_iterations + self.iterations
+        total = self.epochs + len(parts) * each
+        prior = self.train_prior(knowledge, generator, lambda done, _: progress(done, total))
+        drawn = torch.randn(self.draws, self.latent, generator=generator).to(knowledge.device)
+        found = []
+        for number, part in enumerate(parts):
+            before = self.epochs + number * each
+            search = LatentSpace(prior, part, knowledge, self.kl, self.anchor)
+            u = search.best(
+                drawn, self.restarts, self.latent_iterations, self.latent_lr,
+                lambda done, _, before=before: progress(before + done, total),  # type: ignore[misc]
+            )  # fmt: skip
+            before += self.latent_iterations
+            found.append(
+                search.free(
+                    u, self.iterations, self.free_lr,
+                    lambda done, _, before=before: progress(before + done, total),  # type: ignore[misc]
+                )
+            )  # fmt: skip
+        return torch.cat(found)
+
+    def train_prior(
+        self, knowledge: Knowledge, generator: torch.Generator, progress: Progress | None = None
+    ) -> Autoencoder:
+        """Return the prior, trained on the auxiliary rows; nothing of the victims or their parties has a part in it."""
+        prior = Autoencoder(knowledge.shape, self.latent, self.width, knowledge.value_range).to(knowledge.device)
+        prior.fit(
+            unwrap(knowledge.auxiliary), generator, progress,
+            epochs=self.epochs, batch_size=self.batch_size, lr=self.lr,
+        )  # fmt: skip
+        return prior.requires_grad_(False)
+
+
+class LatentSpace:
+    """The rows of `prior` and their losses for the releases `seen`, value -> (victims, ...); weights as in the head."""
+
+    def __init__(self, prior: Autoencoder, seen: Releases, knowledge: Knowledge, kl: float, anchor: float) -> None:
+        self._prior, self._seen, self._kl, self._anchor = prior, seen, kl, anchor
+        self._function = unwrap(knowledge.upstream)
+        x = unwrap(knowledge.auxiliary)
+        with torch.no_grad():
+            released = [self._function(rows) for rows in x.split(VICTIMS_AT_ONCE)]
+        known = [torch.cat([part[name] for part in released]) for name in seen]
+        squares = sum(float((z - z.mean(0)).square().sum()) for z in known)
+        self._scale = max(squares / (len(x) * width(seen)), LEAST_VARIANCE)
+        noise = noise_variance(self._function, unwrap(knowledge.sample), x[:VICTIMS_AT_ONCE])
+        self._noise = noise / (self._scale * width(seen))
+
+    def losses(self, u: Tensor) -> Tensor:
+        """Return the losses of stage 1 of latent numbers u (victims, restarts, latent): (victims, restarts)."""
+        count = u.shape[1]
+        flat = u.flatten(0, 1)
+        seen = {name: z.repeat_interleave(count, 0) for name, z in self._seen.items()}
+        fit = row_misfit(self._function(self._prior.decode(flat)), seen) / self._scale
+        return (fit + self._distance_from_prior(flat)).view(-1, count)
+
+    def best(self, drawn: Tensor, restarts: int, steps: int, lr: float, progress: Progress | None = None) -> Tensor:
+        """Return the latent numbers (victims, latent) of the least loss of `restarts` searches from `drawn` samples."""
+        with torch.no_grad():
+            released = self._function(self._prior.decode(drawn))
+            squares = [torch.cdist(z.flatten(1), released[n].flatten(1)).square() for n, z in self._seen.items()]
+            losses = torch.stack(squares).sum(0) / (width(self._seen) * self._scale) + self._distance_from_prior(drawn)
+        nearest = losses.topk(restarts, 1, largest=False).indices
+        u = descend_rows(drawn[nearest], self.losses, steps, lr, progress)
+        with torch.no_grad():
+            return u[torch.arange(len(u), device=u.device), self.losses(u).argmin(1)]
+
+    def free(self, u: Tensor, steps: int, lr: float, progress: Progress | None = None) -> Tensor:
+        """Return the rows (victims, *shape) of stage 2, which frees what the first layer makes of u."""
+        first = self._prior.first(u)
+        variance = self._prior.hidden_variance().clamp_min(LEAST_VARIANCE)
+
+        def losses(hidden: Tensor) -> Tensor:
+            away = (hidden - first).square() / variance
+            fit = row_misfit(self._function(self._prior.show(hidden)), self._seen) / self._scale
+            return fit + self._anchor * away.mean(1) + self._noise * away.sum(1)
+
+        with torch.no_grad():
+            return self._prior.show(descend_rows(first, losses, steps, lr, progress))
+
+    def _distance_from_prior(self, u: Tensor) -> Tensor:
+        """Return kl KL(u), and what noise adds to it, of latent numbers u (n, latent): (n,)."""
+        return self._kl * divergence(u) + self._noise * u.square().sum(1)
+
+
+def divergence(u: Tensor) -> Tensor:
+    """Return KL of the Gaussian with mean and (biased) variance of each row of u (n, latent) to N(0, 1): (n,), >= 0.
+
+    Of a single number, which has no variance, half its square.
+    """
+    if u.shape[1] == 1:
+        return u[:, 0].square() / 2
+    mean, variance = u.mean(1), u.var(1, correction=0).clamp_min(LEAST_VARIANCE)
+    return (mean.square() + variance - 1 - variance.log()) / 2
+
+
+def descend_rows(
+    start: Tensor, losses: Callable[[Tensor], Tensor], steps: int, lr: float, progress: Progress | None = None
+) -> Tensor:
+    """Return what `steps` of Adam, from rate `lr` along half a cosine, make of `start`; losses of rows are added."""
+    x = start.detach().clone()
+    if steps == 0:
+        return x
+    with torch.enable_grad():
+        x.requires_grad_()
+        optimizer = torch.optim.Adam([x], lr=lr)
+        rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        for _ in count_turns(steps, progress, 10):
+            (x.grad,) = torch.autograd.grad(losses(x).sum(), x)
+            optimizer.step()
+            rate.step()
+    return x.detach()
