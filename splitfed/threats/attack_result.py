@@ -11,6 +11,7 @@ from splitfed.attacks.base import Clone
 from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.attacks.selection import Selection
 from splitfed.core.deprecation import OldAttribute, warn
+from splitfed.threats.repeated_releases import RepeatedReleases
 from splitfed.threats.result_tables import describe_result, result_html, result_rows
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class AttackResult:
     `error_bound`: the largest error of a number of each row, (victims,), where the attack states it, else infinity;
     None for attacks that never do. `selection`: how an attack that chooses among several has chosen.
     `under_trained`: the floors that the attack's own trained decoder is measurably
-    worse than, though its adversary could have computed them; see `floors_above`.
+    worse than, though its adversary could have computed them; see `floors_above`. `repeated`: how often each victim's
+    row was released, where that was more than once.
     """
 
     attack: str
@@ -42,6 +44,7 @@ class AttackResult:
     error_bound: Tensor | None = None
     selection: Selection | None = None
     under_trained: tuple[str, ...] = ()
+    repeated: RepeatedReleases | None = None
 
     guess = OldAttribute("prediction")
 
@@ -50,6 +53,11 @@ class AttackResult:
         """The scores under their old name, the attack's own also as "guess"."""
         warn("AttackResult.grade is now AttackResult.scores, where the attack's own are 'attack'", 3)
         return {**self.scores, "guess": self.scores["attack"]}
+
+    @property
+    def releases(self) -> int:
+        """How often every victim's row was released to the adversary, which attacked the mean."""
+        return 1 if self.repeated is None else self.repeated.count
 
     @property
     def reversed(self) -> bool:

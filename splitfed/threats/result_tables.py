@@ -32,6 +32,7 @@ def result_rows(result: AttackResult) -> list[dict[str, Any]]:
             "seconds": result.seconds,
             "quick": result.quick,
             "under_trained": ", ".join(result.under_trained),
+            "releases": result.releases,
         }
         for metric in dict.fromkeys(metric for scores in own.values() for metric in scores)
         for who, scores in own.items()
@@ -49,6 +50,7 @@ def describe_result(result: AttackResult) -> str:
     quick = ", a quick look" if result.quick else ""
     low = f", under-trained (below {', '.join(result.under_trained)})" if result.under_trained else ""
     victims = f"{len(result.truth)} victim{'' if len(result.truth) == 1 else 's'}"
+    victims += "" if result.repeated is None else f", {result.repeated}"
     return (
         f"AttackResult({result.attack} by {result.adversary}, {victims}{quick}{low}: {'; '.join(said) or 'no score'})"
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from splitfed.stats.utility import ConstantAnswer, below_constant
 from splitfed.study.report.data import METRICS, TARGETS
+from splitfed.threats.repeated_releases import RepeatedReleases
 
 Json = Mapping[str, Any]
 
@@ -25,7 +26,7 @@ def remarks(found: Json) -> list[str]:
 
 def attack_remarks(attack: Json) -> list[str]:
     """Return what is to be said beside the scores of `attack`, as a result holds it, in clauses."""
-    return [*reversals(attack), *under_training(attack)]
+    return [*reversals(attack), *under_training(attack), *repeated_releases(attack)]
 
 
 def under_training(attack: Json) -> list[str]:
@@ -36,6 +37,13 @@ def under_training(attack: Json) -> list[str]:
         return []
     named = " and ".join(TARGETS["inputs"].baselines.get(who, who) for who in floors)
     return [f"{attack['label']} is under-trained: {named} reconstructs better from the same knowledge"]
+
+
+def repeated_releases(attack: Json) -> list[str]:
+    """Return a clause where `attack` was given several releases of each victim's row."""
+    if not (found := attack.get("releases")):
+        return []
+    return [f"{attack['label']} had {RepeatedReleases(**found)}"]
 
 
 def length_remarks(found: Json) -> list[str]:
