@@ -101,6 +101,11 @@ class Evaluator:
             raise InvalidInput("there are no victims to attack: set some aside (victims=64)")
         return chosen
 
+    def check_releases(self, name: str, attack: Attack, releases: int, client: int) -> None:
+        """Refuse several releases of a row where `attack` called `name` has no use for them."""
+        known = 0 <= client < self.engine.replicas
+        check_releases(name, attack, releases, self.engine.topologies[client].encryption if known else None)
+
     def observe(
         self,
         party: str,
@@ -114,9 +119,11 @@ class Evaluator:
         """Put the victims' rows through the parties of `client`; return what `party` received.
 
         `step_rows`: how many of them pass in one training step. `releases`: how often they pass, each time with draws
-        of its own; what is returned is the mean.
+        of its own; what is returned is the mean. More than one are refused in a training step.
         """
         check_count("releases", releases, low=1)
+        if releases > 1 and phase is not Phase.INFERENCE:
+            raise InvalidInput(f"releases={releases} is not allowed; expected 1 in {phase}")
         return self._observe(party, victims, client, seed, phase, step_rows, releases)[0]
 
     def _observe(
@@ -161,7 +168,7 @@ class Evaluator:
         `floors`: whether floors and oracles are scored beside a reconstruction from releases. `releases`: how often
         every victim's row is released; the attack gets the mean.
         """
-        check_releases(name, attack, releases, self.engine.topologies[client].encryption)
+        self.check_releases(name, attack, releases, client)
         check_rows(attack, self.data.victims.discrete, self.data.name)
         if classifier:
             check_scorable(self.data.auxiliary)

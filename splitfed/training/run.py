@@ -343,14 +343,17 @@ class Run:
         client: int = 0,
         seed: int | None = None,
         phase: Phase = Phase.INFERENCE,
+        releases: int = 1,
     ) -> View:
-        """Put the victims' rows through the parties of `client` once; return what `adversary` received.
+        """Put the victims' rows through the parties of `client`; return what `adversary` received.
 
         `phase`: `Phase.INFERENCE`, or `Phase.STEP` for a training step that moves no weight, so that gradients cross
-        too. The view holds copies of the adversary's own segments. Defaults as in `attack`.
+        too. `releases`: how often they pass at inference; the view holds the mean. It holds copies of the adversary's
+        own segments. Defaults as in `attack`.
         """
         party, truth = self.evaluator.adversary(adversary), self.evaluator.victims(victims)
-        return self.evaluator.observe(party, truth, client, self.seed if seed is None else seed, phase)
+        base = self.seed if seed is None else seed
+        return self.evaluator.observe(party, truth, client, base, phase, releases=releases)
 
     @accept_renamed_keywords(preset="budget")
     def attack(
@@ -391,7 +394,7 @@ class Run:
         truth = self.data.victims if all(past) else self.evaluator.victims(victims)
         names = [a if isinstance(a, str) else name_of("attacks", type(a)) for a in chosen]
         for name, attack in zip(names, ready, strict=True):
-            check_releases(name, attack, releases, self.engine.topologies[client].encryption)
+            self.evaluator.check_releases(name, attack, releases, client)
         results = []
         for name, attack in zip(names, ready, strict=True):
             found = self.evaluator.attack(
