@@ -263,6 +263,15 @@ class Evaluator:
         view = select_plain(received, attack, self.engine.topologies[client])
         return _Case(victims, members, hints, view, knowledge, received, equal)
 
+    def prepare_attack(
+        self, name: str, attack: Attack, party: str, victims: Dataset, client: int, seed: int, releases: int = 1
+    ) -> tuple[View, Knowledge]:
+        """Return what `attack` would be given after training, its view and what it knows; refuse as `attack` does."""
+        self.check_releases(name, attack, releases, client)
+        check_rows(attack, self.data.victims.discrete, self.data.name)
+        case = self._case(name, attack, party, victims, client, seed, releases)
+        return attack.prepare(case.view, case.knowledge)
+
     def check_measurable(self, party: str, client: int) -> None:
         """Refuse to measure what `party` learns where rows are no numbers or its own, or arrive as ciphertexts."""
         check_client(self.engine, client)

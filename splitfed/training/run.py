@@ -31,6 +31,7 @@ from splitfed.privacy.ledger import Ledger
 from splitfed.registry import load, name_of
 from splitfed.schedules.base import Round, Schedule, State, Training
 from splitfed.stats.utility import ConstantAnswer, below_constant, constant_of
+from splitfed.threats.attack_durations import AttackDuration, plan_attack
 from splitfed.threats.evaluator import AttackResult, Evaluator
 from splitfed.threats.release_information import ReleaseInformation, measure_release
 from splitfed.threats.repeated_releases import RepeatedReleases, check_releases
@@ -354,6 +355,30 @@ class Run:
         party, truth = self.evaluator.adversary(adversary), self.evaluator.victims(victims)
         base = self.seed if seed is None else seed
         return self.evaluator.observe(party, truth, client, base, phase, releases=releases)
+
+    def plan_attack(
+        self,
+        attack: str | Attack,
+        *,
+        adversary: str | None = None,
+        victims: Dataset | None = None,
+        client: int = 0,
+        seed: int | None = None,
+        budget: str | None = None,
+        releases: int = 1,
+    ) -> AttackDuration | None:
+        """Return about how long `attack` would take here, from a little of its work that is done and timed for this.
+
+        A range, from no doubling of its work to all that it may make. None for an attack that does not say what its
+        work is. Floors, oracles and scores are left out. The rest is as in `attack`, and so is what is refused.
+        """
+        ready = load("attacks", attack).with_budget(budget) if isinstance(attack, str) else attack
+        name = attack if isinstance(attack, str) else name_of("attacks", type(attack))
+        if ready.phase is Phase.TRAINING:
+            return None
+        party, truth = self.evaluator.adversary(adversary), self.evaluator.victims(victims)
+        base = self.seed if seed is None else seed
+        return plan_attack(self.evaluator, name, ready, party, truth, client, base, releases)
 
     @accept_renamed_keywords(preset="budget")
     def attack(

@@ -19,6 +19,7 @@ from safetensors.torch import save
 
 from splitfed.attacks.base import Attack, Target, quick_look
 from splitfed.attacks.scoring.reconstruction_metrics import Scores
+from splitfed.attacks.work import StatesWork
 from splitfed.core import digests
 from splitfed.core.defense import (
     UPLOAD,
@@ -206,6 +207,9 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher, guard: Gu
             return done
     watcher.attack(probe.key, 0, 1)
     attack, tuned = _tune_attack(run, probe, watcher)
+    if isinstance(attack, StatesWork):
+        # Attacks that may double their work: the clock of a few steps says more than a bar.
+        watcher.note(str(run.plan_attack(attack, adversary=probe.adversary, releases=probe.releases)))
     progress = partial(watcher.attack, probe.key)
     (outcome,) = run.attack(
         attack, adversary=probe.adversary, progress=progress, floors=probe.floors, releases=probe.releases
