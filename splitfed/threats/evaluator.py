@@ -214,7 +214,7 @@ class Evaluator:
         if self.engine.topologies[client].encryption is not None:
             return {}
         known = self.grants.knowledge(party, client, derive(seed, "queries", "floors"), releases)
-        return self.floors.predict(view, known, party, client, seed, releases)
+        return self.floors.predict(view, known, party, client, seed)
 
     def _floors_above(
         self,
