@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,10 +20,12 @@ from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.reconstruction.shadow import Shadow
 from splitfed.attacks.reconstruction.strongest import Strongest
 from splitfed.attacks.work import BATCHES, StatesWork, Work, sum_doublings
+from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.defenses import Noise
 from splitfed.threats.attack_durations import AttackDuration, plan_attack, work_of
 from tests.attacks.examples import lenet_run
+from tests.study.examples import small, write
 from tests.threats.test_release_information import trained
 
 
@@ -159,3 +163,14 @@ def test_planning_changes_no_result_and_refuses_as_the_attack_does() -> None:
         run.plan_attack("lira", releases=2)
     with pytest.raises(InvalidInput, match="unknown budget"):
         run.plan_attack("strongest", budget="enormous")
+
+
+def test_a_study_says_it_before_the_attack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    attack = {"name": "strongest", "widths": [2], "epochs": 1, "iterations": 2, "doublings": 1, "floors": False}
+    study = small(attack=[attack], defense=[{"name": "none"}], training={"rounds": 1})
+    command = ["run", str(write(tmp_path, study)), "--folder", str(tmp_path / "out")]
+    assert main([*command, "--dry-run"]) == 0
+    assert re.search(r"^strongest: about [0-9.to ]+ s here, in each run$", capsys.readouterr().out, re.MULTILINE)
+    assert not (tmp_path / "out").exists(), "nothing is written"
+    assert main(command) == 0
+    assert re.search(r"strongest: about [0-9.to ]+ s here", capsys.readouterr().err)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import sqrt
 from pathlib import Path
@@ -33,6 +33,9 @@ from splitfed.defenses import Dropout, GaussianRelease, LaplaceRelease, Noise
 from splitfed.planning.private import cost_of_releases
 from splitfed.privacy.gaussian_mechanism import gaussian_epsilon
 from splitfed.study.config.grid import attack_table
+from splitfed.study.run import reattack
+from splitfed.study.run.progress import Lines
+from splitfed.study.run.runner import run_attack
 from splitfed.threats.attack_result import AttackResult
 from splitfed.threats.repeated_releases import ReleaseMean, RepeatedReleases, check_releases, mean_view
 from splitfed.threats.tuning import Bench
@@ -425,6 +428,10 @@ def test_from_a_study_to_report_and_command_line(tmp_path: Path, capsys: pytest.
     (noisy / "result.json").unlink()
     assert main([*command, "--resume"]) == 0
     assert scores.read_bytes() == kept, "an attack that was finished is read back"
+    cell = reattack.load_finished_run(noisy)[1]
+    other = replace(cell.attacks[0], releases=3)
+    anew = run_attack(reattack.rebuild_run(noisy), other, noisy, Lines(1))
+    assert anew["releases"]["count"] == 3, "what has another number of releases is not"
     capsys.readouterr()
     assert main(["attack", str(noisy), "--attack", "linear_inverse", "--releases", "2", "--json"]) == 0
     (again,) = json.loads(capsys.readouterr().out)
