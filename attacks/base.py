@@ -213,14 +213,10 @@ class Attack:
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress | None = None
     ) -> Outcome:
         """Check requirements, run, time; raises `InvalidInput` that names what is missing."""
-        missing = knowledge.missing(self.requires, view)
-        if missing:
-            raise InvalidInput(f"{type(self).__name__} needs {', '.join(missing)}; this run does not grant that")
+        self._check(view, knowledge)
         started = time.perf_counter()
         with torch.enable_grad(), stream(int(torch.randint(2**62, (), generator=generator)), knowledge.device):
-            further = self.uses if isinstance(self, UsesFurther) else frozenset()
-            granted = knowledge.only(self.requires | further).copy()
-            found = self.run(view.copy(), granted, generator, progress or (lambda done, total: None))
+            found = self.run(*self._copy(view, knowledge), generator, progress or (lambda done, total: None))
         prediction = (found if isinstance(found, Tensor) else found.prediction).detach().cpu()
         clone = found.clone if isinstance(found, PredictionAndClone) else None
         bound = found.error_bound.detach().cpu() if isinstance(found, PredictionAndBound) else None
@@ -228,6 +224,19 @@ class Attack:
         if self.target is Target.INPUTS and knowledge.value_range is not None:
             prediction = prediction.clamp(*knowledge.value_range)
         return Outcome(prediction, time.perf_counter() - started, clone, bound, selection)
+
+    def prepare(self, view: View, knowledge: Knowledge) -> tuple[View, Knowledge]:
+        """Return copies of what `run` would be given of these; raises `InvalidInput` that names what is missing."""
+        self._check(view, knowledge)
+        return self._copy(view, knowledge)
+
+    def _check(self, view: View, knowledge: Knowledge) -> None:
+        if missing := knowledge.missing(self.requires, view):
+            raise InvalidInput(f"{type(self).__name__} needs {', '.join(missing)}; this run does not grant that")
+
+    def _copy(self, view: View, knowledge: Knowledge) -> tuple[View, Knowledge]:
+        further = self.uses if isinstance(self, UsesFurther) else frozenset()
+        return view.copy(), knowledge.only(self.requires | further).copy()
 
 
 def check_rows(attack: Attack, discrete: bool, data: str) -> None:

@@ -134,7 +134,9 @@ def _attack_run(options: Options) -> None:
         print(json.dumps(found) if options.json else reattack.format_applicable(found))
         return
     names = [name.strip() for name in options.attack.split(",") if name.strip()]
-    entries = reattack.attack_run(Path(options.run), names, options.budget, options.adversary, trust=options.trust)
+    entries = reattack.attack_run(
+        *(Path(options.run), names, options.budget, options.adversary), releases=options.releases, trust=options.trust
+    )
     if options.json:
         print(json.dumps(entries))
         return

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from splitfed.attacks.base import IN_TRAINING, Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, margins
+from splitfed.attacks.membership.copied_models import Copies, copies_work
+from splitfed.attacks.work import Work
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 
@@ -67,6 +69,12 @@ class Lira(Attack):
             return (seen - mean) / deviation
         inner, spread = moments(confidence, held, self.pooled)
         return log_density(seen, inner, spread) - log_density(seen, mean, deviation)
+
+    def work(self, view: View, knowledge: Knowledge) -> list[Work]:
+        """Return its work: copies of the model, each trained on half of the rows."""
+        rows = len(unwrap(knowledge.auxiliary)) + self.online * len(unwrap(knowledge.candidates))
+        copies = [Copies(self.copies, rows // 2)]
+        return [copies_work(knowledge, self.epochs, self.batch_size, copies, copies)]
 
     def _copies(
         self, x: Tensor, y: Tensor, knowledge: Knowledge, generator: torch.Generator, progress: Progress

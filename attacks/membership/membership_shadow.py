@@ -20,10 +20,13 @@ from torch.nn import functional
 
 from splitfed.attacks.base import IN_TRAINING, Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, log_probabilities, margins
-from splitfed.attacks.scoring.classifier import train_classifier
+from splitfed.attacks.membership.copied_models import Copies, copies_work
+from splitfed.attacks.scoring.classifier import Classifier, train_classifier
+from splitfed.attacks.work import BATCHES, Work
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 
+CLASSIFIER_BATCH = 64
 _FLOOR = -30.0  # log probability
 
 
@@ -52,14 +55,40 @@ class MembershipShadow(Attack):
         check_classes("membership_shadow", knowledge.classes)
         examples, members = self._examples(knowledge, generator, progress)
         values = {"features": examples}
-        network = train_classifier(
-            values, [values], members, 2, generator,
-            width=self.width, epochs=self.classifier_epochs, lr=3e-3, batch_size=64,
-        )  # fmt: skip
+        network = self._classifier(values, members, generator, self.classifier_epochs)
         with torch.no_grad():
             outputs = unwrap(knowledge.predict)(unwrap(knowledge.candidates))
             scores: Tensor = network({"features": features(outputs, unwrap(knowledge.candidate_labels))})
         return scores[:, 1] - scores[:, 0]
+
+    def work(self, view: View, knowledge: Knowledge) -> list[Work]:
+        """Return its work: copies of the model, each trained on half of the auxiliary rows."""
+        rows = len(unwrap(knowledge.auxiliary))
+        copies, examples = [Copies(self.copies, rows // 2)], self.copies * rows
+        return [
+            copies_work(knowledge, self.epochs, self.batch_size, copies, copies),
+            self.classifier_work(knowledge, examples, examples),
+        ]
+
+    def classifier_work(self, knowledge: Knowledge, least: int, most: int) -> Work:
+        """Return the work of the classifier on between `least` and `most` examples; a unit is an epoch of a few."""
+        few, classes = BATCHES * CLASSIFIER_BATCH, unwrap(knowledge.classes)
+        values = {"features": torch.zeros(few, 2 * classes + 1, device=knowledge.device)}
+        members = torch.arange(few, device=knowledge.device) % 2
+
+        def run(size: int) -> None:
+            self._classifier(values, members, torch.Generator().manual_seed(0), size)
+
+        sizes = [self.classifier_epochs * examples / few for examples in (least, most)]
+        return Work(run, sizes[0], sizes[1], timed=2)
+
+    def _classifier(
+        self, values: dict[str, Tensor], members: Tensor, generator: torch.Generator, epochs: int
+    ) -> Classifier:
+        return train_classifier(
+            values, [values], members, 2, generator,
+            width=self.width, epochs=epochs, lr=3e-3, batch_size=CLASSIFIER_BATCH,
+        )  # fmt: skip
 
     def _examples(self, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> tuple[Tensor, Tensor]:
         """Return features of the auxiliary rows by every copy, and (rows,) int64 with 1 for those it trained on."""

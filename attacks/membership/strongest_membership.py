@@ -34,8 +34,10 @@ from splitfed.attacks.base import (
     unwrap,
 )
 from splitfed.attacks.membership.confidence import check_classes
+from splitfed.attacks.membership.copied_models import Copies, copies_work
 from splitfed.attacks.scoring.label_metrics import auc
 from splitfed.attacks.selection import CONVERGED, Attempt, Selection, gain_of
+from splitfed.attacks.work import Work, sum_doublings
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 from splitfed.core.random import derive
@@ -116,6 +118,26 @@ class StrongestMembership(Attack):
         prediction = attack(view, knowledge, generator).prediction
         progress(most, most)
         return PredictionAndSelection(prediction, Selection(chosen, tuple(tried), "auc"))
+
+    def work(self, view: View, knowledge: Knowledge) -> list[Work]:
+        """Return its work: copies of the model, in imitated runs and, by the attack that is chosen, for the run itself.
+
+        The least is the threshold's, which trains none for the run itself.
+        """
+        rows, asked = len(unwrap(knowledge.auxiliary)), len(unwrap(knowledge.candidates))
+        among, left = 2 * (rows // 4), rows - 3 * (rows // 4)
+        least, most = (self.worlds * copies for copies in sum_doublings(self.copies, self.doublings))
+        # A copy learns from half of what it may: offline attacks from what is left, lira from the candidates too.
+        in_worlds = [
+            [Copies(self.worlds, among), Copies(2 * copies, left // 2), Copies(copies, (among + left) // 2)]
+            for copies in (least, most)
+        ]
+        last = Copies(self.copies * 2**self.doublings, (asked + rows) // 2)
+        shadow = load("attacks", "membership_shadow")()
+        return [
+            copies_work(knowledge, self.epochs, self.batch_size, in_worlds[0], [*in_worlds[1], last]),
+            shadow.classifier_work(knowledge, least * left, most * left),
+        ]
 
     def _families(self) -> dict[str, Iterator[tuple[int, Attack]]]:
         """Return name -> the sizes of its work, in copies (0: none), with the attack of each."""

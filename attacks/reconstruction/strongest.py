@@ -42,6 +42,7 @@ from splitfed.attacks.reconstruction.combination import combine, weigh
 from splitfed.attacks.reconstruction.held_out import HeldOut, hold_out
 from splitfed.attacks.reconstruction.refinement import Refinement, measure_noise
 from splitfed.attacks.selection import CONVERGED, Attempt, Selection, decibels
+from splitfed.attacks.work import BATCHES, Work, sum_doublings
 from splitfed.core.errors import InvalidInput, check_count, require_count, require_number
 from splitfed.core.messages import View
 from splitfed.core.random import derive
@@ -159,6 +160,37 @@ class Strongest(Attack):
         progress(most, most)
         return trials
 
+    def work(self, view: View, knowledge: Knowledge) -> list[Work]:
+        """Return its work: closed forms, decoders of every width, and searches where it knows the upstream weights.
+
+        The searches from a first prediction are taken for as long as those from nothing.
+        """
+        rows, victims = unwrap(knowledge.auxiliary), len(next(iter(_released(view, knowledge.device).values())))
+        aside = round(self.validation * len(rows))
+        kept = max(len(rows) - aside, 1)
+        few = replace(knowledge, auxiliary=rows[: min(kept, BATCHES * self.batch_size)])
+
+        def runs(attack: Attack, known: Knowledge, parameter: str = "") -> Callable[[int], object]:
+            member = attack_member("", attack, parameter)
+            return lambda size: member.predict(view, known, size, torch.Generator().manual_seed(0))
+
+        # Its last prediction is made by the chosen member, which may be the combination of all of them, from all rows.
+        closed = [load("attacks", name)() for name in ("linear_inverse", "nearest")]
+        found = [Work(runs(attack, knowledge), 0, 0, (1, 2)) for attack in closed]
+        longest, (least, most) = 2**self.doublings, sum_doublings(1, self.doublings)
+        for member in self._decoders_by_width():
+            sizes = (self.epochs * least, self.epochs * (most + longest))
+            share = len(unwrap(few.auxiliary)) / kept
+            found.append(Work(runs(member, few, "epochs"), *sizes, (2, self.doublings + 2), share))
+        if knowledge.upstream is not None:
+            # Of those tried once the best alone is doubled; a refinement is made for the victims once more.
+            once = len(SMOOTHING) + len(REACH)
+            sizes = (self.iterations * (once + 2 * (least - 1)), self.iterations * (once + 2 * (most - 1) + longest))
+            attempts = (once + 2, once + 2 * self.doublings + 1)
+            search = runs(load("attacks", "rmle")(), knowledge, "iterations")
+            found.append(Work(search, *sizes, attempts, victims / (victims + aside), timed=5))
+        return found
+
     def _closed_forms(self, held_out: HeldOut) -> Iterator[EnsembleMember]:
         yield attack_member("linear_inverse", load("attacks", "linear_inverse")())
         # A fifth of the rows is held out once more, to choose among these.
@@ -166,10 +198,13 @@ class Strongest(Attack):
         yield attack_member("nearest", load("attacks", "nearest")(neighbours=counts))
 
     def _decoders(self) -> Iterator[EnsembleMember]:
-        network = load("attacks", "inverse_network")
-        for width in self.widths:
-            decoder = network(width=width, batch_size=self.batch_size, lr=self.lr, queries=self.queries)
+        for width, decoder in zip(self.widths, self._decoders_by_width(), strict=True):
             yield attack_member(f"inverse_network, width {width}", decoder, "epochs", self.epochs)
+
+    def _decoders_by_width(self) -> list[Attack]:
+        network = load("attacks", "inverse_network")
+        how = {"batch_size": self.batch_size, "lr": self.lr, "queries": self.queries}
+        return [network(width=width, **how) for width in self.widths]
 
     def _searches(self) -> Iterator[EnsembleMember]:
         for tv in SMOOTHING:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.defense import Calibrated, Defense, LabelDefense, privacy_event
-from splitfed.core.per_client_defenses import missing
+from splitfed.core.per_client_defenses import missing, of_client
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
 from splitfed.core.upload_defenses import Sent, count, find_upload_defenses, private_kinds
@@ -23,8 +23,8 @@ from splitfed.federated.base import Method
 from splitfed.planning.counting import CountingTrainer
 from splitfed.planning.simulation import simulate_rounds
 from splitfed.planning.validation import Prepared, labels_of
-from splitfed.privacy.charges import PartyCounts, Taken, charges, unprotected
-from splitfed.privacy.ledger import Ledger, default_delta, make_ledger
+from splitfed.privacy.charges import PartyCounts, Taken, charges, lent_charges, unprotected
+from splitfed.privacy.ledger import PER_ROW, Ledger, default_delta, make_ledger
 from splitfed.schedules.base import Schedule, shared_roles
 
 
@@ -61,7 +61,7 @@ class UsageCountingTrainer(CountingTrainer):
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
         self.uses: dict[tuple[int, str], UsageCounts] = {}
-        everybody = {id(t): list_sites(t, prepared) for t in prepared.topologies}
+        everybody = {id(t): list_sites(t, prepared.defenses) for t in prepared.topologies}
         self._sites = [
             [site for site in everybody[id(topology)] if site.position not in missing(prepared.defenses, replica)]
             for replica, topology in enumerate(prepared.topologies)
@@ -128,10 +128,10 @@ class UsageCountingTrainer(CountingTrainer):
         self._uses(replica, site).add((site.place, site.position, replica, part), rows, site.values)
 
 
-def list_sites(topology: Topology, prepared: Prepared) -> list[Site]:
+def list_sites(topology: Topology, defenses: Sequence[Defense]) -> list[Site]:
     """Return where private mechanisms act in `topology`."""
     sites = []
-    for position, defense in enumerate(prepared.defenses):
+    for position, defense in enumerate(defenses):
         kinds = counted_kinds(defense)
         for name in defense.edges(topology) if kinds else ():
             edge = topology.edge(name)
@@ -180,6 +180,33 @@ def counted_ledger(engine: Observable, schedule: Schedule, method: Method | None
     rows = sum(parties.owners(replica)[0].state.rows("train") for replica in range(len(parties.replicas)))
     released = Released(_sum_by_party(counts), taken, engine.traffic, rows, replaced)
     return _make_ledger(parties, schedule, method, released, delta)
+
+
+def cost_of_releases(engine: Observable, client: int, releases: int, delta: float) -> float | None:
+    """Return the epsilon at `delta` of passing a row through the parties of `client` `releases` times after training.
+
+    For the weights as they are: that is no part of a run's ledger. None where some of what crosses then has no promise,
+    and where something on the way mixes the rows of a batch.
+    """
+    parties = engine.run_parties
+    topology, defenses = parties.topologies[client], of_client(parties.defenses, client)
+    released = [edge for edge in topology.crossings if not topology.serving.isdisjoint(topology.readers(edge))]
+    sites = [
+        site
+        for site in list_sites(topology, defenses)
+        if "activation" in site.kinds and not site.trains and privacy_event(defenses[site.position]) is not None
+    ]
+    covered = {site.place for site in sites}
+    if not sites or any(e.name not in covered for e in released if topology.role_of(e.source) in topology.data_roles):
+        return None
+    counts = [
+        PartyCounts(
+            s.role, s.role, client, {(s.place, s.position, client, "lent"): torch.tensor([releases * s.values])}
+        )
+        for s in sites
+    ]
+    (total, *others) = make_ledger(lent_charges(topology, parties.facts[client], defenses, counts), delta).totals
+    return None if others or total.counted != PER_ROW else total.epsilon
 
 
 def _make_ledger(

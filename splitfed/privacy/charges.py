@@ -84,6 +84,25 @@ def charges(
     return [*charge_list, *_weight_charges(topologies, defenses, taken)]
 
 
+def lent_charges(
+    topology: Topology, facts: Facts, defenses: Sequence[Defense], counts: Sequence[PartyCounts]
+) -> list[Charge]:
+    """Return the charges of rows that are released after training, of which no weight has learnt, as in `counts`.
+
+    They cost what their own releases cost, given the weights, unless something on the way mixes the rows of a batch;
+    `Charge.learns` then says that only all releases together are provable.
+    """
+    charge_list = []
+    for party, _, _, uses in counts:
+        for (place, position, client, part), rows in uses.items():
+            event, makers = privacy_event(defenses[position]), _find_makers(topology, place, defenses[position])
+            assert event is not None
+            mixes = bool(makers) and _mixes_rows(topology, facts, place, makers, defenses, position)
+            label = type(defenses[position]).__name__
+            charge_list.append(Charge(client, party, place, label, event, {part: rows}, 0, mixes))
+    return charge_list
+
+
 def unprotected(topology: Topology, defenses: Sequence[Defense], fused: Sequence[str], travels: bool) -> list[str]:
     """Return what leaves a data owner without a promise, a few words each, in the order of the topology."""
     covered: dict[str, set[str]] = {"activation": set(), "gradient": set(), "labels": set()}

@@ -27,7 +27,7 @@ signs v, E (J'v)(J'v)' = J'J, with the standard error over the draws.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 import torch
@@ -71,6 +71,11 @@ class FisherInformation:
     matrix: Tensor | None
     error: float
     numbers: int
+
+    def repeated(self, releases: int) -> FisherInformation:
+        """Return the information in `releases` >= 1 of a row, their noise independent: as many times this one."""
+        matrix = None if self.matrix is None else releases * self.matrix
+        return replace(self, dfil=releases * self.dfil, directions=releases * self.directions, matrix=matrix)
 
 
 @dataclass(frozen=True)

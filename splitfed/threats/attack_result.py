@@ -11,6 +11,7 @@ from splitfed.attacks.base import Clone
 from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.attacks.selection import Selection
 from splitfed.core.deprecation import OldAttribute, warn
+from splitfed.threats.repeated_releases import RepeatedReleases
 from splitfed.threats.result_tables import describe_result, result_html, result_rows
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class AttackResult:
     `under_trained`: the floors that the attack's own trained decoder is measurably
     worse than, though its adversary could have computed them; see `floors_above`.
     `unadapted`: the defenses of the run, by name, that the attack does not adapt to, so that it says less than another
-    might; see `splitfed.threats.adaptation`.
+    might; see `splitfed.threats.adaptation`. `repeated`: how often each victim's row was released, where that was more
+    than once.
     """
 
     attack: str
@@ -45,6 +47,7 @@ class AttackResult:
     selection: Selection | None = None
     under_trained: tuple[str, ...] = ()
     unadapted: tuple[str, ...] = ()
+    repeated: RepeatedReleases | None = None
 
     guess = OldAttribute("prediction")
 
@@ -53,6 +56,11 @@ class AttackResult:
         """The scores under their old name, the attack's own also as "guess"."""
         warn("AttackResult.grade is now AttackResult.scores, where the attack's own are 'attack'", 3)
         return {**self.scores, "guess": self.scores["attack"]}
+
+    @property
+    def releases(self) -> int:
+        """How often every victim's row was released to the adversary, which attacked the mean."""
+        return 1 if self.repeated is None else self.repeated.count
 
     @property
     def reversed(self) -> bool:

@@ -53,6 +53,7 @@ from splitfed.threats.encrypted_views import check_readable, decrypt_releases, e
 from splitfed.threats.floors import MEAN, Floors, compared_floors
 from splitfed.threats.fresh_segments import head_after
 from splitfed.threats.knowledge import Grants, check_client
+from splitfed.threats.repeated_releases import RepeatedReleases, check_releases, mean_view, release_seed
 from splitfed.threats.segment_runner import SegmentRunner
 from splitfed.threats.upload_attacks import Uploads
 
@@ -67,7 +68,7 @@ STEP_ROWS = 64
 class _Case(NamedTuple):
     """An attack about to begin: what the adversary gets, and what only the scorer knows.
 
-    `received`: all that has arrived, of which the attack gets `view`.
+    `received`: all that has arrived, of which the attack gets `view`. `equal`: whether several releases were all equal.
     """
 
     victims: Dataset
@@ -76,6 +77,7 @@ class _Case(NamedTuple):
     view: View
     knowledge: Knowledge
     received: View
+    equal: bool
 
 
 class Evaluator:
@@ -104,6 +106,11 @@ class Evaluator:
             raise InvalidInput("there are no victims to attack: set some aside (victims=64)")
         return chosen
 
+    def check_releases(self, name: str, attack: Attack, releases: int, client: int) -> None:
+        """Refuse several releases of a row where `attack` called `name` has no use for them."""
+        known = 0 <= client < self.engine.replicas
+        check_releases(name, attack, releases, self.engine.topologies[client].encryption if known else None)
+
     def observe(
         self,
         party: str,
@@ -112,12 +119,30 @@ class Evaluator:
         seed: int,
         phase: Phase = Phase.INFERENCE,
         step_rows: int = STEP_ROWS,
+        releases: int = 1,
     ) -> View:
-        """Put the victims' rows through the parties of `client` once; return what `party` received.
+        """Put the victims' rows through the parties of `client`; return what `party` received.
 
-        `step_rows`: how many of them pass in one training step.
+        `step_rows`: how many of them pass in one training step. `releases`: how often they pass, each time with draws
+        of its own; what is returned is the mean. More than one are refused in a training step.
         """
-        number = derive(seed, "victims")
+        check_count("releases", releases, low=1)
+        if releases > 1 and phase is not Phase.INFERENCE:
+            raise InvalidInput(f"releases={releases} is not allowed; expected 1 in {phase}")
+        return self._observe(party, victims, client, seed, phase, step_rows, releases)[0]
+
+    def _observe(
+        self, party: str, victims: Dataset, client: int, seed: int, phase: Phase, step_rows: int, releases: int
+    ) -> tuple[View, bool]:
+        """Return the mean of what `party` receives in as many passes, and whether it was the same in all of them."""
+        numbers = (release_seed(seed, "victims", release=release) for release in range(releases))
+        passes = (self._receive(party, victims, client, number, phase, step_rows) for number in numbers)
+        if releases == 1:
+            return next(passes), False
+        return mean_view(passes, releases)
+
+    def _receive(self, party: str, victims: Dataset, client: int, number: int, phase: Phase, step_rows: int) -> View:
+        """Put the victims' rows through the parties once, with the draws of `number`; return what `party` received."""
         self.grants.lend(client, "victims", victims.x, victims if phase is Phase.STEP else None)
         with self.engine.record_party(party) as recorder:
             if phase is Phase.STEP:
@@ -138,14 +163,17 @@ class Evaluator:
         number: int | None = None,
         classifier: bool = False,
         floors: bool = True,
+        releases: int = 1,
     ) -> AttackResult:
         """Let `party` run `attack` against `victims`, and score what it predicts.
 
         An attack on membership gets as many rows of training among the victims. An attack on recorded training goes
         against the rows that `client` trained on in `number`, a round (default: the newest that was recorded);
         `victims` play no part in it. `classifier`: whether a classifier of clean rows scores reconstructions too.
-        `floors`: whether floors and oracles are scored beside a reconstruction from releases.
+        `floors`: whether floors and oracles are scored beside a reconstruction from releases. `releases`: how often
+        every victim's row is released; the attack gets the mean.
         """
+        self.check_releases(name, attack, releases, client)
         check_rows(attack, self.data.victims.discrete, self.data.name)
         if classifier:
             check_scorable(self.data.auxiliary)
@@ -153,10 +181,10 @@ class Evaluator:
             return self._attack_uploads(name, attack, party, client, seed, number, progress)
         if attack.phase is Phase.TRAINING:
             return self._attack_training(name, attack, party, client, seed, number, progress, classifier)
-        case = self._case(name, attack, party, victims, client, seed)
+        case = self._case(name, attack, party, victims, client, seed, releases)
         outcome = attack(case.view, case.knowledge, generator(seed, "attack", name), progress)
         floors = floors and attack.target is Target.INPUTS
-        beside = self.reconstruct_floors(case.view, party, client, seed) if floors else None
+        beside = self.reconstruct_floors(case.view, party, client, seed, releases) if floors else None
         part = select_unknown(self.data.shape, case.knowledge.places, case.knowledge.own or {})
         truth, scores = score_prediction(
             attack.target,
@@ -180,13 +208,18 @@ class Evaluator:
             selection=outcome.selection,
             under_trained=() if beside is None else self._floors_above(attack, outcome.prediction, truth, beside, part),
             unadapted=self._unadapted(attack, party, client),
+            repeated=None
+            if releases == 1
+            else RepeatedReleases(releases, case.equal, Needs.TRAINING_ATTACK in attack.requires),
         )
 
-    def reconstruct_floors(self, view: View, party: str, client: int, seed: int) -> dict[str, Tensor]:
-        """Return what every floor makes of the releases in `view`: name -> (victims, *shape)."""
+    def reconstruct_floors(
+        self, view: View, party: str, client: int, seed: int, releases: int = 1
+    ) -> dict[str, Tensor]:
+        """Return what every floor makes of the releases in `view`, means of `releases`: name -> (victims, *shape)."""
         if self.engine.topologies[client].encryption is not None:
             return {}
-        known = self.grants.knowledge(party, client, derive(seed, "queries", "floors"))
+        known = self.grants.knowledge(party, client, derive(seed, "queries", "floors"), releases)
         return self.floors.predict(view, known, party, client, seed)
 
     def _floors_above(
@@ -203,7 +236,9 @@ class Evaluator:
         shown = part or (lambda x: x)
         return floors_above(shown(truth), shown(prediction), {name: shown(rows) for name, rows in held.items()})
 
-    def _case(self, name: str, attack: Attack, party: str, victims: Dataset, client: int, seed: int) -> _Case:
+    def _case(
+        self, name: str, attack: Attack, party: str, victims: Dataset, client: int, seed: int, releases: int = 1
+    ) -> _Case:
         """Put the victims' rows through the parties, or refuse what could not be scored or is known already."""
         check_client(self.engine, client)
         check_readable(name, attack, self.engine, party, client)
@@ -217,9 +252,10 @@ class Evaluator:
         if attack.target is Target.MEMBERS:
             victims, members = candidates(self.data, victims, generator(seed, "candidates"))
         hints = draw_hints(victims.y, hints_of(attack, self.grants.classes), generator(seed, "hints", name))
-        received = self.observe(party, victims, client, seed, attack.phase, self._step_rows(attack, client))
+        step_rows = self._step_rows(attack, client)
+        received, equal = self._observe(party, victims, client, seed, attack.phase, step_rows, releases)
         knowledge = replace(
-            self.grants.knowledge(party, client, derive(seed, "queries", name)),
+            self.grants.knowledge(party, client, derive(seed, "queries", name), releases),
             own=self.grants.own_inputs(party, client, victims.x),
             own_auxiliary=self.grants.own_inputs(party, client, self.data.auxiliary.x),
             head=head_after(
@@ -231,7 +267,16 @@ class Evaluator:
             encrypted_layer=encrypted_layer(self.engine, party, client),
         )
         view = select_plain(received, attack, self.engine.topologies[client])
-        return _Case(victims, members, hints, view, knowledge, received)
+        return _Case(victims, members, hints, view, knowledge, received, equal)
+
+    def prepare_attack(
+        self, name: str, attack: Attack, party: str, victims: Dataset, client: int, seed: int, releases: int = 1
+    ) -> tuple[View, Knowledge]:
+        """Return what `attack` would be given after training, its view and what it knows; refuse as `attack` does."""
+        self.check_releases(name, attack, releases, client)
+        check_rows(attack, self.data.victims.discrete, self.data.name)
+        case = self._case(name, attack, party, victims, client, seed, releases)
+        return attack.prepare(case.view, case.knowledge)
 
     def check_measurable(self, party: str, client: int) -> None:
         """Refuse to measure what `party` learns where rows are no numbers or its own, or arrive as ciphertexts."""

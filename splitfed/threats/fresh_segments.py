@@ -26,6 +26,7 @@ class Architecture:
 
     Defenses that keep a state start afresh. `feed(x)` returns what each input of the topology gets of rows x, and
     must hold no data either. `epoch`: the last one that the run has trained, for defenses that change over it.
+    `releases`: as in `SegmentRunner`.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class Architecture:
         feed: Feed,
         device: torch.device,
         epoch: int = 0,
+        releases: int = 1,
     ) -> None:
-        self._device, self._epoch = device, epoch
+        self._device, self._epoch, self._releases = device, epoch, releases
         self._facts, self._defenses, self._role, self._seed, self._feed = facts, tuple(defenses), role, seed, feed
         upstream = [s.name for s in topology.upstream(role)]
         self._own = copy.deepcopy({name: own[name] for name in upstream if name in own})
@@ -67,6 +69,7 @@ class Architecture:
             states=self._start_defenses(topology, seed),
             seed=self._seed,
             epoch=self._epoch,
+            releases=self._releases,
         )
 
     def _start_defenses(self, topology: Topology, seed: int) -> dict[tuple[str, int], object]:

@@ -31,6 +31,7 @@ from splitfed.schedules.base import Schedule, Training
 from splitfed.schedules.sampling import Sampled
 from splitfed.threats.fresh_segments import Architecture
 from splitfed.threats.imitated_defenses import Feed
+from splitfed.threats.repeated_releases import ReleaseMean, release_seed
 from splitfed.threats.retraining import Rerun
 from splitfed.threats.segment_runner import SegmentRunner
 
@@ -51,18 +52,23 @@ class Grants:
     schedule: Schedule | None = None
     method: Method | None = None
 
-    def knowledge(self, party: str, client: int, stream: int) -> Knowledge:
-        """Return all that a threat model may grant `party`; an attack sees only what it requires."""
+    def knowledge(self, party: str, client: int, stream: int, releases: int = 1) -> Knowledge:
+        """Return all that a threat model may grant `party`; an attack sees only what it requires.
+
+        `releases`: how many of a row the adversary gets, of those that it asks for too; it is given their mean.
+        """
         engine = self.engine
         topology, auxiliary = engine.topologies[client], self.data.auxiliary
-        upstream, whole = (self.trained_segments(client, role) for role in (engine.parties[party].role, None))
+        upstream = self.trained_segments(client, engine.parties[party].role, releases=releases)
+        whole = self.trained_segments(client, None)
         installed, value = engine.training_attacks.get(party), topology.heads[0].value
-        query, predict = self._send(party, client, stream), self._send(None, client, stream, "predict")
+        query, predict = self._query(party, client, stream, releases), self._send(None, client)
+        calls = count(1)
         return Knowledge(
             self.data.shape,
             self.data.victims.value_range,
             auxiliary.x.to(engine.device),
-            lambda x: query(x)[1].select(kind="activation").tensors(engine.device),
+            query,
             upstream,
             upstream.sample,
             engine.device,
@@ -72,22 +78,22 @@ class Grants:
                 name: (target.y.to(engine.device), class_count(target.task))
                 for name, target in auxiliary.targets.items()
             },
-            predict=lambda x: predict(x)[0][value].to(engine.device),
+            predict=lambda x: predict(x, derive(stream, "predict", next(calls)))[0][value].to(engine.device),
             model=lambda x: whole(x)[value],
             imitate=self.imitate(client),
             training_attack=installed if isinstance(installed, TrainingAttackState) else None,
-            architecture=self.architecture(party, client),
+            architecture=self.architecture(party, client, releases),
             loss=self._downstream_loss(party, client),
             places=places(self.data.shape, topology.inputs, self.data.features),
             origins={v: topology.origins(v) for edge in topology.crossings for v in edge.values},
         )
 
     def trained_segments(
-        self, client: int, role: str | None, replaced: Mapping[str, nn.Module] | None = None
+        self, client: int, role: str | None, replaced: Mapping[str, nn.Module] | None = None, releases: int = 1
     ) -> SegmentRunner:
         """Return what runs the trained segments of `client` up to `role`, or (None) up to all heads.
 
-        `replaced`: segment -> the module to take in place of the trained one.
+        `replaced`: segment -> the module to take in place of the trained one. `releases`: as in `SegmentRunner`.
         """
         engine, topology = self.engine, self.engine.topologies[client]
         members = (engine.party(client, role) for role in topology.roles)
@@ -101,6 +107,7 @@ class Grants:
             defenses=of_client(engine.defenses, client),
             states={key: state for member in members for key, state in member.state.defense_states.items()},
             seed=self.seed,
+            releases=releases,
         )
 
     def _downstream_loss(self, party: str, client: int) -> Callable[[Tensor, Releases, Tensor], Tensor] | None:
@@ -125,7 +132,7 @@ class Grants:
         )
         return lambda x, releases, y: task.loss(own(x, releases)[value], y)
 
-    def architecture(self, party: str, client: int) -> Architecture:
+    def architecture(self, party: str, client: int, releases: int = 1) -> Architecture:
         """Return what draws the segments upstream of `party` anew; nothing of the trained ones can be reached."""
         engine = self.engine
         topology, role = engine.topologies[client], engine.parties[party].role
@@ -141,6 +148,7 @@ class Grants:
             self.feed(client),
             engine.device,
             max(epochs - 1, 0),
+            releases,
         )
 
     def lend(self, client: int, part: str, x: Tensor | RowSource, rows: Dataset | None = None) -> None:
@@ -231,17 +239,26 @@ class Grants:
 
         return imitate
 
-    def _send(
-        self, party: str | None, client: int, seed: int, *purpose: str
-    ) -> Callable[[Tensor], tuple[Mapping[str, Tensor], View]]:
-        """Return what sends rows through all the parties of `client`; defenses draw afresh in every call.
+    def _query(self, party: str, client: int, seed: int, releases: int) -> Callable[[Tensor], Releases]:
+        """Return what gives the mean of what `party` receives in `releases` passes of rows; calls draw afresh."""
+        calls, send = count(1), self._send(party, client)
+
+        def query(x: Tensor) -> Releases:
+            call, mean = next(calls), ReleaseMean[str](releases)
+            for release in range(releases):
+                view = send(x, release_seed(seed, call, release=release))[1]
+                mean.add(view.select(kind="activation").tensors(self.engine.device))
+            return mean.mean()
+
+        return query
+
+    def _send(self, party: str | None, client: int) -> Callable[[Tensor, int], tuple[Mapping[str, Tensor], View]]:
+        """Return what sends rows through all the parties of `client`, with the draws of a number.
 
         It returns the outputs, and what `party` received (None: nobody).
         """
-        calls = count(1)
 
-        def send(x: Tensor) -> tuple[Mapping[str, Tensor], View]:
-            number = derive(seed, *purpose, next(calls))
+        def send(x: Tensor, number: int) -> tuple[Mapping[str, Tensor], View]:
             self.lend(client, "query", x)
             with torch.no_grad(), self.engine.record_party(party) as recorder:
                 prediction = self.engine.predict(client, "query", "query", number, borrow=self.newest(client))

@@ -31,6 +31,7 @@ from splitfed.attacks.base import Releases
 from splitfed.attacks.scoring.reconstruction_metrics import mean_image, mse
 from splitfed.core.defense import ReleaseDefense
 from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import View
 from splitfed.core.per_client_defenses import of_client
 from splitfed.core.random import generator
 from splitfed.data.dataset import Dataset
@@ -64,7 +65,7 @@ class ReleaseInformation:
     `bound` on the mean squared error of every attack, under what `bound.assumed` says of the rows, and `mutual`
     information in nats; None where no noise of a known density is added, which `why` tells. `usable` information in
     nats a number, and `invertibility`, a share of the variance: each with its interval over victims, None where no
-    closed form could be computed.
+    closed form could be computed. All of them are of `releases` of each row together.
     """
 
     adversary: str
@@ -73,24 +74,33 @@ class ReleaseInformation:
     why: str
     usable: Interval | None
     invertibility: Interval | None
+    releases: int = 1
 
 
 def measure_release(
-    evaluator: Evaluator, party: str, victims: Dataset, client: int, seed: int, smoothing: float | None = None
+    evaluator: Evaluator,
+    party: str,
+    victims: Dataset,
+    client: int,
+    seed: int,
+    smoothing: float | None = None,
+    releases: int = 1,
 ) -> ReleaseInformation:
     """Return what arrives at `party` when the parties of `client` process `victims`.
 
     `smoothing`: None, or the deviation of Gaussian noise that the victims' rows themselves contain: the bound is then
-    proven, for the rows with that noise. Raises `InvalidInput` where rows are token ids, where the party holds a part
-    of them, and where it computes on ciphertexts.
+    proven, for the rows with that noise. `releases`: how often every row is released, each time with noise drawn anew:
+    the Fisher information is that many times what one release has, and closed forms use the mean. Raises `InvalidInput`
+    where rows are token ids, where the party holds a part of them, and where it computes on ciphertexts.
     """
     evaluator.check_measurable(party, client)
-    arrived = evaluator.observe(party, victims, client, seed).select(kind="activation")
+    view = evaluator.observe(party, victims, client, seed, releases=releases)
+    arrived = view.select(kind="activation")
     if not arrived.messages:
         raise InvalidInput(f"no release arrives at party {party!r}: there is nothing to measure")
     if not all(bool(torch.isfinite(z).all()) for z in arrived.tensors().values()):
         raise InvalidInput(f"what arrives at party {party!r} is not finite: there is nothing to measure")
-    usable, invertibility = _closed_forms(evaluator, party, victims, client, seed)
+    usable, invertibility = _closed_forms(evaluator, view, party, victims, client, seed, releases)
     upstream: Callable[[Tensor], Releases] = evaluator.grants.trained_segments(
         client, evaluator.engine.parties[party].role
     )
@@ -104,7 +114,7 @@ def measure_release(
         if len(auxiliary) < 2:
             raise InvalidInput("there are no auxiliary rows, from which a distribution of rows could be taken")
     except InvalidInput as error:
-        return ReleaseInformation(party, None, None, str(error), usable, invertibility)
+        return ReleaseInformation(party, None, None, str(error), usable, invertibility, releases)
 
     def scaled(rows: Tensor) -> Tensor:
         released = upstream(rows)
@@ -117,21 +127,23 @@ def measure_release(
         prior.directions,
         generator(seed, "information", "probes"),
         known=_size_cotangents(noise, clean) if any(one.relative for one in noise.values()) else None,
-    )
+    ).repeated(releases)
     kinds = {one.kind for one in noise.values()}
     mutual = None
     if len(kinds) == 1 and len(victims) > 1:
         with torch.no_grad():
-            own, others = scaled(x), scaled(auxiliary[:MOST_OTHERS])
+            # Several releases stand side by side: one of that many times the numbers.
+            own, others = (scaled(rows).repeat(1, releases) for rows in (x, auxiliary[:MOST_OTHERS]))
         mutual = mutual_information(own, others, kinds.pop(), generator(seed, "information", "noise"))
-    return ReleaseInformation(party, reconstruction_bound(found, prior), mutual, "", usable, invertibility)
+    bound = reconstruction_bound(found, prior)
+    return ReleaseInformation(party, bound, mutual, "", usable, invertibility, releases)
 
 
 def _closed_forms(
-    evaluator: Evaluator, party: str, victims: Dataset, client: int, seed: int
+    evaluator: Evaluator, view: View, party: str, victims: Dataset, client: int, seed: int, releases: int
 ) -> tuple[Interval | None, Interval | None]:
     """Return usable information and invertibility by the floors; None where there is none."""
-    floors = evaluator.reconstruct_floors(evaluator.observe(party, victims, client, seed), party, client, seed)
+    floors = evaluator.reconstruct_floors(view, party, client, seed, releases)
     if "linear_inverse" not in floors or len(victims) < 2:
         return None, None
     truth = victims.x

@@ -33,6 +33,7 @@ def result_rows(result: AttackResult) -> list[dict[str, Any]]:
             "quick": result.quick,
             "under_trained": ", ".join(result.under_trained),
             "unadapted": ", ".join(result.unadapted),
+            "releases": result.releases,
         }
         for metric in dict.fromkeys(metric for scores in own.values() for metric in scores)
         for who, scores in own.items()
@@ -51,6 +52,7 @@ def describe_result(result: AttackResult) -> str:
     low = f", under-trained (below {', '.join(result.under_trained)})" if result.under_trained else ""
     blind = f", did not adapt to {', '.join(result.unadapted)}" if result.unadapted else ""
     victims = f"{len(result.truth)} victim{'' if len(result.truth) == 1 else 's'}"
+    victims += "" if result.repeated is None else f", {result.repeated}"
     return (
         f"AttackResult({result.attack} by {result.adversary}, {victims}{quick}{low}{blind}: "
         f"{'; '.join(said) or 'no score'})"

@@ -17,6 +17,7 @@ from splitfed.core.probe import Facts
 from splitfed.core.step_plan import Port, segment_plans
 from splitfed.core.topology import Topology
 from splitfed.threats.imitated_defenses import Feed, ImitatedStates, task_weight, training_context
+from splitfed.threats.repeated_releases import ReleaseMean, release_seed
 
 
 class _Penalties(NamedTuple):
@@ -33,7 +34,7 @@ class SegmentRunner:
     those are run that compute `values` (name in the result -> value), from values `given` on. `modules`: the segments
     to copy, by name; those in `trainable` may learn, all others are frozen. `defenses` act on the edges between roles,
     with copies of `states` (edge and position -> what `start` returned), and draw from `seed`; `epoch`: of the run,
-    for defenses that change over it.
+    for defenses that change over it. `releases`: a sample is the mean of as many releases of the same rows.
     """
 
     def __init__(
@@ -51,11 +52,12 @@ class SegmentRunner:
         states: Mapping[tuple[str, int], Any] | None = None,
         seed: int = 0,
         epoch: int = 0,
+        releases: int = 1,
     ) -> None:
         self._feed, self._role, self._values = feed, role, dict(values or {})
         self._defenses, self._seed, self._epoch = tuple(defenses), seed, epoch
         self._states = copy.deepcopy(dict(states or {}))
-        self._samples = 0
+        self._samples, self._releases = 0, releases
         names = topology.makers(self._values.values(), given)
         if role is not None:
             names = tuple(s.name for s in topology.upstream(role))
@@ -76,7 +78,16 @@ class SegmentRunner:
 
     def sample(self, x: Tensor, number: int | None = None) -> dict[str, Tensor]:
         """Return a sample of the releases of rows x: every defense draws afresh, or as `number` fixes."""
-        return self._run(x, {}, self._draw_number(number))
+        if self._releases == 1:
+            return self._run(x, {}, self._draw_number(number))
+        numbers = (
+            self._draw_number(None if number is None else release_seed(number, "sample", release=release))
+            for release in range(self._releases)
+        )
+        mean = ReleaseMean[str](self._releases)
+        for drawn in numbers:
+            mean.add(self._run(x, {}, drawn))
+        return mean.mean()
 
     def in_training(
         self, x: Tensor, number: int | None = None, epoch: int | None = None

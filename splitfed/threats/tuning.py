@@ -70,12 +70,25 @@ def check_tunable(name: str, attack: Attack, space: Mapping[str, Choice]) -> Non
 
 
 class Bench:
-    """Where settings of an attack by `party` are compared: `share` of the auxiliary rows stand in for victims."""
+    """Where settings of an attack by `party` are compared: `share` of the auxiliary rows stand in for victims.
 
-    def __init__(self, evaluator: Evaluator, attack: Attack, party: str, client: int, seed: int, share: float) -> None:
+    `releases`: how often each of these is released.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        attack: Attack,
+        party: str,
+        client: int,
+        seed: int,
+        share: float,
+        releases: int = 1,
+    ) -> None:
         check_readable(type(attack).__name__, attack, evaluator.engine, party, client)
         check_number("tune share", share, low=0.0, high=1.0, open_low=True, open_high=True)
         self._evaluator, self._party, self._client, self._seed = evaluator, party, client, seed
+        self._releases = releases
         rows = evaluator.data.auxiliary
         count = round(share * len(rows))
         if not 2 <= count <= len(rows) - 2:
@@ -108,7 +121,8 @@ class Bench:
 
     def _knowledge(self, attack: Attack, purpose: str) -> Knowledge:
         """Return what the attacker knows, less the pseudo-victims; queries start anew for every setting."""
-        whole = self._evaluator.grants.knowledge(self._party, self._client, derive(self._seed, "tune", purpose))
+        stream = derive(self._seed, "tune", purpose)
+        whole = self._evaluator.grants.knowledge(self._party, self._client, stream, self._releases)
 
         def left(t: Tensor) -> Tensor:
             return t[self._left.to(t.device)]

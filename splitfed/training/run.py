@@ -24,15 +24,17 @@ from splitfed.engines.engine import Engine
 from splitfed.engines.observers import AttackObserver
 from splitfed.federated.base import Learner, Method
 from splitfed.planning.method_clock import MethodClock
-from splitfed.planning.private import counted_ledger
+from splitfed.planning.private import cost_of_releases, counted_ledger
 from splitfed.planning.rounds import MethodTrainer, aggregate, query
 from splitfed.planning.timed import TimedTrainer
 from splitfed.privacy.ledger import Ledger
 from splitfed.registry import load, name_of
 from splitfed.schedules.base import Round, Schedule, State, Training
 from splitfed.stats.utility import ConstantAnswer, below_constant, constant_of
+from splitfed.threats.attack_durations import AttackDuration, plan_attack
 from splitfed.threats.evaluator import AttackResult, Evaluator
 from splitfed.threats.release_information import ReleaseInformation, measure_release
+from splitfed.threats.repeated_releases import RepeatedReleases, check_releases
 from splitfed.threats.tuning import SHARE, Bench, Tuned, check_tunable, tune
 from splitfed.training.callbacks import Callback, callback_states, load_callback_states
 from splitfed.training.client_scores import find_first_reaching
@@ -342,14 +344,41 @@ class Run:
         client: int = 0,
         seed: int | None = None,
         phase: Phase = Phase.INFERENCE,
+        releases: int = 1,
     ) -> View:
-        """Put the victims' rows through the parties of `client` once; return what `adversary` received.
+        """Put the victims' rows through the parties of `client`; return what `adversary` received.
 
         `phase`: `Phase.INFERENCE`, or `Phase.STEP` for a training step that moves no weight, so that gradients cross
-        too. The view holds copies of the adversary's own segments. Defaults as in `attack`.
+        too. `releases`: how often they pass at inference; the view holds the mean. It holds copies of the adversary's
+        own segments. Defaults as in `attack`.
         """
         party, truth = self.evaluator.adversary(adversary), self.evaluator.victims(victims)
-        return self.evaluator.observe(party, truth, client, self.seed if seed is None else seed, phase)
+        base = self.seed if seed is None else seed
+        return self.evaluator.observe(party, truth, client, base, phase, releases=releases)
+
+    def plan_attack(
+        self,
+        attack: str | Attack,
+        *,
+        adversary: str | None = None,
+        victims: Dataset | None = None,
+        client: int = 0,
+        seed: int | None = None,
+        budget: str | None = None,
+        releases: int = 1,
+    ) -> AttackDuration | None:
+        """Return about how long `attack` would take here, from a little of its work that is done and timed for this.
+
+        A range, from no doubling of its work to all that it may make. None for an attack that does not say what its
+        work is. Floors, oracles and scores are left out. The rest is as in `attack`, and so is what is refused.
+        """
+        ready = load("attacks", attack).with_budget(budget) if isinstance(attack, str) else attack
+        name = attack if isinstance(attack, str) else name_of("attacks", type(attack))
+        if ready.phase is Phase.TRAINING:
+            return None
+        party, truth = self.evaluator.adversary(adversary), self.evaluator.victims(victims)
+        base = self.seed if seed is None else seed
+        return plan_attack(self.evaluator, name, ready, party, truth, client, base, releases)
 
     @accept_renamed_keywords(preset="budget")
     def attack(
@@ -365,17 +394,20 @@ class Run:
         classifier: bool = False,
         budget: str | None = None,
         floors: bool = True,
+        releases: int = 1,
     ) -> list[AttackResult]:
         """Let `adversary` (a party; default: the first without data) run `attacks` against `victims`.
 
-        The victims' rows are put through the parties of `client` once, and the adversary gets what arrived. They
-        default to the rows set aside for this, which nobody trained on; `seed` defaults to the run's. Attacks on
-        recorded training go against the rows of `client` in `round` (default: the newest that was recorded)
-        instead, and their default adversary is the aggregation server.
+        The victims' rows are put through the parties of `client`, and the adversary gets what arrived. They default to
+        the rows set aside for this, which nobody trained on; `seed` defaults to the run's. Attacks on recorded training
+        go against the rows of `client` in `round` (default: the newest that was recorded) instead, and their default
+        adversary is the aggregation server.
         `classifier`: score reconstructions by the accuracy of a classifier of clean auxiliary rows as well. `budget`:
         of the attacks given by name: "default", "fast" (a quick look), "paper"; None is the usual one of each.
         `floors`: score closed-form floors and oracles beside reconstructions, at the cost of five queries of all
-        auxiliary rows and a few matrix products; False leaves them out.
+        auxiliary rows and a few matrix products; False leaves them out. `releases`: how often each victim's row is
+        released, >= 1, where the threat model grants several: random defenses draw anew in each, and the adversary gets
+        the mean, of rows that it asks for too. Refused for attacks that read nothing that is released at inference.
         """
         chosen = [attacks] if isinstance(attacks, (str, Attack)) else list(attacks)
         base = self.seed if seed is None else seed
@@ -386,13 +418,25 @@ class Run:
             raise InvalidInput(f"{type(ready[past.index(True)]).__name__} goes against training rows: name no victims")
         truth = self.data.victims if all(past) else self.evaluator.victims(victims)
         names = [a if isinstance(a, str) else name_of("attacks", type(a)) for a in chosen]
+        for name, attack in zip(names, ready, strict=True):
+            self.evaluator.check_releases(name, attack, releases, client)
         results = []
         for name, attack in zip(names, ready, strict=True):
-            found = self.evaluator.attack(name, attack, party, truth, client, base, progress, round, classifier, floors)
-            results.append(replace(found, quick=attack.quick))
+            found = self.evaluator.attack(
+                name, attack, party, truth, client, base, progress, round, classifier, floors, releases
+            )
+            results.append(replace(found, quick=attack.quick, repeated=self._with_cost(found.repeated, client)))
             for callback in self.callbacks:
                 callback.on_attack_end(self, results[-1])
         return results
+
+    def _with_cost(self, repeated: RepeatedReleases | None, client: int) -> RepeatedReleases | None:
+        """Return `repeated` with what all releases of a row cost it, where everything that crosses has a promise."""
+        if repeated is None or repeated.equal:
+            return repeated
+        delta = self.ledger.delta
+        together, each = (cost_of_releases(self.engine, client, n, delta) for n in (repeated.count, 1))
+        return repeated if together is None else replace(repeated, epsilon=together, each=each, delta=delta)
 
     def measure_release(
         self,
@@ -402,15 +446,18 @@ class Run:
         client: int = 0,
         seed: int | None = None,
         smoothing: float | None = None,
+        releases: int = 1,
     ) -> ReleaseInformation:
         """Return what arrives at `adversary` tells of the victims' rows, without an attack.
 
         A bound on the error of every attack and mutual information where noise of a known density is added, usable
         information and invertibility. `smoothing`: None, or the deviation of Gaussian noise that the victims' rows
-        contain, for which the bound is proven. The rest is as in `attack`.
+        contain, for which the bound is proven. `releases`: of each row, all of which are measured together; Fisher
+        information adds up over them. The rest is as in `attack`.
         """
         party, truth = self.evaluator.adversary(adversary), self.evaluator.victims(victims)
-        return measure_release(self.evaluator, party, truth, client, self.seed if seed is None else seed, smoothing)
+        base = self.seed if seed is None else seed
+        return measure_release(self.evaluator, party, truth, client, base, smoothing, releases)
 
     def ask(self, party: str) -> dict[str, Any]:
         """Evaluate under the old name of `evaluate_training_attack`."""
@@ -444,6 +491,7 @@ class Run:
         client: int = 0,
         share: float = SHARE,
         progress: Progress | None = None,
+        releases: int = 1,
     ) -> Tuned:
         """Try `trials` settings of `attack` on auxiliary rows, and return the best or the one given; no victim is read.
 
@@ -453,8 +501,9 @@ class Run:
         ready = load("attacks", attack).with_budget() if isinstance(attack, str) else attack
         among = ready.space if space is None else space
         check_tunable(name_of("attacks", type(ready)), ready, among)
+        check_releases(name_of("attacks", type(ready)), ready, releases)
         base = self.seed if seed is None else seed
-        bench = Bench(self.evaluator, ready, self.evaluator.adversary(adversary), client, base, share)
+        bench = Bench(self.evaluator, ready, self.evaluator.adversary(adversary), client, base, share, releases)
         return tune(bench, ready, among, trials, base, progress)
 
     def applicable(self, adversary: str | None = None, client: int = 0) -> dict[str, str | None]:

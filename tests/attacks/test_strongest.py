@@ -183,7 +183,7 @@ def test_members_by_what_is_known() -> None:
     assert names[-1] == "combination"
     assert {"inverse_network, width 4", "rmle, tv 0.01", "refinement, reach 3"} < set(names)
     assert "latent_search" not in names
-    seen = {a.member for a in selection_of(run.attack(replace(BLACK, prior=True))[0]).tried}
+    seen = {a.member for a in told(replace(BLACK, prior=True)).tried}
     assert seen == {"linear_inverse", "nearest", "inverse_network, width 4", "combination"}
     assert BLACK.uses == {Needs.TRAINING_ATTACK} == SMALL.uses - {Needs.UPSTREAM}
 

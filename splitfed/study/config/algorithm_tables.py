@@ -34,6 +34,7 @@ from splitfed.study.config.parameters import (
 from splitfed.study.config.piece_tables import EXPECTED, HIDDEN, expand_pieces, plain_parameter, table_kind
 from splitfed.study.config.schema import AttackTable, DefenseTable, MethodTable, TopologyTable
 from splitfed.study.config.training_attacks import training_role
+from splitfed.threats.repeated_releases import check_releases
 
 Table = dict[str, Any]
 Algorithms = tuple[Table, list[NamedAlgorithm]]
@@ -92,10 +93,14 @@ def parse_attack(reader: StudyReader, where: str, table: AttackTable) -> Probe |
     )
     if not found:
         return None
-    # Part of the label: what two parties find with the same attack is never one figure.
+    if table.releases > 1:
+        with reader.mistakes.at(f"{where}.releases"):
+            check_releases(name, found[0].construct(), table.releases)
+    # Part of the label: what two parties find with the same attack, or from more releases, is never one figure.
     placed = {key: value for key in ("tune", "adversary") if (value := getattr(table, key)) is not None}
+    placed |= {"releases": table.releases} if table.releases > 1 else {}
     attack = replace(found[0], label_values={"budget": budget, **found[0].label_values, **placed})
-    own = table.adversary, role, table.every, table.tune or 0, table.floors
+    own = table.adversary, role, table.every, table.tune or 0, table.floors, table.releases
     return Probe(where, slug(name), attack.label, attack, *own)
 
 

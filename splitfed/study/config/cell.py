@@ -264,7 +264,7 @@ class Probe:
 
     `lives`: how it is in the training, "outside", "passive" or "active"; `every`: after how many rounds it is asked
     there. `tune`: how many settings of it are tried on auxiliary rows; 0: it is taken as it is.
-    `floors`: whether floors and oracles are scored beside it.
+    `floors`: whether floors and oracles are scored beside it. `releases`: how often each victim's row is released.
     """
 
     where: str
@@ -276,6 +276,7 @@ class Probe:
     every: int | None = None
     tune: int = 0
     floors: bool = True
+    releases: int = 1
 
 
 @dataclass(frozen=True)

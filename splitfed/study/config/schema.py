@@ -196,6 +196,7 @@ class AttackTable(OpenTable):
 
     `every`: a training attack is evaluated after every so many rounds. `tune`: how many settings of the attack's
     space are tried on auxiliary rows first. `floors = false` leaves floors and oracles out beside reconstructions.
+    `releases`: how often every victim's row is released to the attack.
     """
 
     name: Name
@@ -204,8 +205,9 @@ class AttackTable(OpenTable):
     every: Count | None = None
     tune: Count | None = None
     floors: bool = True
+    releases: Count = 1
 
-    OWN: ClassVar[tuple[str, ...]] = ("budget", "adversary", "every", "tune", "floors")
+    OWN: ClassVar[tuple[str, ...]] = ("budget", "adversary", "every", "tune", "floors", "releases")
 
     @model_validator(mode="before")
     @classmethod

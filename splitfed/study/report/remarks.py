@@ -7,6 +7,7 @@ from typing import Any
 
 from splitfed.stats.utility import ConstantAnswer, below_constant
 from splitfed.study.report.data import METRICS, TARGETS
+from splitfed.threats.repeated_releases import RepeatedReleases
 
 Json = Mapping[str, Any]
 
@@ -25,7 +26,8 @@ def remarks(found: Json) -> list[str]:
 
 def attack_remarks(attack: Json) -> list[str]:
     """Return what is to be said beside the scores of `attack`, as a result holds it, in clauses."""
-    return [*reversals(attack), *under_training(attack), *missing_adaptation(attack)]
+    told = (reversals, under_training, missing_adaptation, repeated_releases)
+    return [clause for of in told for clause in of(attack)]
 
 
 def under_training(attack: Json) -> list[str]:
@@ -42,6 +44,13 @@ def missing_adaptation(attack: Json) -> list[str]:
     """Return a clause where `attack` does not adapt to defenses of the run; none of a result that does not say."""
     named = ", ".join(attack.get("unadapted", ()))
     return [f"{attack['label']} did not adapt to: {named}"] if named else []
+
+
+def repeated_releases(attack: Json) -> list[str]:
+    """Return a clause where `attack` was given several releases of each victim's row."""
+    if not (found := attack.get("releases")):
+        return []
+    return [f"{attack['label']} had {RepeatedReleases(**found)}"]
 
 
 def length_remarks(found: Json) -> list[str]:

@@ -36,6 +36,7 @@ from splitfed.study.report.privacy import privacy_of
 from splitfed.study.report.remarks import describe_start, length_remarks, start_warnings
 from splitfed.study.report.search_data import read_search_outcome, search_to_json
 from splitfed.study.report.text import headline
+from splitfed.threats.repeated_releases import RepeatedReleases
 
 
 def summarise(folder: Path) -> dict[str, Any]:
@@ -183,6 +184,7 @@ def _summarise_attack(runs: Sequence[Mapping[str, Any]], label: str) -> dict[str
         "tuned": [chosen for a in found if (chosen := _format_tuned_parameters(a))],
         "quick": any(a.get("quick") for a in found),
         "selection": _summarise_selection([a["selection"] for a in found if a.get("selection")]),
+        "releases": list(dict.fromkeys(str(RepeatedReleases(**a["releases"])) for a in found if a.get("releases"))),
         "under_trained": list(dict.fromkeys(who for a in found for who in a.get("under_trained", ()))),
         "unadapted": list(dict.fromkeys(name for a in found for name in a.get("unadapted", ()))),
         "front": [],

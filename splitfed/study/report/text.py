@@ -312,6 +312,9 @@ def _limitations(summary: Summary) -> list[str]:
         )
     if quick := dict.fromkeys(summary["names"][label] for label, attack in found if attack["quick"]):
         sentences.append(f"A quick look (budget fast), where more work may find more: {', '.join(quick)}.")
+    repeated = (f"{summary['names'][label]} had {said}" for label, attack in found for said in attack["releases"])
+    if several := dict.fromkeys(repeated):
+        sentences.append(f"{'. '.join(several)}. An adversary who gets one release of a row learns less.")
     if unfinished := _not_converged(summary):
         sentences.append(f"Not converged, so a lower bound of what leaks: {'; '.join(unfinished)}.")
     few = {len(s["seeds"]) for s in summary["settings"]}

@@ -112,6 +112,12 @@ COMMANDS: dict[str, Command] = {
         ),
         _argument("--preset", dest="budget", help=argparse.SUPPRESS),  # as it was called before
         _argument("--adversary", help="attacking party (default: the first without data; with --list: all)"),
+        _argument(
+            "--releases",
+            type=int,
+            default=1,
+            help="how often each victim's row is released, with noise drawn anew; attacks get the mean (default: 1)",
+        ),
         _TRUST,
     ),
     "continue": (

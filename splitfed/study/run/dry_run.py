@@ -1,7 +1,8 @@
 """What `splitfed run --dry-run` prints: the runs of a study, which of them are done, and about how long the rest takes.
 
 A run takes as long as finished runs of its setting in the folder did, their attacks included; one of a setting without
-such runs as long as a few of its steps say, by the clock, which leaves attacks out.
+such runs as long as a few of its steps say, by the clock, which leaves attacks out. How long those take that may double
+their work is told beside, from a little of that work in a run that is left, not trained.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from statistics import fmean
 
 from rich.console import Console
 
+from splitfed.attacks.work import StatesWork
 from splitfed.core.digests import Damaged
+from splitfed.core.errors import InvalidInput
 from splitfed.data.dataset import Dataset
+from splitfed.study.config import build
 from splitfed.study.config.cell import Cell
 from splitfed.study.report.units import count_noun, format_seconds
+from splitfed.study.run.preflight import build_untrained_run
 from splitfed.study.run.runner import Json, read_result
 from splitfed.study.run.search import read_record
 from splitfed.study.run.search_plan import measure_training
@@ -62,6 +67,7 @@ def list_runs(ready: CheckedStudy, folder: Path, workers: int) -> Json:
         "seconds": (sum(known) + rest) / shared if known or not left else None,
         "workers": workers,
         "timed": estimate.timed,
+        "attack_durations": _plan_attacks(left[0], ready.data) if left and not estimate.finished else [],
         "attacks_timed": all(not cell.attacks or setting_of(cell) in estimate.finished for cell in left),
     }
 
@@ -71,6 +77,7 @@ def print_runs(listed: Json, console: Console) -> None:
     lines = [f"{one['run']}: {one['state']}" for one in listed["runs"]]
     lines += [f"{one['run']}: refused, left out: {one['reason']}" for one in listed["refused"]]
     whole, left = len(listed["runs"]), listed["left"]
+    lines += [f"{one}, in each run" for one in listed["attack_durations"]]
     total = f"{left} of {count_noun(whole, 'run')} left in {listed['folder']}"
     if left and listed["seconds"] is not None:
         by = f" with {listed['workers']} workers" if listed["workers"] > 1 else ""
@@ -78,6 +85,23 @@ def print_runs(listed: Json, console: Console) -> None:
         total += "" if listed["attacks_timed"] else "; attacks come on top"
     for line in [*lines, total, "nothing was written"]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _plan_attacks(cell: Cell, data: Dataset) -> list[str]:
+    """Return about how long each attack of `cell` takes that says what its work is, in words."""
+    probes = [(probe, build.attack(probe)) for probe in cell.attacks]
+    if not any(isinstance(attack, StatesWork) for _, attack in probes):
+        return []
+    run, found = build_untrained_run(cell, data), []
+    for probe, attack in probes:
+        if isinstance(attack, StatesWork):
+            try:
+                planned = run.plan_attack(attack, adversary=probe.adversary, releases=probe.releases)
+            except InvalidInput:
+                # An encrypted run is refused after its training, which is a result.
+                continue
+            found.append(str(planned))
+    return found
 
 
 def setting_of(cell: Cell) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.training_attacks import add_training_attack, training_attacks
 from splitfed.study.config.training_table import PartyNames
+from splitfed.threats.repeated_releases import check_releases
 from splitfed.threats.tuning import SHARE, Bench, check_tunable
 from splitfed.training.callbacks import check_deciding
 from splitfed.training.entry_point import check_run, engine_of
@@ -191,6 +192,7 @@ def check_attack(probe: Probe, run: Run) -> None:
     that is asked after its training, and told with its results.
     """
     attack, data = build.attack(probe), run.data
+    check_releases(probe.attack.name, attack, probe.releases, run.engine.topology.encryption)
     shows_inputs = attack.target in (Target.INPUTS, Target.REPRESENTATIVES)
     if len(data.auxiliary) == 0 and attack.target is not Target.MEMBERS:
         raise InvalidInput("there is no auxiliary row for the baseline of a score; give some (data.auxiliary=0.2)")
@@ -207,7 +209,7 @@ def check_attack(probe: Probe, run: Run) -> None:
         )
     if probe.tune:
         check_tunable(probe.attack.name, attack, attack.space)
-        Bench(run.evaluator, attack, run.evaluator.adversary(probe.adversary), 0, run.seed, SHARE)
+        Bench(run.evaluator, attack, run.evaluator.adversary(probe.adversary), 0, run.seed, SHARE, probe.releases)
     if run.engine.topology.encryption is not None:
         # That an attack finds nothing to read there is a result, beside those of the study's runs in plain.
         return

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from splitfed.core import digests
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, check_count
 from splitfed.data.dataset import Dataset
 from splitfed.study.config import schema
 from splitfed.study.config.algorithm_tables import parse_attack
@@ -27,9 +27,19 @@ from splitfed.training.run import Run
 
 
 def attack_run(
-    folder: Path, names: Sequence[str], budget: str | None, adversary: str | None, *, trust: bool = False
+    folder: Path,
+    names: Sequence[str],
+    budget: str | None,
+    adversary: str | None,
+    *,
+    releases: int = 1,
+    trust: bool = False,
 ) -> list[Json]:
-    """Run the attacks `names` on the run in `folder`, add them to its result, and return what they achieved."""
+    """Run the attacks `names` on the run in `folder`, add them to its result, and return what they achieved.
+
+    `releases`: how often each victim's row is released to them.
+    """
+    check_count("releases", releases, low=1)
     if not names:
         raise InvalidInput("no attack is named; expected --attack inverse_network,rmle")
     result, cell, data = load_finished_run(folder, trust=trust)
@@ -39,7 +49,8 @@ def attack_run(
             mistakes.add(name, "is an import path that the run's study does not name; expected a registered attack")
     mistakes.stop()
     reader = StudyReader(mistakes, cell.code)
-    probes = [parse_attack(reader, n, schema.AttackTable(name=n, budget=budget, adversary=adversary)) for n in names]
+    tables = [schema.AttackTable(name=n, budget=budget, adversary=adversary, releases=releases) for n in names]
+    probes = [parse_attack(reader, table.name, table) for table in tables]
     trained_attacks = [(p.attack.name, p.attack.parameters) for p in cell.attacks]
     for found in filter(None, probes):
         own = (found.attack.name, found.attack.parameters)
@@ -56,9 +67,9 @@ def attack_run(
         entries = [run_attack(run, found, folder, watcher) for found in chosen]
     keys, labels = {entry["attack"] for entry in entries}, {found.label for found in chosen}
     other_entries = [a for a in result["attacks"] if a["attack"] not in keys]
-    tables = [attack_table(p) for p in [*(p for p in cell.attacks if p.label not in labels), *chosen]]
+    asked = [attack_table(p) for p in [*(p for p in cell.attacks if p.label not in labels), *chosen]]
     sources = read_own_files(folder)
-    write_atomic(folder / "config.toml", digests.toml_with_digest(dumps({**cell.config, "attack": tables})))
+    write_atomic(folder / "config.toml", digests.toml_with_digest(dumps({**cell.config, "attack": asked})))
     if sources is not None:
         # Defaults that a later version has are written out now.
         write_mark(folder, sources)
