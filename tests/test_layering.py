@@ -183,11 +183,7 @@ def read(root: Path, top: str) -> Files:
 
 def parse(sources: dict[str, str]) -> Files:
     """Parse `sources`: path relative to the root -> text."""
-    return {
-        module: File(module, path, ast.parse(text, path))
-        for path, text in sources.items()
-        for module in [module_of(path)]
-    }
+    return {module_of(path): File(module_of(path), path, ast.parse(text, path)) for path, text in sources.items()}
 
 
 def module_of(path: str) -> str:
