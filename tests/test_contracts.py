@@ -26,6 +26,10 @@ from splitfed.core.errors import InvalidInput
 from splitfed.engines.engine import Engine
 from splitfed.engines.local import LocalEngine
 from splitfed.registry import TABLES, load
+from tests.sources import nodes, parsed
+
+# One worker parses the library for all tests that read it.
+pytestmark = pytest.mark.xdist_group("sources")
 
 MOST = 12
 CONTRACTS = (
@@ -185,13 +189,13 @@ def library() -> dict[Path, ast.Module]:
     """Return every module of the library by its file, each once."""
     rooms = [Path(splitfed.__file__).parent.parent / name for name in ("splitfed", "attacks", "topologies")]
     files = {path.resolve() for room in rooms for path in room.rglob("*.py")}
-    return {path: ast.parse(path.read_text("utf-8")) for path in sorted(files)}
+    return {path: parsed(path) for path in sorted(files)}
 
 
 def test_no_function_takes_more_than_fourteen_parameters() -> None:
     wide = []
     for path, tree in library().items():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 given = node.args
                 count = len(
@@ -210,7 +214,7 @@ def test_no_class_is_there_only_as_the_base_of_one_other() -> None:
     named: Counter[str] = Counter()
     classes, contracts = set(), {path.rpartition(":")[2] for path in CONTRACTS}
     for tree in library().values():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.ClassDef):
                 classes.add(node.name)
                 for base in node.bases:

@@ -100,7 +100,7 @@ EVERYDAY = {
     (name, schedule)
     for i, name in enumerate(TOPOLOGIES)
     for j, schedule in enumerate(TABLES["schedules"])
-    if (i + j) % 6 == 1
+    if (i + j) % 8 == 7
 }
 
 

@@ -18,6 +18,10 @@ from pathlib import Path
 import pytest
 
 from splitfed.registry import TABLES
+from tests.sources import nodes, parsed
+
+# One worker parses the library for all tests that read it.
+pytestmark = pytest.mark.xdist_group("sources")
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -169,20 +173,22 @@ def read(root: Path, top: str) -> Files:
     seen: set[Path] = set()
     for folder, _, names in os.walk(root / top, followlinks=True):
         for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
-            if path.resolve() not in seen:
-                seen.add(path.resolve())
-                relative = path.relative_to(root)
-                files |= parse({str(relative): path.read_text("utf-8")})
+            if (real := path.resolve()) not in seen:
+                seen.add(real)
+                relative = str(path.relative_to(root))
+                module = module_of(relative)
+                files[module] = File(module, relative, parsed(real))
     return files
 
 
 def parse(sources: dict[str, str]) -> Files:
     """Parse `sources`: path relative to the root -> text."""
-    files = {}
-    for path, text in sources.items():
-        module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        files[module] = File(module, path, ast.parse(text, path))
-    return files
+    return {module_of(path): File(module_of(path), path, ast.parse(text, path)) for path, text in sources.items()}
+
+
+def module_of(path: str) -> str:
+    """Return the dotted name of the module at `path`, relative to the root."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def unit(module: str) -> str:
@@ -211,12 +217,14 @@ def _walk(file: File, node: ast.AST, files: Files, function: bool, typing_only: 
     if isinstance(node, ast.Import | ast.ImportFrom):
         for target in _targets(file, node, files):
             yield Import(file.module, target, f"{file.path}:{node.lineno}", function, typing_only)
-    function |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    function |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     guarded: list[ast.stmt] = []
     if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
         guarded = node.body
     for child in ast.iter_child_nodes(node):
-        yield from _walk(file, child, files, function, typing_only or child in guarded)
+        # No expression holds an import.
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from _walk(file, child, files, function, typing_only or child in guarded)
 
 
 def _targets(file: File, node: ast.Import | ast.ImportFrom, files: Files) -> Iterator[str]:
@@ -347,7 +355,7 @@ def loaded_by_name(files: Files) -> list[str]:
 
 
 def _nodes(files: Files) -> Iterator[tuple[File, ast.AST]]:
-    return ((file, node) for file in files.values() for node in ast.walk(file.tree))
+    return ((file, node) for file in files.values() for node in nodes(file.tree))
 
 
 def one_class_of_a_name(files: Files) -> list[str]:

@@ -146,17 +146,36 @@ def unlinked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkout
 
 
+USE_ALL = """
+import json
+said = []
+for code in ("import splitfed.attacks", "import splitfed; splitfed.attacks", "import splitfed.topologies.vanilla"):
+    try:
+        exec(code)
+    except Exception as error:
+        said.append(str(error))
+    else:
+        said.append(f"{code} does nothing")
+print(json.dumps(said))
+"""
+TELL_ALL = """
+from splitfed.cli import main
+print([main(words) for words in (["list", "topologies", "--json"], ["plan", "splitfed/study/config/demo.toml"])])
+"""
+
+
 def test_a_checkout_without_links_says_what_to_do(unlinked: Path) -> None:
-    for code in ("import splitfed.attacks", "import splitfed; splitfed.attacks", "import splitfed.topologies.vanilla"):
-        done = subprocess.run([sys.executable, "-c", code], cwd=unlinked, capture_output=True, text=True, check=False)
-        assert (
-            "is a text file in place of a link to the folder attacks: run `make setup`" in done.stderr.splitlines()[-1]
-        )
-    for command in (("list", "attacks"), ("list", "topologies", "--json"), ("plan", "splitfed/study/config/demo.toml")):
-        given = [sys.executable, "-m", "splitfed", *command]
-        done = subprocess.run(given, cwd=unlinked, capture_output=True, text=True, check=False)
-        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
-        assert "run `make setup`" in done.stderr
+    done = subprocess.run([sys.executable, "-c", USE_ALL], cwd=unlinked, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for said in json.loads(done.stdout):
+        assert "is a text file in place of a link to the folder attacks: run `make setup`" in said
+    given = [sys.executable, "-m", "splitfed", "list", "attacks"]
+    done = subprocess.run(given, cwd=unlinked, capture_output=True, text=True, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert "run `make setup`" in done.stderr
+    done = subprocess.run([sys.executable, "-c", TELL_ALL], cwd=unlinked, capture_output=True, text=True, check=False)
+    assert (done.stdout.splitlines()[-1], len(done.stderr.splitlines())) == ("[2, 2]", 2), done.stderr
+    assert all("run `make setup`" in line for line in done.stderr.splitlines())
 
 
 def test_a_wheel_of_a_checkout_without_links_holds_both_packages(unlinked: Path, built: Built, tmp_path: Path) -> None:

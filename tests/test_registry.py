@@ -101,12 +101,20 @@ def test_what_is_no_attack_is_not_shown() -> None:
         _ = splitfed.attacks.Rmel
 
 
-def test_every_package_of_algorithms_is_an_attribute() -> None:
-    """In a process of its own, in which nobody has imported them."""
+def test_every_package_of_algorithms_is_an_attribute_and_none_uses_an_old_name() -> None:
+    """In a process of its own, in which nobody has imported them; a warning of an old name would end it."""
     packages = sorted(set(FOLDERS.values()))
-    code = f"import splitfed; print(*(getattr(splitfed, name).__name__ for name in {packages}))"
+    code = f"""
+import splitfed, warnings
+print(*(getattr(splitfed, name).__name__ for name in {packages}))
+warnings.simplefilter("ignore")
+warnings.filterwarnings("error", "splitfed", DeprecationWarning)
+[getattr(splitfed, name) for name in splitfed.__all__]
+import splitfed.cli
+"""
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.split() == [f"splitfed.{name}" for name in packages], done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     assert set(packages) <= set(splitfed.__all__)
 
 

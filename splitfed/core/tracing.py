@@ -13,7 +13,6 @@ loosely; see `splitfed.core.equivalence`.
 from __future__ import annotations
 
 import copy
-import copyreg
 import operator
 import traceback
 from collections import OrderedDict
@@ -107,60 +106,15 @@ class PieceModule(fx.GraphModule):
         # The graph is never changed again; what it says of its owner would lead from copy to copy.
         self.graph._owning_module = None
         memo[id(self.graph)] = self.graph
-        _copy_members(self, made, memo)
+        # Most tables of a module are its hooks, all empty, and to copy one takes as long as to copy a weight.
+        for module in self.modules():
+            memo.update((id(table), type(table)()) for table in vars(module).values() if _is_empty_table(table))
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return made
 
 
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype})
-_CONTAINERS = frozenset({dict, OrderedDict, list, set})
-
-
-def _copy_members(module: nn.Module, made: nn.Module, memo: Any) -> None:
-    """Let `made` have copies of all that `module` holds, as `copy.deepcopy` makes them, with less work.
-
-    Most of what a module holds are empty tables of hooks, for each of which `copy.deepcopy` asks how to pickle it.
-    """
-    members = vars(made)
-    for name, value in vars(module).items():
-        kind = type(value)
-        if name == "_compiled_call_impl":
-            # What `compile` has made of a module runs that module; its copies are called as they are.
-            continue
-        if kind in _PLAIN:
-            members[name] = value
-        elif kind in _CONTAINERS and not value and id(value) not in memo:
-            members[name] = memo[id(value)] = kind()
-        elif name == "_modules" and kind is dict and id(value) not in memo:
-            inner: dict[str, nn.Module | None] = {}
-            members[name] = memo[id(value)] = inner
-            inner.update((child, _copy_module(submodule, memo)) for child, submodule in value.items())
-        else:
-            members[name] = copy.deepcopy(value, memo)
-
-
-def _copy_module(module: nn.Module | None, memo: Any) -> nn.Module | None:
-    """Return what `copy.deepcopy` makes of `module`, which may copy itself in a way of its own."""
-    if module is None or id(module) in memo or not _is_copied_plainly(type(module)):
-        return copy.deepcopy(module, memo)
-    made: nn.Module = object.__new__(type(module))
-    memo[id(module)] = made
-    _copy_members(module, made, memo)
-    return made
-
-
-def _is_copied_plainly(kind: type[nn.Module]) -> bool:
-    """Return whether `copy.deepcopy` of a module of `kind` is an empty one whose `__dict__` is filled, no more."""
-    return (
-        kind.__getstate__ is nn.Module.__getstate__
-        and kind.__setstate__ is nn.Module.__setstate__
-        and kind.__reduce_ex__ is object.__reduce_ex__
-        and kind.__reduce__ is object.__reduce__
-        and kind.__new__ is object.__new__
-        and not hasattr(kind, "__deepcopy__")
-        and not hasattr(kind, "__getnewargs_ex__")
-        and not hasattr(kind, "__getnewargs__")
-        and kind not in copyreg.dispatch_table
-    )
+def _is_empty_table(value: Any) -> bool:
+    return type(value) in (dict, OrderedDict) and not value
 
 
 def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[str, Tensor]]:

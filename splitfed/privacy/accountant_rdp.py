@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -72,14 +73,20 @@ def sampled_epsilon(epsilon: float, rate: float) -> float:
 
 
 def _sampled(mechanism: Gaussian, rate: float, a: Array) -> Array:
-    from opacus.accountants.analysis.rdp import compute_rdp
-
     # Who takes part by chance is protected at least as well as who always does: the divergence is convex.
     whole, sigma = _whole(mechanism, a), mechanism.noise_multiplier
     if sigma < LEAST_SAMPLED:
         return whole
-    found = np.asarray(compute_rdp(q=rate, noise_multiplier=sigma, steps=1, orders=a.tolist()), dtype=float)
+    found = np.array([_sampled_at(sigma, rate, order) for order in a.tolist()])
     return np.where(np.isfinite(found), np.minimum(found, whole), whole)
+
+
+@lru_cache(maxsize=1 << 16)
+def _sampled_at(sigma: float, rate: float, order: float) -> float:
+    """The divergence of one use at one order, of which every round asks for the same ones again."""
+    from opacus.accountants.analysis.rdp import compute_rdp
+
+    return float(compute_rdp(q=rate, noise_multiplier=sigma, steps=1, orders=order))
 
 
 def _whole(mechanism: Mechanism, a: Array) -> Array:

@@ -44,7 +44,7 @@ def centered_kernel_alignment(x: Tensor, z: Tensor) -> float:
     0 where either argument is constant, or its own estimate is not above 0.
     """
     k, level = (_off_diagonal(part) for part in _kernels(x, z))
-    return float(_alignment(k, level))
+    return float(_alignment(k, level, _unbiased(k, k)))
 
 
 @torch.no_grad()
@@ -56,11 +56,12 @@ def permutation_test_hsic(x: Tensor, z: Tensor, permutations: int, generator: to
     """
     check_count("permutations", permutations, low=1)
     k, level = (_off_diagonal(part) for part in _kernels(x, z))
-    value = _alignment(k, level)
+    own = _unbiased(k, k)
+    value = _alignment(k, level, own)
     null = []
     for _ in range(permutations):
         order = torch.randperm(len(k), generator=generator, device=generator.device).to(k.device)
-        null.append(_alignment(k, level[order][:, order]))
+        null.append(_alignment(k, level[order][:, order], own))
     drawn = torch.stack(null)
     # Shuffles that only swap equal rows tie with the statistic, up to rounding: they count as reaching it.
     reached = int((drawn >= value - 1e-12).sum())
@@ -103,9 +104,10 @@ def _unbiased(k: Tensor, level: Tensor) -> Tensor:
     return total / (n * (n - 3))
 
 
-def _alignment(k: Tensor, level: Tensor) -> Tensor:
-    own = _unbiased(k, k), _unbiased(level, level)
+def _alignment(k: Tensor, level: Tensor, own: Tensor) -> Tensor:
+    """Return the alignment of two kernel matrices with zero diagonals; `own`: the unbiased HSIC of `k` and `k`."""
+    other = _unbiased(level, level)
     # Of a constant argument all entries are 1: what is left is rounding.
-    if min(float(one) for one in own) <= 1e-12:
+    if min(float(own), float(other)) <= 1e-12:
         return torch.zeros((), dtype=k.dtype)
-    return _unbiased(k, level) / (own[0] * own[1]).sqrt()
+    return _unbiased(k, level) / (own * other).sqrt()

@@ -8,6 +8,7 @@ import platform
 import subprocess
 import warnings
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
@@ -158,6 +159,7 @@ def environment() -> dict[str, Any]:
     }
 
 
+@cache
 def _version(name: str) -> str | None:
     try:
         return version(name)
@@ -165,8 +167,9 @@ def _version(name: str) -> str | None:
         return None
 
 
+@cache
 def _commit() -> str | None:
-    """The commit of the source tree, where the package runs from one."""
+    """The commit of the source tree, where the package runs from one, when this process first asked."""
     here = Path(__file__).resolve().parents[1]
     if not (here.parent / ".git").exists():
         return None

@@ -234,7 +234,7 @@ def both(monkeypatch: pytest.MonkeyPatch, make: Callable[[], sf.Topology], clien
 PAIRS = [(name, schedule) for name in TOPOLOGIES for schedule in TABLES["schedules"] if (name, schedule) not in REFUSED]
 
 
-@pytest.mark.parametrize(("name", "schedule"), thin(PAIRS, 4))
+@pytest.mark.parametrize(("name", "schedule"), thin(PAIRS, 9))
 def test_every_topology_and_schedule_trains_to_the_same_bits_as_bytes(
     name: str, schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,13 +243,13 @@ def test_every_topology_and_schedule_trains_to_the_same_bits_as_bytes(
     assert (run.engine.link.headers > 0) is (run.engine.traffic.messages(None) > 0)
 
 
-@pytest.mark.parametrize("defense", thin([name for name in DEFENSES if name != "marvell"], 2))  # for two classes alone
+@pytest.mark.parametrize("defense", thin([name for name in DEFENSES if name != "marvell"], 5))  # for two classes alone
 def test_every_defense_goes_as_bytes(defense: str, monkeypatch: pytest.MonkeyPatch) -> None:
     topology = TOPOLOGIES["u_shaped" if defense in BACKWARDS else "vanilla"]
     assert both(monkeypatch, topology, defenses=(DEFENSES[defense],)).bytes > 0
 
 
-@pytest.mark.parametrize("method", thin(TABLES["methods"], 2))
+@pytest.mark.parametrize("method", thin(TABLES["methods"], 5))
 def test_every_method_goes_as_bytes(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = both(monkeypatch, TOPOLOGIES["local"], 2, method=load("methods", method)(), schedule="independent")
     assert (run.bytes > 0) is (method != "standalone")

@@ -18,6 +18,7 @@ from torch import nn
 from splitfed.core.errors import InvalidInput
 from splitfed.models.build import make
 from splitfed.models.import_paths import Code
+from tests.sources import nodes, parsed
 from tests.study.examples import checked, placed, small
 
 OWN = """
@@ -305,13 +306,14 @@ def test_methods_have_models_by_the_same_rules(own: Path) -> None:
     assert not (own / "run").exists()
 
 
+@pytest.mark.xdist_group("sources")
 def test_modules_are_imported_by_name_in_few_places() -> None:
     """Whatever imports by a name that it was given stands in this list, or follows the rules above."""
     root = Path(__file__).resolve().parents[2]
     ways = {"import_module", "resolve_name", "__import__", "run_module", "run_path", "exec", "eval", "literal_eval"}
     found = set()
     for file in [f for top in ("splitfed", "attacks", "topologies") for f in (root / top).rglob("*.py")]:
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        for node in nodes(parsed(file.resolve())):
             named = node.func if isinstance(node, ast.Call) else None
             name = named.id if isinstance(named, ast.Name) else getattr(named, "attr", None)
             # Methods such as module.eval() are no builtins.

@@ -92,28 +92,28 @@ def test_what_a_package_adds_is_used_in_a_study_and_told_in_the_report(tmp_path:
     assert "config.toml: data.name: unknown data set 'toy_digits'" in error, "without the package, a line for each name"
 
 
-@pytest.mark.parametrize(
-    ("target", "line"),
-    [
-        ("no_such_package:Name", "attack 'mine' of other 2.0 cannot be imported from 'no_such_package:Name'"),
-        ("json:JSONDecoder", "attack 'mine' of other 2.0 is 'json:JSONDecoder'; expected a subclass of splitfed"),
-        (
-            "json:dumps",
-            "attack 'mine' of other 2.0 is 'json:dumps'; expected a subclass of splitfed.attacks.base:Attack",
-        ),
-    ],
-)
-def test_a_broken_one_is_named_in_a_line_and_breaks_nothing_else(target: str, line: str, tmp_path: Path) -> None:
-    describe(tmp_path / "packages", {"splitfed.attacks": {"mine": target}})
+BROKEN = {
+    "gone": ("no_such_package:Name", "cannot be imported from 'no_such_package:Name'"),
+    "other": ("json:JSONDecoder", "is 'json:JSONDecoder'; expected a subclass of splitfed"),
+    "function": ("json:dumps", "is 'json:dumps'; expected a subclass of splitfed.attacks.base:Attack"),
+}
+
+
+def test_a_broken_one_is_named_in_a_line_and_breaks_nothing_else(tmp_path: Path) -> None:
+    describe(tmp_path / "packages", {"splitfed.attacks": {name: target for name, (target, _) in BROKEN.items()}})
     code = (
-        "import splitfed, sys\nfrom splitfed.registry import load, read_head\n"
-        "read_head('attacks', 'mine'); load('attacks', 'norm')\n"
-        "try: load('attacks', 'mine')\nexcept splitfed.InvalidInput as error: print(error)"
+        "import splitfed\nfrom splitfed.registry import load, read_head\n"
+        f"for name in {list(BROKEN)}:\n"
+        "    read_head('attacks', name); load('attacks', 'norm')\n"
+        "    try: load('attacks', name)\n"
+        "    except splitfed.InvalidInput as error: print(error)"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "packages")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-    assert done.stdout.startswith(line), done.stderr
-    assert len(done.stdout.splitlines()) == 1
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(BROKEN), done.stderr
+    for line, (name, (_, why)) in zip(lines, BROKEN.items(), strict=True):
+        assert line.startswith(f"attack {name!r} of other 2.0 {why}")
 
 
 def test_a_file_that_cannot_be_read_is_named_in_the_list(tmp_path: Path) -> None:

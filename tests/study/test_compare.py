@@ -25,6 +25,7 @@ from splitfed.study.run.comparison import ComparedMetric, Comparison
 from splitfed.study.run.row_scores import mean_over_runs, score_victims
 from splitfed.study.run.runner import read_result
 from tests.study.examples import small, write
+from tests.thinning import thin
 
 NOISE = "noise(scale=1, relative=true)"
 
@@ -158,19 +159,21 @@ def test_test_rows_of_an_undefended_run_are_those_that_were_scored(folder: Path)
     assert rows.found.mean < 0
 
 
-def test_no_difference_is_not_claimed() -> None:
-    """150 studies of ten seeds: the share with any claim at all stays below 5 % and four of its errors."""
-    claimed = sum(bool(compare_sides(two_sides(10, 0.0, draw)).claims) for draw in range(150)) / 150
-    assert claimed < 0.05 + 4 * math.sqrt(0.05 * 0.95 / 150)
+@pytest.mark.parametrize("studies", thin([50, 150], 2))
+def test_no_difference_is_not_claimed(studies: int) -> None:
+    """Studies of ten seeds: the share with any claim at all stays below 5 % and four of its errors."""
+    claimed = sum(bool(compare_sides(two_sides(10, 0.0, draw)).claims) for draw in range(studies)) / studies
+    assert claimed < 0.05 + 4 * math.sqrt(0.05 * 0.95 / studies)
 
 
-def test_a_planted_difference_is_found_as_often_as_said() -> None:
+@pytest.mark.parametrize("studies", thin([40, 80], 2))
+def test_a_planted_difference_is_found_as_often_as_said(studies: int) -> None:
     """A shift of 1.2 deviations in both metrics; the seeds that are needed for two tests find each in 80 %."""
     needed = needed_pairs(1.2, 0.05 / 2)
     assert needed is not None
     metrics = ["accuracy", "psnr"]
-    found = [compare_sides(two_sides(needed, 1.2, draw), metrics=metrics) for draw in range(80)]
-    assert sum(len(one.claims) for one in found) / 160 > 0.8 - 3 * math.sqrt(0.16 / 80)
+    found = [compare_sides(two_sides(needed, 1.2, draw), metrics=metrics) for draw in range(studies)]
+    assert sum(len(one.claims) for one in found) / (2 * studies) > 0.8 - 3 * math.sqrt(0.16 / studies)
     assert all(one.found.mean > 0 for each in found for one in each.claims)
 
 

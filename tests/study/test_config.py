@@ -356,7 +356,7 @@ def check_study_is_valid_or_refused(study: dict[str, Any]) -> None:
 
 
 @given(mutated())
-@settings(max_examples=120, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 def test_any_study_is_valid_or_refused_in_lines(study: dict[str, Any]) -> None:
     check_study_is_valid_or_refused(study)
 

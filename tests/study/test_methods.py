@@ -129,7 +129,7 @@ def test_methods_are_an_axis_of_the_grid() -> None:
     assert checked(small()).cells[0].method.part is None
 
 
-@pytest.mark.parametrize("name", thin(TABLES["methods"], 3))
+@pytest.mark.parametrize("name", thin(TABLES["methods"], 6))
 def test_every_method_runs_from_a_study_as_planned(name: str, tmp_path: Path) -> None:
     """On whole models, with what methods may ask for: a border in the model, rows to show, several classes a client."""
     rows = {**DATA, "dirichlet": None, "public": 0.1}

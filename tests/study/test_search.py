@@ -7,6 +7,7 @@ import csv
 import json
 import sqlite3
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from splitfed.study.run import session
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.search_queue import SearchQueue
 from splitfed.study.run.search_session import SearchSession
-from tests.blank_figures import PICTURES
 from tests.study.examples import write
 from tests.study.search_examples import records, run, searching
 from tests.study.test_run import tensors, timeless
@@ -74,8 +74,7 @@ def states(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("search")
-    with PICTURES.shown():
-        assert run(write(home, attacked()), home / "out") == 0
+    assert run(write(home, attacked()), home / "out") == 0
     return home / "out"
 
 
@@ -172,6 +171,7 @@ class Stopped:
         return found
 
 
+Uninterrupted = Callable[[str], tuple[session.CheckedStudy, dict[str, Any]]]
 INTERRUPTED = {
     "random": searching({"sampler": "random", "trials": 3}, study={"name": "search", "seeds": [0, 1]}),
     "tpe": searching({"sampler": "tpe", "trials": 3, "startup": 1}, study={"name": "search", "seeds": [0, 1]}),
@@ -179,14 +179,16 @@ INTERRUPTED = {
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[session.CheckedStudy, dict[str, Any]]]:
-    """Searches that were checked, and what they find without an interruption, by sampler."""
-    found = {}
-    for sampler, study in INTERRUPTED.items():
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
+    """By sampler, a search that was checked, and what it finds without an interruption; done when first asked for."""
+
+    @cache
+    def found(sampler: str) -> tuple[session.CheckedStudy, dict[str, Any]]:
         home = tmp_path_factory.mktemp(sampler)
-        ready = session.prepare_study(write(home, study))
+        ready = session.prepare_study(write(home, INTERRUPTED[sampler]))
         session.run_study(ready, home / "out")
-        found[sampler] = ready, outcome(home / "out")
+        return ready, outcome(home / "out")
+
     return found
 
 
@@ -203,11 +205,11 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[s
 def test_an_interrupted_search_ends_in_the_same_bits(
     sampler: str,
     event: str,
-    uninterrupted: dict[str, tuple[session.CheckedStudy, dict[str, Any]]],
+    uninterrupted: Uninterrupted,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (ready, expected), folder = uninterrupted[sampler], tmp_path / "out"
+    (ready, expected), folder = uninterrupted(sampler), tmp_path / "out"
     with monkeypatch.context() as patched:
         match event:
             case "round":

@@ -67,7 +67,7 @@ def test_every_topology_is_here() -> None:
     "name",
     [
         # What a study does with a topology is seen with these; that every one trains, in tests of the schedules.
-        pytest.param(name, marks=() if name in ("u_shaped", "vertical", "custom") else pytest.mark.exhaustive)
+        pytest.param(name, marks=() if name in ("vertical", "custom") else pytest.mark.exhaustive)
         for name in PLACED
     ],
 )

@@ -95,7 +95,8 @@ def test_a_continued_run_goes_on_in_its_folder_after_a_crash_too(tmp_path: Path)
 
 
 def test_what_was_worked_out_for_the_length_is_not_continued() -> None:
-    private = go(2, defenses=sf.defenses.DpSgd(epsilon=8.0, delta=1e-3), local=sf.LocalUpdate(sampling="poisson"))
+    rdp = sf.defenses.DpSgd(epsilon=8.0, delta=1e-3, accountant="rdp")
+    private = go(2, defenses=rdp, local=sf.LocalUpdate(sampling="poisson"))
     assert_refuses(lambda: private.continue_training(1), "DpSgd was worked out for 2 rounds, and would be another one")
     assert len(private.history) == 2
     fixed = go(2, defenses=sf.defenses.DpSgd(noise_multiplier=1.0), local=sf.LocalUpdate(sampling="poisson"))

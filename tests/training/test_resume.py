@@ -89,7 +89,10 @@ def outcome(run: Run) -> dict[str, Any]:
     return {"state": state, "views": views, "history": history}
 
 
-@pytest.fixture(scope="module", params=["vanilla", "u_shaped"])
+SHAPES = ("vanilla", "u_shaped")
+
+
+@pytest.fixture(scope="module")
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
     torch.set_num_threads(1)
     found = outcome(go(tmp_path_factory.mktemp("whole") / "run", request.param))
@@ -98,7 +101,9 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, found
 
 
-@pytest.mark.parametrize("stop", thin(range(1, ROUNDS + 1), 3))
+@pytest.mark.parametrize(
+    ("whole", "stop"), thin([(shape, stop) for shape in SHAPES for stop in range(1, ROUNDS + 1)], 3), indirect=["whole"]
+)
 def test_stopped_after_a_round(whole: tuple[str, dict[str, Any]], tmp_path: Path, stop: int) -> None:
     shape, expected = whole
     with pytest.raises(Stop):
@@ -109,7 +114,9 @@ def test_stopped_after_a_round(whole: tuple[str, dict[str, Any]], tmp_path: Path
     assert [entry["round"] for entry in lines] == list(range(ROUNDS))
 
 
-@pytest.mark.parametrize("count", [5, 40, 70])
+@pytest.mark.parametrize(
+    ("whole", "count"), thin([(shape, count) for shape in SHAPES for count in (5, 40, 70)], 2), indirect=["whole"]
+)
 def test_stopped_within_a_round(
     whole: tuple[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
@@ -130,13 +137,18 @@ def test_stopped_within_a_round(
     assert_same(outcome(go(tmp_path / "run", shape, resume=True)), expected)
 
 
+@pytest.mark.parametrize("whole", thin(SHAPES, 2), indirect=True)
 def test_a_run_without_a_folder_is_the_same_run(whole: tuple[str, dict[str, Any]]) -> None:
     shape, expected = whole
     free = go(None, shape, record=Recording(("server", "client1"), every=2))
     assert_same(outcome(free), expected)
 
 
-@pytest.mark.parametrize("damage", ["party", "half-written", "missing manifest"])
+@pytest.mark.parametrize(
+    ("whole", "damage"),
+    thin([(shape, damage) for shape in SHAPES for damage in ("party", "half-written", "missing manifest")], 2),
+    indirect=["whole"],
+)
 def test_a_damaged_newest_checkpoint(whole: tuple[str, dict[str, Any]], tmp_path: Path, damage: str) -> None:
     shape, expected = whole
     with pytest.raises(Stop):

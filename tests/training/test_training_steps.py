@@ -21,6 +21,7 @@ from splitfed.threats.retraining import Rerun
 from splitfed.topologies import local, vanilla
 from tests.examples import assert_same
 from tests.federated.examples import check_planned, check_resumed, go, hand, model, own
+from tests.thinning import thin
 from tests.training.training_steps import CUTS, Decay, make_decay, train_cut, train_uncut, weights_of
 
 MOMENTUM = {"lr": 0.1, "momentum": 0.9}
@@ -63,8 +64,10 @@ def compare(cut: str, case: str, update: LocalUpdate = LocalUpdate()) -> dict[st
     return found
 
 
-@pytest.mark.parametrize("case", ["own class", "own function", "groups"])
-@pytest.mark.parametrize("cut", [cut for cut in CUTS if cut != "tied u_shaped"])
+@pytest.mark.parametrize(
+    ("cut", "case"),
+    thin([(c, case) for c in CUTS if c != "tied u_shaped" for case in ("own class", "own function", "groups")], 2),
+)
 def test_each_partys_own_optimizer_is_that_of_the_uncut_model(cut: str, case: str) -> None:
     compare(cut, case)
 
@@ -128,7 +131,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("cut", "case"), PAIRS, ids=" ".join)
+@pytest.mark.parametrize(("cut", "case"), thin(PAIRS, 2))
 def test_a_step_over_several_batches_is_that_of_the_uncut_loop(cut: str, case: str) -> None:
     """Of 38 rows in batches of 8, the last of 6, in groups of 3: the last step of an epoch has 2 batches."""
     compare(cut, case, LocalUpdate(accumulate=3))
@@ -181,8 +184,10 @@ def test_the_steps_of_every_party_are_known_beforehand(schedule: str) -> None:
     assert last == taken
 
 
-@pytest.mark.parametrize("case", ["own class", "groups", "accumulate"])
-@pytest.mark.parametrize("split", [False, True], ids=["fedavg", "splitfed_v1"])
+@pytest.mark.parametrize(
+    ("split", "case"),
+    thin([(split, case) for split in (False, True) for case in ("own class", "groups", "accumulate")], 2),
+)
 def test_a_resumed_run_ends_in_the_same_bits(case: str, split: bool, tmp_path: Path) -> None:
     group = sf.ParameterGroup("*.bias", {"weight_decay": 0.1})
     changes: dict[str, Any] = {

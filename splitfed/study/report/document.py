@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from splitfed.study.report.data import METRICS, check_report_links, read_study
@@ -34,6 +34,21 @@ def write_report(folder: Path, *, trust: bool = False) -> Path:
     outcome = read_search_outcome(folder)
     study = read_study(folder, trust=trust, only=() if outcome is None else outcome.runs)
     summary = summary_of(study)
+    functions = {
+        "utility": partial(format_utility, summary),
+        "utility_interval": partial(_format_ends, write=partial(format_utility, summary)),
+        "reversed": lambda attack, metric: bool(reversal_clause(attack, metric)),
+        "name_of": partial(name_of, summary),
+        "commands": reproduction_commands(study),
+    }
+    path, content = folder / "report.html", {**page_content(study, summary), **search_content(outcome)}
+    write_atomic(path, _template().render(**functions, **content).encode())
+    return path
+
+
+@cache
+def _template() -> Template:
+    """Return the page's template; to compile it takes as long as to write a small report."""
     loader = FileSystemLoader(Path(__file__).parent)
     page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page.filters |= {
@@ -44,21 +59,8 @@ def write_report(folder: Path, *, trust: bool = False) -> Path:
         "shade": shade_percent,
         "stacked": stack_bars,
     }
-    page.globals |= {
-        "policy": security_policy,
-        "score": _format_score,
-        "utility": partial(format_utility, summary),
-        "utility_interval": partial(_format_ends, write=partial(format_utility, summary)),
-        "reversed": lambda attack, metric: bool(reversal_clause(attack, metric)),
-        "name_of": partial(name_of, summary),
-        "commands": reproduction_commands(study),
-    }
-    path = folder / "report.html"
-    write_atomic(
-        path,
-        page.get_template("report.html").render(**page_content(study, summary), **search_content(outcome)).encode(),
-    )
-    return path
+    page.globals |= {"policy": security_policy, "score": _format_score}
+    return page.get_template("report.html")
 
 
 def format_interval(found: Mapping[str, Any], digits: int = 3) -> str:

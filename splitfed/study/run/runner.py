@@ -82,8 +82,9 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard: G
     if folder.is_dir() and not (folder / "run.json").is_file():
         # A crash came before the run had been described: nothing has been computed yet.
         shutil.rmtree(folder)
+    builder = build.StudyBuilder(data)
     try:
-        run = train_cell(cell, data, folder, watcher, guard)
+        run = train_cell(cell, data, folder, watcher, guard, builder)
     except NonFinite as error:
         guard()
         return write_result(folder, {**identity_of(cell), "failed": str(error)})
@@ -93,8 +94,8 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard: G
     measurements = {
         **identity_of(cell),
         **_measure_run(run, cell),
-        **_planned_costs(run, cell, data),
-        "privacy": _privacy_ledgers(run, cell, data),
+        **_planned_costs(run, cell, builder),
+        "privacy": _privacy_ledgers(run, cell, builder),
         "attacks": [],
         "files": save_prototypes(run, folder),
         **({"refused": [{"attack": label, "why": why} for label, why in cell.left_out]} if cell.left_out else {}),
@@ -158,9 +159,20 @@ def read_result(folder: Path) -> Json | None:
     return current_keys(digests.read(path, digests.REMEASURE)) if path.is_file() else None
 
 
-def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard: Guard = lambda: None) -> Run:
-    """Train the run of `cell` in `folder`, from its newest checkpoint if there is one."""
-    plan, built, schedule = cell.training, build.topologies(cell, data), build.schedule(cell)
+def train_cell(
+    cell: Cell,
+    data: Dataset,
+    folder: Path,
+    watcher: Watcher,
+    guard: Guard = lambda: None,
+    builder: build.StudyBuilder | None = None,
+) -> Run:
+    """Train the run of `cell` in `folder`, from its newest checkpoint if there is one.
+
+    `builder`: who has made the run's topology and split, or will be asked for them again; None for one of its own.
+    """
+    builder = builder or build.StudyBuilder(data)
+    plan, built, schedule = cell.training, builder.topologies(cell), build.schedule(cell)
     method, topology = build.method(cell, data), build.first_topology(built)
     names = PartyNames(topology, schedule, cell.data.clients, aggregated=method is not None)
 
@@ -175,7 +187,7 @@ def train_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard:
 
     return train(
         built if cell.models else with_key_folder(topology, cell, folder),
-        build.federation(data, cell.data, cell.seed),
+        builder.federation(cell),
         schedule=schedule,
         defenses=build.defenses(cell),
         method=method,
@@ -370,9 +382,8 @@ def _selected_round(run: Run) -> Json | None:
     return {"round": int(best["round"]) + 1, **scores, "across": _summarize_scores(best["test"], "across")}
 
 
-def _planned_costs(run: Run, cell: Cell, data: Dataset) -> Json:
+def _planned_costs(run: Run, cell: Cell, builder: build.StudyBuilder) -> Json:
     """Return what was predicted before training, what the formulas need, and who sees what."""
-    builder = build.StudyBuilder(data)
     ready = builder.prepare(cell)
     # Without defenses it is the same once more.
     defended = builder.prepare(cell, defended=True) if build.defenses(cell) else ready
@@ -398,9 +409,9 @@ def _planned_costs(run: Run, cell: Cell, data: Dataset) -> Json:
     }
 
 
-def _privacy_ledgers(run: Run, cell: Cell, data: Dataset) -> Json | None:
+def _privacy_ledgers(run: Run, cell: Cell, builder: build.StudyBuilder) -> Json | None:
     """Return the ledger that was planned and the one that was counted; None where nothing is promised."""
-    if (planned := privacy.plan_ledger(cell, build.StudyBuilder(data))) is None:
+    if (planned := privacy.plan_ledger(cell, builder)) is None:
         return None
     return {"ledger": _without_infinities(run.ledger.as_dict()), "planned": _without_infinities(planned)}
 
