@@ -39,6 +39,7 @@ __all__ = [
     "Imitate",
     "Imitation",
     "Knowledge",
+    "NamesClasses",
     "Needs",
     "Outcome",
     "Phase",
@@ -99,6 +100,16 @@ class StatesStepRows(Protocol):
     @property
     def step_rows(self) -> int:
         """Victims in a step, the last one has what is left; 0: as many as the run trained on in one."""
+        ...
+
+
+@runtime_checkable
+class NamesClasses(Protocol):
+    """An attack on labels that may tell classes apart without knowing what they are called."""
+
+    @property
+    def names_classes(self) -> bool:
+        """Whether it knows: else it is also scored by the best assignment of its classes to the true ones."""
         ...
 
 

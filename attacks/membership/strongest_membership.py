@@ -104,7 +104,7 @@ class StrongestMembership(Attack):
         _, chosen, attack = unwrap(best)
         prediction = attack(view, knowledge, generator).prediction
         progress(most, most)
-        return PredictionAndSelection(prediction, Selection(chosen, tuple(tried), "auc"))
+        return PredictionAndSelection(prediction, Selection(chosen, tuple(tried), "auc", criterion="on imitated runs"))
 
     def _families(self) -> dict[str, Iterator[tuple[int, Attack]]]:
         """Return name -> the sizes of its work, in copies (0: none), with the attack of each."""
