@@ -42,6 +42,14 @@ class KnownVictims:
         """By what is judged: "auc" for two classes, else "accuracy"."""
         return "auc" if self.classes == 2 else "accuracy"
 
+    def extended(self, labels: Tensor, victims: int) -> KnownVictims:
+        """Return these and further known rows, with `labels` (count,), that stand behind the `victims`."""
+        hints = {}
+        for number in range(self.classes):
+            further = (labels == number).nonzero()[:, 0] + victims
+            hints[number] = torch.cat([self.hints.get(number, further[:0]).cpu(), further])
+        return KnownVictims(hints, self.classes)
+
     def folds(self) -> Iterator[tuple[dict[int, Tensor], Tensor]]:
         """Yield the hints that are left in each fold, class -> positions, and the positions (count,) held out of it."""
         for fold in range(FOLDS):

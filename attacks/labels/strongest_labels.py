@@ -3,23 +3,23 @@
 Paper: none; after Fu, Zhang, Ji, Chen, Wu, Guo, Zhou, Liu, Wang, "Label inference attacks against vertical federated
 learning", USENIX Security 2022, whose adversary knows a few labels; here these choose among attacks.
 
-Its members are `direct_label`, `batch_label_inference`, `unsplit_labels`, `insider_labels`, `model_completion` (with
-all labels that it can use, and with 4 of each class), `norm`, `direction`, `spectral`, `similar` and `exploit`: those
-of them for which the run grants what they need, and which take such labels. Why the others took no part is in
+Its members are `direct_label`, `batch_label_inference`, `unsplit_labels`, `similar`, `norm`, `direction`, `spectral`,
+`insider_labels`, `model_completion` (with all labels that it can use, and with 4 of each class) and `exploit`: those of
+them for which the run grants what they need, and which take such labels. Why the others took no part is in
 `Selection.left_out`.
 
 No party can have a step taken with rows of its own and labels of its choice, so nothing but victims can judge what is
 read from gradients. The adversary therefore knows `hints` of each class, which are not scored. All members predict
 these as well, and the one with the greatest AUC (two classes) or accuracy on them makes the prediction; of equal ones
 the first in the order above, with the least work. A member that learns from known victims is judged on half of them
-after it has learnt from the other half, in turn, and then learns from all. Where the sign of a score is a guess
-(`norm`, `spectral`), the score turned over is a member too. No other label has a part in it.
+after it has learnt from the other half, in turn, and then learns from all. `model_completion`, which predicts rows
+that took no step, is judged on the share `validation` of the labelled auxiliary rows too, which it learns from only
+once it was chosen. Where the sign of a score is a guess (`norm`, `spectral`), the score turned over is a member too.
+No other label has a part in it.
 
-With fewer than two known victims of each class nothing can judge what is read from gradients: the first member in the
-order above is taken (`Selection.criterion`), errors are NaN, and `model_completion` alone may do more work, judged on
-the share `validation` of the labelled auxiliary rows, which it learns from only once it was taken. A member that takes
-steps is tried with twice as many until that gains less than a point (.01) or `doublings` is reached, and which of the
-two it was is said.
+With fewer than two known victims of each class the first member in that order is taken, which `Selection.criterion`
+says; errors are NaN, and no member but `model_completion` does more work. A member that takes steps is tried with twice
+as many until that gains less than a point (.01) or `doublings` is reached, and which of the two it was is said.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from splitfed.registry import load
 QUICK = {"iterations": 200, "doublings": 1}
 STANDARD = {"iterations": 400, "doublings": 2}
 FULL = {"iterations": 800, "doublings": 4}
-LEAST_HINTS, ALL_HINTS = 2, 8
+LEAST_HINTS, ALL_HINTS = 2, 12
 FEW = 4
 """Labelled rows of each class that `model_completion` has in its paper."""
 PASSES = 8.0
@@ -70,7 +70,7 @@ class LabelMember(NamedTuple):
 
     `needs`: what must be granted beyond what the attack requires; `learns`: whether it learns from known victims;
     `named`: whether these name the classes that it found; `turned`: whether its scores are turned over; `rows`: whether
-    labelled auxiliary rows of its own can judge it.
+    labelled auxiliary rows judge it as well.
     """
 
     name: str
@@ -96,7 +96,7 @@ class _Found(NamedTuple):
 class StrongestLabels(Attack):
     """Members take `iterations` at first, doubled at most `doublings` times; `hints` victims of each class are known.
 
-    `hints`: None: eight in all, and two of each class at least. `validation`: see above. Budgets are called "quick",
+    `hints`: None: twelve in all, and two of each class at least. `validation`: see above. Budgets are called "quick",
     "standard" and "full"; "fast", "default" and "paper" are the same.
     """
 
@@ -154,19 +154,20 @@ class StrongestLabels(Attack):
     def members(self, knowledge: Knowledge, known: KnownVictims) -> Iterator[LabelMember]:
         """Yield all members, granted or not, in the order that decides where nothing else does."""
         count = known.least
+        learnt: dict[str, Any] = {"learns": True, "hints": max(count, 1)}
         yield _member("direct_label")
         yield _member("batch_label_inference", self.iterations)
-        yield _member("unsplit_labels", self.iterations, learns=True, hints=max(count, 1))
-        yield _member("insider_labels")
-        yield from self._completions(knowledge, known)
+        yield _member("unsplit_labels", self.iterations, **learnt)
+        yield _member("similar", **learnt)
+        yield _member("similar", name="similar, k-means", method="k-means", **learnt)
         yield _member("norm")
-        yield _member("direction", learns=True, hints=max(count, 1))
+        yield _member("direction", **learnt)
         yield _member("spectral")
         yield _member("spectral", name="spectral, releases", needs=Needs.RELEASES, rows="releases")
-        yield _member("similar", learns=True, hints=max(count, 1))
-        yield _member("similar", name="similar, k-means", learns=True, method="k-means", hints=max(count, 1))
-        sent: dict[str, Any] = {"rows": "sent", "measure": "euclidean", "hints": max(count, 1)}
-        yield _member("similar", name="similar, sent", needs=Needs.OWN_INPUTS, learns=True, **sent)
+        yield _member("insider_labels")
+        yield from self._completions(knowledge, known)
+        sent: dict[str, Any] = {"rows": "sent", "measure": "euclidean", **learnt}
+        yield _member("similar", name="similar, sent", needs=Needs.OWN_INPUTS, **sent)
         yield _member("exploit", self.iterations, named=count > 0)
         yield _member("norm", name="norm, turned over", turned=True)
         yield _member("spectral", name="spectral, turned over", turned=True)
@@ -177,8 +178,7 @@ class StrongestLabels(Attack):
         """Yield `model_completion` with all labels that it can use of each class, and with the few of its paper."""
         completion, labels = load("attacks", "model_completion"), knowledge.auxiliary_labels
         least = 0 if labels is None else int(torch.bincount(labels.long().cpu(), minlength=known.classes).min())
-        if not known.judges:
-            least -= math.floor(self.validation * least)
+        least -= math.floor(self.validation * least)
 
         def sized(size: int, labelled: int) -> Attack:
             forgotten = min(PASSES / size, 0.5)
@@ -229,7 +229,7 @@ class LabelTrials:
     def predict(self, name: str) -> Tensor:
         """Return what the member `name` predicts of the victims, once it has learnt from all that is known."""
         _, member, size, scores = self.found[name]
-        if member.learns if self._known.judges else member.rows:
+        if member.rows or (member.learns and self._known.judges):
             return self._predict(member, size, self._knowledge, "all")
         return name_clusters(scores, self._knowledge.hints) if member.named else scores
 
@@ -252,9 +252,9 @@ class LabelTrials:
 
     def _attempt(self, member: LabelMember, size: int, progress: Progress) -> tuple[float, Tensor]:
         """Return the member's error on what it has not learnt from (NaN: there is nothing), and all its scores."""
+        if member.rows:
+            return self._attempt_with_auxiliary_rows(member, size, progress)
         if not self._known.judges:
-            if member.rows:
-                return self._attempt_on_auxiliary_rows(member, size, progress)
             return math.nan, self._predict(member, size, self._knowledge, "all", progress)
         if member.learns:
             scores = self._known.cross_predict(
@@ -265,8 +265,8 @@ class LabelTrials:
         judged = self._known.cross_predict(partial(name_clusters, scores)) if member.named else scores
         return self._known.error(judged), scores
 
-    def _attempt_on_auxiliary_rows(self, member: LabelMember, size: int, progress: Progress) -> tuple[float, Tensor]:
-        """Return the error on the labelled auxiliary rows held out, which stand behind the victims without a mark."""
+    def _attempt_with_auxiliary_rows(self, member: LabelMember, size: int, progress: Progress) -> tuple[float, Tensor]:
+        """Return the same; labelled auxiliary rows are held out, and stand behind the victims without a mark."""
         labels = unwrap(self._knowledge.auxiliary_labels).long()
         drawn = torch.Generator().manual_seed(derive(self._seed, "validation"))
         kept = _share_of_each(labels.cpu(), self._validation, drawn)
@@ -280,12 +280,8 @@ class LabelTrials:
             auxiliary_labels=labels[left],
         )
         both = self._predict(member, size, known, "validation", progress)
-        victims, held_out = both[: len(both) - len(kept)], both[len(both) - len(kept) :]
-        judge = KnownVictims(
-            {number: (labels[kept].cpu() == number).nonzero()[:, 0] for number in range(self._known.classes)},
-            self._known.classes,
-        )
-        return (judge.error(held_out) if judge.least else math.nan), victims
+        judge = self._known.extended(labels[kept].cpu(), len(both) - len(kept))
+        return (judge.error(both) if judge.least else math.nan), both[: len(both) - len(kept)]
 
     def _predict(
         self, member: LabelMember, size: int, knowledge: Knowledge, purpose: str, progress: Progress | None = None
