@@ -13,9 +13,9 @@ read from gradients. The adversary therefore knows `hints` of each class, which 
 these as well, and the one with the greatest AUC (two classes) or accuracy on them makes the prediction; of equal ones
 the first in the order above, with the least work. A member that learns from known victims is judged on half of them
 after it has learnt from the other half, in turn, and then learns from all. `model_completion`, which predicts rows
-that took no step, is judged on the share `validation` of the labelled auxiliary rows too, which it learns from only
-once it was chosen. Where the sign of a score is a guess (`norm`, `spectral`), the score turned over is a member too.
-No other label has a part in it.
+that took no step, is judged on the share `validation` of the labelled auxiliary rows too, and never learns from these:
+what it learns anew may be something else. Where the sign of a score is a guess (`norm`, `spectral`), the score turned
+over is a member too. No other label has a part in it.
 
 With fewer than two known victims of each class the first member in that order is taken, which `Selection.criterion`
 says; errors are NaN, and no member but `model_completion` does more work. A member that takes steps is tried with twice
@@ -229,7 +229,7 @@ class LabelTrials:
     def predict(self, name: str) -> Tensor:
         """Return what the member `name` predicts of the victims, once it has learnt from all that is known."""
         _, member, size, scores = self.found[name]
-        if member.rows or (member.learns and self._known.judges):
+        if member.learns and self._known.judges:
             return self._predict(member, size, self._knowledge, "all")
         return name_clusters(scores, self._knowledge.hints) if member.named else scores
 
