@@ -76,7 +76,8 @@ def labels(folder: Path, *, judged: bool) -> Path:
     """A study in which an attack on labels was chosen among others: on known victims, or by their order."""
     found = result("none", 0, 0.0, 0.9, {"accuracy": 0.8})
     errors = (0.0, 0.3, 0.2) if judged else (math.nan,) * 3
-    tried = tuple(Attempt(m, s, 0.5, e) for (m, s), e in zip((("norm", 0), ("exploit", 5), ("exploit", 10)), errors))
+    sizes = (("norm", 0), ("exploit", 5), ("exploit", 10))
+    tried = tuple(Attempt(name, size, 0.5, e) for (name, size), e in zip(sizes, errors, strict=True))
     criterion = "on known victims" if judged else "by the stated order of members"
     told = Selection("norm", tried if judged else tried[:1], "accuracy", (LeftOut("direction", "no"),), criterion)
     found["attacks"][0]["target"] = "labels"
