@@ -44,6 +44,7 @@ __all__ = [
     "Imitate",
     "Imitation",
     "Knowledge",
+    "NamesClasses",
     "Needs",
     "Outcome",
     "Phase",
@@ -126,6 +127,16 @@ class PredictsLabelSet(Protocol):
     @property
     def label_set(self) -> str | None:
         """Which one; None is the main one."""
+        ...
+
+
+@runtime_checkable
+class NamesClasses(Protocol):
+    """An attack on labels that may tell classes apart without knowing what they are called."""
+
+    @property
+    def names_classes(self) -> bool:
+        """Whether it knows: else it is also scored by the best assignment of its classes to the true ones."""
         ...
 
 

@@ -6,10 +6,10 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-CONVERGED = {"mse": 0.2, "auc": 0.01}
+CONVERGED = {"mse": 0.2, "auc": 0.01, "accuracy": 0.01}
 """Metric of the rows held out -> how little the last doubling of a member's work gains where it has converged.
 
-In dB of a mean squared error, in points of an area under the curve.
+In dB of a mean squared error, in points of an area under the curve or of an accuracy.
 """
 
 
@@ -17,7 +17,8 @@ In dB of a mean squared error, in points of an area under the curve.
 class Attempt:
     """One `member` at one `size` of its work (epochs or iterations; 0: closed form), and the `seconds` it took.
 
-    `error`: on rows of which the adversary knows the truth: the mean squared error, or 1 - AUC.
+    `error`: on rows of which the adversary knows the truth: the mean squared error, 1 - AUC or 1 - accuracy; NaN where
+    there were no such rows.
     """
 
     member: str
@@ -27,15 +28,26 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """A `member` that took no part, and the `reason` in a line."""
+
+    member: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Selection:
     """Which `member` made the prediction, and every attempt in the order in which they were made.
 
-    `metric`: of what an attempt's error is one, "mse" or "auc".
+    `metric`: of what an attempt's error is one, "mse", "auc" or "accuracy". `left_out`: members that took no part.
+    `criterion`: on or by what the choice was made.
     """
 
     member: str
     tried: tuple[Attempt, ...]
     metric: str = "mse"
+    left_out: tuple[LeftOut, ...] = ()
+    criterion: str = "on held-out rows"
 
     @property
     def gain(self) -> float | None:
@@ -67,7 +79,7 @@ class Selection:
 
 
 def gain_of(metric: str, before: float, after: float) -> float:
-    """Return what an error of `metric` that fell from `before` to `after` gained: dB of "mse", points of "auc"."""
+    """Return what an error of `metric` that fell from `before` to `after` gained: dB of "mse", else points."""
     return decibels(before, after) if metric == "mse" else before - after
 
 

@@ -38,3 +38,18 @@ def rows_without_hints(victims: int, hints: Mapping[int, Tensor]) -> Tensor:
     for rows in hints.values():
         left[rows] = False
     return left.nonzero()[:, 0]
+
+
+def name_clusters(scores: Tensor, hints: Mapping[int, Tensor]) -> Tensor:
+    """Return `scores` (n, classes) with their columns in the order in which they fit the `hints` best.
+
+    Of all ways to give each column to a class, the one with the greatest sum of scores over the known rows is taken.
+    """
+    # SciPy's optimizers take half a second to import.
+    from scipy.optimize import linear_sum_assignment
+
+    fit = torch.zeros(scores.shape[1], scores.shape[1], dtype=torch.float64)
+    for number, rows in hints.items():
+        fit[:, number] = scores[rows.to(scores.device)].double().sum(0).cpu()
+    columns = linear_sum_assignment(-fit.T.numpy())[1]
+    return scores[:, torch.as_tensor(columns, device=scores.device)]

@@ -117,7 +117,7 @@ class StrongestMembership(Attack):
         _, chosen, attack = unwrap(best)
         prediction = attack(view, knowledge, generator).prediction
         progress(most, most)
-        return PredictionAndSelection(prediction, Selection(chosen, tuple(tried), "auc"))
+        return PredictionAndSelection(prediction, Selection(chosen, tuple(tried), "auc", criterion="on imitated runs"))
 
     def work(self, view: View, knowledge: Knowledge) -> list[Work]:
         """Return its work: copies of the model, in imitated runs and, by the attack that is chosen, for the run itself.

@@ -15,9 +15,19 @@ from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.core.errors import InvalidInput, check_count
 from splitfed.stats.intervals import Interval, bootstrap_interval
 
+NULL = "permutation_null"
+PERMUTATIONS = 200
+"""Random orders of a prediction from which the accuracy of the best assignment by chance is taken."""
+
 
 def score_labels(
-    truth: Tensor, prediction: Tensor, prior: Tensor, generator: torch.Generator, scored: Tensor | None = None
+    truth: Tensor,
+    prediction: Tensor,
+    prior: Tensor,
+    generator: torch.Generator,
+    scored: Tensor | None = None,
+    *,
+    named: bool = True,
 ) -> Scores:
     """Score `prediction`, scores (n, classes) or (n,) for two classes, of the labels `truth`, (n,) int64.
 
@@ -26,7 +36,10 @@ def score_labels(
     "majority", which says the most frequent class of `prior` (m,), the labels an attacker may know of, and
     "random_pairing", which says the label of another victim drawn at random (in expectation). Metrics: "accuracy" with
     a bootstrap interval over victims; for two classes, both among the victims, "auc" in [0, 1] as well, which is .5
-    for the baselines.
+    for the baselines. Where the attack could not know what the classes that it found are called, and so is not `named`,
+    also "assigned_accuracy", that of the best way to name them: an oracle, which chance alone lifts above a guess. By
+    how much is said by the further predictor "permutation_null": the mean over the predictions in random orders, and
+    between which values 95 % of them lie.
     """
     _check(truth, prediction)
     scores, known = prediction.detach().double().cpu(), truth.cpu()
@@ -41,12 +54,41 @@ def score_labels(
         # The chance, exact, that another victim drawn at random bears the same label.
         same = torch.bincount(known)[known] - 1
         found["random_pairing"] = {"accuracy": bootstrap_interval((same / (len(known) - 1)).double(), generator)}
+    if not named:
+        for name, assigned in _score_assigned(known, predictions, generator).items():
+            if name in found or name == NULL:
+                found.setdefault(name, {})["assigned_accuracy"] = assigned
     single = scores if scores.dim() == 1 else scores[:, 1] - scores[:, 0]
     if (scores.dim() == 1 or scores.shape[1] == 2) and 0 < int(known.sum()) < len(known):
-        for name in found.keys() - {"attack"}:
+        for name in found.keys() - {"attack", NULL}:
             found[name]["auc"] = Interval(0.5, 0.5, 0.5, len(known))
         found["attack"]["auc"] = auc_interval(single, known == 1, generator)
     return found
+
+
+def _score_assigned(known: Tensor, predictions: Tensor, generator: torch.Generator) -> dict[str, Interval]:
+    """Return predictor -> the accuracy of the best assignment of predicted classes to true ones."""
+    classes = int(torch.cat([known, predictions]).max()) + 1
+    names = _best_names(known, predictions, classes)
+    found = {"attack": bootstrap_interval((names[predictions] == known).double(), generator)}
+    # Who says one class of all is right, by the best assignment, of the most frequent one.
+    found["majority"] = bootstrap_interval((known == int(known.mode().values)).double(), generator)
+    shuffled = []
+    for _ in range(PERMUTATIONS):
+        mixed = predictions[torch.randperm(len(known), generator=generator)]
+        shuffled.append((_best_names(known, mixed, classes)[mixed] == known).double().mean())
+    null = torch.stack(shuffled)
+    low, high = null.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return {**found, NULL: Interval(float(null.mean()), low, high, len(known))}
+
+
+def _best_names(known: Tensor, predictions: Tensor, classes: int) -> Tensor:
+    """Return which class each predicted one stands for, so that most rows are right: (classes,)."""
+    # SciPy's optimizers take half a second to import.
+    from scipy.optimize import linear_sum_assignment
+
+    together = torch.bincount(predictions * classes + known, minlength=classes * classes).view(classes, classes)
+    return torch.as_tensor(linear_sum_assignment(-together.numpy())[1])
 
 
 def auc(scores: Tensor, positive: Tensor) -> float:

@@ -52,6 +52,7 @@ def score_prediction(
     hints: Mapping[int, Tensor] | None = None,
     *,
     label_set: str | None = None,
+    named: bool = True,
     members: Tensor | None = None,
     trained: ScoredRows | None = None,
     classifier: bool = False,
@@ -62,12 +63,12 @@ def score_prediction(
     """Return the truth that `prediction` is about, and its scores beside the baselines'.
 
     `hints`: class -> positions of victims whose label the attack was told; they are not scored. `label_set`:
-    which labels are predicted. `members`: (victims,) bool, who was trained on, for a prediction of that;
-    `trained`: all rows that were, for representatives and shares. `classifier`: whether reconstructions are also scored
-    by a classifier of clean auxiliary rows. `part(x)`: what of rows x is scored where the adversary holds the rest
-    itself; such a classifier sees whole rows all the same. `releases`: the truth of a prediction of releases. `floors`:
-    name -> (victims, *shape), reconstructions that are scored beside the prediction, and oracles with them; None:
-    neither.
+    which labels are predicted; `named`: whether the attack knows what the classes are called. `members`: (victims,)
+    bool, who was trained on, for a prediction of that; `trained`: all rows that were, for representatives and shares.
+    `classifier`: whether reconstructions are also scored by a classifier of clean auxiliary rows. `part(x)`: what of
+    rows x is scored where the adversary holds the rest itself; such a classifier sees whole rows all the same.
+    `releases`: the truth of a prediction of releases. `floors`: name -> (victims, *shape), reconstructions that are
+    scored beside the prediction, and oracles with them; None: neither.
     """
     match target:
         case Target.MEMBERS:
@@ -78,7 +79,8 @@ def score_prediction(
             return score_shares(unwrap(trained).y, prediction, auxiliary.y)
         case Target.LABELS:
             truth, left = victims.label(label_set), rows_without_hints(len(victims.y), hints or {})
-            return truth, score_labels(truth, prediction, auxiliary.label(label_set), generator, left)
+            prior = auxiliary.label(label_set)
+            return truth, score_labels(truth, prediction, prior, generator, left, named=named)
         case Target.RELEASES:
             return unwrap(releases).victims, score_releases(unwrap(releases), prediction, generator)
     part = part or (lambda x: x)

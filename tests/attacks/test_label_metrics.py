@@ -14,6 +14,7 @@ from splitfed.attacks.labels.two_means import boundary
 from splitfed.attacks.scoring.label_metrics import auc, auc_interval, score_labels
 from splitfed.core.random import generator
 from tests.examples import refusal
+from tests.rounding import single
 
 NONE = torch.empty(0, dtype=torch.int64)
 
@@ -212,3 +213,30 @@ def test_boundary_is_the_best_of_all_splits() -> None:
     for cut in scores.sort().values[:-1].tolist():
         one, other = scores[scores <= cut], scores[scores > cut]
         assert chosen <= float(one.var(correction=0) * len(one) + other.var(correction=0) * len(other)) + 1e-9
+
+
+def test_classes_without_names_are_scored_by_the_best_assignment_beside_chance() -> None:
+    """Classes 0, 1, 2 are called 1, 2, 0: nothing is right as it stands, and all but one row by other names."""
+    truth = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2])
+    said = torch.tensor([1, 1, 1, 2, 2, 2, 0, 0, 1])
+    scores = torch.eye(3)[said]
+    found = score_labels(truth, scores, NONE, generator(0), named=False)
+    assert found["attack"]["accuracy"].mean == 0.0
+    assert found["attack"]["assigned_accuracy"].mean == single(8 / 9)
+    assert set(found["permutation_null"]) == {"assigned_accuracy"}
+    null = found["permutation_null"]["assigned_accuracy"]
+    # The best of six ways to name three classes of three rows each is never below a third, and mostly above.
+    assert 1 / 3 <= null.low <= null.mean <= null.high <= 8 / 9
+    assert 0.45 < null.mean < 0.65
+    named = score_labels(truth, scores, NONE, generator(0))
+    assert "assigned_accuracy" not in named["attack"]
+    assert "permutation_null" not in named
+
+
+def test_who_says_one_class_of_all_is_right_of_the_most_frequent() -> None:
+    truth, prior = torch.tensor([0, 0, 0, 1, 2]), torch.tensor([2])
+    found = score_labels(truth, torch.eye(3)[[1, 1, 1, 1, 1]], prior, generator(0), named=False)
+    assert found["attack"]["assigned_accuracy"].mean == single(0.6)
+    assert found["majority"]["accuracy"].mean == single(0.2)
+    assert found["majority"]["assigned_accuracy"].mean == single(0.6)
+    assert found["permutation_null"]["assigned_accuracy"].mean == single(0.6)

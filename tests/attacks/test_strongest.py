@@ -15,14 +15,14 @@ import splitfed
 from splitfed.attacks.base import Knowledge, Needs, Progress
 from splitfed.attacks.reconstruction import strongest
 from splitfed.attacks.reconstruction.combination import combine, convex_weights
-from splitfed.attacks.reconstruction.held_out import HeldOut
+from splitfed.attacks.reconstruction.held_out import HeldOut, hold_out
 from splitfed.attacks.reconstruction.latent_search import LatentSearch
 from splitfed.attacks.reconstruction.refinement import LEAST_NOISE, Refinement, measure_noise
 from splitfed.attacks.reconstruction.strongest import EnsembleMember, Strongest, Trials
 from splitfed.attacks.selection import Attempt, Selection, decibels
 from splitfed.core.defense import Defense
 from splitfed.core.errors import InvalidInput
-from splitfed.core.messages import View
+from splitfed.core.messages import Message, Stamp, View
 from splitfed.defenses import Dropout, Noise, Quantization
 from splitfed.registry import load
 from splitfed.training.run import AttackResult
@@ -143,6 +143,126 @@ def test_a_combination_is_judged_on_rows_that_it_was_not_fitted_to() -> None:
     weights, error = combine(rows, predictions)
     assert error == pytest.approx(1.0)
     assert weights == pytest.approx([0.5, 0.5])
+
+
+def released(x: Tensor) -> View:
+    """What a server receives of rows x (n, 3): each number doubled."""
+    return View("server", (Message("client", "server", "activation", "e", {"z": 2 * x}, Stamp("predict", 0, 0, 0)),))
+
+
+def test_nobody_learns_from_rows_held_out_and_they_stand_behind_the_victims() -> None:
+    auxiliary, victims = torch.arange(30.0).view(10, 3), torch.full((4, 3), -1.0)
+    knowledge = Knowledge((3,), auxiliary=auxiliary, query=lambda x: {"z": 2 * x})
+    held = hold_out("strongest", released(victims), knowledge, 0.3, torch.Generator().manual_seed(0))
+    left = held.knowledge.auxiliary
+    assert left is not None
+    assert (len(held.x), len(left)) == (3, 7)
+    assert sorted(torch.cat([held.x, left])[:, 0].tolist()) == auxiliary[:, 0].tolist()
+    seen = held.view.select(kind="activation").tensors()["z"]
+    assert torch.equal(seen, 2 * torch.cat([victims, held.x]))
+    # Errors are those of the rows held out, whatever is said of victims.
+    assert held.error(torch.cat([victims + 9, held.x + 0.5])) == pytest.approx(0.25)
+    assert held.split(seen)[0].tolist() == (2 * victims).tolist()
+
+
+def test_the_size_at_which_a_member_is_best_is_kept_and_not_the_last() -> None:
+    """First .01, with twice the work .09; another has .04."""
+    rows = held_out()
+
+    def off(by: float, name: str, first: int, learns: bool = False) -> EnsembleMember:
+        def predict(view: View, known: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
+            return torch.cat([torch.full_like(rows.x, size), rows.x + (by if size == first else 0.3)])
+
+        return EnsembleMember(name, first, predict, learns)
+
+    for learns in (False, True):
+        trials = Trials(rows, 0, lambda done: None)
+        trials.run(off(0.1, "falling", 5, learns), 3)
+        trials.run(off(0.2, "other", 1), 0)
+        assert [a.size for a in trials.tried] == [5, 10, 1]
+        assert trials.chosen == "falling"
+        found = trials.predict("falling", View("server", (), {}), rows.knowledge)
+        assert float(found[0, 0]) == 5.0
+
+
+def test_attempts_draw_random_numbers_of_their_own() -> None:
+    """Another member before it, or one more size, changes none of them."""
+    rows = held_out()
+
+    def draws(*names: str) -> dict[tuple[str, int], float]:
+        found: dict[tuple[str, int], float] = {}
+
+        def drawing(name: str) -> EnsembleMember:
+            def predict(view: View, known: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
+                found[name, size] = float(torch.rand((), generator=drawn))
+                return torch.cat([rows.x, rows.x + 1 / size])
+
+            return EnsembleMember(name, 1, predict)
+
+        trials = Trials(rows, 7, lambda done: None)
+        for name in names:
+            trials.run(drawing(name), 2)
+        return found
+
+    both = draws("a", "b")
+    assert len(set(both.values())) == len(both) == 6
+    assert draws("b") == {key: value for key, value in both.items() if key[0] == "b"}
+
+
+def test_predictions_are_brought_into_the_range_of_the_data_before_they_are_judged() -> None:
+    rows = held_out(span=(0.0, 1.0))
+    trials = Trials(rows, 0, lambda done: None)
+    trials.run(EnsembleMember("far", 0, lambda view, known, size, drawn: torch.full((12, 3), 50.0)), 0)
+    assert trials.tried[0].error == pytest.approx(float((1 - rows.x).square().mean()))
+    assert float(trials.found["far"].max()) == 1.0
+
+
+def test_what_counts_for_little_is_left_out_of_a_combination_whose_weights_still_sum_to_one() -> None:
+    """The best weights are .995 and .005: the second member is left out, and the first has the whole weight."""
+    rows, trials = held_out(), Trials(held_out(), 0, lambda done: None)
+    away = torch.ones(6, 3) * torch.tensor([1.0, -1.0, 0.5])
+    for name, by in (("near", -0.005), ("far", 0.995)):
+        predictions = torch.cat([torch.full((6, 3), 2.0), rows.x + by * away])
+        trials.run(EnsembleMember(name, 0, lambda view, known, size, drawn, p=predictions: p), 0)
+    trials.combine()
+    assert trials.tried[-1].error < min(a.error for a in trials.tried[:-1])
+    assert trials.chosen == "combination"
+    found = trials.predict("combination", View("server", (), {}), rows.knowledge)
+    assert found.tolist() == [[2.0] * 3] * 6
+
+
+def test_a_combination_of_a_single_row_is_never_chosen() -> None:
+    rows = held_out(1)
+    assert combine(rows, [torch.cat([rows.x, rows.x + 0.1])])[1] == math.inf
+
+
+def test_a_combination_is_judged_on_both_halves() -> None:
+    """Of six rows the odd ones are foretold, the even ones are missed by one."""
+    rows = held_out(6)
+    even = (torch.arange(6) % 2 == 0).unsqueeze(1)
+    assert combine(rows, [torch.cat([rows.x, rows.x + even * 1.0])])[1] == pytest.approx(0.5)
+
+
+def test_a_refinement_begins_at_what_is_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Tensor] = []
+
+    class Recorded(Refinement):
+        def run(self, steps: int, lr: float, progress: Progress | None = None) -> Tensor:
+            begun.append(self.start)
+            assert self.residual == pytest.approx(0.01)
+            return self.start
+
+    monkeypatch.setattr(strongest, "Refinement", Recorded)
+    auxiliary = torch.linspace(0, 1, 30).view(10, 3)
+    knowledge = Knowledge((3,), auxiliary=auxiliary, query=lambda x: {"z": 2 * x}, upstream=lambda x: {"z": 2 * x})
+    rows = hold_out("strongest", released(torch.zeros(4, 3)), knowledge, 0.3, torch.Generator().manual_seed(0))
+    trials = Trials(rows, 0, lambda done: None)
+    for name, by in (("poor", 0.5), ("best", 0.1), ("fair", 0.2)):
+        predictions = torch.cat([torch.full((4, 3), by), rows.x + by])
+        trials.run(EnsembleMember(name, 0, lambda view, known, size, drawn, p=predictions: p), 0)
+    trials.run_best(SMALL._refinements(trials), 0)
+    assert begun
+    assert all(torch.equal(start, trials.found["best"]) for start in begun)
 
 
 def test_a_refinement_stops_at_the_noise_and_comes_nearer_to_the_truth() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from splitfed.attacks.selection import Attempt, Selection
+from splitfed.attacks.selection import Attempt, LeftOut, Selection
 from splitfed.study.report.document import summarise, write_report
+from splitfed.study.report.figures.budget import _attempts
+from splitfed.study.run.runner import _without_infinities
 from tests.study.test_report import parsed, put, result
 
 
@@ -35,6 +40,7 @@ def test_what_has_not_converged_is_said(tmp_path: Path) -> None:
     told = setting["attacks"]["inverse_network(budget=fast)"]["selection"]
     assert told == {
         "members": ["inverse_network, width 8"],
+        "criterion": "on held-out rows",
         "converged": False,
         "gain": pytest.approx(3.0103, abs=1e-4),
         "unit": " dB",
@@ -64,3 +70,56 @@ def test_an_attack_below_the_bound_of_gaussian_rows_is_said(tmp_path: Path, leas
     put(tmp_path, found, (1, 8, 8), 0)
     page = write_report(tmp_path).read_text("utf-8")
     assert ("an attack of this study is below the least MSE of Gaussian rows" in page) is beaten
+
+
+def labels(folder: Path, *, judged: bool) -> Path:
+    """A study in which an attack on labels was chosen among others: on known victims, or by their order."""
+    found = result("none", 0, 0.0, 0.9, {"accuracy": 0.8})
+    errors = (0.0, 0.3, 0.2) if judged else (math.nan,) * 3
+    sizes = (("norm", 0), ("exploit", 5), ("exploit", 10))
+    tried = tuple(Attempt(name, size, 0.5, e) for (name, size), e in zip(sizes, errors, strict=True))
+    criterion = "on known victims" if judged else "by the stated order of members"
+    told = Selection("norm", tried if judged else tried[:1], "accuracy", (LeftOut("direction", "no"),), criterion)
+    found["attacks"][0]["target"] = "labels"
+    found["attacks"][0]["selection"] = _without_infinities(told.to_json())
+    put(folder, found, (1, 8, 8), 0)
+    return folder
+
+
+def test_an_accuracy_is_told_in_points_and_who_judged_it(tmp_path: Path) -> None:
+    folder = labels(tmp_path, judged=True)
+    (setting,) = summarise(folder)["settings"]
+    (told,) = (attack["selection"] for attack in setting["attacks"].values())
+    assert told == {
+        "members": ["norm"],
+        "criterion": "on known victims",
+        "converged": False,
+        "gain": pytest.approx(0.1),
+        "unit": " of accuracy",
+    }
+    page = write_report(folder).read_text("utf-8")
+    parsed(page)
+    assert "chosen on known victims: norm; not converged: twice the work gained 0.1 of accuracy" in page
+    assert '<section id="budget">' in page
+
+
+def test_a_choice_by_order_has_no_errors_to_draw(tmp_path: Path) -> None:
+    page = write_report(labels(tmp_path, judged=False)).read_text("utf-8")
+    parsed(page)
+    assert "chosen by the stated order of members: norm</span>" in page
+    assert "Not converged" not in page
+
+
+def test_an_error_of_nothing_is_drawn_where_it_is_a_share_and_not_where_it_is_in_decibels() -> None:
+    def drawn(metric: str) -> list[float]:
+        tried = [
+            asdict(Attempt("a", 0, 1.0, 0.0)),
+            asdict(Attempt("b", 0, 1.0, 0.1)),
+            {**asdict(Attempt("c", 0, 1.0, 0.0)), "error": None},
+        ]
+        run = {"attacks": [{"label": "one", "selection": {"tried": tried, "metric": metric}}]}
+        setting = SimpleNamespace(runs=[run])
+        return [attempt["error"] for attempt in _attempts(setting, "one")]  # type: ignore[arg-type]
+
+    assert drawn("accuracy") == drawn("auc") == [0.0, 0.1]
+    assert drawn("mse") == [pytest.approx(-10.0)]

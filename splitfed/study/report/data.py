@@ -68,6 +68,7 @@ METRICS = {
     "token_accuracy": Metric("token accuracy", "", True, 3, SHARE),
     "auc": Metric("AUC", "", True, 3, SHARE, 0.5),
     "accuracy": Metric("accuracy", "", True, 3, SHARE),
+    "assigned_accuracy": Metric("accuracy, classes named by the truth", "", True, 3, SHARE),
     "tpr_at_fpr_1%": Metric("TPR at FPR 1 %", "", True, 3, SHARE),
     "tpr_at_fpr_0.1%": Metric("TPR at FPR 0.1 %", "", True, 3, SHARE),
     "total_variation": Metric("total variation", "", False, 3, SHARE),
@@ -109,7 +110,9 @@ TARGETS = {
         "reconstructed tokens", "reads tokens at", {"frequent_token": "most frequent", "random_pairing": "other"}
     ),
     "labels": TargetDescription(
-        "predicted labels", "predicts labels at", {"majority": "majority", "random_pairing": "other"}
+        "predicted labels",
+        "predicts labels at",
+        {"majority": "majority", "random_pairing": "other", "permutation_null": "shuffled"},
     ),
     "members": TargetDescription("predicted membership", "predicts membership at", {"chance": "chance"}),
     "shares": TargetDescription(

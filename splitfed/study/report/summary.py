@@ -198,9 +198,10 @@ def _summarise_selection(found: Sequence[Mapping[str, Any]]) -> dict[str, Any] |
     gains = [one["gain"] for one in found if one["converged"] is False]
     # A gain without end is kept as None.
     most = None if None in gains else max(gains, default=0.0)
-    unit = " dB" if found[0]["metric"] == "mse" else " of AUC"
+    unit = {"mse": " dB", "auc": " of AUC", "accuracy": " of accuracy"}[found[0]["metric"]]
     members = list(dict.fromkeys(one["member"] for one in found))
-    return {"members": members, "converged": not gains, "gain": most, "unit": unit}
+    criterion = found[0].get("criterion", "on held-out rows")
+    return {"members": members, "criterion": criterion, "converged": not gains, "gain": most, "unit": unit}
 
 
 def _format_tuned_parameters(attack: Mapping[str, Any]) -> str:

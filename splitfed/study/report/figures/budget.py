@@ -9,11 +9,13 @@ from typing import Any
 from splitfed.study.report.data import Setting, group_by
 from splitfed.study.report.figures.style import SeriesStyles, as_svg, canvas, numbered_look
 
+UNITS = {"mse": "MSE [dB]", "auc": "1 - AUC", "accuracy": "1 - accuracy"}
 Attempts = Sequence[Mapping[str, Any]]
 
 
 def plot_budget(settings: Sequence[Setting], attack: str, looks: SeriesStyles, name: str) -> str | None:
-    """Plot the error of the attack labelled `attack` on rows it knows (MSE in dB, or 1 - AUC), a panel a setting.
+    """Plot the error of the attack labelled `attack` on rows it knows (MSE in dB, 1 - AUC or 1 - accuracy), a panel a
+    setting.
 
     A line joins a member's sizes: each point has twice the work of the one before it. The grey staircase is the least
     error so far. Of the first seed; None where the attack chose among none.
@@ -21,7 +23,7 @@ def plot_budget(settings: Sequence[Setting], attack: str, looks: SeriesStyles, n
     told = [(s, found) for s in settings if (found := _attempts(s, attack))]
     if not told:
         return None
-    unit = "MSE [dB]" if _selection(told[0][0], attack)["metric"] == "mse" else "1 - AUC"
+    unit = UNITS[_selection(told[0][0], attack)["metric"]]
     with canvas(len(told), 5.3, 3.6) as (figure, axes):
         for axis, (setting, attempts) in zip(axes, told, strict=True):
             _draw(axis, attempts)
@@ -37,7 +39,8 @@ def _attempts(setting: Setting, attack: str) -> list[Mapping[str, Any]]:
     found: list[Mapping[str, Any]] = []
     for attempt in selection["tried"]:
         passed += attempt["seconds"]
-        if attempt["error"]:
+        # Without rows to judge by there is no error, and none at all has no decibels.
+        if attempt["error"] or (attempt["error"] == 0 and selection["metric"] != "mse"):
             error = 10 * math.log10(attempt["error"]) if selection["metric"] == "mse" else attempt["error"]
             found.append({**attempt, "seconds": passed, "error": error})
     return found

@@ -1,0 +1,327 @@
+"""Strongest label attack: the attacks on labels of this house, chosen on victims whose labels the adversary knows.
+
+Paper: none; after Fu, Zhang, Ji, Chen, Wu, Guo, Zhou, Liu, Wang, "Label inference attacks against vertical federated
+learning", USENIX Security 2022, whose adversary knows a few labels; here these choose among attacks.
+
+Its members are `direct_label`, `batch_label_inference`, `unsplit_labels`, `similar`, `norm`, `direction`, `spectral`,
+`insider_labels`, `model_completion` (with all labels that it can use, and with 4 of each class) and `exploit`: those of
+them for which the run grants what they need, and which take such labels. Why the others took no part is in
+`Selection.left_out`.
+
+No party can have a step taken with rows of its own and labels of its choice, so nothing but victims can judge what is
+read from gradients. The adversary therefore knows `hints` of each class, which are not scored. All members predict
+these as well, and the one with the greatest AUC (two classes) or accuracy on them makes the prediction; of equal ones
+the first in the order above, with the least work. A member that learns from known victims is judged on half of them
+after it has learnt from the other half, in turn, and then learns from all. `model_completion`, which predicts rows
+that took no step, is judged on the share `validation` of the labelled auxiliary rows too, and never learns from these:
+what it learns anew may be something else. Where the sign of a score is a guess (`norm`, `spectral`), the score turned
+over is a member too. No other label has a part in it.
+
+With fewer than two known victims of each class the first member in that order is taken, which `Selection.criterion`
+says; errors are NaN, and no member but `model_completion` does more work. A member that takes steps is tried with twice
+as many until that gains less than a point (.01) or `doublings` is reached, and which of the two it was is said.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import (
+    Attack,
+    Budgets,
+    Knowledge,
+    Needs,
+    Phase,
+    PredictionAndSelection,
+    Progress,
+    Target,
+    unwrap,
+)
+from splitfed.attacks.labels.cut_gradients import check_classes
+from splitfed.attacks.labels.known_labels import name_clusters
+from splitfed.attacks.labels.known_victims import KnownVictims
+from splitfed.attacks.selection import CONVERGED, Attempt, LeftOut, Selection, gain_of
+from splitfed.core.errors import InvalidInput, require_count, require_number
+from splitfed.core.messages import View
+from splitfed.core.random import derive
+from splitfed.registry import load
+
+QUICK = {"iterations": 200, "doublings": 1}
+STANDARD = {"iterations": 400, "doublings": 2}
+FULL = {"iterations": 800, "doublings": 4}
+LEAST_HINTS, ALL_HINTS = 2, 12
+FEW = 4
+"""Labelled rows of each class that `model_completion` has in its paper."""
+PASSES = 8.0
+"""Iterations of `model_completion` times what its running average forgets in one, as in its budgets."""
+KNOWN, IN_ORDER = "on known victims", "by the stated order of members"
+
+
+class LabelMember(NamedTuple):
+    """An attack among others: its `name`, the attack of each `size` of its work, and the first size (0: no steps).
+
+    `needs`: what must be granted beyond what the attack requires; `learns`: whether it learns from known victims;
+    `named`: whether these name the classes that it found; `turned`: whether its scores are turned over; `rows`: whether
+    labelled auxiliary rows judge it as well.
+    """
+
+    name: str
+    attack: Callable[[int], Attack]
+    size: int = 0
+    needs: frozenset[Needs] = frozenset()
+    learns: bool = False
+    named: bool = False
+    turned: bool = False
+    rows: bool = False
+
+
+class _Found(NamedTuple):
+    """The best attempt of a member: its error, the member, the size of its work and what it predicts of victims."""
+
+    error: float
+    member: LabelMember
+    size: int
+    scores: Tensor
+
+
+@dataclass(frozen=True)
+class StrongestLabels(Attack):
+    """Members take `iterations` at first, doubled at most `doublings` times; `hints` victims of each class are known.
+
+    `hints`: None: twelve in all, and two of each class at least. `validation`: see above. Budgets are called "quick",
+    "standard" and "full"; "fast", "default" and "paper" are the same.
+    """
+
+    target: ClassVar[Target] = Target.LABELS
+    phase: ClassVar[Phase] = Phase.STEP
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
+    uses: ClassVar[frozenset[Needs]] = frozenset(
+        {Needs.OWN_INPUTS, Needs.HEAD, Needs.AUXILIARY_LABELS, Needs.TRAINING_ATTACK}
+    )
+    budgets: ClassVar[Budgets] = {
+        "fast": QUICK,
+        "default": STANDARD,
+        "paper": FULL,
+        "quick": QUICK,
+        "standard": STANDARD,
+        "full": FULL,
+    }
+
+    iterations: int = field(default=400, metadata=require_count("strongest_labels iterations", low=1))
+    doublings: int = field(default=2, metadata=require_count("strongest_labels doublings", low=1))
+    hints: int | None = field(default=None, metadata=require_count("strongest_labels hints"))
+    validation: float = field(
+        default=0.2,
+        metadata=require_number("strongest_labels validation", low=0.0, high=1.0, open_low=True, open_high=True),
+    )
+
+    def asks(self, classes: int | None) -> dict[int, int]:
+        """Victims of every class, as many as `hints` each."""
+        count = check_classes("strongest_labels", classes)
+        each = max(LEAST_HINTS, math.ceil(ALL_HINTS / count)) if self.hints is None else self.hints
+        return dict.fromkeys(range(count), each) if each else {}
+
+    def run(
+        self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
+    ) -> PredictionAndSelection:
+        """Return the chosen member's scores of labels, (victims, classes) or (victims,), and how it was chosen."""
+        trials = self.compare(view, knowledge, generator, progress)
+        return PredictionAndSelection(trials.predict(trials.chosen), trials.selection)
+
+    def compare(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> LabelTrials:
+        """Return every member that takes part, tried; refuse where none does."""
+        known = KnownVictims(knowledge.hints, check_classes("strongest_labels", knowledge.classes))
+        trials = LabelTrials(view, knowledge, known, generator.initial_seed(), self.validation)
+        members = list(self.members(knowledge, known))
+        for number, member in enumerate(members):
+            trials.run(member, self.doublings, _fix(progress, number, len(members)))
+            # As long as all were refused nothing has begun.
+            if trials.found:
+                progress(number + 1, len(members))
+        if not trials.found:
+            reasons = "; ".join(f"{one.member}: {one.reason}" for one in trials.left_out)
+            raise InvalidInput(f"strongest_labels has no member that can attack here: {reasons}")
+        return trials
+
+    def members(self, knowledge: Knowledge, known: KnownVictims) -> Iterator[LabelMember]:
+        """Yield all members, granted or not, in the order that decides where nothing else does."""
+        count = known.least
+        learnt: dict[str, Any] = {"learns": True, "hints": max(count, 1)}
+        yield _member("direct_label")
+        yield _member("batch_label_inference", self.iterations)
+        yield _member("unsplit_labels", self.iterations, **learnt)
+        yield _member("similar", **learnt)
+        yield _member("similar", name="similar, k-means", method="k-means", **learnt)
+        yield _member("norm")
+        yield _member("direction", **learnt)
+        yield _member("spectral")
+        yield _member("spectral", name="spectral, releases", needs=Needs.RELEASES, rows="releases")
+        yield _member("insider_labels")
+        yield from self._completions(knowledge, known)
+        sent: dict[str, Any] = {"rows": "sent", "measure": "euclidean", **learnt}
+        yield _member("similar", name="similar, sent", needs=Needs.OWN_INPUTS, **sent)
+        yield _member("exploit", self.iterations, named=count > 0)
+        yield _member("norm", name="norm, turned over", turned=True)
+        yield _member("spectral", name="spectral, turned over", turned=True)
+        over: dict[str, Any] = {"rows": "releases", "turned": True}
+        yield _member("spectral", name="spectral, releases, turned over", needs=Needs.RELEASES, **over)
+
+    def _completions(self, knowledge: Knowledge, known: KnownVictims) -> Iterator[LabelMember]:
+        """Yield `model_completion` with all labels that it can use of each class, and with the few of its paper."""
+        completion, labels = load("attacks", "model_completion"), knowledge.auxiliary_labels
+        least = 0 if labels is None else int(torch.bincount(labels.long().cpu(), minlength=known.classes).min())
+        least -= math.floor(self.validation * least)
+
+        def sized(size: int, labelled: int) -> Attack:
+            forgotten = min(PASSES / size, 0.5)
+            attack: Attack = completion(labelled=labelled, iterations=size, decay=1 - forgotten)
+            return attack
+
+        if least > FEW:
+            every = partial(sized, labelled=least)
+            yield LabelMember("model_completion, all labels", every, self.iterations, rows=True)
+        yield LabelMember("model_completion", partial(sized, labelled=FEW), self.iterations, rows=True)
+
+
+class LabelTrials:
+    """Members that were tried on one view: all attempts, why others took no part, and which one is chosen."""
+
+    def __init__(self, view: View, knowledge: Knowledge, known: KnownVictims, seed: int, validation: float) -> None:
+        self._view, self._knowledge, self._known = view, knowledge, known
+        self._seed, self._validation = seed, validation
+        self.found: dict[str, _Found] = {}
+        self.tried: list[Attempt] = []
+        self.left_out: list[LeftOut] = []
+
+    @property
+    def chosen(self) -> str:
+        """The member with the least error; of equal ones, and where nothing can judge, the first."""
+        if not self._known.judges:
+            return next(iter(self.found))
+        return min(self.found, key=lambda name: self.found[name].error)
+
+    @property
+    def selection(self) -> Selection:
+        """How the choice was made."""
+        criterion = KNOWN if self._known.judges else IN_ORDER
+        return Selection(self.chosen, tuple(self.tried), self._known.metric, tuple(self.left_out), criterion)
+
+    def run(self, member: LabelMember, doublings: int, progress: Progress) -> None:
+        """Try a member, and twice as much of its work as long as that gains a point; or say why it takes no part."""
+        try:
+            attack = member.attack(member.size)
+            if missing := self._knowledge.missing(attack.requires | member.needs, self._view):
+                raise InvalidInput(f"this run does not grant {', '.join(missing)}")
+            best = self._double(member, doublings if member.size else 0, progress)
+        except InvalidInput as refused:
+            self.left_out.append(LeftOut(member.name, str(refused)))
+        else:
+            self.found[member.name] = best
+
+    def predict(self, name: str) -> Tensor:
+        """Return what the member `name` predicts of the victims, once it has learnt from all that is known."""
+        _, member, size, scores = self.found[name]
+        if member.learns and self._known.judges:
+            return self._predict(member, size, self._knowledge, "all")
+        return name_clusters(scores, self._knowledge.hints) if member.named else scores
+
+    def _double(self, member: LabelMember, doublings: int, progress: Progress) -> _Found:
+        best: _Found | None = None
+        before = math.nan
+        for doubling in range(doublings + 1):
+            size, started = member.size * 2**doubling, time.perf_counter()
+            error, scores = self._attempt(member, size, progress)
+            if not bool(torch.isfinite(scores).all()):
+                raise InvalidInput(f"its scores are not finite with {size} steps")
+            self.tried.append(Attempt(member.name, size, time.perf_counter() - started, error))
+            if best is None or error < best.error:
+                best = _Found(error, member, size, scores)
+            # Where nothing judges, more work has nothing to gain.
+            if math.isnan(error) or gain_of(self._known.metric, before, error) < CONVERGED[self._known.metric]:
+                break
+            before = error
+        return unwrap(best)
+
+    def _attempt(self, member: LabelMember, size: int, progress: Progress) -> tuple[float, Tensor]:
+        """Return the member's error on what it has not learnt from (NaN: there is nothing), and all its scores."""
+        if member.rows:
+            return self._attempt_with_auxiliary_rows(member, size, progress)
+        if not self._known.judges:
+            return math.nan, self._predict(member, size, self._knowledge, "all", progress)
+        if member.learns:
+            scores = self._known.cross_predict(
+                lambda hints: self._predict(member, size, replace(self._knowledge, hints=hints), "fold", progress)
+            )
+            return self._known.error(scores), scores
+        scores = self._predict(member, size, self._knowledge, "all", progress)
+        judged = self._known.cross_predict(partial(name_clusters, scores)) if member.named else scores
+        return self._known.error(judged), scores
+
+    def _attempt_with_auxiliary_rows(self, member: LabelMember, size: int, progress: Progress) -> tuple[float, Tensor]:
+        """Return the same; labelled auxiliary rows are held out, and stand behind the victims without a mark."""
+        labels = unwrap(self._knowledge.auxiliary_labels).long()
+        drawn = torch.Generator().manual_seed(derive(self._seed, "validation"))
+        kept = _share_of_each(labels.cpu(), self._validation, drawn)
+        left = torch.ones(len(labels), dtype=torch.bool)
+        left[kept] = False
+        own, beside = unwrap(self._knowledge.own), unwrap(self._knowledge.own_auxiliary)
+        known = replace(
+            self._knowledge,
+            own={name: torch.cat([rows, beside[name][kept]]) for name, rows in own.items()},
+            own_auxiliary={name: rows[left] for name, rows in beside.items()},
+            auxiliary_labels=labels[left],
+        )
+        both = self._predict(member, size, known, "validation", progress)
+        judge = self._known.extended(labels[kept].cpu(), len(both) - len(kept))
+        return (judge.error(both) if judge.least else math.nan), both[: len(both) - len(kept)]
+
+    def _predict(
+        self, member: LabelMember, size: int, knowledge: Knowledge, purpose: str, progress: Progress | None = None
+    ) -> Tensor:
+        # Every attempt draws its own random numbers, so that one more of them changes none of the others.
+        drawn = torch.Generator().manual_seed(derive(self._seed, "member", member.name, size, purpose))
+        scores = member.attack(size)(self._view, knowledge, drawn, progress).prediction
+        return -scores if member.turned else scores
+
+
+def _fix(progress: Progress, done: int, total: int) -> Progress:
+    """Return what says that `done` of `total` are done, whatever a member says of itself."""
+    return lambda own, its_total: progress(done, total)
+
+
+def _member(
+    attack: str,
+    size: int = 0,
+    *,
+    name: str = "",
+    needs: Needs | None = None,
+    learns: bool = False,
+    named: bool = False,
+    turned: bool = False,
+    **parameters: Any,
+) -> LabelMember:
+    """Return the registered `attack` as a member, called so if it has no `name`; its work is its `iterations`."""
+    kind = load("attacks", attack)
+
+    def sized(size: int) -> Attack:
+        made: Attack = kind(**parameters, **({"iterations": size} if size else {}))
+        return made
+
+    return LabelMember(name or attack, sized, size, frozenset({needs} if needs else ()), learns, named, turned)
+
+
+def _share_of_each(labels: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Return the positions of a `share` of the rows of each class, rounded down, drawn at random: (count,)."""
+    drawn = []
+    for number in labels.unique().tolist():
+        rows = (labels == number).nonzero()[:, 0]
+        drawn.append(rows[torch.randperm(len(rows), generator=generator)[: math.floor(share * len(rows))]])
+    return torch.cat(drawn)
