@@ -199,7 +199,8 @@ class Grants:
         sends_gradients = traits is not None and traits.sends_gradients
         sizes = [len(rows) for rows in (_first_epoch(batches) if sends_gradients else batches)]
         private = () if traits is None else traits.private_segments
-        return local_training(topology, role, optim.label, options, sizes, sends_gradients, private)
+        soft, hidden = ({}, ()) if traits is None else (traits.soft_labels, traits.hidden_gradients)
+        return local_training(topology, role, optim.label, options, sizes, sends_gradients, private, soft, hidden)
 
     def feed(self, client: int) -> Feed:
         """Return what says what each input of the client's topology gets of raw rows; it holds no data."""
