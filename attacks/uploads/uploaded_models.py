@@ -3,7 +3,7 @@
 Of a model that goes down and comes back the pair is the same model after and before the client's own training. Of
 scores on public rows it is a student of the client's scores and a student of everybody else's, of the client's own
 architecture. Where what is exchanged ends in features, the adversary puts a head of its own behind both, a logistic
-regression on its auxiliary rows.
+regression on all rows whose labels it knows, auxiliary ones and candidates.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def uploaded_models(
     Raises `InvalidInput` where what is exchanged cannot be run from raw rows, or ends in features without auxiliary
     rows to fit a head on.
     """
-    progress(0, 2)
     if (exchanged := knowledge.exchanged) is not None:
         rounds = exchanged.rounds if newest is None else exchanged.rounds[-newest:]
         heads = _ModelReader(who, exchanged, knowledge)
+        progress(0, 2)
         return [ModelPair(heads.read(one.before), heads.read(one.after)) for one in rounds]
     if (scores := knowledge.public_scores) is not None:
         if min(len(scores.x), len(scores.others_x)) < LEAST_PUBLIC:
@@ -87,7 +87,7 @@ def uploaded_models(
                 f"{who} trains students on public rows: {LEAST_PUBLIC} or more that the client has scored, and that "
                 f"others have; found {len(scores.x)} and {len(scores.others_x)}"
             )
-        students = []
+        students: list[Predict] = []
         for number, (x, told) in enumerate(((scores.others_x, scores.others), (scores.x, scores.own)), 1):
             students.append(_student(knowledge, x, told, settings, generator))
             progress(number, 2)
@@ -102,22 +102,29 @@ class _ModelReader:
     """Turns weights of what is exchanged into a function from rows to log probabilities."""
 
     def __init__(self, who: str, exchanged: ExchangedModel, knowledge: Knowledge) -> None:
-        self._exchanged, self._x, self._y = exchanged, knowledge.auxiliary, knowledge.auxiliary_labels
-        self._classes = unwrap(knowledge.classes)
-        if not exchanged.scores and (self._x is None or self._y is None):
+        self._exchanged, self._classes = exchanged, unwrap(knowledge.classes)
+        pairs = [
+            (knowledge.auxiliary, knowledge.auxiliary_labels),
+            # Whose labels are known as well: a head that knows them finds how far the features set them apart.
+            (knowledge.candidates, knowledge.candidate_labels),
+        ]
+        known = [(x, y.view(-1)) for x, y in pairs if x is not None and y is not None]
+        if not exchanged.scores and not known:
             raise InvalidInput(
-                f"{who} needs auxiliary rows with labels: what is exchanged ends in the features {exchanged.out!r}, "
-                "and a head of its own must be fitted to them"
+                f"{who} needs rows with labels: what is exchanged ends in the features {exchanged.out!r}, and a head of "
+                "its own must be fitted to them"
             )
+        self._known = [torch.cat(part) for part in zip(*known, strict=True)] if known else []
 
     def read(self, tensors: Mapping[str, Tensor]) -> Predict:
         """Return what the model with these weights says of rows; behind its features stands a fitted head."""
         run = partial(self._exchanged.run, tensors=tensors)
         if self._exchanged.scores:
             return lambda x: log_probabilities(run(x))
+        x, y = self._known
         with torch.no_grad():
-            known = run(unwrap(self._x)).flatten(1)
-        head = fit_head(known, unwrap(self._y), self._classes)
+            features = run(x).flatten(1)
+        head = fit_head(features, y, self._classes)
         return lambda x: head(run(x).flatten(1))
 
 
