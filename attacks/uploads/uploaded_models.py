@@ -111,8 +111,8 @@ class _ModelReader:
         known = [(x, y.view(-1)) for x, y in pairs if x is not None and y is not None]
         if not exchanged.scores and not known:
             raise InvalidInput(
-                f"{who} needs rows with labels: what is exchanged ends in the features {exchanged.out!r}, and a head of "
-                "its own must be fitted to them"
+                f"{who} needs rows with labels: what is exchanged ends in the features {exchanged.out!r}, and a head "
+                "of its own must be fitted to them"
             )
         self._known = [torch.cat(part) for part in zip(*known, strict=True)] if known else []
 

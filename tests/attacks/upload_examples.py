@@ -31,7 +31,14 @@ CELLS, CLASSES = 40, 4
 
 
 @cache
-def exchanged(method: Method, classes: int = 2, rounds: int = 4, noise: float = 0.0, public: float = 0.0) -> Run:
+def exchanged(
+    method: Method,
+    classes: int = 2,
+    rounds: int = 4,
+    noise: float = 0.0,
+    public: float = 0.0,
+    defenses: tuple[Defense, ...] = (),
+) -> Run:
     """Five clients, whole perceptrons on digits of a few classes each; `noise`: in place of what they send."""
     with stream(0):
         model = mlp((1, 8, 8), 10, (48, 24), seed=None)
@@ -47,6 +54,7 @@ def exchanged(method: Method, classes: int = 2, rounds: int = 4, noise: float = 
         rounds=rounds,
         batch_size=20,
         optimizer=ADAM,
+        defenses=defenses,
         adversaries=Adversaries(poisoning=poisoning),
         evaluation=splitfed.Evaluation(every=rounds),
         logging=SENT,

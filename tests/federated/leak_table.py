@@ -1,4 +1,4 @@
-"""What each federated method's uploads give away: `python -m tests.federated.leak_table` writes it into docs/methods.md.
+"""What each method's uploads give away: `python -m tests.federated.leak_table` writes it into docs/methods.md.
 
 Rows are the methods of the registry, cells its attacks on what clients upload, as each is refused or not by a small
 recorded run of whole models: so neither a new method nor a new attack can be left out.
