@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from splitfed.aggregation.update_aggregation import UpdateAggregation
+from splitfed.core.privacy_events import Event
 from splitfed.secure_sum.base import SecureSumPlan
 
 
@@ -86,6 +87,12 @@ class MethodTraits:
 
     Of messages from clients to the aggregation server, with a tensor for each class under the name of the class: what
     they show of the rows is for attacks to find out.
+    """
+
+    message_events: Mapping[str, Event] = field(default_factory=dict)
+    """Kind of message -> what one of a client costs in privacy, where the method itself makes it private.
+
+    All that it holds is covered, and what it is made of learns from no private row.
     """
 
     public_batch: Callable[[int, int, Mapping[int, int], int], Tensor] | None = None

@@ -293,9 +293,9 @@ TABLE: dict[str, Row] = {
     ),
     "upload_inversion of soft labels": Row(
         UploadInversion(),
-        partial(exchanged, FedMD(passes=3), classes=5, public=0.3),
+        partial(exchanged, FedMD(), classes=5, rounds=3, public=0.1),
         # Of what it is told a student makes nothing but noise: rows of any class, whose mean is the mean image at best.
-        partial(exchanged, FedMD(passes=3), classes=5, public=0.3, defenses=(UNTAUGHT,)),
+        partial(exchanged, FedMD(), classes=5, rounds=3, public=0.1, defenses=(UNTAUGHT,)),
         *("psnr", 4.0, 0.5, "fed_server"),
         quick=UploadInversion(iterations=5, epochs=5),
     ),
