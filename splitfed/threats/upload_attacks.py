@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import STEPS, Attack, Knowledge, Needs, Target
+from splitfed.attacks.base import STEPS, Attack, Knowledge, Needs, Target, UsesFurther
 from splitfed.attacks.scoring.prediction_scores import score_prediction
 from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.attacks.uploads.exchanged_model import PublicScores
@@ -64,13 +64,14 @@ class Uploads:
         readable = any(m.receiver == party and m.kind in attack.reads for m in view.messages)
         known = self.knowledge(party, client, derive(seed, "queries"))
         topology, facts, device = self.engine.topologies[client], self.engine.all_facts[client], self.engine.device
-        feed, everybody = self.feed(client), self._messages_of_all(party, number)
-        known = replace(
-            known,
-            exchanged=exchanged_model(topology, feed, view, everybody, device),
-            public_scores=self._public_scores(client, everybody),
-            fresh_model=FreshModel(topology, feed, derive(seed, "fresh model"), device),
-        )
+        feed, wanted = self.feed(client), attack.requires | (attack.uses if isinstance(attack, UsesFurther) else set())
+        if Needs.EXCHANGED_MODEL in wanted:
+            everybody = self._messages_of_all(party, number)
+            known = replace(known, exchanged=exchanged_model(topology, feed, view, everybody, device))
+        if Needs.PUBLIC_SCORES in wanted:
+            known = replace(known, public_scores=self._public_scores(client, self._messages_of_all(party, number)))
+        if Needs.FRESH_MODEL in wanted:
+            known = replace(known, fresh_model=FreshModel(topology, feed, derive(seed, "fresh model"), device))
         if means := self._class_means(client):
             extractor = SegmentRunner(topology, facts, self.engine.modules(client), feed, values=means)
             known = replace(known, extractor=extractor)

@@ -183,14 +183,14 @@ class RepeatedNoise(PrivateClassSums):
 
 
 def test_the_audit_finds_no_more_than_the_claim_and_nearly_all_of_it() -> None:
-    found = audit_run(private_run(), 20_000)
+    found = audit_run(private_run(), 8000)
     assert found["held"]
     assert {line["party"] for line in found["mechanisms"]} == {f"client{i}" for i in range(3)}
     for line in found["mechanisms"]:
         assert line["sensitivity"] is None or line["sensitivity"]["held"]
         assert line["found"]["epsilon"] <= line["claimed"] < line["most"]
-        # 20 000 samples of a Gaussian: the bound is within a fifth of the truth.
-        assert line["found"]["epsilon"] > 0.8 * line["claimed"]
+        # 8000 samples of a Gaussian: the bound is within a quarter of the truth.
+        assert line["found"]["epsilon"] > 0.75 * line["claimed"]
 
 
 @pytest.mark.parametrize("broken", [HalfTheNoise, NoClipping, CountsOutsideTheSensitivity])

@@ -50,7 +50,7 @@ def class_sum_games(run: Run, client: int) -> Iterator[Game]:
 
 def _scores(mechanism: PrivateClassSums, seed: int, client: int, times: int, which: int, trials: int) -> Scores:
     """Return what `times` messages have of a canary in each of `trials` classes (input 0), or of none (input 1)."""
-    total = torch.zeros(trials, dtype=torch.float64)
+    along, whole = (torch.zeros(trials, dtype=torch.float64) for _ in range(2))
     drawn = derive(seed, "audit", which)
     for turn in range(times):
         sign = (-1.0) ** turn
@@ -58,8 +58,10 @@ def _scores(mechanism: PrivateClassSums, seed: int, client: int, times: int, whi
         noisy = mechanism.release(z, y, trials, message_noise(drawn, client, turn))
         counts = noisy.counts.double()
         sums = noisy.means.double() * counts.clamp_min(1.0)[:, None]
-        total += (sign * sums[:, 0] + mechanism.clip * counts) / mechanism.sensitivity
-    return {"sum": total.numpy()}
+        along += sign * sums[:, 0]
+        whole += sign * sums[:, 0] + mechanism.clip * counts
+    # The count of a row has one sign: where noise is repeated, its embedding alone shows it.
+    return {"embedding and count": whole.numpy(), "embedding": along.numpy()}
 
 
 def _rows(classes: int, sign: float, present: bool) -> tuple[Tensor, Tensor]:
