@@ -21,8 +21,8 @@ random size, go without this variant.
 `secure`: the aggregation server learns the sum of the clients' prototypes, weighted, and of the weights n_ij / N_i, and
 of no client which classes it holds (see `class_sums`). Clients that send their loss cannot be summed: no `further`.
 
-`private`: prototypes and counts under differential privacy (see `private_class_sums`), of embeddings that learn from no
-private row; every class is sent by every client. Not under a secure sum.
+`private`: prototypes and counts under differential privacy (`splitfed.defenses.private_class_sums`), of embeddings that
+learn from no private row; every class is sent by every client. Not under a secure sum.
 
 Three accuracies are scored: the head's (the run's own), the nearest prototype among the client's own classes, and the
 nearest among all. On a split replica the embedding is what crosses at the first cut, so that clients of different make
@@ -45,10 +45,10 @@ from splitfed.core.errors import InvalidInput, require_count, require_name, requ
 from splitfed.core.messages import Stamp
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
+from splitfed.defenses.private_class_sums import PrivateClassSums, check_frozen, message_noise, private_of
 from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.class_sums import class_sums, class_upload
 from splitfed.federated.objectives import NoObjective, objective_of
-from splitfed.federated.private_class_sums import PrivateClassSums, check_frozen, message_noise, private_of
 from splitfed.federated.topology_values import count_classes, embedding, labelled_head, making_segment
 from splitfed.federated.uploads import close_round, open_round
 from splitfed.secure_sum.base import SecureSumPlan

@@ -150,10 +150,9 @@ class FreshModel:
 
     def __init__(self, topology: Topology, feed: Feed, seed: int, device: torch.device) -> None:
         self._feed, self._device, self._out = feed, device, topology.heads[0].value
-        self._refusal, makers = "", topology.makers((self._out,))
-        segments = tuple(s for s in topology.segments if s.name in makers)
+        self._refusal, self._names = "", topology.makers((self._out,))
         try:
-            self._topology = fresh(replace(topology, segments=segments, heads=topology.heads[:1]), seed)
+            self._topology = fresh(topology, seed)
         except InvalidInput as error:
             self._refusal = str(error)
 
@@ -161,7 +160,8 @@ class FreshModel:
         """Return a model from rows (n, *shape) to scores (n, classes) with weights drawn from `seed`, in training."""
         if self._refusal:
             raise InvalidInput(self._refusal)
-        return _WholeModel(fresh(self._topology, seed).segments, self._feed, self._out).to(self._device)
+        segments = [s for s in fresh(self._topology, seed).segments if s.name in self._names]
+        return _WholeModel(segments, self._feed, self._out).to(self._device)
 
 
 class _WholeModel(nn.Module):

@@ -16,9 +16,9 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Recording
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
 from splitfed.core.random import generator, stream
+from splitfed.defenses.private_class_sums import NoisyMeans, PrivateClassSums, message_noise
 from splitfed.engines.base import FED
 from splitfed.federated import FedProto
-from splitfed.federated.private_class_sums import NoisyMeans, PrivateClassSums, message_noise
 from splitfed.models.mlp import mlp
 from splitfed.planning.plan import cost
 from splitfed.planning.private import planned_ledger

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from splitfed.core.defense import UPLOAD
 from splitfed.core.random import derive, generator
-from splitfed.federated.private_class_sums import PrivateClassSums, message_noise
+from splitfed.defenses.private_class_sums import PrivateClassSums, message_noise
 from splitfed.study.run.audit_game import ONE, TEN, Game, Scores, SensitivityCheck
 from splitfed.training.run import Run
 
