@@ -245,9 +245,9 @@ def test_each_client_of_mafml_scores_its_own_rows() -> None:
 
 def test_rows_that_a_client_has_shown_are_no_candidates() -> None:
     run = cells_run()
-    case = run.evaluator.uploads.case(UploadMembership(), FED, 0, 0)
+    case = run.evaluator.uploads.case(UploadMembership(), FED, 1, 0)
     assert case.rows is not None
-    shown = {row.numpy().tobytes() for row in run.data.clients[0].public.x}
+    shown = {row.numpy().tobytes() for row in run.data.clients[1].public.x}
     assert not shown & {row.numpy().tobytes() for row in case.rows.x}
     with pytest.raises(InvalidInput, match="client 0 has shown all of its rows"):
         candidates(run.data, run.data.victims, torch.Generator().manual_seed(0), 0, torch.arange(CELLS))

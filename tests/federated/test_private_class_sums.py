@@ -189,8 +189,8 @@ def test_the_audit_finds_no_more_than_the_claim_and_nearly_all_of_it() -> None:
     for line in found["mechanisms"]:
         assert line["sensitivity"] is None or line["sensitivity"]["held"]
         assert line["found"]["epsilon"] <= line["claimed"] < line["most"]
-        # 8000 samples of a Gaussian: the bound is within a quarter of the truth.
-        assert line["found"]["epsilon"] > 0.75 * line["claimed"]
+        # 8000 samples, at the confidence of one line of six: more than three fifths of the truth are found.
+        assert line["found"]["epsilon"] > 0.6 * line["claimed"]
 
 
 @pytest.mark.parametrize("broken", [HalfTheNoise, NoClipping, CountsOutsideTheSensitivity])
