@@ -158,11 +158,6 @@ class Knowledge:
     extractor: Callable[[Tensor], Releases] | None = field(
         default=None, metadata=granted(Needs.EXTRACTOR, computes=True)
     )
-    exchanged: ExchangedModel | None = field(default=None, metadata=granted(Needs.EXCHANGED_MODEL, copy=_copy_object))
-    public_scores: PublicScores | None = field(default=None, metadata=granted(Needs.PUBLIC_SCORES, copy=_copy_object))
-    fresh_model: Callable[[int], nn.Module] | None = field(
-        default=None, metadata=granted(Needs.FRESH_MODEL, computes=True)
-    )
     architecture: Callable[[int], Clone] | None = field(
         default=None, metadata=granted(Needs.ARCHITECTURE, computes=True)
     )
@@ -179,6 +174,11 @@ class Knowledge:
     places: Mapping[str, Tensor] = field(default_factory=dict, metadata=public(copy=copy_nested))
     origins: Mapping[str, tuple[str, ...]] = field(default_factory=dict, metadata=public(copy=copy_nested))
     encrypted_layer: EncryptedLayer | None = field(default=None, metadata=granted(Needs.ENCRYPTED_LAYER))
+    exchanged: ExchangedModel | None = field(default=None, metadata=granted(Needs.EXCHANGED_MODEL, copy=_copy_object))
+    public_scores: PublicScores | None = field(default=None, metadata=granted(Needs.PUBLIC_SCORES, copy=_copy_object))
+    fresh_model: Callable[[int], nn.Module] | None = field(
+        default=None, metadata=granted(Needs.FRESH_MODEL, computes=True)
+    )
     insider = OldAttribute("training_attack")
 
     def only(self, needs: frozenset[Needs]) -> Knowledge:

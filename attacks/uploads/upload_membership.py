@@ -1,6 +1,6 @@
 """Upload membership: rows that a client's upload made more likely, against what the server had before it.
 
-Papers: after Watson, Guo, Cormode, Sablayrolles, "On the importance of difficulty calibration in membership inference
+Paper: after Watson, Guo, Cormode, Sablayrolles, "On the importance of difficulty calibration in membership inference
 attacks", ICLR 2022 (a row's score minus that of a model which has not seen it); Nasr, Shokri, Houmansadr,
 "Comprehensive privacy analysis of deep learning", IEEE S&P 2019 (a passive aggregation server that holds every round's
 model); Jagielski, Nasr, Choquette-Choo, Lee, Carlini, "Students parrot their teachers: membership inference on model

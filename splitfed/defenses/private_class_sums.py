@@ -1,6 +1,6 @@
 """Private class sums: class means of embeddings under differential privacy, classes and counts among what is protected.
 
-Papers: Dwork, McSherry, Nissim, Smith, "Calibrating noise to sensitivity in private data analysis", TCC 2006 (noisy
+Paper: Dwork, McSherry, Nissim, Smith, "Calibrating noise to sensitivity in private data analysis", TCC 2006 (noisy
 sums and counts); Balle, Wang, "Improving the Gaussian mechanism for differential privacy: analytical calibration and
 optimal denoising", ICML 2018.
 
