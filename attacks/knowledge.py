@@ -17,6 +17,7 @@ from splitfed.attacks.encrypted_layer import EncryptedLayer
 from splitfed.attacks.gradients.local_training import LocalTraining
 from splitfed.attacks.local_models import Clone, Imitate, Releases, TrainedAttack
 from splitfed.attacks.threat_model import STEPS, Needs
+from splitfed.attacks.uploads.exchanged_model import ExchangedModel, PublicScores
 from splitfed.core.deprecation import OldAttribute
 from splitfed.core.messages import View
 from splitfed.core.payload import copy_nested
@@ -119,6 +120,9 @@ class Knowledge:
     `hints`: class -> positions of victims (count,) that are known to belong to it.
     `extractor(x)`: a differentiable function from the client's weights after training: kind of message -> what of rows
     x (n, *shape) a message of that kind holds class means of, (n, ...), in evaluation mode.
+    `exchanged`: the model that the client and the aggregation server exchange, as it went down and came back.
+    `public_scores`: what the client, and the others on average, made of public rows.
+    `fresh_model(seed)`: the client's whole model, from rows to the first head's output, with weights drawn anew.
     `imitate`: trains a copy from fresh weights as the run did: topology, defenses and optimizers.
     `encrypted_layer`: how the adversary's own layer computes on ciphertexts, and learns.
     """
@@ -170,6 +174,11 @@ class Knowledge:
     places: Mapping[str, Tensor] = field(default_factory=dict, metadata=public(copy=copy_nested))
     origins: Mapping[str, tuple[str, ...]] = field(default_factory=dict, metadata=public(copy=copy_nested))
     encrypted_layer: EncryptedLayer | None = field(default=None, metadata=granted(Needs.ENCRYPTED_LAYER))
+    exchanged: ExchangedModel | None = field(default=None, metadata=granted(Needs.EXCHANGED_MODEL, copy=_copy_object))
+    public_scores: PublicScores | None = field(default=None, metadata=granted(Needs.PUBLIC_SCORES, copy=_copy_object))
+    fresh_model: Callable[[int], nn.Module] | None = field(
+        default=None, metadata=granted(Needs.FRESH_MODEL, computes=True)
+    )
     insider = OldAttribute("training_attack")
 
     def only(self, needs: frozenset[Needs]) -> Knowledge:

@@ -91,5 +91,8 @@ class Needs(StrEnum):
     UPLOADS = "what the clients of a federated method send"
     ENCRYPTED_LAYER = "a layer of its own that computes on ciphertexts"
     EXTRACTOR = "weights of a client's segments before what it sends class means of"
+    EXCHANGED_MODEL = "a model that a client exchanges with the aggregation server, computed from raw rows"
+    PUBLIC_SCORES = "a client's scores of public rows"
+    FRESH_MODEL = "architecture of the whole model"
     TRAINING_ATTACK = "an attack in the training, train(..., adversaries=Adversaries({party: ...}))"
     INSIDER = OldAttribute("TRAINING_ATTACK")

@@ -113,6 +113,9 @@ TABLES: dict[str, dict[str, str]] = {
         "class_shares": "splitfed.attacks.uploads.class_shares:ClassShares",
         "prototype_inversion": "splitfed.attacks.uploads.prototype_inversion:PrototypeInversion",
         "prototype_membership": "splitfed.attacks.uploads.prototype_membership:PrototypeMembership",
+        "upload_membership": "splitfed.attacks.uploads.upload_membership:UploadMembership",
+        "upload_inversion": "splitfed.attacks.uploads.upload_inversion:UploadInversion",
+        "update_shares": "splitfed.attacks.uploads.update_shares:UpdateShares",
     },
     "detectors": {
         "splitguard": "splitfed.detectors.splitguard:SplitGuard",

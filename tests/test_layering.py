@@ -116,7 +116,7 @@ SEES: dict[str, set[str]] = {
     "detectors": _core("topology", "messages"),
     "aggregation": {*_core(), "registry", "secure_sum"},
     "engines": {*_core(*CORE), "aggregation", "encryption", "secure_sum"},
-    "federated": {*_core(*CORE), "aggregation", "engines", "secure_sum"},
+    "federated": {*_core(*CORE), "aggregation", "defenses", "engines", "secure_sum"},
     "schedules": {*_core(*CORE), "aggregation", "engines", "data", "registry", "secure_sum"},
     "poisoning": {*_core(*CORE), "engines", "data"},
 }

@@ -25,6 +25,7 @@ from splitfed.attacks.gradients.gradient_matching import (
     single_class,
 )
 from splitfed.attacks.gradients.lbfgs_search import best_fit
+from splitfed.attacks.gradients.local_training import check_hard_labels
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 
@@ -47,6 +48,7 @@ class Idlg(Attack):
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return (1, *shape)."""
         local = unwrap(knowledge.local)
+        check_hard_labels("Idlg", local)
         step = newest_step(view, local)
         if step.rows != 1:
             raise InvalidInput(f"Idlg reads one class off a gradient; the client's batch has {step.rows} rows")

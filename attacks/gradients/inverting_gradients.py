@@ -30,6 +30,7 @@ from splitfed.attacks.gradients.gradient_matching import (
     newest_step,
     single_class,
 )
+from splitfed.attacks.gradients.local_training import check_hard_labels
 from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 from splitfed.core.topology import Head
@@ -55,6 +56,7 @@ class InvertingGradients(Attack):
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return (rows, *shape), in no particular order."""
         local = unwrap(knowledge.local)
+        check_hard_labels("InvertingGradients", local)
         client = ClientGradient(view.segments, local, newest_step(view, local), knowledge.device)
         labels = {head.value: self._labels(client, head, knowledge) for head in local.heads}
         found = [self._search(client, knowledge, labels, generator, start, progress) for start in range(self.restarts)]

@@ -23,6 +23,7 @@ class LocalTraining:
     arguments, with "initial_lr" where the rate changes from round to round. `batches`: how many rows each batch of a
     round has. `sends_gradients`: whether the client takes no step and sends the gradient of all its rows instead.
     `clip`: the L2 norm to which the gradient of every row is clipped before the mean is taken; None: it is not.
+    `soft_labels`: the heads whose labels are mixed with what a teacher says, which the adversary never sees.
     """
 
     segments: tuple[Segment, ...]
@@ -34,6 +35,7 @@ class LocalTraining:
     batches: tuple[int, ...]
     sends_gradients: bool = False
     clip: float | None = None
+    soft_labels: frozenset[str] = frozenset()
 
     def copy(self) -> LocalTraining:
         """Return the protocol with modules of its own, for somebody who may train them."""
@@ -49,11 +51,16 @@ def local_training(
     batches: Sequence[int],
     sends_gradients: bool = False,
     private: Collection[str] = (),
+    soft_labels: Mapping[str, float] | None = None,
+    hidden: Collection[str] = (),
 ) -> LocalTraining | None:
     """Return what is known of the clients of `topology` in `role`; None where they do not hold the whole raw row.
 
     `private`: the segments that never leave a client; a model of those alone does not show in an update.
+    `soft_labels`: head -> weight of a divergence beside its loss; `hidden`: values whose gradient comes from what never
+    leaves a client (see `splitfed.federated.traits`).
     """
+    softened = soft_labels or {}
     if set(topology.inputs.values()) != {role} or len(topology.inputs) != 1:
         return None
     available = set(topology.inputs)
@@ -62,10 +69,15 @@ def local_training(
         if available.issuperset(segment.inputs):
             segments.append(segment)
             available.update(segment.outputs)
+    if hidden:
+        makers = topology.makers(tuple(hidden))
+        segments = [segment for segment in segments if segment.name in makers]
+        available = {*topology.inputs, *(value for segment in segments for value in segment.outputs)}
     own = (head for head in topology.heads if head.value in available and head.role == role)
     heads = tuple(head for head in own if not set(topology.makers((head.value,))).issubset(private))
     back = [e for e in topology.crossings if e.name not in topology.forward_only]
-    released = tuple(dict.fromkeys(v for e in back for v in e.values if v in available))
+    released = tuple(dict.fromkeys([*hidden, *(v for e in back for v in e.values if v in available)]))
+    heads = tuple(replace(head, weight=head.weight + softened.get(head.value, 0.0)) for head in heads)
     seen = topology.makers((*(head.value for head in heads), *released)) if private else {s.name for s in segments}
     return LocalTraining(
         tuple(segment for segment in segments if segment.name in seen),
@@ -76,7 +88,17 @@ def local_training(
         dict(options),
         tuple(batches),
         sends_gradients,
+        soft_labels=frozenset(head.value for head in heads if softened.get(head.value)),
     )
+
+
+def check_hard_labels(who: str, local: LocalTraining) -> None:
+    """Refuse, for attack `who`, labels that are mixed with what a teacher says: no class alone can be read off."""
+    if local.soft_labels:
+        raise InvalidInput(
+            f"{who} reads hard classes off an update; at {min(local.soft_labels)!r} labels are mixed with what a model "
+            "says that never leaves the client: take Dlg"
+        )
 
 
 def check_one_step(local: LocalTraining) -> None:

@@ -12,13 +12,18 @@ from splitfed.data.federation import Federation
 
 
 def candidates(
-    data: Federation, outsiders: Dataset, generator: torch.Generator, client: int | None = None
+    data: Federation,
+    outsiders: Dataset,
+    generator: torch.Generator,
+    client: int | None = None,
+    shown: Tensor | None = None,
 ) -> tuple[Dataset, Tensor]:
     """Return a balanced set of rows in random order, and (rows,) bool, which of them were trained on.
 
     Members are drawn from the training rows of all clients alike, non-members from `outsiders`, which nobody trained
     on; there are as many of each as the smaller side has. `client`: members are rows of this client, and there are as
-    many of each of every class that it holds, so that the class of a row tells nothing. Raises `InvalidInput` where a
+    many of each of every class that it holds, so that the class of a row tells nothing. `shown`: (k,) int64, the rows
+    of that client that it has shown to all, which are known as its own and no candidates. Raises `InvalidInput` where a
     side is empty.
     """
     trained = trained_rows(data) if client is None else data.clients[client].train
@@ -27,6 +32,10 @@ def candidates(
         count = min(len(trained), len(outsiders))
         inside, outside = inside[:count], outside[:count]
     else:
+        if shown is not None:
+            inside = inside[~torch.isin(inside, shown)]
+        if len(inside) == 0:
+            raise InvalidInput(f"client {client} has shown all of its rows: whether they were trained on is no secret")
         inside, outside = _by_class(trained.y, inside, outsiders.y, outside)
     count = len(inside)
     if count == 0:
@@ -42,7 +51,7 @@ def candidates(
 def _by_class(y: Tensor, rows: Tensor, others_y: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first of `rows` (labels y) and of `others` (labels others_y), as many of each for every class."""
     found: list[tuple[Tensor, Tensor]] = []
-    for label in y.unique():
+    for label in y[rows].unique():
         mine, theirs = rows[y[rows] == label], others[others_y[others] == label]
         count = min(len(mine), len(theirs))
         found.append((mine[:count], theirs[:count]))

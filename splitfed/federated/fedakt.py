@@ -92,6 +92,7 @@ class FedAKT(Method):
             returns_weights=sends and update_aggregation_of(self.aggregation).sum is None,
             private_segments=tuple(name for name in own if name not in adapter),
             broadcast_segments=adapter if sends else (),
+            hidden_gradients=(self._features(topology)[1],) if sends else (),
         )
 
     def check(self, topology: Topology, clients: int) -> None:

@@ -81,7 +81,11 @@ class FedMD(Method):
 
     def traits(self, topology: Topology) -> MethodTraits:
         """Clients digest before the schedule's round."""
-        return replace(super().traits(topology), trains_between_rounds=True, secure=self.settings.sum)
+        # Under a secure sum nobody's scores are there to be read.
+        batch = None if self.secure else self._public_batch
+        return replace(
+            super().traits(topology), trains_between_rounds=True, secure=self.settings.sum, public_batch=batch
+        )
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse clients that could not learn from each other's rows and class scores."""
@@ -135,9 +139,8 @@ class FedMD(Method):
 
     def _reach_consensus(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Let clients score the same public rows, and follow the mean of the scores."""
-        count = learners[0].rows(PART)
-        size = count if self.rows is None else self.rows
-        rows = public_rows.draw_row_numbers(derive(learners[0].seed, "fedmd"), count, number * size, size)
+        counts = {int(replica): len(shown["y"]) for replica, shown in sorted(state["shown"].items())}
+        rows = self._public_batch(learners[0].seed, learners[0].replica, counts, number)
         if self.secure:
             open_round(self.settings, learners, number, state)
             uploads = [
@@ -151,6 +154,12 @@ class FedMD(Method):
             goal = learner.receive("soft labels", mean, number, learner.topology.heads[0].role)["scores"]
             with learner.separate_optimizer("digest") if self.separate else nullcontext():
                 self._digest(learner, rows, goal, number)
+
+    def _public_batch(self, seed: int, replica: int, counts: Mapping[int, int], number: int) -> Tensor:
+        """Return which of all public rows everybody scores in round `number`; see `public_rows.PublicBatch`."""
+        count = sum(counts.values())
+        size = count if self.rows is None else self.rows
+        return public_rows.draw_row_numbers(derive(seed, "fedmd"), count, number * size, size)
 
     def _gather(self, learners: Sequence[Learner], rows: Tensor, number: int) -> Tensor:
         """Return the mean of the scores that clients send."""

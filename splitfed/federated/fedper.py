@@ -31,8 +31,11 @@ class FedPer(Averaging):
     head: str | None = None
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """The weights are sent, whatever a client's steps were."""
-        return replace(super().traits(topology), accumulates=True)
+        """The weights are sent, whatever a client's steps were; what the base makes is read by a head that is not."""
+        base, head = split_base_head(self.who, topology, self.head)
+        read = {value for name in head for value in topology.segment(name).inputs}
+        hidden = tuple(v for name in base for v in topology.segment(name).outputs if v in read)
+        return replace(super().traits(topology), accumulates=True, hidden_gradients=hidden)
 
     def shared(self, topology: Topology) -> tuple[str, ...]:
         """Return the segments of the base."""

@@ -21,6 +21,9 @@ random size, go without this variant.
 `secure`: the aggregation server learns the sum of the clients' prototypes, weighted, and of the weights n_ij / N_i, and
 of no client which classes it holds (see `class_sums`). Clients that send their loss cannot be summed: no `further`.
 
+`private`: prototypes and counts under differential privacy (`splitfed.defenses.private_class_sums`), of embeddings that
+learn from no private row; every class is sent by every client. Not under a secure sum.
+
 Three accuracies are scored: the head's (the run's own), the nearest prototype among the client's own classes, and the
 nearest among all. On a split replica the embedding is what crosses at the first cut, so that clients of different make
 share what stands behind it.
@@ -42,10 +45,11 @@ from splitfed.core.errors import InvalidInput, require_count, require_name, requ
 from splitfed.core.messages import Stamp
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
+from splitfed.defenses.private_class_sums import PrivateClassSums, check_frozen, message_noise, private_of
 from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.class_sums import class_sums, class_upload
 from splitfed.federated.objectives import NoObjective, objective_of
-from splitfed.federated.topology_values import embedding, labelled_head, making_segment
+from splitfed.federated.topology_values import count_classes, embedding, labelled_head, making_segment
 from splitfed.federated.uploads import close_round, open_round
 from splitfed.secure_sum.base import SecureSumPlan
 
@@ -57,7 +61,8 @@ class FedProto(Method):
     """`weight` (the paper's lambda) >= 0 of the prototype term; `embedding`: the value meant (default: see `places`).
 
     `weighted`: average by the numbers of examples, or every client that holds the class alike. `further` clients train
-    `passes` times. `secure`: a secure sum of the prototypes, as schedules take it.
+    `passes` times. `secure`: a secure sum of the prototypes, as schedules take it. `private`: noise on sums and counts,
+    a `PrivateClassSums` or a table of its parameters.
     """
 
     weight: float = field(default=1.0, metadata=require_number("fedproto weight", low=0.0))
@@ -67,11 +72,15 @@ class FedProto(Method):
     further: int = field(default=0, metadata=require_count("fedproto further", low=0))
     passes: int = field(default=2, metadata=require_count("fedproto passes", low=1))
     secure: bool | str | Mapping[str, Any] | SecureSumPlan = False
+    private: Mapping[str, Any] | PrivateClassSums | None = None
 
     def __post_init__(self) -> None:
         """Refuse parameters out of range, and a secure sum beside losses that the server must read."""
         super().__post_init__()
         object.__setattr__(self, "secure", secure_of(self.secure))
+        object.__setattr__(self, "private", private_of(self.private))
+        if self.secure and self.private:
+            raise InvalidInput("fedproto private adds a client's whole noise to what secure hides already: take one")
         if self.secure and self.further:
             raise InvalidInput(
                 f"fedproto further={self.further} reads every client's loss, which secure hides: take one"
@@ -81,6 +90,12 @@ class FedProto(Method):
     def settings(self) -> UpdateAggregation:
         """How prototypes are summed."""
         return UpdateAggregation(secure=self.secure)
+
+    @property
+    def mechanism(self) -> PrivateClassSums:
+        """What makes prototypes private, where they are."""
+        assert isinstance(self.private, PrivateClassSums)
+        return self.private
 
     def traits(self, topology: Topology) -> MethodTraits:
         """Prototypes are means of the embedding; which one a row is pulled to depends on its label."""
@@ -96,12 +111,15 @@ class FedProto(Method):
             reads_labels=True,
             class_means={"prototype": value},
             secure=self.settings.sum,
+            message_events={} if self.private is None else {"prototype": self.mechanism.event()},
             scored_values=(value,),
         )
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse a topology without an embedding, or without class labels beside it."""
-        _embedding_and_head(self, topology)
+        """Refuse a topology without an embedding or class labels beside it, or one that learns, if it is private."""
+        value, _ = _embedding_and_head(self, topology)
+        if self.private is not None:
+            check_frozen("fedproto", topology, value)
 
     def check_run(self, context: MethodContext) -> None:
         """Refuse embeddings of different widths."""
@@ -185,10 +203,10 @@ class FedProto(Method):
         counts: dict[str, float] = {}
         for learner in learners:
             value, head = _embedding_and_head(self, learner.topology)
-            means, rows = prototypes(learner.compute(value), learner.labels(head))
-            sizes = {f"{name}/rows": torch.tensor(count) for name, count in rows.items()} if self.weighted else {}
-            arrived = learner.send("prototype", {**means, **sizes}, number)
-            for name in means:
+            arrived = learner.send("prototype", self._upload(learner, value, head, number), number)
+            for name in (name for name in arrived if name.isdecimal()):
+                if self.private is not None and float(arrived[f"{name}/rows"]) < self.mechanism.least:
+                    continue
                 share = float(arrived[f"{name}/rows"]) if self.weighted else 1.0
                 mean = arrived[name].double() * share
                 sums[name] = sums[name] + mean if name in sums else mean
@@ -198,6 +216,18 @@ class FedProto(Method):
                 loss = torch.tensor(sum(pull.losses) / len(pull.losses) if pull and pull.losses else 0.0)
                 state["losses"][str(learner.replica)] = float(learner.send("loss", {"loss": loss}, number)["loss"])
         return sums, counts
+
+    def _upload(self, learner: Learner, value: str, head: str, number: int) -> dict[str, Tensor]:
+        """Return what a client sends: its prototypes by class, and how many rows each is of where that is told."""
+        z, y = learner.compute(value), learner.labels(head)
+        if self.private is None:
+            means, rows = prototypes(z, y)
+            sizes = {f"{name}/rows": torch.tensor(count) for name, count in rows.items()} if self.weighted else {}
+            return {**means, **sizes}
+        classes = max(count_classes({one.value: one for one in learner.topology.heads}[head]), 2)
+        noisy = self.mechanism.release(z, y, classes, message_noise(learner.seed, learner.replica, number))
+        named = {str(label): mean.clone() for label, mean in enumerate(noisy.means)}
+        return {**named, **{f"{label}/rows": count.clone() for label, count in enumerate(noisy.counts)}}
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
         """Return the accuracy of the nearest prototype, among the client's own classes and among all."""

@@ -77,6 +77,7 @@ class FML(Method):
             turned_off=off if self.alpha == 1 and self.beta == 1 else None,
             aggregation=update_aggregation_of(self.aggregation) if whole else None,
             returns_weights=whole and update_aggregation_of(self.aggregation).sum is None,
+            soft_labels={_meme(topology): 1 - self.beta} if whole else {},
             private_segments=makers(topology, _private(topology)),
             broadcast_segments=meme if whole else (),
         )

@@ -65,7 +65,7 @@ class MAFML(Method):
 
     def traits(self, topology: Topology) -> MethodTraits:
         """The mutual step comes after the schedule's round."""
-        return replace(super().traits(topology), trains_between_rounds=True)
+        return replace(super().traits(topology), trains_between_rounds=True, public_batch=self._public_batch)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse clients that could not learn from each other's rows and class probabilities."""
@@ -113,8 +113,13 @@ class MAFML(Method):
             self._take_mutual_step(learner, {k: v for k, v in taught.items() if k != learner.replica}, number, state)
 
     def _rows(self, learner: Learner, replica: int, count: int, number: int) -> Tensor:
-        seed = derive(learner.seed, "mafml", replica)
-        return public_rows.draw_row_numbers(seed, count, number * self.batch, self.batch)
+        return self._public_batch(learner.seed, replica, {replica: count}, number)
+
+    def _public_batch(self, seed: int, replica: int, counts: Mapping[int, int], number: int) -> Tensor:
+        """Return which public rows a client scores in round `number`, of its own; see `public_rows.PublicBatch`."""
+        before = sum(count for other, count in counts.items() if other < replica)
+        seed = derive(seed, "mafml", replica)
+        return before + public_rows.draw_row_numbers(seed, counts[replica], number * self.batch, self.batch)
 
     def _score_public_batch(self, learner: Learner, number: int, state: State) -> dict[str, Tensor]:
         """Have the client tell its class probabilities on a public batch; return them with their accuracy."""

@@ -5,7 +5,7 @@ They are messages of kind "data": counted, recorded, and read by the aggregation
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,11 @@ from splitfed.federated.topology_values import only_client, only_head
 
 Rows = dict[str, Tensor]
 """What one client shows: "x" (rows, ...) and "y" (rows,)."""
+
+
+PublicBatch = Callable[[int, int, Mapping[int, int], int], Tensor]
+"""From the run's seed, a client, how many rows each client has shown (client -> rows, in order) and a round to the rows
+that the client scores in it, as positions in all that were shown, one client's after another's: (rows,) int64."""
 
 
 class PublicRowsObjective(NoObjective):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from splitfed.aggregation.update_aggregation import UpdateAggregation
+from splitfed.core.privacy_events import Event
 from splitfed.secure_sum.base import SecureSumPlan
 
 
@@ -85,6 +88,28 @@ class MethodTraits:
     Of messages from clients to the aggregation server, with a tensor for each class under the name of the class: what
     they show of the rows is for attacks to find out.
     """
+
+    message_events: Mapping[str, Event] = field(default_factory=dict)
+    """Kind of message -> what one of a client costs in privacy, where the method itself makes it private.
+
+    All that it holds is covered, and what it is made of learns from no private row.
+    """
+
+    public_batch: Callable[[int, int, Mapping[int, int], int], Tensor] | None = None
+    """Which public rows the "soft labels" are of that a client sends in a round; None where it scores none of them.
+
+    See `splitfed.federated.public_rows.PublicBatch`; known to all.
+    """
+
+    soft_labels: Mapping[str, float] = field(default_factory=dict)
+    """Head -> the weight of a divergence from a teacher that is added to its loss and to nothing else.
+
+    Cross-entropy with weight w, and a divergence with weight v from a teacher that is held fixed, have the gradient of
+    cross-entropy with weight w + v against the mean of label and teacher: an update shows a gradient all the same.
+    """
+
+    hidden_gradients: tuple[str, ...] = ()
+    """The values that exchanged segments hand to what never leaves a client, from where their gradient comes."""
 
     scored_values: tuple[str, ...] = ()
     """The values that `scores` computes with the weights that the client is scored with, and never others.

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Calibrated, Defense, LabelDefense, privacy_event
+from splitfed.core.defense import UPLOAD, Calibrated, Defense, LabelDefense, privacy_event
 from splitfed.core.per_client_defenses import missing, of_client
-from splitfed.core.topology import Topology
+from splitfed.core.topology import Topology, member
 from splitfed.core.traffic import Traffic
 from splitfed.core.upload_defenses import Sent, count, find_upload_defenses, private_kinds
 from splitfed.core.usage_counts import SCORED, UsageCounts, counted_kinds, counted_labels, labels_of_head
@@ -24,7 +24,7 @@ from splitfed.planning.counting import CountingTrainer
 from splitfed.planning.simulation import simulate_rounds
 from splitfed.planning.validation import Prepared, labels_of
 from splitfed.privacy.charges import PartyCounts, Taken, charges, lent_charges, unprotected
-from splitfed.privacy.ledger import PER_ROW, Ledger, default_delta, make_ledger
+from splitfed.privacy.ledger import PER_ROW, Charge, Ledger, default_delta, make_ledger
 from splitfed.schedules.base import Schedule, shared_roles
 
 
@@ -225,8 +225,9 @@ def _make_ledger(
         released.taken,
         # Whether what one client's weights have learnt reaches other clients' segments.
         by_schedule or (clients > 1 and method is not None),
-        _shows_rows_of_others(topology, schedule, clients, defenses, kinds),
+        _shows_rows_of_others(topology, schedule, clients, private_messages(method, topology, defenses), kinds),
     )
+    run_charges += _method_charges(run.topologies, method, released.traffic)
     # A method moves weights that sends them, or what they make.
     by_method = bool(kinds) and method is not None and ("weights" in kinds or method.traits(topology).post_processing)
     exposed = [
@@ -245,11 +246,31 @@ def _delta(defenses: Sequence[Defense], rows: int, wanted: float | None) -> floa
 
 
 def _shows_rows_of_others(
-    topology: Topology, schedule: Schedule, clients: int, defenses: Sequence[Defense], kinds: frozenset[str]
+    topology: Topology, schedule: Schedule, clients: int, private: frozenset[str], kinds: frozenset[str]
 ) -> bool:
     """Return whether what a client sends may show others' rows in any way but by what those sent under a promise."""
     shared = bool(shared_roles(topology)) or schedule.binds(clients) is not None
-    return clients > 1 and (shared or not kinds <= private_kinds(defenses))
+    return clients > 1 and (shared or not kinds <= private)
+
+
+def private_messages(method: Method | None, topology: Topology, defenses: Sequence[Defense]) -> frozenset[str]:
+    """Return the kinds of messages that cross under a promise of defenses, or of the method itself."""
+    own = () if method is None else method.traits(topology).message_events
+    return private_kinds(defenses) | frozenset(own)
+
+
+def _method_charges(topologies: Sequence[Topology], method: Method | None, traffic: Traffic) -> list[Charge]:
+    """Return what the messages cost that the method itself makes private, each of them once."""
+    found = []
+    for client, topology in enumerate(topologies):
+        events = {} if method is None else method.traits(topology).message_events
+        senders = {member(role, client) for role in topology.data_roles}
+        for kind, event in events.items():
+            for flow, (messages, _) in traffic.flows.items():
+                if (flow.phase, flow.kind, flow.receiver) == ("train", kind, FED) and flow.sender in senders:
+                    place = f"{kind}{UPLOAD}"
+                    found.append(Charge(client, flow.sender, place, type(method).__name__, event, every=messages))
+    return found
 
 
 def _uploads(
@@ -258,12 +279,16 @@ def _uploads(
     # What is made of weights alone is reported as those.
     if method is None or method.traits(topology).post_processing:
         return []
-    reported, guarded = f"what the method {type(method).__name__} sends", sorted(kinds & private_kinds(defenses))
+    reported = f"what the method {type(method).__name__} sends"
+    guarded, own = sorted(kinds & private_messages(method, topology, defenses)), method.traits(topology).message_events
     if not guarded:
         return [reported]
     left = [f"{reported} but {', '.join(guarded)}"] if kinds - set(guarded) else []
     # What stands beside the rows in a message crosses as it is: see `splitfed.core.upload_defenses`.
-    return [*left, *(f"names, whole numbers and single numbers in messages of {kind}" for kind in guarded)]
+    return [
+        *left,
+        *(f"names, whole numbers and single numbers in messages of {kind}" for kind in guarded if kind not in own),
+    ]
 
 
 def _sum_by_party(counts: Sequence[PartyCounts]) -> list[PartyCounts]:

@@ -195,6 +195,11 @@ def check_method(
     check_training_steps(method, plan, training, topologies[0])
     check_label_reading(method, topologies, defenses)
     check_aggregation(method, plan, topologies[0], len(data.clients))
+    if any(client.train.source.couples for client in data.clients) and method.traits(topologies[0]).message_events:
+        raise InvalidInput(
+            f"mixup puts a row into the examples of others, and {type(method).__name__} private counts what it "
+            "promises by row: leave one of them out"
+        )
     public = [len(client.shown) for client in data.clients]
     of_clients = {role: optims[role] for role in topologies[0].data_roles}
     method.check_run(MethodContext(topologies, facts, plan.binds(len(data.clients)), public, of_clients))

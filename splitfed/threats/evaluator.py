@@ -416,7 +416,7 @@ class Evaluator:
             )
         if not (placement.fused or traits.sends_gradients or traits.returns_weights):
             raise InvalidInput(f"{needs} clients of {who} send no weights to be held against those they were sent")
-        if not traits.plain_update:
+        if not (traits.plain_update or traits.soft_labels or traits.hidden_gradients):
             raise InvalidInput(f"{needs} what {who} may add to a client's gradient is in its update too")
 
     def _check_no_labels(self, party: str, client: int, label_set: str | None) -> None:

@@ -208,7 +208,8 @@ class Grants:
         sends_gradients = traits is not None and traits.sends_gradients
         sizes = [len(rows) for rows in (_first_epoch(batches) if sends_gradients else batches)]
         private = () if traits is None else traits.private_segments
-        local = local_training(topology, role, optim.label, options, sizes, sends_gradients, private)
+        soft, hidden = ({}, ()) if traits is None else (traits.soft_labels, traits.hidden_gradients)
+        local = local_training(topology, role, optim.label, options, sizes, sends_gradients, private, soft, hidden)
         return None if local is None else replace(local, clip=self._clip_norm(client, role))
 
     def _clip_norm(self, client: int, role: str) -> float | None:

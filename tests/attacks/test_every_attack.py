@@ -59,9 +59,12 @@ from splitfed.attacks.training_time.sdar import Sdar
 from splitfed.attacks.uploads.class_shares import ClassShares
 from splitfed.attacks.uploads.prototype_inversion import PrototypeInversion
 from splitfed.attacks.uploads.prototype_membership import PrototypeMembership
+from splitfed.attacks.uploads.update_shares import UpdateShares
+from splitfed.attacks.uploads.upload_inversion import UploadInversion
+from splitfed.attacks.uploads.upload_membership import UploadMembership
 from splitfed.data.dataset import Dataset
 from splitfed.defenses import LabelDp, Noise
-from splitfed.federated import FedProto
+from splitfed.federated import FML, FedAKT, FedMD, FedProto
 from splitfed.poisoning.byzantine_noise import ByzantineNoise
 from splitfed.registry import TABLES
 from splitfed.threats import evaluator, upload_attacks
@@ -86,11 +89,13 @@ from tests.attacks.examples import (
 )
 from tests.attacks.token_examples import embedded
 from tests.attacks.training_time_examples import go
+from tests.attacks.upload_examples import cells_run, exchanged, exchanged_by_heart
 from tests.thinning import thin
 from tests.topologies.vertical_examples import planted as correlated
 
 DROWNED = Noise(scale=1e3)
 SILENCED = Noise(scale=1e3, on=("prototype->fed_server",))
+UNTAUGHT = Noise(scale=1e3, on=("soft labels->fed_server",))
 BASELINES = {
     Target.INPUTS: "mean_image",
     Target.TOKENS: "frequent_token",
@@ -286,6 +291,49 @@ TABLE: dict[str, Row] = {
         noted_by_heart,
         partial(noted_by_heart, SILENCED),
         *("auc", 0.2, 0.15, "fed_server"),
+    ),
+    "upload_membership": Row(
+        UploadMembership(),
+        partial(exchanged_by_heart, FML()),
+        partial(exchanged_by_heart, FML(), noise=1.0),
+        *("auc", 0.12, 0.15, "fed_server"),
+    ),
+    # 39 private rows and as many others, some of whose classes are the client's by chance.
+    "upload_membership of soft labels": Row(
+        UploadMembership(),
+        cells_run,
+        partial(cells_run, UNTAUGHT),
+        *("auc", 0.2, 0.2, "fed_server"),
+        quick=UploadMembership(epochs=5),
+    ),
+    # The mean image is 15 dB from the mean of a class.
+    "upload_inversion": Row(
+        UploadInversion(),
+        partial(exchanged, FML(), classes=5),
+        partial(exchanged, FML(), noise=1.0),
+        *("psnr", 4.0, 0.5, "fed_server"),
+        quick=UploadInversion(iterations=5),
+    ),
+    "upload_inversion of soft labels": Row(
+        UploadInversion(),
+        partial(exchanged, FedMD(), classes=5, rounds=3, public=0.1),
+        # Of what it is told a student makes nothing but noise: rows of any class, whose mean is the mean image at best.
+        partial(exchanged, FedMD(), classes=5, rounds=3, public=0.1, defenses=(UNTAUGHT,)),
+        *("psnr", 4.0, 0.5, "fed_server"),
+        quick=UploadInversion(iterations=5, epochs=5),
+    ),
+    # Two of ten classes: a blind AUC has a standard deviation of .24, and there is one client.
+    "update_shares": Row(
+        UpdateShares(),
+        partial(exchanged, FML()),
+        partial(exchanged, FML(), noise=1.0),
+        *("auc", 0.45, 0.45, "fed_server"),
+    ),
+    "update_shares of features": Row(
+        UpdateShares(),
+        partial(exchanged, FedAKT(weight=0.5), rounds=6),
+        partial(exchanged, FedAKT(weight=0.5), noise=1.0),
+        *("auc", 0.3, 0.45, "fed_server"),
     ),
 }
 

@@ -45,6 +45,8 @@ def full() -> Knowledge:
         "attributes": {"odd": (rows, 2)},
         "origins": {"z": ("x",)},
         "local": Learnt(),
+        "exchanged": Learnt(),
+        "public_scores": Learnt(),
         "training_attack": Learnt(),
     }
     given = {**plain, **tensors, **mappings, **records}

@@ -28,7 +28,7 @@ from splitfed.core.tasks import classification
 from splitfed.data.federation import Federation
 from splitfed.detectors.base import Detector, DetectorSite, DetectorState
 from splitfed.engines.base import FED
-from splitfed.federated import FedProto
+from splitfed.federated import FML, FedMD, FedProto
 from splitfed.models.mlp import mlp
 from splitfed.threats.segment_runner import SegmentRunner
 from splitfed.topologies import local, u_shaped, vanilla, vertical
@@ -72,6 +72,11 @@ def handed(view: View, knowledge: Knowledge) -> dict[str, list[Tensor]]:
     if knowledge.architecture is not None:
         clone = knowledge.architecture(3)
         found["architecture()"] = [*tensors(clone), *clone.parameters()]
+    if knowledge.fresh_model is not None:
+        found["fresh_model()"] = [*tensors(knowledge.fresh_model(3))]
+    if knowledge.exchanged is not None:
+        last = knowledge.exchanged.rounds[-1]
+        found["exchanged"] += [knowledge.exchanged.run(x, last.after)]
     y = torch.zeros(8, dtype=torch.int64)
     if knowledge.imitate is not None:
         trained = knowledge.imitate(torch.ones(8, *knowledge.shape), y, 1, 4, 0)
@@ -150,10 +155,10 @@ def model() -> nn.Module:
 
 
 @cache
-def digits(clients: int = 1) -> Federation:
+def digits(clients: int = 1, public: float = 0.0) -> Federation:
     data = sf.data.digits().rows(range(90))
     named = data.halves().with_target("parity", data.y % 2, classification(2))
-    return named.clients(clients, auxiliary=20, victims=COUNT, validation=0.0, test=0.1)
+    return named.clients(clients, auxiliary=20, victims=COUNT, validation=0.0, test=0.1, public=public)
 
 
 def bottoms() -> dict[str, nn.Module]:
@@ -191,13 +196,16 @@ def run_of(name: str) -> sf.Run:
             "batch_size": 90,
         }
         return sf.train(whole, digits(2), **settings)
+    methods: dict[str, Any] = {"proto": FedProto(), "meme": FML(), "public": FedMD()}
     settings = {
         "schedule": "independent",
-        "method": FedProto(),
+        "method": methods[name],
         "logging": sf.Logging(record=Recording((FED,))),
         **fast,
+        # Scores of public rows come from the second round on.
+        "rounds": 2 if name == "public" else 1,
     }
-    return sf.train(local(model(), ("relu1",)), digits(2), **settings)
+    return sf.train(local(model(), ("relu1",)), digits(2, 0.3 if name == "public" else 0.0), **settings)
 
 
 KNOWN = {Needs.AUXILIARY, Needs.AUXILIARY_LABELS, Needs.ATTRIBUTES}
@@ -223,6 +231,14 @@ CASES: dict[str, tuple[str, str, set[Needs], Target, Phase, tuple[str, ...]]] = 
         *("proto", FED, {Needs.UPLOADS, Needs.EXTRACTOR, *KNOWN}),
         *(Target.REPRESENTATIVES, Phase.TRAINING, ("prototype",)),
     ),
+    "exchanged": (
+        *("meme", FED, {Needs.UPLOADS, Needs.EXCHANGED_MODEL, Needs.FRESH_MODEL}),
+        *(Target.REPRESENTATIVES, Phase.TRAINING, ("weights",)),
+    ),
+    "public scores": (
+        *("public", FED, {Needs.UPLOADS, Needs.PUBLIC_SCORES}),
+        *(Target.REPRESENTATIVES, Phase.TRAINING, ("soft labels",)),
+    ),
 }
 HELD = {
     "releases": {"messages", "segments", "auxiliary", "auxiliary_labels", "attributes", "places", "architecture()"}
@@ -234,6 +250,8 @@ HELD = {
     "own inputs": {"messages", "own", "own_auxiliary"},
     "updates": {"messages", "local", "auxiliary"},
     "uploads": {"messages", "extractor()"},
+    "exchanged": {"messages", "exchanged", "fresh_model()"},
+    "public scores": {"messages", "public_scores"},
 }
 
 

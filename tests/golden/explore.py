@@ -43,7 +43,7 @@ APART = (
     Case("active", "custom", "joint"),
 )
 """What some attacks need: a round of one row, logits that are only added up, a party that knows a part of a row."""
-UPLOADS = ("fedproto", "feddistill")
+UPLOADS = ("fedproto", "feddistill", "fml")
 """Methods whose messages attacks read."""
 HOMES, TRIES = 3, 4
 

@@ -107,13 +107,13 @@ def federated() -> Run:
     )
 
 
-def averages() -> Run:
-    """Five clients with the whole model and rows of five classes each; the aggregation server records class means."""
+def averages(method: str = "fedproto") -> Run:
+    """Five clients with the whole model and rows of five classes; the aggregation server records what they send."""
     data = sf.data.mnist5k().clients(5, classes_per_client=5, auxiliary=AUXILIARY, victims=VICTIMS)
     topology = sf.topologies.local(network(), ("relu4",))
     recorded = Recording(("fed_server",))
     return sf.train(
-        topology, data, schedule="independent", method="fedproto", rounds=1, logging=sf.Logging(record=recorded)
+        topology, data, schedule="independent", method=method, rounds=1, logging=sf.Logging(record=recorded)
     )
 
 
@@ -138,6 +138,8 @@ def scene(name: str) -> tuple[Callable[[], Run], str | None, str]:
         return spied, "server", "U-shaped, sdar"
     if name in ("class_shares", "prototype_inversion", "prototype_membership"):
         return averages, None, "fedproto, whole models"
+    if name in ("upload_membership", "upload_inversion", "update_shares"):
+        return partial(averages, "fml"), None, "fml, whole models"
     if name == "grn":
         return active, "active0", "vertical, halves of images, one party active"
     return vanilla, "server", "vanilla"

@@ -21,7 +21,7 @@ from splitfed.core.random import stream
 from splitfed.core.tasks import Task
 from splitfed.defenses import DpSgd, GaussianRelease, LabelDp
 from splitfed.defenses.private_step import PrivateStep
-from splitfed.federated import FedProto
+from splitfed.federated import FedDistill, FedMD, FedProto
 from splitfed.models.mlp import mlp
 from splitfed.privacy.accountants import SUM
 from splitfed.study.run.audit import audit_run, format_audit
@@ -32,8 +32,8 @@ from tests.thinning import thin
 ONE, TEN = "one release", "ten releases in a row"
 
 
-def run_of(*defenses: Defense, clients: int = 1, shape: str = "vanilla", **options: Any) -> Run:
-    data = sf.data.digits().rows(range(100)).clients(clients, auxiliary=10, victims=8, seed=0)
+def run_of(*defenses: Defense, clients: int = 1, shape: str = "vanilla", public: float = 0.0, **options: Any) -> Run:
+    data = sf.data.digits().rows(range(100)).clients(clients, auxiliary=10, victims=8, public=public, seed=0)
     with stream(0):
         if shape == "local":
             topology = local(mlp((1, 8, 8), 10, (8, 8), seed=None), ("relu1",))
@@ -177,6 +177,28 @@ def test_messages_to_the_fed_server() -> None:
     assert right == dict.fromkeys(keys, True)
     assert short == dict.fromkeys(keys, False)
     assert repeated == {key: key[1] == ONE for key in keys}
+
+
+def test_soft_labels_to_the_fed_server() -> None:
+    """Mean scores by class and scores of public rows: right; with half of the noise; without clipping."""
+
+    @dataclass(frozen=True)
+    class Half(GaussianRelease):
+        def release(self, name: str, z: Tensor, context: Context) -> Tensor:
+            return (self.expected(name, z, context) + super().release(name, z, context)) / 2
+
+    @dataclass(frozen=True)
+    class Unclipped(GaussianRelease):
+        def expected(self, name: str, z: Tensor, context: Context) -> Tensor:
+            return z
+
+    at: dict[str, Any] = {"noise_multiplier": 1.0, "on": ("soft labels->fed_server",)}
+    for method, public in ((FedDistill(), 0.0), (FedMD(), 0.2)):
+        for guard, held in ((GaussianRelease(**at), True), (Half(**at), False), (Unclipped(**at), False)):
+            run = run_of(guard, clients=2, shape="local", method=method, public=public, rounds=2)
+            assert set(audited(run, 4000).values()) == {held}, (method, guard)
+            (total,) = run.ledger.totals
+            assert (total.protects, total.unit) == ("what clients send to the fed server", "example")
 
 
 class Broken(PrivateStep):

@@ -3,7 +3,8 @@
 Two neighbouring inputs go through the run's own mechanism many times, and a test tells them apart as well as it can: a
 lower bound on epsilon, to set beside the claim. A bound above the claim refutes it; one below proves nothing, but
 beside it stands the largest claim that so many samples could have refuted. Audited are, for every client: releases at a
-cut and messages to the aggregation server, each once and ten in a row; private training steps; and training labels.
+cut and messages to the aggregation server, each once and ten in a row; class means that a method makes private itself;
+private training steps; and training labels.
 Where the claim is that of a Gaussian mechanism its trade-off curve is used, elsewhere a bound that holds for any
 mechanism.
 
@@ -18,6 +19,7 @@ from typing import Any
 
 from splitfed.core.defense import privacy_event
 from splitfed.core.errors import InvalidInput, check_count, check_number
+from splitfed.study.run.audit_class_sums import class_sum_games
 from splitfed.study.run.audit_game import Game, Json, format_line
 from splitfed.study.run.audit_labels import label_games
 from splitfed.study.run.audit_releases import release_games
@@ -40,7 +42,7 @@ def audit_run(run: Run, trials: int = 20_000, confidence: float = 0.95) -> Json:
     """
     check_count("trials", trials, low=40)
     check_number("confidence", confidence, low=0.0, high=1.0, open_low=True, open_high=True)
-    kinds = (release_games, step_games, label_games)
+    kinds = (release_games, class_sum_games, step_games, label_games)
     games = [game for client in range(run.engine.replicas) for play in kinds for game in play(run, client)]
     missed = _unaudited_defenses(run, games)
     if not games:

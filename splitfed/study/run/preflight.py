@@ -236,7 +236,7 @@ def _build_run(cell: Cell, builder: build.StudyBuilder) -> tuple[Run, Prepared]:
     engine = engine_of(ready, record=cell.training.record)
     run = Run(engine, ready.data, ready.schedule, ready.schedule.start(len(ready.data)), cell.seed)
     run.follow(ready.method)
-    if ready.method is not None and any(build.attack(probe).reads for probe in cell.attacks):
+    if any(build.attack(probe).reads for probe in cell.attacks):
         run.evaluator.uploads.sent = sent_kinds(ready)
     run.evaluator.grants.training, run.evaluator.grants.rounds = ready.training, cell.training.rounds
     return run, ready

@@ -1,0 +1,105 @@
+"""What an aggregation server rebuilds of a client: the model that both exchange, and its scores on public rows.
+
+Where weights go down and up, or changes of them, the server holds the segments that are exchanged as they were sent
+and as they came back, round by round. Where clients score public rows, which all have shown, it holds rows and scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from splitfed.core.payload import copy_modules
+from splitfed.core.topology import Segment, weights
+
+
+class ExchangedRound(NamedTuple):
+    """The weights that a client was sent in round `number` and those that came back, as `segment/name` -> tensor."""
+
+    number: int
+    before: Mapping[str, Tensor]
+    after: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ExchangedModel:
+    """The segments that an aggregation server can run with what a client was sent and what it sent back.
+
+    `segments`: those from raw rows to `out`, in order, with modules of the first weights; `feed(x)`: what each input
+    gets of rows x. `scores`: whether `out` are scores of classes, (n, classes); else features, (n, ...), of which a
+    head makes these that never leaves the client. `rounds`: in order, one at least. `others`: those of every other
+    client that exchanges the same, where `out` are features.
+    """
+
+    segments: tuple[Segment, ...]
+    feed: Callable[[Tensor], Mapping[str, Tensor]]
+    out: str
+    scores: bool
+    rounds: tuple[ExchangedRound, ...]
+    others: tuple[tuple[ExchangedRound, ...], ...] = ()
+
+    def run(self, x: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return `out` for rows x (n, *shape), differentiable in both; `tensors`: `segment/name` -> weight or buffer.
+
+        In evaluation mode. What `tensors` does not name is as it was before the first round.
+        """
+        made = dict(self.feed(x))
+        for segment in self.segments:
+            prefix = f"{segment.name}/"
+            own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+            result = functional_call(segment.module, own, tuple(made[name].clone() for name in segment.inputs))
+            outputs = result if isinstance(result, (tuple, list)) else (result,)
+            made.update(zip(segment.outputs, outputs, strict=True))
+        return made[self.out]
+
+    def last_layer(self) -> list[str]:
+        """Return the names of the weights of the last layer that has any."""
+        names = [f"{s.name}/{name}" for s in self.segments for name in weights(s.module)]
+        layer = names[-1].rpartition(".")[0]
+        return [name for name in names if name.rpartition(".")[0] == layer]
+
+    def copy(self) -> ExchangedModel:
+        """Return the same with modules and tensors in memory of their own, for somebody who may write into them."""
+        modules = copy_modules({s.name: s.module for s in self.segments})
+        segments = tuple(replace(s, module=modules[s.name].eval(), original=None) for s in self.segments)
+        others = tuple(_copy_rounds(rounds) for rounds in self.others)
+        return replace(self, segments=segments, rounds=_copy_rounds(self.rounds), others=others)
+
+
+@dataclass(frozen=True)
+class PublicScores:
+    """The newest probabilities that a client, and all others on average, gave public rows.
+
+    `x`: (m, *shape) rows that the client has scored, `own`: (m, classes) how; `others_x` (k, *shape), `others`
+    (k, classes): rows that some other client has scored, and the mean of how.
+    """
+
+    x: Tensor
+    own: Tensor
+    others_x: Tensor
+    others: Tensor
+
+    def copy(self) -> PublicScores:
+        """Return the same in memory of its own."""
+        return PublicScores(*(t.clone() for t in (self.x, self.own, self.others_x, self.others)))
+
+
+def _copy_rounds(rounds: tuple[ExchangedRound, ...]) -> tuple[ExchangedRound, ...]:
+    return tuple(ExchangedRound(one.number, _copy(one.before), _copy(one.after)) for one in rounds)
+
+
+def _copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def midpoint(one: ExchangedRound) -> dict[str, Tensor]:
+    """Return the weights half way between those that were sent and those that came back; whole numbers as these."""
+    return {
+        name: torch.lerp(one.before[name], after, 0.5) if name in one.before and after.is_floating_point() else after
+        for name, after in one.after.items()
+    }

@@ -1,0 +1,122 @@
+"""Update shares: how much of each class a client holds, from how its training moved the weights that it exchanges.
+
+Paper: after Wainakh et al., "User-level label leakage from gradients in federated learning", PETS 2022 (LLG*: the last
+layer's gradient is a sum over rows, of which those of one class are alike, and auxiliary rows say what they are like).
+
+The adversary is the aggregation server of a run that was recorded, with auxiliary rows and their labels. Of a model
+with scores it reads the change of the last layer in a round, which is near minus a rate times the sum, over the
+client's rows, of their gradients; the mean gradient of the auxiliary rows of a class, half way between the weights that
+went down and those that came back, stands for those of the client's. So the change is resolved into these, one a class,
+with coefficients of at least zero by least squares: they are the shares, but for a factor.
+
+Of features (an adapter, a base) the loss is not known. There it reads how far the auxiliary rows of each class are
+moved by the client's training, relative to all classes, and by how much that exceeds what the other clients do to them
+(ours; no paper). All rounds count alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target, unwrap
+from splitfed.attacks.membership.confidence import check_classes, log_probabilities
+from splitfed.attacks.uploads.exchanged_model import ExchangedModel, ExchangedRound, midpoint
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import View
+
+MOST = 64
+"""Auxiliary rows of a class whose gradients are averaged."""
+
+
+@dataclass(frozen=True)
+class UpdateShares(Attack):
+    """Has no parameters."""
+
+    target = Target.SHARES
+    phase = Phase.TRAINING
+    reads = ("weights", "update", "weight gradient")
+    requires = frozenset({Needs.UPLOADS, Needs.EXCHANGED_MODEL, Needs.AUXILIARY, Needs.AUXILIARY_LABELS})
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return shares that add up to one: (classes,)."""
+        classes = check_classes("update_shares", knowledge.classes)
+        exchanged = unwrap(knowledge.exchanged)
+        x, y = unwrap(knowledge.auxiliary), unwrap(knowledge.auxiliary_labels).view(-1).long()
+        if not exchanged.scores:
+            return _excess(exchanged, x, y, classes)
+        total = torch.zeros(classes, dtype=torch.float64)
+        for number, one in enumerate(exchanged.rounds):
+            progress(number, len(exchanged.rounds))
+            total += _shares(resolve(*_slopes(exchanged, one, x, y, classes)))
+        return total / total.sum()
+
+
+def _shares(found: Tensor) -> Tensor:
+    """Return numbers of at least zero, (classes,), as shares; even ones where all are zero."""
+    return found / found.sum() if float(found.sum()) > 0 else torch.full_like(found, 1 / len(found))
+
+
+def _excess(exchanged: ExchangedModel, x: Tensor, y: Tensor, classes: int) -> Tensor:
+    """Return by how much the client moves each class's features more than the others do, as shares: (classes,)."""
+    if not exchanged.others:
+        raise InvalidInput("update_shares holds a client's features against other clients', and none were recorded")
+    own, *others = (_movements(exchanged, rounds, x, y, classes) for rounds in (exchanged.rounds, *exchanged.others))
+    return _shares((own - torch.stack(others).mean(0)).clamp_min(0))
+
+
+@torch.no_grad()
+def _movements(
+    exchanged: ExchangedModel, rounds: Sequence[ExchangedRound], x: Tensor, y: Tensor, classes: int
+) -> Tensor:
+    """Return how far a client's rounds move the features of each class on average, relative to all: (classes,)."""
+    total = torch.zeros(classes, dtype=torch.float64)
+    present = y.unique().tolist()
+    for one in rounds:
+        moved = (exchanged.run(x, one.after) - exchanged.run(x, one.before)).flatten(1).double().norm(dim=1)
+        for label in present:
+            total[label] += float(moved[y == label].mean())
+    return total / total.sum().clamp_min(1e-300)
+
+
+def resolve(change: Tensor, slopes: Tensor) -> Tensor:
+    """Return the coefficients of at least zero, (classes,), with which `slopes` (classes, d) best make `change` (d,).
+
+    Both in float64, in units of the change's length.
+    """
+    from scipy.optimize import nnls
+
+    size = float(change.norm())
+    if size == 0:
+        return torch.zeros(len(slopes), dtype=torch.float64)
+    lengths = slopes.norm(dim=1).clamp_min(1e-300)
+    # The Gram matrix is small; its root carries all that least squares reads of the slopes.
+    basis, directions = torch.linalg.qr(slopes.T)
+    found, _ = nnls((directions / float(lengths.max())).numpy(), (basis.T @ change / size).numpy())
+    return torch.from_numpy(found)
+
+
+def _slopes(
+    exchanged: ExchangedModel, one: ExchangedRound, x: Tensor, y: Tensor, classes: int
+) -> tuple[Tensor, Tensor]:
+    """Return the change of the weights that are read, (d,), and the mean gradient of each class there, (classes, d)."""
+    middle = midpoint(one)
+    names = [name for name in exchanged.last_layer() if name in one.before]
+    change = torch.cat([(one.before[n].double() - one.after[n].double()).flatten() for n in names])
+    weights = {name: middle[name].clone().requires_grad_() for name in names}
+    tensors = {**middle, **weights}
+    slopes = torch.zeros(classes, len(change), dtype=torch.float64)
+    for label in y.unique().tolist():
+        rows = x[y == label][:MOST]
+        loss = -log_probabilities(exchanged.run(rows, tensors))[:, label].mean()
+        found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+        slopes[label] = torch.cat(
+            [
+                (torch.zeros_like(w) if g is None else g).double().flatten()
+                for w, g in zip(weights.values(), found, strict=True)
+            ]
+        ).cpu()
+    return change.cpu(), slopes

@@ -1,0 +1,63 @@
+"""Upload membership: rows that a client's upload made more likely, against what the server had before it.
+
+Paper: after Watson, Guo, Cormode, Sablayrolles, "On the importance of difficulty calibration in membership inference
+attacks", ICLR 2022 (a row's score minus that of a model which has not seen it); Nasr, Shokri, Houmansadr,
+"Comprehensive privacy analysis of deep learning", IEEE S&P 2019 (a passive aggregation server that holds every round's
+model); Jagielski, Nasr, Choquette-Choo, Lee, Carlini, "Students parrot their teachers: membership inference on model
+distillation", NeurIPS 2023 (a teacher's rows through a student).
+
+The adversary is the aggregation server of a run that was recorded, with candidate rows and their labels. Where weights,
+changes of them or gradients are exchanged (a meme, a mentee, an adapter, an average), the score of a row is the log
+odds of its label by what the client sent back, minus those by what it was sent, the mean over `rounds` of them. Where
+clients score public rows, the two models are a student of the client's scores and one of all others'. Features end in
+a head of the adversary's own (see `uploaded_models`). With `calibrated=False` the first of the two counts alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, Target, unwrap
+from splitfed.attacks.membership.confidence import check_classes, margins
+from splitfed.attacks.uploads.uploaded_models import KINDS, SHOWN, Predict, StudentSettings, uploaded_models
+from splitfed.core.errors import require_count, require_number
+from splitfed.core.messages import View
+
+
+@dataclass(frozen=True)
+class UploadMembership(Attack):
+    """`rounds`: how many of the newest count (None: all that were recorded). `epochs`, `lr`, `batch_size`: students."""
+
+    target: ClassVar[Target] = Target.MEMBERS
+    phase: ClassVar[Phase] = Phase.TRAINING
+    reads: ClassVar[tuple[str, ...]] = KINDS
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPLOADS, Needs.CANDIDATES})
+    budgets: ClassVar[Budgets] = {"fast": {"epochs": 100}, "paper": {"epochs": 400}}
+
+    rounds: int | None = field(default=None, metadata=require_count("upload_membership rounds", low=1))
+    calibrated: bool = True
+    epochs: int = field(default=100, metadata=require_count("upload_membership epochs", low=1))
+    lr: float = field(default=3e-3, metadata=require_number("upload_membership lr", low=0.0, open_low=True))
+    batch_size: int = field(default=32, metadata=require_count("upload_membership batch_size", low=2))
+
+    @property
+    def uses(self) -> frozenset[Needs]:
+        """What shows a model, whichever the run has."""
+        return SHOWN
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the calibrated log odds of every candidate's label: (candidates,)."""
+        check_classes("upload_membership", knowledge.classes)
+        x, y = unwrap(knowledge.candidates), unwrap(knowledge.candidate_labels)
+        settings = StudentSettings(self.epochs, self.lr, self.batch_size)
+        pairs = uploaded_models("upload_membership", knowledge, settings, generator, progress, self.rounds)
+
+        @torch.no_grad()
+        def odds(predict: Predict) -> Tensor:
+            return margins(predict(x), y)
+
+        return torch.stack([odds(p.after) - (odds(p.before) if self.calibrated else 0.0) for p in pairs]).mean(0)

@@ -1,0 +1,132 @@
+"""Private class sums: class means of embeddings under differential privacy, classes and counts among what is protected.
+
+Paper: Dwork, McSherry, Nissim, Smith, "Calibrating noise to sensitivity in private data analysis", TCC 2006 (noisy
+sums and counts); Balle, Wang, "Improving the Gaussian mechanism for differential privacy: analytical calibration and
+optimal denoising", ICML 2018.
+
+Neighbours differ in one example, of any class, that is added or taken away. Each row's embedding is clipped to L2 norm
+C, and C itself is put beside it as one number more, so that a row is a vector v of norm sqrt(2) C at most. A client
+sums v over its rows of each class that there is, of none zeros, and adds Gaussian noise of multiplier m to all numbers
+of all classes. A row is in the sum of its own class alone and changes the whole message by sqrt(2) C at most: one
+message is one use of a Gaussian mechanism of multiplier m, however many classes there are. What is sent are the noisy
+counts, the last number over C, and the noisy means, a sum over the count or over 1 where that is less: functions of
+what is private. Every class is sent always, so that names tell nothing; who reads them drops counts below `least`.
+
+This holds for embeddings that no other row has changed. A segment that learns from the rows, or whose batch norm looks
+at them, lets one row move every embedding, and the sensitivity of a sum has no bound but the number of rows times 2 C:
+this is refused. `gaussian_release` on the same messages takes such segments: it clips the mean, whatever made it, and
+the ledger then composes every mean of every round. The number of a client's rows is public, as everywhere here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from splitfed.core.errors import InvalidInput, check_fields, check_names, require_number
+from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
+from splitfed.core.random import wide_generator
+from splitfed.core.topology import Topology
+from splitfed.defenses.clipping import clip_rows
+from splitfed.defenses.private_noise import add_gaussian, check_precision
+from splitfed.privacy.charges import learns_from_rows
+from splitfed.privacy.gaussian_mechanism import LARGEST_EPSILON, gaussian_multiplier
+
+
+class NoisyMeans(NamedTuple):
+    """Of every class: the noisy mean, (classes, width), and the noisy count, (classes,), both float32."""
+
+    means: Tensor
+    counts: Tensor
+
+
+@dataclass(frozen=True)
+class PrivateClassSums:
+    """Clip embeddings to `clip`; noise by `noise_multiplier`, or by `epsilon` and `delta` of one message.
+
+    `least`: the noisy count below which a class is left out by who reads it.
+    """
+
+    clip: float = field(default=1.0, metadata=require_number("private clip", low=0.0, open_low=True))
+    noise_multiplier: float | None = field(
+        default=None, metadata=require_number("private noise_multiplier", low=0.0, open_low=True)
+    )
+    epsilon: float | None = field(
+        default=None, metadata=require_number("private epsilon", low=0.0, high=LARGEST_EPSILON, open_low=True)
+    )
+    delta: float = field(
+        default=1e-5, metadata=require_number("private delta", low=0.0, high=1.0, open_low=True, open_high=True)
+    )
+    least: float = field(default=1.0, metadata=require_number("private least", low=0.0, open_low=True))
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be, and a target beside a multiplier."""
+        check_fields(self)
+        if (self.noise_multiplier is None) == (self.epsilon is None):
+            raise InvalidInput("private takes a noise_multiplier, or the epsilon of one message; give one")
+
+    @property
+    def multiplier(self) -> float:
+        """The noise's standard deviation per unit of sensitivity."""
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        assert self.epsilon is not None
+        return gaussian_multiplier(self.epsilon, self.delta)
+
+    @property
+    def sensitivity(self) -> float:
+        """The most that one row more or less changes the sums of a message, in L2."""
+        return math.sqrt(2) * self.clip
+
+    def event(self) -> Event:
+        """Return what one message costs an example."""
+        return Event(Gaussian(self.multiplier), Protects.MESSAGES, neighbours=Neighbours.ADD_REMOVE)
+
+    def sums(self, z: Tensor, y: Tensor, classes: int) -> Tensor:
+        """Return the sums that are noised: (classes, width + 1) in float64, the last column `clip` times the counts.
+
+        z: embeddings (rows, ...); y: (rows,) int64 below `classes`.
+        """
+        rows = clip_rows(z.detach().flatten(1).double(), self.clip, 2)
+        rows = torch.cat([rows, torch.full_like(rows[:, :1], self.clip)], 1)
+        return rows.new_zeros(classes, rows.shape[1]).index_add_(0, y.view(-1).long().to(rows.device), rows)
+
+    def release(self, z: Tensor, y: Tensor, classes: int, random: torch.Generator) -> NoisyMeans:
+        """Return what a message holds of embeddings z (rows, ...) with classes y (rows,), noise drawn from `random`."""
+        check_precision("private", "the embedding", z.dtype)
+        sums = self.sums(z, y, classes)
+        noisy = add_gaussian(sums.cpu(), self.sensitivity, self.multiplier, sums.numel(), random).to(z.device)
+        counts = noisy[:, -1] / self.clip
+        return NoisyMeans((noisy[:, :-1] / counts.clamp_min(1.0)[:, None]).float(), counts.float())
+
+
+def private_of(given: object) -> PrivateClassSums | None:
+    """Return the mechanism that is meant: one itself, a table of its parameters, or None for none."""
+    if given is None or isinstance(given, PrivateClassSums):
+        return given
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"private={given!r} is not allowed; expected a table such as {{clip = 1.0, epsilon = 2.0}}")
+    for name in given:
+        check_names("parameter of private", PrivateClassSums.__dataclass_fields__, name)
+    return PrivateClassSums(**given)
+
+
+def message_noise(seed: int, replica: int, number: int) -> torch.Generator:
+    """Return the generator of the noise in a client's message of round `number`, of its own for each."""
+    return wide_generator(seed, "private class sums", replica, number)
+
+
+def check_frozen(who: str, topology: Topology, value: str) -> None:
+    """Refuse, for method `who`, a `value` that is made by segments which learn from the rows that it is private for."""
+    for name in topology.makers((value,)):
+        if learns_from_rows(topology.segment(name).module):
+            raise InvalidInput(
+                f"{who} private bounds what a row changes by its own embedding, and segment {name!r} learns from all "
+                f"rows, so that one of them moves every {value!r}: freeze it (pretrained on public data), or take "
+                "gaussian_release with on=['prototype->fed_server']"
+            )
