@@ -72,7 +72,7 @@ class Autoencoder(nn.Module):
 
     def hidden_variance(self) -> Tensor:
         """Return the mean variance of what the decoder's first layer makes of standard normal numbers: a scalar."""
-        (layer,) = (m for m in self.first.modules() if isinstance(m, nn.Linear))
+        layer = next(m for m in self.first.modules() if isinstance(m, nn.Linear))
         return layer.weight.square().sum(1).mean()
 
     def fit(

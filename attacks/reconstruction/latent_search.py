@@ -148,7 +148,8 @@ class LatentSpace:
         flat = u.flatten(0, 1)
         seen = {name: z.repeat_interleave(count, 0) for name, z in self._seen.items()}
         fit = row_misfit(self._function(self._prior.decode(flat)), seen) / self._scale
-        return (fit + self._distance_from_prior(flat)).view(-1, count)
+        losses: Tensor = (fit + self._distance_from_prior(flat)).view(-1, count)
+        return losses
 
     def best(self, drawn: Tensor, restarts: int, steps: int, lr: float, progress: Progress | None = None) -> Tensor:
         """Return the latent numbers (victims, latent) of the least loss of `restarts` searches from `drawn` samples."""
@@ -172,7 +173,8 @@ class LatentSpace:
             return fit + self._anchor * away.mean(1) + self._noise * away.sum(1)
 
         with torch.no_grad():
-            return self._prior.show(descend_rows(first, losses, steps, lr, progress))
+            found: Tensor = self._prior.show(descend_rows(first, losses, steps, lr, progress))
+        return found
 
     def _distance_from_prior(self, u: Tensor) -> Tensor:
         """Return kl KL(u), and what noise adds to it, of latent numbers u (n, latent): (n,)."""
