@@ -24,7 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, Target
 from splitfed.attacks.labels.cut_gradients import check_classes, gradient_rows
 from splitfed.attacks.labels.known_labels import name_clusters
 from splitfed.attacks.labels.own_steps import own_steps
@@ -49,6 +49,7 @@ class Similar(Attack):
     target: ClassVar[Target] = Target.LABELS
     phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
+    adapts_to = frozenset({DefenseEffect.TASK_WEIGHT})
     budgets: ClassVar[Budgets] = {"fast": {"hints": 1}, "paper": {"hints": 1}}
 
     rows: str = field(default="gradients", metadata=require_name("similar rows", ROWS))

@@ -37,6 +37,7 @@ from torch import Tensor
 from splitfed.attacks.base import (
     Attack,
     Budgets,
+    DefenseEffect,
     Knowledge,
     Needs,
     Phase,
@@ -103,6 +104,7 @@ class StrongestLabels(Attack):
     target: ClassVar[Target] = Target.LABELS
     phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
+    adapts_to = frozenset[DefenseEffect]()
     uses: ClassVar[frozenset[Needs]] = frozenset(
         {Needs.OWN_INPUTS, Needs.HEAD, Needs.AUXILIARY_LABELS, Needs.TRAINING_ATTACK}
     )

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
+from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
 from splitfed.attacks.networks.gradient_descent import count_turns
 from splitfed.attacks.reconstruction.inversion import REMEASURE, noise_variance, row_misfit
 from splitfed.attacks.reconstruction.priors import roughness
@@ -46,6 +46,7 @@ class Dip(Attack):
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM})
+    adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {
         "fast": {"iterations": 200, "width": 8},
         "default": {"iterations": 1000, "width": 16},

@@ -32,7 +32,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
+from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
 from splitfed.attacks.networks.autoencoder import Autoencoder
 from splitfed.attacks.networks.gradient_descent import count_turns
 from splitfed.attacks.reconstruction.inversion import noise_variance, row_misfit, width
@@ -54,6 +54,7 @@ class LatentSearch(Attack):
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM, Needs.AUXILIARY})
+    adapts_to = FORWARD
     budgets: ClassVar[Budgets] = {
         "fast": {"epochs": 60, "draws": 256, "restarts": 3, "latent_iterations": 60, "iterations": 60},
         "default": {"epochs": 200, "draws": 1000, "restarts": 5, "latent_iterations": 150, "iterations": 300},

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target, unwrap
+from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Phase, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, log_probabilities
 from splitfed.attacks.uploads.exchanged_model import ExchangedModel, ExchangedRound, midpoint
 from splitfed.core.errors import InvalidInput
@@ -40,6 +40,7 @@ class UpdateShares(Attack):
     phase = Phase.TRAINING
     reads = ("weights", "update", "weight gradient")
     requires = frozenset({Needs.UPLOADS, Needs.EXCHANGED_MODEL, Needs.AUXILIARY, Needs.AUXILIARY_LABELS})
+    adapts_to = frozenset[DefenseEffect]()
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return shares that add up to one: (classes,)."""

@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, Target, unwrap
+from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes
 from splitfed.attacks.networks.gradient_descent import take_step
 from splitfed.attacks.uploads.uploaded_models import KINDS, SHOWN, StudentSettings, uploaded_models
@@ -38,6 +38,7 @@ class UploadInversion(Attack):
     phase: ClassVar[Phase] = Phase.TRAINING
     reads: ClassVar[tuple[str, ...]] = KINDS
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPLOADS, Needs.AUXILIARY})
+    adapts_to = frozenset[DefenseEffect]()
     budgets: ClassVar[Budgets] = {"fast": {"iterations": 100}, "paper": {"iterations": 1000}}
 
     iterations: int = field(default=100, metadata=require_count("upload_inversion iterations", low=1))

@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, Knowledge, Needs, Phase, Progress, Target, unwrap
+from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, margins
 from splitfed.attacks.uploads.uploaded_models import KINDS, SHOWN, Predict, StudentSettings, uploaded_models
 from splitfed.core.errors import require_count, require_number
@@ -36,6 +36,7 @@ class UploadMembership(Attack):
     phase: ClassVar[Phase] = Phase.TRAINING
     reads: ClassVar[tuple[str, ...]] = KINDS
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPLOADS, Needs.CANDIDATES})
+    adapts_to = frozenset[DefenseEffect]()
     budgets: ClassVar[Budgets] = {"fast": {"epochs": 100}, "paper": {"epochs": 400}}
 
     rounds: int | None = field(default=None, metadata=require_count("upload_membership rounds", low=1))
