@@ -164,13 +164,14 @@ class LatentSpace:
 
     def free(self, u: Tensor, steps: int, lr: float, progress: Progress | None = None) -> Tensor:
         """Return the rows (victims, *shape) of stage 2, which frees what the first layer makes of u."""
-        first = self._prior.first(u)
+        first: Tensor = self._prior.first(u)
         variance = self._prior.hidden_variance().clamp_min(LEAST_VARIANCE)
 
         def losses(hidden: Tensor) -> Tensor:
             away = (hidden - first).square() / variance
             fit = row_misfit(self._function(self._prior.show(hidden)), self._seen) / self._scale
-            return fit + self._anchor * away.mean(1) + self._noise * away.sum(1)
+            loss: Tensor = fit + self._anchor * away.mean(1) + self._noise * away.sum(1)
+            return loss
 
         with torch.no_grad():
             found: Tensor = self._prior.show(descend_rows(first, losses, steps, lr, progress))
