@@ -11,7 +11,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import Attack, Phase, Progress
 from splitfed.attacks.search_space import Choice
-from splitfed.core.deprecation import accept_renamed_keywords, warn
+from splitfed.core.deprecation import OldAttribute, accept_renamed_keywords
 from splitfed.core.errors import InvalidInput, check_names, unknown
 from splitfed.core.grouping import nest
 from splitfed.core.messages import View
@@ -19,22 +19,22 @@ from splitfed.core.random import derive
 from splitfed.costs.clock import Clock
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.engines.base import FED, Source, Trainer
+from splitfed.engines.base import Source, Trainer
 from splitfed.engines.engine import Engine
 from splitfed.engines.observers import AttackObserver
 from splitfed.federated.base import Learner, Method
 from splitfed.planning.method_clock import MethodClock
-from splitfed.planning.private import cost_of_releases, counted_ledger
+from splitfed.planning.private import counted_ledger
 from splitfed.planning.rounds import MethodTrainer, aggregate, query
 from splitfed.planning.timed import TimedTrainer
 from splitfed.privacy.ledger import Ledger
-from splitfed.registry import load, name_of
 from splitfed.schedules.base import Round, Schedule, State, Training
 from splitfed.stats.utility import ConstantAnswer, below_constant, constant_of
 from splitfed.threats.attack_durations import AttackDuration, plan_attack
+from splitfed.threats.attack_requests import ask_in_turn, name_attacks
 from splitfed.threats.evaluator import AttackResult, Evaluator
 from splitfed.threats.release_information import ReleaseInformation, measure_release
-from splitfed.threats.repeated_releases import RepeatedReleases, check_releases
+from splitfed.threats.repeated_releases import check_releases
 from splitfed.threats.tuning import SHARE, Bench, Tuned, check_tunable, tune
 from splitfed.training.callbacks import Callback, callback_states, load_callback_states
 from splitfed.training.client_scores import find_first_reaching
@@ -55,6 +55,9 @@ __all__ = ["AttackResult", "Run"]
 
 class Run:
     """The parties after training, the history of every round, and the means to question them."""
+
+    ask = OldAttribute("evaluate_training_attack")
+    intruders = OldAttribute("training_attacks")
 
     def __init__(
         self,
@@ -288,12 +291,6 @@ class Run:
         """What lived inside the training, by party."""
         return self.engine.training_attacks
 
-    @property
-    def intruders(self) -> Mapping[str, AttackObserver]:
-        """The old name of `training_attacks`."""
-        warn("Run.intruders is now Run.training_attacks", 3)
-        return self.training_attacks
-
     def evaluate(self, part: str, number: int | None = None, interval: bool = False) -> dict[str, Any]:
         """Score `part` ("validation" or "test") for each client and on the union of all.
 
@@ -372,8 +369,7 @@ class Run:
         A range, from no doubling of its work to all that it may make. None for an attack that does not say what its
         work is. Floors, oracles and scores are left out. The rest is as in `attack`, and so is what is refused.
         """
-        ready = load("attacks", attack).with_budget(budget) if isinstance(attack, str) else attack
-        name = attack if isinstance(attack, str) else name_of("attacks", type(attack))
+        ((name, ready),) = name_attacks(attack, budget)
         if ready.phase is Phase.TRAINING:
             return None
         party, truth = self.evaluator.adversary(adversary), self.evaluator.victims(victims)
@@ -409,34 +405,25 @@ class Run:
         released, >= 1, where the threat model grants several: random defenses draw anew in each, and the adversary gets
         the mean, of rows that it asks for too. Refused for attacks that read nothing that is released at inference.
         """
-        chosen = [attacks] if isinstance(attacks, (str, Attack)) else list(attacks)
-        base = self.seed if seed is None else seed
-        ready = [load("attacks", a).with_budget(budget) if isinstance(a, str) else a for a in chosen]
-        past = [a.phase is Phase.TRAINING for a in ready]
-        party = self.evaluator.adversary(adversary or (FED if all(past) and FED in self.engine.parties else None))
-        if any(past) and victims is not None:
-            raise InvalidInput(f"{type(ready[past.index(True)]).__name__} goes against training rows: name no victims")
-        truth = self.data.victims if all(past) else self.evaluator.victims(victims)
-        names = [a if isinstance(a, str) else name_of("attacks", type(a)) for a in chosen]
-        for name, attack in zip(names, ready, strict=True):
-            self.evaluator.check_releases(name, attack, releases, client)
         results = []
-        for name, attack in zip(names, ready, strict=True):
-            found = self.evaluator.attack(
-                name, attack, party, truth, client, base, progress, round, classifier, floors, releases
-            )
-            results.append(replace(found, quick=attack.quick, repeated=self._with_cost(found.repeated, client)))
+        for result in ask_in_turn(
+            self.evaluator,
+            name_attacks(attacks, budget),
+            lambda: self.ledger,
+            adversary=adversary,
+            victims=victims,
+            client=client,
+            seed=self.seed if seed is None else seed,
+            progress=progress,
+            number=round,
+            classifier=classifier,
+            floors=floors,
+            releases=releases,
+        ):
+            results.append(result)
             for callback in self.callbacks:
-                callback.on_attack_end(self, results[-1])
+                callback.on_attack_end(self, result)
         return results
-
-    def _with_cost(self, repeated: RepeatedReleases | None, client: int) -> RepeatedReleases | None:
-        """Return `repeated` with what all releases of a row cost it, where everything that crosses has a promise."""
-        if repeated is None or repeated.equal:
-            return repeated
-        delta = self.ledger.delta
-        together, each = (cost_of_releases(self.engine, client, n, delta) for n in (repeated.count, 1))
-        return repeated if together is None else replace(repeated, epsilon=together, each=each, delta=delta)
 
     def measure_release(
         self,
@@ -458,11 +445,6 @@ class Run:
         party, truth = self.evaluator.adversary(adversary), self.evaluator.victims(victims)
         base = self.seed if seed is None else seed
         return measure_release(self.evaluator, party, truth, client, base, smoothing, releases)
-
-    def ask(self, party: str) -> dict[str, Any]:
-        """Evaluate under the old name of `evaluate_training_attack`."""
-        warn("Run.ask is now Run.evaluate_training_attack", 3)
-        return self.evaluate_training_attack(party)
 
     def evaluate_training_attack(self, party: str) -> dict[str, Any]:
         """Score what the attack at `party` knows of the victims: metric -> who -> the mean over them; changes nothing.
@@ -498,10 +480,10 @@ class Run:
         `space`: parameter -> a `Span` of numbers or a list of values (default: what the attack declares). `share` of
         the auxiliary rows stand in for victims, and the attack learns from the others. The rest is as in `attack`.
         """
-        ready = load("attacks", attack).with_budget() if isinstance(attack, str) else attack
+        ((name, ready),) = name_attacks(attack)
         among = ready.space if space is None else space
-        check_tunable(name_of("attacks", type(ready)), ready, among)
-        check_releases(name_of("attacks", type(ready)), ready, releases)
+        check_tunable(name, ready, among)
+        check_releases(name, ready, releases)
         base = self.seed if seed is None else seed
         bench = Bench(self.evaluator, ready, self.evaluator.adversary(adversary), client, base, share, releases)
         return tune(bench, ready, among, trials, base, progress)

@@ -1,0 +1,74 @@
+"""What a run is asked of attacks: made ready by names and budgets, asked in turn, with what it costs a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from splitfed.attacks.base import Attack, Phase, Progress
+from splitfed.core.errors import InvalidInput
+from splitfed.data.dataset import Dataset
+from splitfed.engines.base import FED
+from splitfed.engines.engine import Engine
+from splitfed.planning.private import cost_of_releases
+from splitfed.privacy.ledger import Ledger
+from splitfed.registry import load, name_of
+from splitfed.threats.attack_result import AttackResult
+from splitfed.threats.evaluator import Evaluator
+
+
+def name_attacks(
+    attacks: Sequence[str | Attack] | str | Attack, budget: str | None = None
+) -> tuple[tuple[str, Attack], ...]:
+    """Return name and attack of each, those given by name with the parameters of `budget` (None: the usual one)."""
+    chosen = (attacks,) if isinstance(attacks, (str, Attack)) else tuple(attacks)
+    return tuple(
+        (one, load("attacks", one).with_budget(budget))
+        if isinstance(one, str)
+        else (name_of("attacks", type(one)), one)
+        for one in chosen
+    )
+
+
+def ask_in_turn(
+    evaluator: Evaluator,
+    attacks: Sequence[tuple[str, Attack]],
+    ledger: Callable[[], Ledger],
+    *,
+    adversary: str | None,
+    victims: Dataset | None,
+    client: int,
+    seed: int,
+    progress: Progress | None,
+    number: int | None,
+    classifier: bool,
+    floors: bool,
+    releases: int,
+) -> Iterator[AttackResult]:
+    """Check all `attacks`, name and attack of each, then run one after the other; parameters as of `Run.attack`."""
+    past = [attack.phase is Phase.TRAINING for _, attack in attacks]
+    if any(past) and victims is not None:
+        who = type(attacks[past.index(True)][1]).__name__
+        raise InvalidInput(f"{who} goes against training rows: name no victims")
+    usual = FED if all(past) and FED in evaluator.engine.parties else None
+    party = evaluator.adversary(adversary or usual)
+    truth = evaluator.data.victims if all(past) else evaluator.victims(victims)
+    for name, attack in attacks:
+        evaluator.check_releases(name, attack, releases, client)
+    for name, attack in attacks:
+        found = evaluator.attack(
+            name, attack, party, truth, client, seed, progress, number, classifier, floors, releases
+        )
+        costed = found if found.repeated is None else _with_cost(found, evaluator.engine, client, ledger().delta)
+        yield replace(costed, quick=attack.quick)
+
+
+def _with_cost(result: AttackResult, engine: Engine, client: int, delta: float) -> AttackResult:
+    """Return `result` with what all releases of a row cost it, where everything that crosses has a promise."""
+    repeated = result.repeated
+    if repeated is None or repeated.equal:
+        return result
+    together, each = (cost_of_releases(engine, client, n, delta) for n in (repeated.count, 1))
+    if together is None:
+        return result
+    return replace(result, repeated=replace(repeated, epsilon=together, each=each, delta=delta))
