@@ -5,6 +5,7 @@ Still runs, at a rate of 0, learn nothing, so that a defended run has the weight
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -127,6 +128,22 @@ def rows() -> Federation:
 
 
 @cache
+def squares() -> Federation:
+    """The same rows as images of 4x4 pixels, without a second label set."""
+    x = torch.cat([rows().clients[0].train.x, rows().auxiliary.x, rows().victims.x])
+    y = torch.cat([rows().clients[0].train.y, rows().auxiliary.y, rows().victims.y])
+    found = Dataset("squares", x.view(-1, 1, 4, 4), y, classification(2), (0.0, 1.0))
+    return found.clients(1, auxiliary=48, victims=12, validation=0.0, test=0.0)
+
+
+def flat() -> nn.Module:
+    """A perceptron that reads these images."""
+    with stream(0):
+        layers = [nn.Flatten(), nn.Linear(16, 8), nn.Sigmoid(), nn.Linear(8, 2)]
+    return nn.Sequential(OrderedDict(zip(("flatten", "first", "bend", "last"), layers, strict=True)))
+
+
+@cache
 def columns() -> Federation:
     """The same rows held by two parties."""
     x = torch.cat([rows().clients[0].train.x, rows().auxiliary.x, rows().victims.x])
@@ -171,6 +188,7 @@ def bag() -> Topology:
 WORLDS: dict[str, World] = {
     "tokens": World(bag, tokens, "server"),
     "vanilla": World(lambda: vanilla(small(0, 3), "first"), rows, "server"),
+    "images": World(lambda: vanilla(flat(), "first"), squares, "server"),
     "u_shaped": World(lambda: u_shaped(small(0, 3), ("first", "second")), rows, "server"),
     "summed": World(summed, columns, "left0"),
     "active": World(
@@ -183,8 +201,10 @@ WORLDS: dict[str, World] = {
 PLACES = {
     "token_decoder": "tokens",
     **dict.fromkeys(
-        ("norm", "direction", "spectral", "direct_label", "batch_label_inference", "model_completion"), "summed"
+        ("norm", "direction", "spectral", "direct_label", "batch_label_inference", "model_completion", "similar"),
+        "summed",
     ),
+    "dip": "images",
     "grn": "active",
     "insider_labels": "u_shaped",
     "unsplit_labels": "u_shaped",

@@ -48,8 +48,9 @@ AT_INFERENCE = ("linear_inverse", "rmle", "shadow", "unsplit", "membership_thres
 AT_INFERENCE_TOO = (
     "inverse_network", "nearest", "ladder", "strongest", "grn", "attribute", "token_decoder", "fsha", "sdar", "pcat",
     "insider_labels", "membership_releases", "lira", "strongest_membership", "model_inversion", "model_completion",
+    "dip", "latent_search",
 )  # fmt: skip
-IN_A_STEP = ("norm", "direction", "spectral", "direct_label", "batch_label_inference", "unsplit_labels")
+IN_A_STEP = ("norm", "direction", "spectral", "direct_label", "batch_label_inference", "unsplit_labels", "similar")
 
 
 def exhaustive(names: tuple[str, ...]) -> list[Any]:
@@ -96,7 +97,7 @@ def test_what_an_attack_on_labels_states_is_what_runs_show(name: str) -> None:
         if name == "unsplit_labels":
             assert torch.allclose(whole, quarter, rtol=1e-3, atol=1e-4)
         else:
-            scale = 1.0 if name == "direction" else 4.0
+            scale = 1.0 if name in ("direction", "similar") else 4.0
             assert torch.allclose(whole, scale * quarter, rtol=1e-4, atol=1e-6 * float(whole.abs().max()))
 
 
