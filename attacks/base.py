@@ -236,11 +236,6 @@ class Attack:
             prediction = prediction.clamp(*knowledge.value_range)
         return Outcome(prediction, time.perf_counter() - started, clone, bound, selection)
 
-    def prepare(self, view: View, knowledge: Knowledge) -> tuple[View, Knowledge]:
-        """Return copies of what `run` would be given of these; raises `InvalidInput` that names what is missing."""
-        self._check(view, knowledge)
-        return self._copy(view, knowledge)
-
     def _check(self, view: View, knowledge: Knowledge) -> None:
         if missing := knowledge.missing(self.requires, view):
             raise InvalidInput(f"{type(self).__name__} needs {', '.join(missing)}; this run does not grant that")
@@ -248,6 +243,12 @@ class Attack:
     def _copy(self, view: View, knowledge: Knowledge) -> tuple[View, Knowledge]:
         further = self.uses if isinstance(self, UsesFurther) else frozenset()
         return view.copy(), knowledge.only(self.requires | further).copy()
+
+
+def prepare_attack(attack: Attack, view: View, knowledge: Knowledge) -> tuple[View, Knowledge]:
+    """Return what `attack` is shown of `view` and `knowledge`, as a call hands it over; raises `InvalidInput` as it."""
+    attack._check(view, knowledge)
+    return attack._copy(view, knowledge)
 
 
 def check_rows(attack: Attack, discrete: bool, data: str) -> None:

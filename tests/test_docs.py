@@ -89,7 +89,7 @@ def test_every_kind_that_has_rows_has_a_table() -> None:
 
 
 def test_every_example_and_every_study_has_a_test() -> None:
-    studies = {page: 1 for page, _, _ in STUDIES} | {"methods.md": 2, "studies.md": 4}
+    studies = {page: 1 for page, _, _ in STUDIES} | {"methods.md": 2, "privacy.md": 1, "studies.md": 4}
     for language, known in (("python", EXAMPLES), ("toml", studies)):
         found = {page.name: len(blocks(page, language)) for page in PAGES}
         assert {page: number for page, number in found.items() if number} == known

@@ -26,7 +26,7 @@ LEAST_ERROR = 1e-6
 LEAST_UNIT = 1e-6
 
 
-class Autoencoder(nn.Module):
+class VariationalAutoencoder(nn.Module):
     """Maps rows (n, *shape) to `latent` numbers, standard normal ones before a row is seen, and back.
 
     `width`: hidden units on either side. Rows lie inside `value_range` where there is one.

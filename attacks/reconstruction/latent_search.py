@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
-from splitfed.attacks.networks.autoencoder import Autoencoder
+from splitfed.attacks.networks.autoencoder import VariationalAutoencoder
 from splitfed.attacks.networks.gradient_descent import count_turns
 from splitfed.attacks.reconstruction.inversion import noise_variance, row_misfit, width
 from splitfed.attacks.search_space import Space, Span
@@ -118,9 +118,11 @@ class LatentSearch(Attack):
 
     def train_prior(
         self, knowledge: Knowledge, generator: torch.Generator, progress: Progress | None = None
-    ) -> Autoencoder:
+    ) -> VariationalAutoencoder:
         """Return the prior, trained on the auxiliary rows; nothing of the victims or their parties has a part in it."""
-        prior = Autoencoder(knowledge.shape, self.latent, self.width, knowledge.value_range).to(knowledge.device)
+        prior = VariationalAutoencoder(knowledge.shape, self.latent, self.width, knowledge.value_range).to(
+            knowledge.device
+        )
         prior.fit(
             unwrap(knowledge.auxiliary), generator, progress,
             epochs=self.epochs, batch_size=self.batch_size, lr=self.lr,
@@ -131,7 +133,9 @@ class LatentSearch(Attack):
 class LatentSpace:
     """The rows of `prior` and their losses for the releases `seen`, value -> (victims, ...); weights as in the head."""
 
-    def __init__(self, prior: Autoencoder, seen: Releases, knowledge: Knowledge, kl: float, anchor: float) -> None:
+    def __init__(
+        self, prior: VariationalAutoencoder, seen: Releases, knowledge: Knowledge, kl: float, anchor: float
+    ) -> None:
         self._prior, self._seen, self._kl, self._anchor = prior, seen, kl, anchor
         self._function = unwrap(knowledge.upstream)
         x = unwrap(knowledge.auxiliary)

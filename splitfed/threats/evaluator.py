@@ -24,6 +24,7 @@ from splitfed.attacks.base import (
     check_rows,
     hints_of,
     label_set_of,
+    prepare_attack,
 )
 from splitfed.attacks.gradients.local_training import check_one_step
 from splitfed.attacks.labels.known_labels import draw_hints
@@ -278,7 +279,7 @@ class Evaluator:
         self.check_releases(name, attack, releases, client)
         check_rows(attack, self.data.victims.discrete, self.data.name)
         case = self._case(name, attack, party, victims, client, seed, releases)
-        return attack.prepare(case.view, case.knowledge)
+        return prepare_attack(attack, case.view, case.knowledge)
 
     def check_measurable(self, party: str, client: int) -> None:
         """Refuse to measure what `party` learns where rows are no numbers or its own, or arrive as ciphertexts."""

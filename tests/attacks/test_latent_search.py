@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import Knowledge, Releases
-from splitfed.attacks.networks.autoencoder import Autoencoder
+from splitfed.attacks.networks.autoencoder import VariationalAutoencoder
 from splitfed.attacks.reconstruction import latent_search
 from splitfed.attacks.reconstruction.latent_search import LatentSearch, LatentSpace, descend_rows, divergence
 from splitfed.core.messages import Message, Stamp, View
@@ -49,7 +49,7 @@ def knowledge(scale: float = 0.0) -> Knowledge:
 
 
 @pytest.fixture(scope="module")
-def prior() -> Autoencoder:
+def prior() -> VariationalAutoencoder:
     with stream(0):
         return PLAN.train_prior(knowledge(), generator(0))
 
@@ -63,11 +63,11 @@ def error(x: Tensor, truth: Tensor) -> float:
     return float((x - truth).square().mean())
 
 
-def samples(prior: Autoencoder, count: int, seed: int) -> Tensor:
+def samples(prior: VariationalAutoencoder, count: int, seed: int) -> Tensor:
     return prior.decode(torch.randn(count, LATENT, generator=generator(seed, "latent")))
 
 
-def test_the_prior_knows_rows_that_it_was_not_shown(prior: Autoencoder) -> None:
+def test_the_prior_knows_rows_that_it_was_not_shown(prior: VariationalAutoencoder) -> None:
     """Three numbers hold all of a row: what a code of three numbers keeps of others is most of their variance."""
     others = rows(100, 2)
     variance = error(others.mean(0), others)
@@ -77,7 +77,7 @@ def test_the_prior_knows_rows_that_it_was_not_shown(prior: Autoencoder) -> None:
     assert float(drawn.flatten(1).var(0).mean()) == pytest.approx(variance, rel=0.4)
 
 
-def test_a_row_of_the_prior_is_found(prior: Autoencoder) -> None:
+def test_a_row_of_the_prior_is_found(prior: VariationalAutoencoder) -> None:
     truth = samples(prior, 8, 1)
     space = LatentSpace(prior, release(truth), knowledge(), kl=0.0, anchor=0.0)
     drawn = torch.randn(64, LATENT, generator=generator(3))
@@ -86,7 +86,7 @@ def test_a_row_of_the_prior_is_found(prior: Autoencoder) -> None:
     assert error(space.free(u, 0, 0.1), truth) < 1e-4
 
 
-def test_the_restart_is_chosen_by_the_loss_of_the_attack(prior: Autoencoder) -> None:
+def test_the_restart_is_chosen_by_the_loss_of_the_attack(prior: VariationalAutoencoder) -> None:
     """After no step at all: each victim gets the one of all samples with the least loss."""
     truth = samples(prior, 8, 1)
     space = LatentSpace(prior, release(truth), knowledge(), kl=0.3, anchor=0.0)
@@ -104,7 +104,7 @@ def test_the_restart_is_chosen_by_the_loss_of_the_attack(prior: Autoencoder) -> 
     torch.testing.assert_close(found, ended.min(1).values, rtol=1e-4, atol=1e-6)
 
 
-def test_victims_are_searched_each_alone(prior: Autoencoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_victims_are_searched_each_alone(prior: VariationalAutoencoder, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = release(rows(5, 4))
     plan = replace(PLAN, epochs=2, latent_iterations=20, iterations=20, kl=0.1)
     together, again = (plan(view(seen), knowledge(), generator(0)).prediction for _ in range(2))
@@ -115,7 +115,7 @@ def test_victims_are_searched_each_alone(prior: Autoencoder, monkeypatch: pytest
     assert not torch.equal(plan(view(seen), knowledge(), generator(1)).prediction, together)
 
 
-def test_of_a_release_of_noise_the_answer_is_a_sample_of_the_prior(prior: Autoencoder) -> None:
+def test_of_a_release_of_noise_the_answer_is_a_sample_of_the_prior(prior: VariationalAutoencoder) -> None:
     """Nobody told the attack of that noise: what it finds is no further from the truth than another row would be."""
     truth = rows(200, 5)
     known = knowledge()
@@ -128,7 +128,7 @@ def test_of_a_release_of_noise_the_answer_is_a_sample_of_the_prior(prior: Autoen
     assert mean < found < 2.4 * mean  # another row has 2.0; 200 rows say so to a tenth
 
 
-def test_noise_that_is_known_leads_to_the_middle_of_the_prior(prior: Autoencoder) -> None:
+def test_noise_that_is_known_leads_to_the_middle_of_the_prior(prior: VariationalAutoencoder) -> None:
     """Noise of ten times the release tells nothing; the most probable u is then near 0, and h where u left it."""
     truth = rows(50, 5)
     z = noisy(10.0)(truth)
@@ -140,7 +140,7 @@ def test_noise_that_is_known_leads_to_the_middle_of_the_prior(prior: Autoencoder
     assert moved[0] < 0.01 * moved[1]
 
 
-def test_stage_two_leaves_the_prior_and_the_anchor_holds_it(prior: Autoencoder) -> None:
+def test_stage_two_leaves_the_prior_and_the_anchor_holds_it(prior: VariationalAutoencoder) -> None:
     """Rows beside the surface: freed activations fit their release, and the more so the less they are held."""
     truth = (rows(8, 7) + 0.1 * torch.randn(8, *SHAPE, generator=generator(8))).clamp(0, 1)
     z = release(truth)
@@ -160,7 +160,7 @@ def test_with_as_many_latent_numbers_as_pixels_and_no_kl_it_is_a_search_of_the_r
     known = Knowledge(
         (6,), auxiliary=auxiliary, upstream=lambda x: {"z": x @ square}, sample=lambda x: {"z": x @ square}
     )
-    prior = Autoencoder((6,), 6, 6)
+    prior = VariationalAutoencoder((6,), 6, 6)
     with torch.no_grad():
         prior.first[1].weight.copy_(torch.eye(6))  # type: ignore[union-attr, operator]
         prior.rest[0] = torch.nn.Identity()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from itertools import groupby
 from typing import NamedTuple
 
 ROW, LABEL, CELL, MARGIN = 24.0, 166.0, 48.0, 6.0
@@ -33,12 +34,16 @@ class HeatSection(NamedTuple):
 
 
 def draw_heat_map(title: str, columns: Sequence[tuple[str, str]], sections: Sequence[HeatSection]) -> str:
-    """Return the table as one SVG element; `columns`: two lines of a heading each."""
+    """Return the table as one SVG element; `columns`: two lines of a heading each.
+
+    A first line that is the same for columns side by side stands once, above their middle.
+    """
     width = 2 * MARGIN + LABEL + CELL * len(columns)
     y, parts = MARGIN + 2 * SIZE + 8, list[str]()
-    for i, lines in enumerate(columns):
-        x = MARGIN + LABEL + (i + 0.5) * CELL
-        parts += [_text(x, MARGIN + (k + 1) * (SIZE + 2), line, "middle", MUTED) for k, line in enumerate(lines)]
+    for line, several in groupby(range(len(columns)), lambda i: columns[i][0]):
+        places = list(several)
+        parts.append(_heading(sum(places) / len(places), 1, line))
+    parts += [_heading(i, 2, line) for i, (_, line) in enumerate(columns)]
     for section in sections:
         if section.title:
             parts.append(_text(MARGIN, y + ROW * 0.7, section.title, "start", INK, bold=True))
@@ -54,6 +59,10 @@ def draw_heat_map(title: str, columns: Sequence[tuple[str, str]], sections: Sequ
         y += 6
     height = y + MARGIN
     return "\n".join([*open_svg(title, width, height), *parts, "</svg>\n"])
+
+
+def _heading(column: float, line: int, text: str) -> str:
+    return _text(MARGIN + LABEL + (column + 0.5) * CELL, MARGIN + line * (SIZE + 2), text, "middle", MUTED)
 
 
 def open_svg(title: str, width: float, height: float) -> list[str]:

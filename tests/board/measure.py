@@ -65,8 +65,8 @@ class Measurement:
                 self._do(run, asked)
 
     def _open(self, run: BoardRun) -> list[Question] | None:
-        """Return the questions that are open for a run, None if it is done; an unknown attack is not asked."""
-        entry, asked = self._entries.get(run.key), [question for question in self._study.questions if question.known]
+        """Return the questions that are open for a run, None if it is done."""
+        entry, asked = self._entries.get(run.key), list(self._study.questions)
         if entry is None:
             return asked
         if "refused" in entry or "failed" in entry:
@@ -84,7 +84,7 @@ class Measurement:
         self._entries.put(entry, self._order)
         done = set(entry.get("attacks", {})) - {question.label for question in asked}
         for question in self._study.questions if "attacks" in entry else ():
-            if not question.known or question.label in done:
+            if question.label in done:
                 continue
             answer = self._ask(run, question)
             differing = {} if versions() == entry["versions"] else {"versions": versions()}

@@ -18,7 +18,9 @@ from tests.papers.table import markdown
 WORST_LOSS, WORST_RATIO, WORST_AUC = 0.2, 4.0, 0.8
 """What is drawn as dark as can be: utility lost, times the cost of no defense, area under the curve."""
 TEMPLATE = Path(__file__).with_name("first_page.md")
-UNDONE = {"to do": "to do", "refused": "no", "failed": "failed", "not in this version": "soon", "not asked": "-"}
+LONGEST_NAME = 13
+"""Letters that fit above two columns."""
+UNDONE = {"to do": "to do", "refused": "no", "failed": "failed", "not asked": "-"}
 """How a missing value begins -> what a small cell says of it."""
 
 
@@ -70,13 +72,15 @@ def _range(values: Sequence[float], digits: int, unit: str = "") -> str:
 
 def draw_overview(found: Sequence[Summary]) -> str:
     """Return the figure of one look: of each study the worst utility lost and the most that was left of the leak."""
-    columns = [(line, what) for one in found for line, what in zip(_two_lines(one), ("lost", "left"), strict=True)]
+    columns = [(_short_name(one), what) for one in found for what in ("lost", "left")]
     rows = [(name, [cell for one in found for cell in _overview_cells(one, name)]) for name in _defenses(found)]
     return draw_heat_map("Which defense buys what, in the worst topology and cut", columns, [HeatSection("", rows)])
 
 
-def _two_lines(summary: Summary) -> tuple[str, str]:
-    return summary.study.name.partition("_")[0], summary.study.name.partition("_")[2].rpartition("_")[2]
+def _short_name(summary: Summary) -> str:
+    """Return what fits above two columns: the name of the study, of a long one its last word."""
+    name = summary.study.name.replace("_", " ")
+    return name if len(name) <= LONGEST_NAME else name.rpartition(" ")[2]
 
 
 def _overview_cells(summary: Summary, name: str) -> list[HeatCell]:
@@ -95,7 +99,7 @@ def _overview_cells(summary: Summary, name: str) -> list[HeatCell]:
 def draw_study(summary: Summary) -> str:
     """Return the heat map of a study: a section a topology and cut, a row a defense."""
     leaks = [(name[:6], _heading(summary.settings, target)[2:].split(",")[0][:8]) for target, name in TARGETS.items()]
-    columns = [("utility", "lost"), *leaks, ("promise", "ε"), ("CPU", "time"), ("bytes", "")]
+    columns = [("utility", "lost"), *leaks, ("ε", "in all"), ("CPU", "time"), ("bytes", "")]
     sections = [HeatSection(place, [(s.defense, _cells(s)) for s in summary.at(place)]) for place in summary.places]
     return draw_heat_map(f"{_title(summary)}: what every defense costs and what it leaves", columns, sections)
 
@@ -222,8 +226,8 @@ def _said_epsilon(setting: Setting, what: str) -> str:
         return ""
     if setting.epsilon is None:
         return "none"
-    many = setting.epsilon >= 1000
-    return f"{setting.epsilon / 1000:.3g}k{what}" if many else f"{setting.epsilon:.3g}{what}"
+    unit, sign = next(((u, s) for u, s in ((1e6, "M"), (1e3, "k")) if setting.epsilon >= u), (1.0, ""))
+    return f"{setting.epsilon / unit:.3g}{sign}{what}"
 
 
 def _said_leak(leak: Leak) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 
 from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import Code
-from splitfed.registry import TABLES
 from splitfed.study.config import build, schema
 from splitfed.study.config.algorithm_tables import parse_attack
 from splitfed.study.config.cell import Cell, DefenseSetting, format_value
@@ -28,13 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 BOARD = ROOT / "docs" / "board"
 ASKED = {"name", "budget", "adversary"}
 """Keys of an `[[attack]]` table here: what `splitfed attack` takes."""
-ANNOUNCED = {"strongest_labels": "labels"}
-"""Attacks that a study may name before this version has them -> what they predict."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """An attack as it is asked of every run of a study; `known` says whether this version has it.
+    """An attack as it is asked of every run of a study.
 
     `label`: as in the results of `splitfed attack`. `target`: what it predicts, "inputs", "labels" or "members".
     `budget`, `adversary`: None for the attack's own.
@@ -45,7 +42,6 @@ class Question:
     target: str
     budget: str | None = None
     adversary: str | None = None
-    known: bool = True
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ class BoardStudy:
     def open_questions(self, entry: Mapping[str, Any]) -> list[Question]:
         """Return what a run with this entry has not been asked; nothing of one that was refused or failed."""
         answered = entry.get("attacks")
-        return [q for q in self.questions if answered is not None and q.known and q.label not in answered]
+        return [q for q in self.questions if answered is not None and q.label not in answered]
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -152,8 +148,6 @@ def _question(source: str, table: Mapping[str, Any]) -> Question:
         given = f"has {sorted(more)[0]!r}" if "name" in table else "has no name"
         raise InvalidInput(f"{source}: an [[attack]] of the board {given}; expected {', '.join(sorted(ASKED))}")
     name, budget, adversary = table["name"], table.get("budget"), table.get("adversary")
-    if name in ANNOUNCED and name not in TABLES["attacks"]:
-        return Question(name, name, ANNOUNCED[name], budget, adversary, known=False)
     mistakes = Mistakes(source)
     reader = StudyReader(mistakes, Code(refusal="import paths are not followed here"))
     probe = parse_attack(reader, f"attack {name}", schema.AttackTable(**table))

@@ -177,7 +177,7 @@ def test_what_a_method_adds_to_a_gradient_is_not_taken_for_the_gradient() -> Non
     }
     attack = Dlg(iterations=1, restarts=1)
     assert len(go("fedprox", local(model()), **given).attack(attack, adversary=FED)[0].truth) == 7
-    for name in ("scaffold", "fml", "fedgen"):
+    for name in ("scaffold", "fedgen"):
         with pytest.raises(InvalidInput, match="may add to a client's gradient is in its update too"):
             go(name, whole(), **given).attack(attack, adversary=FED)
     for name in ("ifca", "feddistill", "fedproto", "standalone"):

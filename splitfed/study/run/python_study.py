@@ -18,6 +18,8 @@ from splitfed.study.report.refused import read_refused
 from splitfed.study.report.search_data import SearchOutcome, read_search_outcome
 from splitfed.study.report.units import count_noun
 from splitfed.study.run.checked_study import CheckedStudy, check_raw
+from splitfed.study.run.compare import compare
+from splitfed.study.run.comparison import Comparison
 from splitfed.study.run.loading import load
 from splitfed.study.run.results_table import setting_rows
 from splitfed.study.run.runner import Json, read_result
@@ -30,8 +32,6 @@ from splitfed.training.run import Run
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from splitfed.study.run.comparison import Comparison
 
 LISTS = ("topology", "method", "defense", "attack", "callback")
 """Tables of which a study may have several."""
@@ -172,9 +172,6 @@ class StudyResults:
 
     def compare(self, *others: str | Path | StudyResults, **options: Any) -> Comparison:
         """Compare settings of this study, or this study with `others`; `options` are those of `splitfed.compare`."""
-        # What it draws on takes longer to import than a table of results does.
-        from splitfed.study.run.compare import compare
-
         further = [one.folder if isinstance(one, StudyResults) else one for one in others]
         return compare(self.folder, *further, **{"trust": self.trust, **options})
 
