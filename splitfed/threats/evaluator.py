@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,6 @@ from splitfed.core.messages import WEIGHT_GRADIENT, View
 from splitfed.core.per_client_defenses import of_client
 from splitfed.core.random import derive, generator
 from splitfed.core.rows import blocks
-from splitfed.core.topology import Topology
 from splitfed.data.candidates import candidates, trained_rows
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
@@ -54,14 +53,10 @@ from splitfed.threats.dry_run import AttackBegun, stop_at_first_use, stop_attack
 from splitfed.threats.encrypted_views import check_readable, decrypt_releases, encrypted_layer, select_plain
 from splitfed.threats.floors import MEAN, Floors, compared_floors
 from splitfed.threats.fresh_segments import head_after
-from splitfed.threats.knowledge import Grants, check_client
+from splitfed.threats.knowledge import Grants, check_client, curious
 from splitfed.threats.repeated_releases import RepeatedReleases, check_releases, mean_view, release_seed
 from splitfed.threats.segment_runner import SegmentRunner
 from splitfed.threats.upload_attacks import Uploads
-
-if TYPE_CHECKING:
-    pass
-
 
 STEP_ROWS = 64
 """Victims in a training step, where the attack does not say how many."""
@@ -500,10 +495,3 @@ class Evaluator:
         fresh = self.grants.architecture(party, client)(seed).modules
         outputs = {"clone": predict(clone.modules), "trained": predict({}), "fresh": predict(fresh)}
         return score_clone(outputs, rows.label(head.target), generator(seed, "bootstrap"))
-
-
-def curious(topology: Topology) -> str:
-    """Return the party that attacks where none is named: the first without data; refuse where all have some."""
-    if (role := next((r for r in topology.roles if r not in topology.data_roles), None)) is None:
-        raise InvalidInput(f"topology {topology.name!r} has no party without data: name the adversary")
-    return role

@@ -288,3 +288,10 @@ def _first_epoch(batches: Sequence[Tensor]) -> Sequence[Tensor]:
         )
     sizes = torch.tensor([len(rows) for rows in batches]).cumsum(0)
     return batches[: 1 + int((sizes < len(counts)).sum())]
+
+
+def curious(topology: Topology) -> str:
+    """Return the party that attacks where none is named: the first without data; refuse where all have some."""
+    if (role := next((r for r in topology.roles if r not in topology.data_roles), None)) is None:
+        raise InvalidInput(f"topology {topology.name!r} has no party without data: name the adversary")
+    return role

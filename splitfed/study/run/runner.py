@@ -29,19 +29,14 @@ from splitfed.core.defense import (
     ReceiverPenaltyDefense,
     ReleaseDefense,
 )
-from splitfed.core.errors import InvalidInput, NonFinite, SplitfedError
+from splitfed.core.errors import NonFinite, SplitfedError
 from splitfed.core.grouping import group_pairs, nest
-from splitfed.core.random import generator
 from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.drawing.svg import to_mermaid
 from splitfed.engines.base import FED
 from splitfed.old_names import current_attack, current_keys
 from splitfed.planning.validation import labels_of
-from splitfed.stats.dependence import permutation_test
-from splitfed.stats.hsic import LEAST as LEAST_ROWS
-from splitfed.stats.hsic import permutation_test_hsic
-from splitfed.stats.token_points import as_points
 from splitfed.study.config import build
 from splitfed.study.config.callback_tables import make_callbacks
 from splitfed.study.config.cell import Cell, DefenseSetting, Probe
@@ -53,6 +48,7 @@ from splitfed.study.report.exposure import role_holdings
 from splitfed.study.report.figures.federated import save_prototypes
 from splitfed.study.report.topology_data import graph_of, input_depth
 from splitfed.study.run.encryption_keys import with_key_folder
+from splitfed.study.run.measured_releases import measure_dependence, measure_information
 from splitfed.study.run.ownership import LostRun
 from splitfed.study.run.preflight import adversaries_of, evaluation_of
 from splitfed.study.run.progress import Watcher
@@ -65,7 +61,6 @@ from splitfed.training.folder import RunFolder
 from splitfed.training.run import Run
 from splitfed.training.settings import Logging
 
-PERMUTATIONS = 200
 Json = dict[str, Any]
 Guard = Callable[[], None]
 """Asked before anything is written: raises `LostRun` where the run is no longer this process's."""
@@ -350,8 +345,8 @@ def _measure_run(run: Run, cell: Cell) -> Json:
         "rounds": len(run.history),
         **({} if run.stopped is None else {"stopped": run.stopped, "rounds_planned": cell.training.rounds}),
         "history": run.history,
-        "dependence": _measure_dependence(run),
-        "information": _measure_information(run),
+        "dependence": measure_dependence(run),
+        "information": measure_information(run),
         "topology_graph": graph_of(topology, defended),
         "topology_mermaid": to_mermaid(topology, defended),
     }
@@ -432,62 +427,6 @@ def _defense_labels(
 
 def _acts_on_gradients(defense: Defense) -> bool:
     return isinstance(defense, GradientDefense | ReceiverPenaltyDefense)
-
-
-def _measure_dependence(run: Run) -> Json | None:
-    """Return how strongly the victims' releases, as the curious party received them, depend on their input."""
-    topology = run.engine.topology
-    curious = any(role not in topology.data_roles for role in topology.roles)
-    if len(run.data.victims) < 4 or not curious or topology.encryption is not None:
-        return None
-    view = run.observe().select(kind="activation")
-    released = torch.cat([z.flatten(1) for z in view.tensors().values()], 1)
-    if not bool(torch.isfinite(released).all()):
-        return None
-    random = generator(run.seed, "dependence")
-    test = permutation_test(as_points(run.data.victims.x), released, PERMUTATIONS, random)
-    return {
-        "u_distance_correlation_sqr": test.statistic,
-        "p_value": test.p_value,
-        "permutations": PERMUTATIONS,
-        "edge": ", ".join(dict.fromkeys(message.edge for message in view.messages)),
-    }
-
-
-def _measure_information(run: Run) -> Json | None:
-    """Return what the victims' releases, as the curious party receives them, tell without an attack; see `Run`."""
-    topology = run.engine.topology
-    curious = any(role not in topology.data_roles for role in topology.roles)
-    if len(run.data.victims) < LEAST_ROWS or not curious:
-        return None
-    try:
-        found = run.measure_release()
-    except InvalidInput:
-        # Token ids, ciphertexts, or nothing that arrives: there is nothing to measure.
-        return None
-    bound, mutual = found.bound, found.mutual
-    released = run.observe().select(kind="activation").tensors().values()
-    rows = torch.cat([z.flatten(1) for z in released], 1)
-    finite = bool(torch.isfinite(rows).all())
-    test = (
-        permutation_test_hsic(run.data.victims.x, rows, PERMUTATIONS, generator(run.seed, "hsic")) if finite else None
-    )
-    return {
-        "why": found.why,
-        "assumed": "" if bound is None else bound.assumed,
-        "empty": None if bound is None else bound.empty,
-        "dfil": None if bound is None else bound.dfil,
-        "dfil_error": None if bound is None else bound.error,
-        "least_mse": None if bound is None else bound.least,
-        "mutual_lower": None if mutual is None else mutual.lower,
-        "mutual_upper": None if mutual is None else mutual.upper,
-        "mutual_errors": None if mutual is None else [mutual.lower_error, mutual.upper_error],
-        "saturated": None if mutual is None else mutual.saturated,
-        "usable": None if found.usable is None else found.usable.mean,
-        "invertibility": None if found.invertibility is None else found.invertibility.mean,
-        "cka": None if test is None else test.statistic,
-        "cka_p_value": None if test is None else test.p_value,
-    }
 
 
 def _score_table(found: Scores) -> Json:
