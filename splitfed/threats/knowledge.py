@@ -21,6 +21,7 @@ from splitfed.core.per_client_defenses import of_client
 from splitfed.core.random import derive
 from splitfed.core.rows import RowSource
 from splitfed.core.tasks import Task
+from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.data.features import feed, feed_rows, places
 from splitfed.data.federation import Federation

@@ -19,7 +19,7 @@ from splitfed.registry import name_of
 from splitfed.study.config import build
 from splitfed.study.config.cell import Cell, Probe
 from splitfed.study.config.mistakes import Mistakes
-from splitfed.threats.evaluator import curious
+from splitfed.threats.knowledge import curious
 from splitfed.threats.training_time import place_attacks
 
 
