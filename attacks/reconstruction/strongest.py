@@ -93,6 +93,7 @@ class Strongest(Attack):
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
     adapts_to = FORWARD
+    trains_decoder: ClassVar[bool] = True
     budgets: ClassVar[Budgets] = {
         "fast": QUICK,
         "default": STANDARD,

@@ -18,6 +18,7 @@ from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
 from splitfed.attacks.reconstruction.linear_inverse import LinearInverse
 from splitfed.attacks.reconstruction.nearest import Nearest
 from splitfed.attacks.reconstruction.rmle import Rmle
+from splitfed.attacks.reconstruction.strongest import Strongest
 from splitfed.attacks.scoring import oracles
 from splitfed.attacks.scoring.oracles import ORACLES, oracle_predictions, principal_reconstruction
 from splitfed.attacks.scoring.reconstruction_metrics import score_reconstruction
@@ -151,6 +152,7 @@ def test_a_decoder_below_a_floor_is_under_trained() -> None:
 def test_who_could_not_compute_a_floor_is_held_to_the_mean_image_alone() -> None:
     everything = {"mean_image": torch.zeros(1), "linear_inverse": torch.ones(1)}
     assert list(compared_floors(InverseNetwork(), everything)) == ["mean_image", "linear_inverse"]
+    assert list(compared_floors(Strongest(), everything)) == ["mean_image", "linear_inverse"]
     assert list(compared_floors(Fsha(), everything)) == ["mean_image"]
     assert compared_floors(QUICK, everything) == {}
 

@@ -110,10 +110,10 @@ def rebuild_run(folder: Path, *, trust: bool = False) -> Run:
 
 def format_applicable(found: Mapping[str, Mapping[str, str | None]]) -> str:
     """Return what `applicable_attacks` has found for people: the parties, and a line an attack."""
-    lines = []
+    lines, width = [], 2 + max((len(name) for attacks in found.values() for name in attacks), default=0)
     for party, attacks in found.items():
         lines.append(party)
-        lines += [f"  {name:22}{'applies' if no is None else f'no: {no}'}" for name, no in attacks.items()]
+        lines += [f"  {name:{width}}{'applies' if no is None else f'no: {no}'}" for name, no in attacks.items()]
     return "\n".join(lines)
 
 
