@@ -213,8 +213,9 @@ def test_the_list_on_the_command_line(finished: Path, capsys: pytest.CaptureFixt
     assert main(["attack", str(folder), "--list", "--adversary", "server0"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "server0"
-    assert f"  {'rmle':22}applies" in lines
-    assert f"  {'norm':22}no: party 'server0' is given the labels of 'top_out': it has none to predict" in lines
+    width = max(map(len, TABLES["attacks"])) + 2
+    assert f"  {'rmle':{width}}applies" in lines
+    assert f"  {'norm':{width}}no: party 'server0' is given the labels of 'top_out': it has none to predict" in lines
     assert (folder / "result.json").read_bytes() == before
 
 
