@@ -26,7 +26,7 @@ def pair(*defenses: Defense) -> Run:
     with stream(0):
         bottoms = {role: nn.Sequential(nn.Linear(4, 8), nn.ReLU()) for role in ("left", "right")}
         top = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
-    clients = data.clients(1, auxiliary=100, victims=250)
+    clients = data.clients(1, auxiliary=104, victims=250)
     return splitfed.train(vertical(bottoms, top, labels="server"), clients, rounds=3, defenses=defenses)
 
 
