@@ -25,7 +25,10 @@ from splitfed.core.deprecation import OldAttribute
 from splitfed.core.errors import InvalidInput
 from splitfed.engines.engine import Engine
 from splitfed.engines.local import LocalEngine
+from splitfed.federated.learner import Learner
+from splitfed.planning.counting import CountingLearner
 from splitfed.registry import TABLES, load
+from splitfed.training.local_learner import LocalLearner
 from tests.sources import nodes, parsed
 
 # One worker parses the library for all tests that read it.
@@ -65,6 +68,12 @@ CONTRACTS = (
     "splitfed.engines.observers:Observable",
     "splitfed.engines.party_data:PartyData",
     "splitfed.federated.base:Method",
+    "splitfed.federated.learner:LearnerData",
+    "splitfed.federated.learner:LearnerIdentity",
+    "splitfed.federated.learner:LearnerMessages",
+    "splitfed.federated.learner:LearnerOutputs",
+    "splitfed.federated.learner:LearnerTraining",
+    "splitfed.federated.learner:LearnerWeights",
     "splitfed.poisoning.base:Poisoning",
     "splitfed.schedules.base:Schedule",
     "splitfed.training.callbacks:Callback",
@@ -94,11 +103,22 @@ def test_no_contract_has_more_than_twelve_public_members(path: str) -> None:
     assert 1 <= len(found) <= MOST, f"{path} has {len(found)}: {', '.join(sorted(found))}"
 
 
-def test_an_engine_asks_for_no_more_than_its_narrow_contracts() -> None:
-    narrow = [kind for kind in Engine.__bases__ if kind is not Protocol]
+WIDE = ("splitfed.engines.engine:Engine", "splitfed.federated.learner:Learner")
+"""Contracts that are several narrow ones at once, for who leads a run and for who writes a method."""
+
+
+@pytest.mark.parametrize("path", WIDE)
+def test_a_wide_contract_asks_for_no_more_than_its_narrow_ones(path: str) -> None:
+    wide = find(path)
+    narrow = [kind for kind in wide.__bases__ if kind is not Protocol]
     assert {f"{kind.__module__}:{kind.__name__}" for kind in narrow} <= set(CONTRACTS)
-    assert members(Engine) == set().union(*(members(kind) for kind in narrow))
+    assert members(wide) == set().union(*(members(kind) for kind in narrow))
+
+
+def test_the_parts_of_a_run_offer_all_that_their_contract_asks_for() -> None:
     assert Engine in LocalEngine.__mro__
+    for kind in (LocalLearner, CountingLearner):
+        assert members(Learner) <= members(kind) | set(kind.__dataclass_fields__), kind
 
 
 def test_what_an_attack_may_say_of_its_class_is_counted_too() -> None:
@@ -190,6 +210,18 @@ def library() -> dict[Path, ast.Module]:
     rooms = [Path(splitfed.__file__).parent.parent / name for name in ("splitfed", "attacks", "topologies")]
     files = {path.resolve() for room in rooms for path in room.rglob("*.py")}
     return {path: parsed(path) for path in sorted(files)}
+
+
+def test_every_protocol_of_the_library_is_narrow() -> None:
+    """Whatever one part asks another for, named in the list of contracts or not."""
+    root, names = Path(splitfed.__file__).parent.parent, set()
+    for path, tree in library().items():
+        inside = path.relative_to(root).with_suffix("").parts
+        module = ".".join(inside if inside[0] == "splitfed" else ("splitfed", *inside))
+        classes = (node for node in nodes(tree) if isinstance(node, ast.ClassDef))
+        names |= {f"{module}:{c.name}" for c in classes if any(ast.unparse(b).startswith("Protocol") for b in c.bases)}
+    assert set(WIDE) <= names
+    assert {name for name in names - set(WIDE) if len(members(find(name))) > MOST} == set()
 
 
 def test_no_function_takes_more_than_fourteen_parameters() -> None:

@@ -7,7 +7,7 @@ from splitfed.core.lazy_package import make_lazy
 if TYPE_CHECKING:
     from splitfed.federated.aggregation import Aggregation
     from splitfed.federated.apfl import Apfl
-    from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement
+    from splitfed.federated.base import Method, MethodContext, ObjectivePlacement
     from splitfed.federated.ditto import Ditto
     from splitfed.federated.fedakt import FedAKT
     from splitfed.federated.fedavg import FedAvg
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from splitfed.federated.fedsgd import FedSgd
     from splitfed.federated.fml import FML
     from splitfed.federated.ifca import Ifca
+    from splitfed.federated.learner import Learner
     from splitfed.federated.lg_fedavg import LgFedAvg
     from splitfed.federated.mafml import MAFML
     from splitfed.federated.per_fedavg import PerFedAvg
@@ -65,7 +66,7 @@ make_lazy(
     {
         "Aggregation": "aggregation",
         "Apfl": "apfl",
-        "Learner": "base",
+        "Learner": "learner",
         "Method": "base",
         "MethodContext": "base",
         "ObjectivePlacement": "base",

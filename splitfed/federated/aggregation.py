@@ -21,7 +21,8 @@ from torch import Tensor
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated import public_rows
-from splitfed.federated.base import Learner, Method, MethodContext, ObjectivePlacement, State
+from splitfed.federated.base import Method, MethodContext, ObjectivePlacement, State
+from splitfed.federated.learner import Learner
 
 PART = "own and shown"
 

@@ -25,7 +25,7 @@ from splitfed.core.errors import require_name, require_number
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
-from splitfed.federated.base import Learner, MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.dual_model import (
     PREFIX,
     add_second_model,
@@ -33,6 +33,7 @@ from splitfed.federated.dual_model import (
     score_second_model,
     second_model,
 )
+from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.sgd_reach import check_rates
 

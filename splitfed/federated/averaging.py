@@ -20,7 +20,8 @@ from splitfed.aggregation.base import AggregationRule
 from splitfed.aggregation.update_aggregation import UpdateAggregation, update_aggregation_of
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
-from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, State
+from splitfed.federated.base import Method, MethodContext, MethodTraits, State
+from splitfed.federated.learner import Learner, LearnerWeights
 from splitfed.federated.objectives import trainable_names, weight_names
 from splitfed.federated.shared_weights import check_alike, check_unbound, take_server_step
 from splitfed.federated.topology_values import clients_hold_all, only_client
@@ -117,7 +118,7 @@ class Averaging(Method):
         """Every client uses the newest average of what is shared."""
         return state["weights"] or None
 
-    def shared_tensors(self, learner: Learner, copies: bool = False) -> dict[str, Tensor]:
+    def shared_tensors(self, learner: LearnerWeights, copies: bool = False) -> dict[str, Tensor]:
         """Return what the client shares, as it is sent: its weights, and buffers where these go along."""
         names = self.shared(learner.topology)
         found = learner.contents(names, copies)

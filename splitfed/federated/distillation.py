@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from splitfed.core.messages import Stamp
-from splitfed.federated.base import Learner, State
+from splitfed.federated.base import State
+from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import NoObjective
 
 

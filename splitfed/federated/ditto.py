@@ -19,7 +19,7 @@ from splitfed.core.errors import require_number
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
-from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import MethodTraits, ObjectivePlacement, State
 from splitfed.federated.dual_model import (
     PREFIX,
     add_second_model,
@@ -27,6 +27,7 @@ from splitfed.federated.dual_model import (
     score_second_model,
     second_model,
 )
+from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import Proximal, objective_of
 
 

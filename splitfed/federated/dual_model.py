@@ -16,7 +16,8 @@ from dataclasses import replace
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import check_whole, score_average
-from splitfed.federated.base import Learner, State
+from splitfed.federated.base import State
+from splitfed.federated.learner import Learner
 from splitfed.federated.model_copy import copy_with_modules
 
 PREFIX = "shared"

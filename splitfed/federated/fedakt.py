@@ -34,8 +34,9 @@ from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
-from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.distillation import score_second
+from splitfed.federated.learner import Learner
 from splitfed.federated.model_copy import Mirror, copy_segments, copy_with_modules, replace_segments
 from splitfed.federated.objectives import NoObjective
 from splitfed.federated.shared_weights import (

@@ -37,8 +37,9 @@ from splitfed.core.grouping import total_pairs
 from splitfed.core.messages import Stamp
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import check_whole
-from splitfed.federated.base import Learner, Method, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import Method, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.class_sums import class_sums, class_upload
+from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.topology_values import count_classes, making_segment, only_head
 from splitfed.federated.uploads import close_round, open_round

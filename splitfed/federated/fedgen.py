@@ -31,8 +31,9 @@ from splitfed.core.errors import InvalidInput, require_count, require_name, requ
 from splitfed.core.random import derive, generator, stream
 from splitfed.core.topology import Segment, Topology
 from splitfed.federated.averaging import Averaging, check_whole, take_step
-from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import MethodTraits, ObjectivePlacement, State
 from splitfed.federated.generator import ClientHead, Generator, diversity, ensemble_loss
+from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import NoObjective, objective_of, weights_with_gradients
 from splitfed.federated.topology_values import count_classes, embedding, makers, only_head
 

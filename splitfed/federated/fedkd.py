@@ -41,8 +41,9 @@ from splitfed.core.probe import Facts, probe
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Segment, Topology
 from splitfed.federated.averaging import check_whole
-from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.distillation import divergence, score_second
+from splitfed.federated.learner import Learner
 from splitfed.federated.low_rank import add_update, compress_update, decompress_update
 from splitfed.federated.model_copy import Mirror, copy_segments, copy_with_modules
 from splitfed.federated.objectives import NoObjective, objective_of

@@ -41,8 +41,9 @@ from splitfed.core.messages import Stamp
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated import public_rows
-from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.distillation import divergence
+from splitfed.federated.learner import Learner
 from splitfed.federated.topology_values import making_segment
 from splitfed.federated.uploads import close_round, open_round
 from splitfed.secure_sum.base import SecureSumPlan

@@ -25,7 +25,8 @@ from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, take_step
-from splitfed.federated.base import Learner, MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names
 from splitfed.federated.sgd_reach import check_sgd, sum_step_weights
 

@@ -46,8 +46,9 @@ from splitfed.core.messages import Stamp
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
 from splitfed.defenses.private_class_sums import PrivateClassSums, check_frozen, message_noise, private_of
-from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.class_sums import class_sums, class_upload
+from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.topology_values import count_classes, embedding, labelled_head, making_segment
 from splitfed.federated.uploads import close_round, open_round

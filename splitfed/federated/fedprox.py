@@ -19,7 +19,8 @@ from torch import Tensor
 from splitfed.core.errors import require_number
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
-from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import MethodTraits, ObjectivePlacement, State
+from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import Proximal, objective_of
 
 

@@ -24,7 +24,8 @@ from splitfed.core.messages import WEIGHT_GRADIENT, Stamp
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, take_step
-from splitfed.federated.base import Learner, MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import (
     NoObjective,
     objective_of,

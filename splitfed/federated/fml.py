@@ -34,8 +34,9 @@ from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
-from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.distillation import Lesson, MutualDistillation, accuracy, score_second
+from splitfed.federated.learner import Learner
 from splitfed.federated.model_copy import Mirror, copy_segments, replace_segments
 from splitfed.federated.shared_weights import (
     average_weights,

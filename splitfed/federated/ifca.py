@@ -26,7 +26,8 @@ from splitfed.core.initial_weights import redraw_weights
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
-from splitfed.federated.base import Learner, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import MethodTraits, ObjectivePlacement, State
+from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names
 
 

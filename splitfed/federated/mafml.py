@@ -45,7 +45,8 @@ from splitfed.core.messages import Stamp
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated import public_rows
-from splitfed.federated.base import Learner, Method, MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import Method, MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import weights_with_gradients
 from splitfed.federated.topology_values import making_segment
 

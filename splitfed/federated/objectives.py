@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from splitfed.core.messages import Stamp
 from splitfed.core.topology import Topology, weights
-from splitfed.federated.base import Learner
+from splitfed.federated.learner import LearnerTraining
 
 T = TypeVar("T", bound="NoObjective")
 
@@ -86,6 +86,6 @@ def weight_names(topology: Topology, segments: Collection[str]) -> set[str]:
     return {f"{segment}/{name}" for segment in segments for name in weights(topology.segment(segment).module)}
 
 
-def objective_of(learner: Learner, kind: type[T]) -> T | None:
+def objective_of(learner: LearnerTraining, kind: type[T]) -> T | None:
     """Return the local objective of this `kind` at the client; None in a plan, where nothing is computed."""
     return next((objective for objective in learner.objectives.values() if isinstance(objective, kind)), None)

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, score_average, take_step
-from splitfed.federated.base import Learner, MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
 from splitfed.federated.sgd_reach import first_rate
 from splitfed.federated.uploads import close_round, refuse_settings

@@ -15,7 +15,8 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import Facts
 from splitfed.core.random import generator
 from splitfed.core.topology import Head, Topology
-from splitfed.federated.base import Learner, State
+from splitfed.federated.base import State
+from splitfed.federated.learner import Learner, LearnerData, LearnerTraining
 from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.topology_values import only_client, only_head
 
@@ -109,7 +110,7 @@ def exchange_rows(learners: Sequence[Learner], number: int, state: State) -> lis
     return changed
 
 
-def received_rows(learner: Learner, state: State) -> dict[int, Rows]:
+def received_rows(learner: LearnerTraining, state: State) -> dict[int, Rows]:
     """Return what others have shown to the client: client -> rows, in the order of the clients."""
     holder = objective_of(learner, PublicRowsObjective)
     # A plan has no local objectives; what was sent is what the aggregation server has.
@@ -117,14 +118,14 @@ def received_rows(learner: Learner, state: State) -> dict[int, Rows]:
     return dict(sorted(known.items()))
 
 
-def own_rows(learner: Learner, part: str) -> Rows:
+def own_rows(learner: LearnerData, part: str) -> Rows:
     """Return the client's own rows of `part`, "train" or "public", as others would show them, and which they are."""
     (x,) = learner.inputs(part).values()
     which = learner.shown if part == "public" else torch.arange(len(x))
     return {"x": x, "y": learner.labels(learner.topology.heads[0].value, part), "own": which}
 
 
-def store_rows(learner: Learner, part: str, rows: Sequence[Rows]) -> None:
+def store_rows(learner: LearnerData, part: str, rows: Sequence[Rows]) -> None:
     """Give the client's party all of `rows`, one after another, as its `part`.
 
     Rows of the client's own say in "own" which of "train" they are.

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from splitfed.core.errors import require_name, require_number
 from splitfed.core.optimizers import Optim
 from splitfed.federated.averaging import Averaging, take_step
-from splitfed.federated.base import Learner, MethodContext, ObjectivePlacement, State
+from splitfed.federated.base import MethodContext, ObjectivePlacement, State
+from splitfed.federated.learner import Learner, LearnerIdentity
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
 from splitfed.federated.sgd_reach import check_sgd, sum_step_weights
 from splitfed.federated.uploads import Upload, close_round, refuse_settings
@@ -93,7 +94,7 @@ class Scaffold(Averaging):
             return {"weights": own, "variate": {name: own[name] for name in self._trainable_names(learner).values()}}
         return {"weights": own, "variate": objective.end_round(own, learner.optim, learner.rate)}
 
-    def _trainable_names(self, learner: Learner) -> dict[str, str]:
+    def _trainable_names(self, learner: LearnerIdentity) -> dict[str, str]:
         return trainable_names(learner.topology, self.shared(learner.topology))
 
 

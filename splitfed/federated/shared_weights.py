@@ -9,7 +9,8 @@ from torch import Tensor
 from splitfed.aggregation.update_aggregation import UpdateAggregation
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
-from splitfed.federated.base import Learner, State
+from splitfed.federated.base import State
+from splitfed.federated.learner import Learner, LearnerIdentity
 from splitfed.federated.objectives import trainable_names
 from splitfed.federated.uploads import close_round, refuse_settings
 
@@ -54,7 +55,7 @@ def average_weights(
 
 def take_server_step(
     settings: UpdateAggregation,
-    learner: Learner,
+    learner: LearnerIdentity,
     segments: Sequence[str],
     before: Mapping[str, Tensor],
     after: Mapping[str, Tensor],

@@ -21,7 +21,8 @@ from splitfed.core.messages import Message
 from splitfed.core.topology import member
 from splitfed.engines.base import FED
 from splitfed.engines.secure_summation import SecureSummation
-from splitfed.federated.base import Learner, State
+from splitfed.federated.base import State
+from splitfed.federated.learner import Learner, LearnerIdentity, LearnerMessages, LearnerWeights
 from splitfed.secure_sum.base import Flow, SecureSumPlan
 
 Upload = Mapping[str, Mapping[str, Tensor]]
@@ -93,7 +94,7 @@ def refuse_settings(who: str, settings: UpdateAggregation, reasons: Mapping[str,
 class _Carrier:
     """Carries the messages of a sum by the learners; where it is not `live`, they pass without being sent again."""
 
-    def __init__(self, learners: Sequence[Learner], number: int) -> None:
+    def __init__(self, learners: Sequence[LearnerMessages], number: int) -> None:
         self.live, self.number = True, number
         self._learners = {learner.replica: learner for learner in learners}
 
@@ -110,14 +111,14 @@ class _Carrier:
         return message._replace(tensors=carry(message.kind, message.tensors, self.number))
 
 
-def _summing(plan: SecureSumPlan, learner: Learner, asked: Sequence[int], carrier: _Carrier) -> SecureSummation:
+def _summing(plan: SecureSumPlan, learner: LearnerIdentity, asked: Sequence[int], carrier: _Carrier) -> SecureSummation:
     role = learner.topology.data_roles[0]
     names = {replica: member(role, replica) for replica in asked}
     # A schedule may sum weights of the same role in the same round.
     return SecureSummation(plan, role, names, carrier.number, learner.seed, carrier, "method")
 
 
-def _count(learners: Sequence[Learner], flows: Iterable[Flow], number: int) -> None:
+def _count(learners: Sequence[LearnerMessages], flows: Iterable[Flow], number: int) -> None:
     """Send messages of these sizes, whose parties are named by their replicas."""
     by_replica = {str(learner.replica): learner for learner in learners}
     for kind, sender, receiver, size in flows:
@@ -128,7 +129,7 @@ def _count(learners: Sequence[Learner], flows: Iterable[Flow], number: int) -> N
             by_replica[sender].send(kind, empty, number)
 
 
-def _is_planned(learner: Learner) -> bool:
+def _is_planned(learner: LearnerWeights) -> bool:
     segments = [segment.name for segment in learner.topology.segments]
     return any(tensor.is_meta for tensor in learner.contents(segments, copies=False).values())
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from splitfed.core.traffic import Flow, Traffic
 from splitfed.costs.clock import Clock
 from splitfed.engines.base import FED
-from splitfed.federated.base import Learner
+from splitfed.federated.learner import Learner
 
 
 class StepCountingLearner:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from splitfed.aggregation.running_mean import shares
 from splitfed.engines.base import Trainer
-from splitfed.federated.base import Learner, Method
+from splitfed.federated.base import Method
+from splitfed.federated.learner import Learner
 from splitfed.planning.forwarding import ForwardingTrainer
 from splitfed.schedules.base import Round, Schedule, Training
 from splitfed.schedules.sampling import Sampled, list_clients

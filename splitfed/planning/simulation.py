@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 from splitfed.costs.clock import Clock
 from splitfed.engines.base import Trainer
-from splitfed.federated.base import Learner
+from splitfed.federated.learner import Learner
 from splitfed.planning.counting import CountingLearner, CountingTrainer
 from splitfed.planning.method_clock import MethodClock
 from splitfed.planning.rounds import MethodTrainer, aggregate, query

@@ -22,7 +22,8 @@ from splitfed.data.federation import Federation
 from splitfed.engines.base import Source, Trainer
 from splitfed.engines.engine import Engine
 from splitfed.engines.observers import AttackObserver
-from splitfed.federated.base import Learner, Method
+from splitfed.federated.base import Method
+from splitfed.federated.learner import Learner
 from splitfed.planning.method_clock import MethodClock
 from splitfed.planning.private import counted_ledger
 from splitfed.planning.rounds import MethodTrainer, aggregate, query

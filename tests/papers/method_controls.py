@@ -16,8 +16,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Stamp
 from splitfed.federated import FML, MAFML, FedKD, FedMD, fedkd, fedmd, mafml
-from splitfed.federated.base import Learner, ObjectivePlacement, State
+from splitfed.federated.base import ObjectivePlacement, State
 from splitfed.federated.distillation import MutualDistillation, divergence
+from splitfed.federated.learner import Learner
 from splitfed.federated.topology_values import making_segment
 
 
