@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children and their files are read from /proc"),
 ]
 
-TRIALS, ROUNDS, KILLS, SUSPENDED = 9, 5, 10, 120.0
+TRIALS, ROUNDS, KILLS, STEPS, SUSPENDED = 9, 5, 10, 6, 120.0
 
 
 def study(sampler: str) -> dict[str, Any]:
@@ -220,17 +220,24 @@ def kill_and_suspend(path: Path, folder: Path) -> None:
 
 
 def kill_often(sampler: str, begin: Callable[[Path, Path], Any], path: Path, folder: Path, times: int) -> None:
-    """Kill a call with all its workers again and again: soon after it has got on, now and then at any moment."""
-    dice, busy = random.Random(5), 0
+    """Kill a call with all its workers again and again: soon after it has got on, now and then before it has.
+
+    How far a call gets is counted in what it writes, not in seconds: else a fast machine is through before the last
+    kill.
+    """
+    dice, busy, first = random.Random(5), 0, 1.0
     for number in range(times):
         process = begin(path, folder)
         with ended(process):
-            if number % 4 == 3:  # be it before the workers have begun
-                time.sleep(dice.uniform(0.0, 2.0))
+            if number % 4 == 3:
+                time.sleep(dice.uniform(0.0, first))
             else:
-                before = progress(folder)
-                assert wait_until(lambda before=before: progress(folder) != before, process)  # type: ignore[misc]
-                time.sleep(dice.uniform(0.0, 1.0))
+                began = time.monotonic()
+                for step in range(dice.randrange(1, STEPS)):
+                    before = progress(folder)
+                    assert wait_until(lambda before=before: progress(folder) != before, process)  # type: ignore[misc]
+                    first = first if step else time.monotonic() - began
+                time.sleep(dice.uniform(0.0, 0.05))
             busy += any(held_by(worker) for worker in workers_of(process.pid))
             assert process.poll() is None
             os.killpg(process.pid, signal.SIGKILL)
