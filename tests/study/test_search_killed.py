@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children and their files are read from /proc"),
 ]
 
-TRIALS, ROUNDS, KILLS, STEPS, SUSPENDED = 9, 5, 10, 6, 120.0
+TRIALS, ROUNDS, KILLS, STEPS, SUSPENDED = 9, 5, 10, 14, 120.0
 
 
 def study(sampler: str) -> dict[str, Any]:
