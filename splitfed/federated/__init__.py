@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from splitfed.federated.fedsgd import FedSgd
     from splitfed.federated.fml import FML
     from splitfed.federated.ifca import Ifca
-    from splitfed.federated.learner import Learner
+    from splitfed.federated.learner import (
+        Learner,
+        LearnerData,
+        LearnerIdentity,
+        LearnerMessages,
+        LearnerOutputs,
+        LearnerTraining,
+        LearnerWeights,
+    )
     from splitfed.federated.lg_fedavg import LgFedAvg
     from splitfed.federated.mafml import MAFML
     from splitfed.federated.per_fedavg import PerFedAvg
@@ -50,6 +58,12 @@ __all__ = [
     "FedSgd",
     "Ifca",
     "Learner",
+    "LearnerData",
+    "LearnerIdentity",
+    "LearnerMessages",
+    "LearnerOutputs",
+    "LearnerTraining",
+    "LearnerWeights",
     "LgFedAvg",
     "Method",
     "MethodContext",
@@ -67,6 +81,12 @@ make_lazy(
         "Aggregation": "aggregation",
         "Apfl": "apfl",
         "Learner": "learner",
+        "LearnerData": "learner",
+        "LearnerIdentity": "learner",
+        "LearnerMessages": "learner",
+        "LearnerOutputs": "learner",
+        "LearnerTraining": "learner",
+        "LearnerWeights": "learner",
         "Method": "base",
         "MethodContext": "base",
         "ObjectivePlacement": "base",
