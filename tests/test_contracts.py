@@ -237,6 +237,17 @@ def test_no_function_takes_more_than_fourteen_parameters() -> None:
     assert wide == []
 
 
+def test_the_docstring_of_a_class_says_what_it_is_before_what_its_parameters_are() -> None:
+    bare = []
+    for path, tree in library().items():
+        for node in nodes(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                first = (ast.get_docstring(node) or "").splitlines()[:1]
+                # "`[study]`: ..." names the table of a study that the class is.
+                bare += [f"{path.name}: {node.name}"] if first and re.match(r"`[a-z_]+`[^.]*:", first[0]) else []
+    assert bare == []
+
+
 def test_no_class_is_there_only_as_the_base_of_one_other() -> None:
     """A class cut in two by inheritance: nothing names its first part but the second one's line.
 

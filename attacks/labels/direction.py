@@ -25,7 +25,10 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class Direction(Attack):
-    """`hints`: how many positives among the victims are known (the paper has 1; 3 and 5 are usual too)."""
+    """Classes by the direction of a row's gradient, compared with that of known victims.
+
+    `hints`: how many positives among the victims are known (the paper has 1; 3 and 5 are usual too).
+    """
 
     target: ClassVar[Target] = Target.LABELS
     phase: ClassVar[Phase] = Phase.STEP

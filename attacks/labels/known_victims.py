@@ -19,7 +19,9 @@ FOLDS = 2
 
 @dataclass(frozen=True)
 class KnownVictims:
-    """`hints`: class -> positions of the victims (count,) known to belong to it; `classes`: how many there are.
+    """Victims whose classes the adversary knows.
+
+    `hints`: class -> positions of the victims (count,) known to belong to it; `classes`: how many there are.
 
     Two known victims of every class at least can judge: one to learn from, and one that was not learnt from.
     """

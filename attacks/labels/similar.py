@@ -40,7 +40,9 @@ FLOOR = 1e-3
 
 @dataclass(frozen=True)
 class Similar(Attack):
-    """`hints`: known victims of each class (0: none, for k-means alone); `iterations`: of k-means at most.
+    """Classes by the likeness of rows to known victims, or by clusters where none is known.
+
+    `hints`: known victims of each class (0: none, for k-means alone); `iterations`: of k-means at most.
 
     `rows`: "gradients" or "sent", what the party itself sent; `method`: "distance" or "k-means"; `measure`: "cosine" or
     "euclidean".

@@ -27,7 +27,10 @@ ROWS = ("gradients", "releases")
 
 @dataclass(frozen=True)
 class Spectral(Attack):
-    """`rows`: what is analyzed, "gradients" or the "releases" that arrived in the same step."""
+    """Two classes by the sign of the first principal component of what arrived.
+
+    `rows`: what is analyzed, "gradients" or the "releases" that arrived in the same step.
+    """
 
     target = Target.LABELS
     phase = Phase.STEP

@@ -30,7 +30,9 @@ _LEAST = 1e-3  # of a standard deviation, in log odds: copies that agree to the 
 
 @dataclass(frozen=True)
 class Lira(Attack):
-    """`copies` of the model, trained for `epochs` in batches of `batch_size` (None: as the run was).
+    """Members by the likelihood ratio of a row's score under models trained with and without it.
+
+    `copies` of the model, trained for `epochs` in batches of `batch_size` (None: as the run was).
 
     `online`: the candidates are among the rows of the copies. `pooled`: one variance for all candidates, which is
     better with fewer than 64 copies; else each has its own.

@@ -32,7 +32,9 @@ _FLOOR = -30.0  # log probability
 
 @dataclass(frozen=True)
 class MembershipShadow(Attack):
-    """`copies` of the model, trained for `epochs` in batches of `batch_size` (None: as the run was).
+    """Members by a classifier that learns from copies of the model whose members are known.
+
+    `copies` of the model, trained for `epochs` in batches of `batch_size` (None: as the run was).
 
     The classifier has twice `width` hidden units and learns for `classifier_epochs`.
     """

@@ -25,7 +25,10 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class MembershipThreshold(Attack):
-    """`queries`: how often the model is asked, where its answers differ; the losses are averaged."""
+    """Members by a threshold on the loss of the model's answer.
+
+    `queries`: how often the model is asked, where its answers differ; the losses are averaged.
+    """
 
     target = Target.MEMBERS
     requires = frozenset({Needs.CANDIDATES, Needs.PREDICTIONS})

@@ -109,7 +109,9 @@ class Dip(Attack):
 
 
 class SkipNetworks(nn.Module):
-    """`count` networks beside one another, from noise to pictures of `shape`: (count, *shape), unbounded.
+    """Untrained convolutional networks with skip connections, one a row.
+
+    `count` networks beside one another, from noise to pictures of `shape`: (count, *shape), unbounded.
 
     Each level halves the sides by averaging and doubles them by repetition, as long as `LEAST_SIDE` pixels are left.
     """

@@ -57,7 +57,10 @@ class _LayerStep(NamedTuple):
 
 @dataclass(frozen=True)
 class LinearGradientInversion(Attack):
-    """`step_rows`: victims in one training step, 4 as published; 0: as many as the run trained on in one."""
+    """Rows out of the weight gradient of a linear first layer.
+
+    `step_rows`: victims in one training step, 4 as published; 0: as many as the run trained on in one.
+    """
 
     target: ClassVar[Target] = Target.RELEASES
     phase: ClassVar[Phase] = Phase.STEP

@@ -34,7 +34,10 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class LinearInverse(Attack):
-    """`queries`: how often the auxiliary rows are sent through the victims' parties, where defenses are random."""
+    """The linear map from releases to rows that fits auxiliary rows best.
+
+    `queries`: how often the auxiliary rows are sent through the victims' parties, where defenses are random.
+    """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
     adapts_to = FORWARD

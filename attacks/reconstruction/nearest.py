@@ -33,7 +33,10 @@ MOST_ASIDE = 256
 
 @dataclass(frozen=True)
 class Nearest(Attack):
-    """`neighbours`: how many rows the mean is over; of several counts held-out rows choose. `queries`: see above."""
+    """The auxiliary rows whose releases are nearest to a victim's.
+
+    `neighbours`: how many rows the mean is over; of several counts held-out rows choose. `queries`: see above.
+    """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
     adapts_to = FORWARD

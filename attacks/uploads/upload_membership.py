@@ -30,7 +30,10 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class UploadMembership(Attack):
-    """`rounds`: how many of the newest count (None: all that were recorded). `epochs`, `lr`, `batch_size`: students."""
+    """Members by how much better the client's upload fits a row than what the server had.
+
+    `rounds`: how many of the newest count (None: all that were recorded). `epochs`, `lr`, `batch_size`: students.
+    """
 
     target: ClassVar[Target] = Target.MEMBERS
     phase: ClassVar[Phase] = Phase.TRAINING

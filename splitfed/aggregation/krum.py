@@ -21,7 +21,10 @@ from splitfed.core.errors import InvalidInput, require_count
 
 @dataclass(frozen=True, kw_only=True)
 class Krum(AggregationRule):
-    """`f`: how many bad clients it is to stand; `keep`: how many of the others are averaged, n - f at most."""
+    """The uploads that lie closest to their nearest neighbours, or their mean.
+
+    `f`: how many bad clients it is to stand; `keep`: how many of the others are averaged, n - f at most.
+    """
 
     f: int = field(default=1, metadata=require_count("krum f", low=1))
     keep: int = field(default=1, metadata=require_count("krum keep", low=1))

@@ -18,7 +18,9 @@ from splitfed.secure_sum.base import SecureSumPlan
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateAggregation:
-    """`rule`: a name among the aggregation rules, a table with the name and its parameters, or an `AggregationRule`.
+    """How a federated method makes one update of its clients' uploads.
+
+    `rule`: a name among the aggregation rules, a table with the name and its parameters, or an `AggregationRule`.
 
     `secure`: whether the aggregation server is to learn the sum of the uploads alone: true or "masks", "ckks", a table
     with such a name and parameters, or a `SecureSumPlan`. `quorum`: how many clients, a number or a fraction of those

@@ -37,7 +37,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Constant(Course):
-    """`value` in every epoch: the same as the number itself."""
+    """The same `value` in every epoch, as the number itself would be."""
 
     value: float
 
@@ -108,7 +108,10 @@ class Cosine(Linear):
 
 @dataclass(frozen=True)
 class Steps(Course):
-    """`steps`: pairs (epoch, number): the number from that epoch on, to the next pair's; the first epoch is 0."""
+    """A number that changes at given epochs.
+
+    `steps`: pairs (epoch, number): the number from that epoch on, to the next pair's; the first epoch is 0.
+    """
 
     steps: tuple[tuple[int, float], ...]
 

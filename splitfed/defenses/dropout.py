@@ -22,7 +22,10 @@ from splitfed.core.errors import require_number
 
 @dataclass(frozen=True)
 class Dropout(ReleaseDefense):
-    """`rate`: the chance of each number of a release to be zero, in [0, 1)."""
+    """Sets random numbers of every release to zero and scales the others up.
+
+    `rate`: the chance of each number of a release to be zero, in [0, 1).
+    """
 
     rate: float = field(
         default=0.5,

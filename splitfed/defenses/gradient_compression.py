@@ -29,7 +29,10 @@ _PLACE = torch.int32
 
 @dataclass(frozen=True)
 class GradientCompression(GradientDefense, Codec):
-    """`share`: how much of a gradient is kept, in (0, 1]; at least one number is."""
+    """Keeps the largest numbers of the gradient that goes back, and sets the others to zero.
+
+    `share`: how much of a gradient is kept, in (0, 1]; at least one number is.
+    """
 
     share: float = field(
         default=0.25,

@@ -29,7 +29,10 @@ _CODE = torch.uint8
 
 @dataclass(frozen=True)
 class GradientRounding(GradientDefense, Codec):
-    """`bins`: into how many equal bins the interval is cut, 1 to 255 (Fu et al.'s code: 12)."""
+    """Rounds the gradient that goes back to the ends of equal bins.
+
+    `bins`: into how many equal bins the interval is cut, 1 to 255 (Fu et al.'s code: 12).
+    """
 
     bins: int = field(default=12, metadata=as_strength(rises=False))
 

@@ -41,7 +41,10 @@ MODES = ("labels", "gradient")
 
 @dataclass(frozen=True)
 class LabelDp(LabelDefense, Accounted):
-    """`epsilon` > 0 for a label once ("labels") or at each step ("gradient"); `outputs`: of which heads (all)."""
+    """Differential privacy of labels, by randomized response or by noise on the cut gradient.
+
+    `epsilon` > 0 for a label once ("labels") or at each step ("gradient"); `outputs`: of which heads (all).
+    """
 
     epsilon: float = field(default=1.0, metadata=require_number("label_dp epsilon", low=0.0, open_low=True))
     mode: str = field(default="labels", metadata=require_name("label_dp mode", MODES))

@@ -36,7 +36,10 @@ from splitfed.defenses.sum_kl import NoiseVariances, least_sum_kl
 
 @dataclass(frozen=True)
 class Marvell(GradientDefense):
-    """`s` > 0: the power of the noise in units of the squared distance of the class means (the paper: .1 to 25)."""
+    """Adds Gaussian noise to the gradient that goes back, shaped so that the classes are hardest to tell apart.
+
+    `s` > 0: the power of the noise in units of the squared distance of the class means (the paper: .1 to 25).
+    """
 
     s: float = field(
         default=1.0,

@@ -29,7 +29,10 @@ PER = ("tensor", "channel")
 
 @dataclass(frozen=True)
 class Quantization(ReleaseDefense, Codec):
-    """`bits`: 1 to 16, for 2^bits levels. `per`: one range a "tensor", or a "channel" (first dimension of a row)."""
+    """Rounds every release to a number of equally spaced levels.
+
+    `bits`: 1 to 16, for 2^bits levels. `per`: one range a "tensor", or a "channel" (first dimension of a row).
+    """
 
     bits: int = field(
         default=8, metadata=require_count("quantization bits", low=1) | as_strength("a number", rises=False)

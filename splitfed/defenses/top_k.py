@@ -28,7 +28,10 @@ from splitfed.defenses.fitted_layers import values_of
 
 @dataclass(frozen=True)
 class TopK(ReleaseDefense, Codec):
-    """`k`: how many numbers of each row are kept, at least 1 and at most all."""
+    """Keeps the largest numbers of every row of a release, and sets the others to zero.
+
+    `k`: how many numbers of each row are kept, at least 1 and at most all.
+    """
 
     k: int = field(
         default=16, metadata=require_count("top_k k", low=1) | as_strength("numbers a row kept", rises=False)

@@ -42,7 +42,9 @@ LEARNS = ("round", "step", "never")
 
 @dataclass(frozen=True, kw_only=True)
 class Apfl(Averaging):
-    """`alpha`, in [0, 1]: the share of a client's own weights at the start; `learns`: once a "round", "step", "never".
+    """Adaptive personalized federated learning: every client uses a mixture of the average and weights of its own.
+
+    `alpha`, in [0, 1]: the share of a client's own weights at the start; `learns`: once a "round", "step", "never".
 
     `rate` >= 0 of alpha's steps (None: the clients' learning rate).
     """

@@ -33,7 +33,10 @@ from splitfed.federated.objectives import Proximal, objective_of
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(Averaging):
-    """`weight` >= 0 (the paper's lambda): how strongly a client's own model is held."""
+    """FedAvg, and beside it a model of every client's own that is held near the average.
+
+    `weight` >= 0 (the paper's lambda): how strongly a client's own model is held.
+    """
 
     who = "ditto"
 

@@ -60,7 +60,9 @@ from splitfed.federated.uploads import open_round
 
 @dataclass(frozen=True, kw_only=True)
 class FedAKT(Method):
-    """`weight` (lambda) >= 0 of the mutual distillation; `embedding`: the features' value (default: see `places`).
+    """Clients average a small adapter; it and each client's own extractor teach each other.
+
+    `weight` (lambda) >= 0 of the mutual distillation; `embedding`: the features' value (default: see `places`).
 
     `adapter`: its module on whole models; `extractor`: that one's, between split nodes. Both take the inputs of the
     topology in order and return features. `aggregation`: of adapters on whole models, as in `Averaging`.

@@ -42,7 +42,9 @@ SHARES = ("model", "head")
 
 @dataclass(frozen=True, kw_only=True)
 class FedGen(Averaging):
-    """`weight` >= 0 of what heads learn from `rows` generated rows a step; `embedding`: its value (see `places`).
+    """The server trains a generator of features from the clients' heads, and clients learn from what it generates.
+
+    `weight` >= 0 of what heads learn from `rows` generated rows a step; `embedding`: its value (see `places`).
 
     The server's: `noise` and `hidden` numbers of the generator, `steps` of Adam at `rate` a round on `batch` rows, and
     the weight of `diversity` >= 0.

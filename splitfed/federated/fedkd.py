@@ -55,7 +55,9 @@ PROJECTION = "projection"
 
 @dataclass(frozen=True, kw_only=True)
 class FedKD(Method):
-    """`energy` to `last_energy`, in (0, 1], over `over` rounds (None: those of the run), or a fixed `rank` >= 1.
+    """A small mentee is averaged in compressed updates; a mentor that never leaves the client teaches it.
+
+    `energy` to `last_energy`, in (0, 1], over `over` rounds (None: those of the run), or a fixed `rank` >= 1.
 
     `embedding`: the mentor's hidden value (default: see `places`); `mentee`: what `splitfed.topologies.local` returns.
     """

@@ -54,7 +54,9 @@ DISTANCES = ("l1", "kl")
 
 @dataclass(frozen=True, kw_only=True)
 class FedMD(Method):
-    """`rows`: how many public rows are scored a round (None: all); `batch`: how many of them a step of digesting has.
+    """Clients with any models agree on scores of public rows, and learn from these.
+
+    `rows`: how many public rows are scored a round (None: all); `batch`: how many of them a step of digesting has.
 
     `passes`: over the rows scored, in digesting. `transfer`: passes over all public rows at first, in such batches too.
     A single row that is left joins the batch before it. `separate`: whether steps of digesting have an optimizer state

@@ -59,7 +59,9 @@ DISTANCES = ("mse", "l2")
 
 @dataclass(frozen=True, kw_only=True)
 class FedProto(Method):
-    """`weight` (the paper's lambda) >= 0 of the prototype term; `embedding`: the value meant (default: see `places`).
+    """Clients share the mean embedding of each class, and pull their own towards the global one.
+
+    `weight` (the paper's lambda) >= 0 of the prototype term; `embedding`: the value meant (default: see `places`).
 
     `weighted`: average by the numbers of examples, or every client that holds the class alike. `further` clients train
     `passes` times. `secure`: a secure sum of the prototypes, as schedules take it. `private`: noise on sums and counts,

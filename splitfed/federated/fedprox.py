@@ -26,7 +26,10 @@ from splitfed.federated.objectives import Proximal, objective_of
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(Averaging):
-    """`mu` >= 0: how strongly a client is held."""
+    """FedAvg whose clients are held near the weights that they were sent.
+
+    `mu` >= 0: how strongly a client is held.
+    """
 
     who = "fedprox"
 

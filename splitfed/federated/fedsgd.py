@@ -38,7 +38,10 @@ from splitfed.federated.uploads import Upload, close_round
 
 @dataclass(frozen=True, kw_only=True)
 class FedSgd(Averaging):
-    """`rate` > 0 of the server's step; None: the learning rate that the clients' optimizers stand at."""
+    """Clients send gradients of all their rows, and the server takes one step a round.
+
+    `rate` > 0 of the server's step; None: the learning rate that the clients' optimizers stand at.
+    """
 
     who = "fedsgd"
     whole = True

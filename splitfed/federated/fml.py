@@ -51,7 +51,9 @@ from splitfed.federated.uploads import open_round
 
 @dataclass(frozen=True, kw_only=True)
 class FML(Method):
-    """`alpha` and `beta`, in (0, 1]: the weight of its own loss for the private model and for the meme.
+    """Federated mutual learning: a private model and a shared meme teach each other at every client.
+
+    `alpha` and `beta`, in (0, 1]: the weight of its own loss for the private model and for the meme.
 
     `meme`: the shared model, on whole models; `private`: the private one, between split nodes. Both take the inputs of
     the topology in order and return class scores: (batch, classes). `aggregation`: how memes are aggregated on whole

@@ -33,7 +33,10 @@ from splitfed.federated.objectives import NoObjective, objective_of, trainable_n
 
 @dataclass(frozen=True, kw_only=True)
 class Ifca(Averaging):
-    """`clusters` >= 1: how many models."""
+    """Several models on the server; every client trains the one with the least loss on its rows.
+
+    `clusters` >= 1: how many models.
+    """
 
     who: ClassVar[str] = "ifca"
     whole: ClassVar[bool] = True

@@ -55,7 +55,9 @@ PART = "shown by others"
 
 @dataclass(frozen=True, kw_only=True)
 class MAFML(Method):
-    """`batch`: rows of every public batch. `weighted`: whether a teacher counts by its accuracy, or all alike.
+    """Model-agnostic federated mutual learning: clients learn from each other's scores of shown rows.
+
+    `batch`: rows of every public batch. `weighted`: whether a teacher counts by its accuracy, or all alike.
 
     `projected`: whether the mutual gradient is kept from going against the local one.
     """

@@ -36,7 +36,10 @@ VARIATES = ("change", "gradient")
 
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(Averaging):
-    """`server_rate` > 0 (the paper's eta_g); `variates`: of the true "change" (option II), or the mean "gradient"."""
+    """FedAvg whose clients correct their gradients by control variates.
+
+    `server_rate` > 0 (the paper's eta_g); `variates`: of the true "change" (option II), or the mean "gradient".
+    """
 
     who: ClassVar[str] = "scaffold"
     refuses: ClassVar[Mapping[str, str]] = {

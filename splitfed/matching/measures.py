@@ -45,7 +45,9 @@ class Reference:
 
 @dataclass(frozen=True)
 class Measure:
-    """`score(values, reference)` of one set: `values` are codes (n, d), or errors (n,) where `on_errors` is set.
+    """A measure of how well the codes of a client fit an expert, the higher the better.
+
+    `score(values, reference)` of one set: `values` are codes (n, d), or errors (n,) where `on_errors` is set.
 
     `least` rows make a set; `paired` measures pair code dimensions, the others need no pairs.
     """

@@ -25,7 +25,10 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LowerBound:
-    """`epsilon`: the lower bound, 0 where nothing was told apart. The test's rates and the score it looks at."""
+    """What an audit proves: a lower bound of epsilon.
+
+    `epsilon`: the lower bound, 0 where nothing was told apart. The test's rates and the score it looks at.
+    """
 
     epsilon: float
     delta: float

@@ -33,7 +33,9 @@ THRESHOLDS = 41
 
 @dataclass(frozen=True)
 class GaussianFound:
-    """`mu`: the least that the samples prove, 0 where nothing was told apart; `epsilon`: what it is at `delta`.
+    """What an audit proves in terms of Gaussian differential privacy.
+
+    `mu`: the least that the samples prove, 0 where nothing was told apart; `epsilon`: what it is at `delta`.
 
     `misses` and `false_alarms`: the test's rates among `samples` of each input; `rate`: with which the row takes part.
     """

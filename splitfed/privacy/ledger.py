@@ -136,7 +136,9 @@ class Total:
 
 @dataclass(frozen=True)
 class Ledger:
-    """`lines` and `totals`; `open`: what leaves a data owner without any promise.
+    """What a run releases, by line: who learns what, and what is promised of it.
+
+    `lines` and `totals`; `open`: what leaves a data owner without any promise.
 
     `replaced`: where rows that were not finite were taken for zeros, and how many. `uncharged`: what may tell of rows
     as well, and is in no figure.

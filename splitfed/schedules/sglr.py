@@ -32,7 +32,10 @@ from splitfed.schedules.sampling import dropped_clients, list_clients
 
 @dataclass(frozen=True, kw_only=True)
 class Sglr(JointStep):
-    """`phi` in [0, 1]: the share of clients with the common gradient; `alpha`: the exponent of the server's rate."""
+    """Gradients at the cut averaged over some of the clients, and a learning rate of the server's own.
+
+    `phi` in [0, 1]: the share of clients with the common gradient; `alpha`: the exponent of the server's rate.
+    """
 
     phi: float = field(default=0.5, metadata=require_number("phi", low=0.0, high=1.0))
     alpha: float = field(default=0.5, metadata=require_number("alpha", low=0.0, high=2.0))
