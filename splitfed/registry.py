@@ -21,7 +21,7 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from splitfed.core.errors import InvalidInput, check_names
+from splitfed.core.errors import InvalidInput, check_names, describe_error
 from splitfed.old_names import current_entry, current_kind
 from splitfed.package_links import check_links
 
@@ -235,8 +235,8 @@ def _load_plugin(kind: str, name: str) -> Any:
     described = f"{SINGULAR[kind]} {name!r} of {PLUGINS[kind, name]}"
     try:
         found = resolve(TABLES[kind][name])
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    except Exception as error:  # importing runs another package's code, which may raise anything
+        reason = describe_error(error)
         raise InvalidInput(f"{described} cannot be imported from {TABLES[kind][name]!r} ({reason})") from error
     contract = resolve(CONTRACTS[kind]) if kind in CONTRACTS else None
     if contract is not None and not (isinstance(found, type) and issubclass(found, contract)):
@@ -244,6 +244,11 @@ def _load_plugin(kind: str, name: str) -> Any:
     if not callable(found):
         raise InvalidInput(f"{described} is {TABLES[kind][name]!r}; expected a function")
     return found
+
+
+def is_foreign(kind: str, name: str) -> bool:
+    """Return whether `name` among `kind` leads to code that did not come with splitfed: a user's own, or a plug-in."""
+    return ":" in name or (kind, name) in PLUGINS
 
 
 def name_of(kind: str, found: type) -> str:
@@ -260,7 +265,8 @@ def read_head(kind: str, name: str) -> Listing:
     except Exception as error:
         if (kind, name) not in PLUGINS:
             raise
-        return Listing(name, f"cannot be read ({type(error).__name__}: {error})", PLUGINS[kind, name])
+        # To find a plug-in's file its package is imported, which may raise anything; the others are to be listed still.
+        return Listing(name, f"cannot be read ({describe_error(error)})", PLUGINS[kind, name])
     cited = dropwhile(lambda line: not line.startswith("Paper:"), lines)
     paper = " ".join(line.strip() for line in takewhile(str.strip, cited))
     summary = lines[0].rstrip(".") if lines else ""

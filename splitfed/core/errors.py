@@ -69,6 +69,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def describe_error(error: BaseException) -> str:
+    """Return kind and text of an `error` that other people's code raised: `KeyError: 'share'`, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(" :")
+
+
 @contextmanager
 def about(part: str) -> Iterator[None]:
     """Say of an `InvalidInput` raised inside the block which `part` of a run it is about; the innermost counts."""

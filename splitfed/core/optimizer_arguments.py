@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from splitfed.core.errors import InvalidInput, check_names, first_line
+from splitfed.core.errors import InvalidInput, check_names, describe_error, first_line
 
 Factory = Callable[..., torch.optim.Optimizer]
 
@@ -141,10 +141,9 @@ def construct(what: str, factory: Any, first: Any, options: Mapping[str, Any], o
         return factory(first, **options)
     except InvalidInput:
         raise
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise _refusal(what, options, error, own) from error
     except Exception as error:
-        if not own:
+        # A factory of the user's own may raise anything; of one of torch's other errors than these are no refusals.
+        if not own and not isinstance(error, (ValueError, TypeError, RuntimeError)):
             raise
         raise _refusal(what, options, error, own) from error
 
@@ -152,7 +151,8 @@ def construct(what: str, factory: Any, first: Any, options: Mapping[str, Any], o
 def _refusal(what: str, options: Mapping[str, Any], error: Exception, own: bool = False) -> InvalidInput:
     shown = ", ".join(f"{k}={v!r}" for k, v in options.items())
     who = "cannot be built" if own else "is refused by torch"
-    reason = first_line(error).replace(f"Checked{what.partition(' ')[2]}.", f"{what.partition(' ')[2]}.")
+    name = what.partition(" ")[2]
+    reason = describe_error(error) if own else first_line(error).replace(f"Checked{name}.", f"{name}.")
     return InvalidInput(f"{what}({shown}) {who}: {reason}")
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 from splitfed.core.cut_names import Cut, check_places, relays
-from splitfed.core.errors import InvalidInput, check_names, first_line
+from splitfed.core.errors import InvalidInput, check_names, describe_error, first_line
 from splitfed.core.replay_passes import (
     AllMembers,
     MetaPass,
@@ -249,8 +249,8 @@ def plan_way(
             # They come again where the model runs.
             warnings.simplefilter("ignore")
             result = recorded(**examples, **dict.fromkeys(unread))
-    except Exception as error:
-        raise InvalidInput(f"{type(model).__name__} fails by itself{_where(error)}: {first_line(error)}") from error
+    except Exception as error:  # the user's own forward may raise anything
+        raise InvalidInput(f"{type(model).__name__} fails by itself{_where(error)}: {describe_error(error)}") from error
     ends = _find_ends(model, recording, cuts)
     operations, place = recording.operations, None
     if after is not None:
@@ -335,13 +335,14 @@ def _find_constants(
             shapes(**arguments, **dict.fromkeys(unread))
     except Stop:
         pass
-    except Exception as error:
+    except Exception as error:  # what a user's own forward raises of tensors without numbers can be anything
         if run.number > way.ends[-1]:
             # The party of the last segment holds what that operation needs, and nobody comes after it.
             return frozenset(found), batches
         raise InvalidInput(
-            f"{type(model).__name__} takes a number out of a tensor, or what has no shape beforehand{_where(error)}: "
-            "a party that does not hold that tensor cannot follow; write it as operations on tensors"
+            f"{type(model).__name__} takes a number out of a tensor, or what has no shape beforehand{_where(error)} "
+            f"({describe_error(error)}): a party that does not hold that tensor cannot follow; write it as operations "
+            "on tensors"
         ) from error
     return frozenset(found), batches
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, first_line
+from splitfed.core.errors import InvalidInput, describe_error
 from splitfed.core.random import generator
 from splitfed.core.tasks import Task
 
@@ -71,9 +71,9 @@ def check_class_probabilities(task: Task, who: str) -> None:
     what = f"loss {describe_function(task.loss)} of {task.name}"
     try:
         value = task.loss(torch.zeros(2, task.outputs or 1), probabilities)
-    except Exception as error:
+    except Exception as error:  # the user's own loss may raise anything
         raise InvalidInput(
-            f"{who} has probabilities of classes in place of labels, which {what} cannot take: {first_line(error)}"
+            f"{who} has probabilities of classes in place of labels, which {what} cannot take: {describe_error(error)}"
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise InvalidInput(f"{who} has probabilities of classes in place of labels, which {what} cannot take")
@@ -89,8 +89,6 @@ def _call(what: str, function: Callable[[Tensor, Tensor], Any], output: Tensor, 
         return function(output, y)
     except InvalidInput:
         raise
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise InvalidInput(
-            f"{what} cannot be taken of outputs {tuple(output.shape)} and labels {tuple(y.shape)}: {reason}"
-        ) from error
+    except Exception as error:  # the user's own loss or metric may raise anything
+        shapes = f"outputs {tuple(output.shape)} and labels {tuple(y.shape)}"
+        raise InvalidInput(f"{what} cannot be taken of {shapes}: {describe_error(error)}") from error

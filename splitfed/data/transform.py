@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, first_line
+from splitfed.core.errors import InvalidInput, describe_error
 from splitfed.core.random import derive, stream
 from splitfed.core.rows import Draw, RowSource, layers, type_name
 
@@ -76,8 +76,8 @@ class TransformedRows(RowSource):
                     made = self.transform(row.clone())
         except InvalidInput:
             raise
-        except Exception as error:
-            raise InvalidInput(f"{what} failed: {type(error).__name__}: {first_line(error)}") from error
+        except Exception as error:  # the user's own function may raise anything
+            raise InvalidInput(f"{what} failed: {describe_error(error)}") from error
         if not isinstance(made, Tensor) or made.shape != row.shape or made.dtype != row.dtype:
             got = f"{tuple(made.shape)} of {type_name(made.dtype)}" if isinstance(made, Tensor) else type(made).__name__
             raise InvalidInput(f"{what} returned {got}; expected {tuple(row.shape)} of {type_name(row.dtype)}")

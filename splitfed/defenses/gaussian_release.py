@@ -28,7 +28,7 @@ from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.defenses.clipping import check_values, clip_rows, freeze_segments, noisy_release
 from splitfed.defenses.private_noise import add_gaussian, check_precision
-from splitfed.privacy.gaussian_mechanism import LARGEST_EPSILON, gaussian_multiplier
+from splitfed.privacy.gaussian_mechanism import LARGEST_EPSILON, multiplier_of
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,7 @@ class GaussianRelease(ReleaseDefense, LayerDefense, Accounted):
     @property
     def multiplier(self) -> float:
         """The noise's standard deviation per unit of sensitivity."""
-        if self.noise_multiplier is not None:
-            return self.noise_multiplier
-        assert self.epsilon is not None
-        return gaussian_multiplier(self.epsilon, self.delta)
+        return multiplier_of(self.noise_multiplier, self.epsilon, self.delta)
 
     @property
     def sensitivity(self) -> float:

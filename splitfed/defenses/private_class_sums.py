@@ -35,7 +35,7 @@ from splitfed.core.topology import Topology
 from splitfed.defenses.clipping import clip_rows
 from splitfed.defenses.private_noise import add_gaussian, check_precision
 from splitfed.privacy.charges import learns_from_rows
-from splitfed.privacy.gaussian_mechanism import LARGEST_EPSILON, gaussian_multiplier
+from splitfed.privacy.gaussian_mechanism import LARGEST_EPSILON, multiplier_of
 
 
 class NoisyMeans(NamedTuple):
@@ -73,10 +73,7 @@ class PrivateClassSums:
     @property
     def multiplier(self) -> float:
         """The noise's standard deviation per unit of sensitivity."""
-        if self.noise_multiplier is not None:
-            return self.noise_multiplier
-        assert self.epsilon is not None
-        return gaussian_multiplier(self.epsilon, self.delta)
+        return multiplier_of(self.noise_multiplier, self.epsilon, self.delta)
 
     @property
     def sensitivity(self) -> float:

@@ -144,14 +144,20 @@ def _multiply_batch(x: EncryptedTensor, w: Tensor, b: Tensor) -> tuple[tuple[Any
                 # It would be encoded as zero, which SEAL refuses to multiply with: the product hides nothing.
                 continue
             encoder.encode(value, level.parms_id, scale, plaintext)
-            if total is None:
-                total = seal.Ciphertext()
-                evaluator.multiply_plain(ciphertext, plaintext, total)
-            else:
-                evaluator.multiply_plain(ciphertext, plaintext, term)
-                evaluator.add_inplace(total, term)
+            total = _add_product(evaluator, total, ciphertext, plaintext, term)
         ciphertexts.append(_finish(x, total, shift or None))
     return tuple(ciphertexts), scalar_noise(x.shape[1], x.bound, scale), 0.0
+
+
+def _add_product(evaluator: Any, total: Any, ciphertext: Any, plaintext: Any, term: Any) -> Any:
+    """Return `total` with the product added in place, the product alone where it is None; `term` is overwritten."""
+    if total is None:
+        total = import_seal().Ciphertext()
+        evaluator.multiply_plain(ciphertext, plaintext, total)
+    else:
+        evaluator.multiply_plain(ciphertext, plaintext, term)
+        evaluator.add_inplace(total, term)
+    return total
 
 
 def _multiply_rows(x: EncryptedTensor, w: Tensor, b: Tensor) -> tuple[tuple[Any, ...], float, float]:
@@ -211,12 +217,7 @@ def _rotate_sum(x: EncryptedTensor, ciphertext: Any, diagonals: list[list[Any]],
         for value, plaintext in zip(rotated, row, strict=False):
             if plaintext is None:
                 continue
-            if total is None:
-                total = seal.Ciphertext()
-                evaluator.multiply_plain(value, plaintext, total)
-            else:
-                evaluator.multiply_plain(value, plaintext, term)
-                evaluator.add_inplace(total, term)
+            total = _add_product(evaluator, total, value, plaintext, term)
     stride = x.width // 2
     while total is not None and stride >= results:
         evaluator.rotate_vector(total, stride, keys, term)

@@ -6,6 +6,7 @@ Noise is added up by the formulas that travel with every ciphertext, so that wha
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.encryption.ciphertexts import BATCH, ROWS, next_power_of_two
@@ -75,20 +76,28 @@ def choose_parameters(
             f"largest={largest:g} is beyond the scale: at depth {depth} a number may have magnitude {limit:g} at most"
         )
 
-    def error(p: CkksParameters) -> float:
-        scale = 2.0**p.scale_bits
-        fresh, encoding = p.noise, scalar_noise(features, largest, scale)
-        if layout == ROWS:
-            steps = baby_steps(next_power_of_two(results)) - 1
-            fresh = math.hypot(fresh, math.sqrt(steps) * rotation_noise(p.degree, scale))
-            encoding = vector_noise(p.degree, width, largest, scale)
-        # Products of ciphertexts a and b with errors e and f have errors a f and b e, independent of each other.
-        layer = math.sqrt(2 * features) * largest if encrypted_weights else gain
-        factors = [layer] * (depth - squares) + [2 * largest] * squares
-        return TAIL * accumulate_noise(fresh, factors, math.hypot(p.noise, encoding))
-
-    fine = [p for p in large if error(p) <= precision]
+    # Products of ciphertexts a and b with errors e and f have errors a f and b e, independent of each other.
+    layer = math.sqrt(2 * features) * largest if encrypted_weights else gain
+    factors = [layer] * (depth - squares) + [2 * largest] * squares
+    errors = [_largest_error(p, layout, features, results, largest, factors) for p in large]
+    fine = [p for p, error in zip(large, errors, strict=True) if error <= precision]
     if not fine:
-        best = min(map(error, large))
+        best = min(errors)
         raise InvalidInput(f"precision={precision:g} is too fine: at depth {depth} the smallest error is {best:.1e}")
     return min(fine, key=lambda p: (p.ciphertext_bytes[-1], p.degree))
+
+
+def _largest_error(
+    p: CkksParameters, layout: str, features: int, results: int, largest: float, factors: Sequence[float]
+) -> float:
+    """Return the error of a result that is hardly ever exceeded; `factors`: how much each multiplication enlarges it.
+
+    The rest is as in `choose_parameters`.
+    """
+    scale = 2.0**p.scale_bits
+    fresh, encoding = p.noise, scalar_noise(features, largest, scale)
+    if layout == ROWS:
+        steps = baby_steps(next_power_of_two(results)) - 1
+        fresh = math.hypot(fresh, math.sqrt(steps) * rotation_noise(p.degree, scale))
+        encoding = vector_noise(p.degree, next_power_of_two(max(features, results)), largest, scale)
+    return TAIL * accumulate_noise(fresh, factors, math.hypot(p.noise, encoding))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 
-from splitfed.core.errors import InvalidInput, first_line
+from splitfed.core.errors import InvalidInput, describe_error
 from splitfed.core.random import generator
 
 _SQUARES = {torch.square, operator.mul, torch.mul, operator.pow, torch.pow, "square", "pow", "mul"}
@@ -56,7 +56,7 @@ def read_stages(name: str, module: nn.Module) -> tuple[nn.Module, ...]:
         graph = module if isinstance(module, fx.GraphModule) else fx.symbolic_trace(module)
     except Exception as error:  # what a user's own forward raises under a trace can be anything
         raise InvalidInput(
-            f"segment {name!r} cannot be evaluated on ciphertexts, as it cannot be traced: {first_line(error)}"
+            f"segment {name!r} cannot be evaluated on ciphertexts, as it cannot be traced: {describe_error(error)}"
         ) from error
     places = _find_places(graph)
     stages: list[nn.Module] = []

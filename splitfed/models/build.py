@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, describe_error, unknown
 from splitfed.core.random import initialization
 from splitfed.models.import_paths import Code
 
@@ -59,12 +60,20 @@ def _largest(value: Any) -> int:
 
 
 def _check_memory(name: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Refuse a model whose weights alone are larger than the machine's memory, which would end the process."""
+    """Refuse a model whose weights alone are larger than the machine's memory, which would end the process.
+
+    Warns of a model that cannot be measured.
+    """
     try:
         with torch.device("meta"):
             model = factory(**arguments)
         needed = sum(weight.nbytes for weight in model.parameters())
-    except Exception:  # noqa: BLE001  what is wrong with it is told when it is made
+    except InvalidInput:
+        # Refused for its arguments, and in the same words when it is made.
+        return
+    except Exception as error:  # noqa: BLE001  of tensors without numbers a plug-in's factory may raise anything
+        line = f"model {name!r} is not compared with this machine's memory: its size is not known beforehand"
+        warnings.warn(f"{line} ({describe_error(error)})", UserWarning, stacklevel=3)
         return
     if needed > (there := _memory()):
         raise InvalidInput(

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from splitfed import registry
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, describe_error
 from splitfed.models.local_modules import LocalModules
 from splitfed.registry import SINGULAR
 
@@ -122,9 +122,10 @@ def _import_target(what: str, module: str, attributes: str) -> Any:
     try:
         imported = importlib.import_module(module)
     except (Exception, SystemExit) as error:
+        # Importing runs the user's file, which may raise anything; one that ends the process is to be named as well.
         known = isinstance(error, (ImportError, InvalidInput))
-        reason = str(error) if known else f"{type(error).__name__}: {error}"
-        raise InvalidInput(f"{what}: cannot import {module!r} ({' '.join(reason.split())[:300]})") from error
+        reason = " ".join(str(error).split())[:300] if known else describe_error(error)
+        raise InvalidInput(f"{what}: cannot import {module!r} ({reason})") from error
     try:
         return reduce(getattr, attributes.split("."), imported)
     except AttributeError:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.errors import InvalidInput, check_count, check_names
+from splitfed.core.errors import InvalidInput, check_count, check_names, describe_error
 from splitfed.core.random import generator, initialization
 
 _OUTPUTS = ("logits", "last_hidden_state")
@@ -121,7 +121,7 @@ def transformers(
         except InvalidInput:
             raise
         except Exception as error:  # whatever a configuration raises that its class does not take
-            raise InvalidInput(f"{kind.__name__} cannot be made: {_one_line(error)}") from error
+            raise InvalidInput(f"{kind.__name__} cannot be made: {describe_error(error)}") from error
     _check_shape(made, kind, shape)
     bases = (_KINDS[kind.main_input_name], kind)
     made.__class__ = type(kind.__name__, bases, {"__module__": kind.__module__, "__doc__": kind.__doc__})
@@ -194,6 +194,9 @@ class _SavedModel:
         local = {"local_files_only": True, "trust_remote_code": False}
         before = kind.config_class.from_pretrained(self.path, **local).num_labels
         config = kind.config_class.from_pretrained(self.path, **local, **settings)
+        if torch.get_default_device().type == "meta":
+            # To be measured alone; the package reads no weights there.
+            return kind(config)
         model, info = kind.from_pretrained(
             self.path,
             config=config,

@@ -49,6 +49,14 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     return float(epsilon) * _NUDGE
 
 
+def multiplier_of(noise_multiplier: float | None, epsilon: float | None, delta: float) -> float:
+    """Return `noise_multiplier`, or where it is None that of a release that is (`epsilon`, `delta`)-private."""
+    if noise_multiplier is not None:
+        return noise_multiplier
+    assert epsilon is not None
+    return gaussian_multiplier(epsilon, delta)
+
+
 def gaussian_multiplier(epsilon: float, delta: float) -> float:
     """Return the least noise multiplier with which one release is (`epsilon`, `delta`)-private."""
     from scipy.optimize import brentq

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_fields, check_number, require_count, require_number
-from splitfed.secure_sum import flows
 from splitfed.secure_sum.base import Carrier, Flow, SecureSumPlan
 from splitfed.secure_sum.base import Residues as Residues
 from splitfed.secure_sum.keys import Setup
 from splitfed.secure_sum.masked_sum import MaskedSummation
+from splitfed.secure_sum.shamir import SIZE
 
 COUNT = 2**31
 """The largest whole number that an upload may hold."""
@@ -63,14 +63,21 @@ class SecureSum(SecureSumPlan):
         return MaskedSummation(self, names, Setup(seed, *purpose), carrier)
 
     def setup_flows(self, members: Sequence[int], name: Callable[[int], str], server: str) -> Iterator[Flow]:
-        """Yield keys and shares."""
-        return flows.setup_flows(members, name, server)
+        """Yield what is sent before the clients train: a row of keys each, and shares for each other by the server."""
+        others = len(members) - 1
+        for member in members:
+            yield "keys", server, name(member), SIZE * others
+            yield "shares", name(member), server, 2 * SIZE * others
+            yield "shares", server, name(member), 2 * SIZE * others
 
     def upload_flows(
         self, members: Sequence[int], survivors: Sequence[int], numbers: int, name: Callable[[int], str], server: str
     ) -> Iterator[Flow]:
-        """Yield masked numbers, and the shares that unmask their sum."""
-        return flows.upload_flows(members, survivors, numbers, name, server)
+        """Yield masked numbers of the clients that finish, who these are, and the shares that unmask their sum."""
+        for member in survivors:
+            yield "masked", name(member), server, 8 * (numbers + 1)
+            yield "survivors", server, name(member), 8 * len(survivors)
+            yield "unmasking", name(member), server, SIZE * len(members)
 
     def encode(self, tensors: Mapping[str, Tensor], weight: float, sender: str) -> Residues:
         """Return `tensors`, one after another, times `weight`, and `weight`: (numbers + 1,)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +18,14 @@ from splitfed.core.random import derive
 from splitfed.costs.clock import Clock
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
-from splitfed.engines.base import Source, Trainer
+from splitfed.engines.base import Source
 from splitfed.engines.engine import Engine
 from splitfed.engines.observers import AttackObserver
 from splitfed.federated.base import Method
-from splitfed.federated.learner import Learner
-from splitfed.planning.method_clock import MethodClock
 from splitfed.planning.private import counted_ledger
-from splitfed.planning.rounds import MethodTrainer, aggregate, query
-from splitfed.planning.timed import TimedTrainer
 from splitfed.privacy.ledger import Ledger
 from splitfed.schedules.base import Round, Schedule, State, Training
-from splitfed.stats.utility import ConstantAnswer, below_constant, constant_of
+from splitfed.stats.utility import ConstantAnswer, constant_of
 from splitfed.threats.attack_durations import AttackDuration, plan_attack
 from splitfed.threats.attack_requests import ask_in_turn, name_attacks
 from splitfed.threats.evaluator import AttackResult, Evaluator
@@ -46,7 +41,8 @@ from splitfed.training.frames import history_frame
 from splitfed.training.local_learner import LocalLearner
 from splitfed.training.plots import RunPlots
 from splitfed.training.rounds import RunPlan, check_longer, train_rounds
-from splitfed.training.run_summary import RunSummary, summarize
+from splitfed.training.run_method import RunMethod
+from splitfed.training.run_summary import RunSummary, describe_run, summarize
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,61 +83,40 @@ class Run:
         self.evaluator.grants.schedule = schedule
         self._calls = 0
         self._scorings = 0
-        # Of the client asked about last: what the method says it would use now.
-        self._served: tuple[int, Mapping[str, Tensor] | None] | None = None
-        # One for the whole run each: they know what they have sent in a round.
-        self._learners = tuple(LocalLearner(engine, replica) for replica in range(engine.replicas))
         self.crosswise = False
         self.follow(None)
 
     def follow(self, method: Method | None) -> None:
         """Take up a federated method, before the first round."""
-        self.method = method
-        self.method_state: dict[str, Any] = {} if method is None else method.start(self.engine.replicas)
+        self._method = RunMethod(method, self.engine, self.clock)
+        self.trainer = self._method.trainer
         self.evaluator.grants.method = self.evaluator.uploads.method = method
-        engine: Trainer = self.engine
-        clock, place = self.clock, self.engine.run_parties.placement
-        self._method_clock = (
-            None if clock is None or method is None else MethodClock(clock, self.engine.traffic, self.learners)
-        )
-        if method is not None:
-            engine = MethodTrainer(engine, method, self._timed_learners)
-        if clock is not None:
-            engine = TimedTrainer(engine, clock, self.engine.topologies, place, self._method_clock)
-        self.trainer = engine
+
+    @property
+    def method(self) -> Method | None:
+        """The federated method; None where there is none."""
+        return self._method.method
+
+    @property
+    def method_state(self) -> dict[str, Any]:
+        """What the federated method keeps from round to round, by its own names."""
+        return self._method.state
 
     @property
     def learners(self) -> tuple[LocalLearner, ...]:
         """The clients as a federated method sees them."""
-        return self._learners
-
-    @property
-    def _timed_learners(self) -> tuple[Learner, ...]:
-        """The same, their steps noted where a clock is to know them."""
-        return self.learners if self._method_clock is None else self._method_clock.learners
-
-    def _measure_time(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._method_clock is None else self._method_clock.advance_clock()
+        return self._method.learners
 
     def query(self, training: Training, number: int) -> None:
         """Let the method, if there is one, tell the clients of round `number` what they need."""
-        self._served = None
-        if self.method is not None:
-            with self._measure_time():
-                query(
-                    self.method, self._timed_learners, self.schedule, self.engine, training, number, self.method_state
-                )
+        self._method.query(self.schedule, training, number)
 
     def aggregate(self, done: Round, number: int) -> Round:
         """Let the method, if there is one, aggregate what the clients of round `number` have learnt; return the round.
 
         It is not fused where the method's quorum was missed.
         """
-        self._served = None
-        if self.method is not None:
-            with self._measure_time():
-                done = aggregate(self.method, self._timed_learners, done, number, self.method_state)
-        return done
+        return self._method.aggregate(done, number)
 
     @property
     def utility(self) -> float:
@@ -174,14 +149,7 @@ class Run:
 
     def __repr__(self) -> str:
         """Tell in a line what was trained and how well it does, beside whoever always gives the same answer."""
-        last = self.history[-1].get("test") if self.history else None
-        rounds = f"{len(self.history)} round{'' if len(self.history) == 1 else 's'}"
-        if last is None or last["union"] is None:
-            return f"Run({rounds}, {self.bytes:,} bytes, no test score)"
-        said = f"Run({rounds}, {self.bytes:,} bytes, test {last['metric']} {last['union']:.4g}"
-        found, task = self.constant, self.engine.topology.scored[0].task
-        below = found and task and below_constant(last["metric"], last["union"], found, task.higher_is_better)
-        return f"{said}: {below})" if below else f"{said})"
+        return describe_run(self)
 
     def _repr_html_(self) -> str:
         """Return the summary as a table for a notebook."""
@@ -504,22 +472,16 @@ class Run:
 
     def load_state(self, states: Mapping[str, Any]) -> None:
         """Go back to `states`."""
-        self._served = None
         shared = dict(states["run"])
         self.schedule_state = shared.pop("schedule")
         load_callback_states(self.callbacks, shared.pop("callbacks", {}))
         if self.clock is not None:
             self.clock.load_state(shared.pop("clock"))
-        if self.method is not None:
-            self.method_state = shared.pop("method")
+        self._method.load_state({} if self.method is None else shared.pop("method"))
         parties = {n.removeprefix("party-"): s for n, s in states.items() if n.startswith("party-")}
         self.engine.load_state({"parties": parties, **shared})
 
     def newest(self, client: int) -> Source:
         """Return what `client` would predict with now: whose weights, or the weights themselves."""
-        if self.method is not None:
-            if self._served is None or self._served[0] != client:
-                self._served = client, self.method.newest(LocalLearner(self.engine, client), self.method_state)
-            if self._served[1] is not None:
-                return self._served[1]
-        return self.schedule.newest(client, self.schedule_state)
+        by_method = self._method.newest(client)
+        return self.schedule.newest(client, self.schedule_state) if by_method is None else by_method

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from splitfed.drawing.html_table import html_table
 from splitfed.registry import name_of
+from splitfed.stats.utility import below_constant
 
 if TYPE_CHECKING:
     from splitfed.training.run import Run
@@ -31,6 +32,18 @@ class RunSummary:
     def _repr_html_(self) -> str:
         """Return a table for a notebook."""
         return html_table(self.title, (), self.rows)
+
+
+def describe_run(run: Run) -> str:
+    """Return in a line what `run` has trained and how well it does, beside whoever always gives the same answer."""
+    last = run.history[-1].get("test") if run.history else None
+    rounds = f"{len(run.history)} round{'' if len(run.history) == 1 else 's'}"
+    if last is None or last["union"] is None:
+        return f"Run({rounds}, {run.bytes:,} bytes, no test score)"
+    said = f"Run({rounds}, {run.bytes:,} bytes, test {last['metric']} {last['union']:.4g}"
+    found, task = run.constant, run.engine.topology.scored[0].task
+    below = found and task and below_constant(last["metric"], last["union"], found, task.higher_is_better)
+    return f"{said}: {below})" if below else f"{said})"
 
 
 def summarize(run: Run) -> RunSummary:

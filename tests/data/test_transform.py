@@ -68,6 +68,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda row: None, "arrays: transform of row 0 returned NoneType; expected (2,) of float32"),
     (lambda row: row + next(CALLS), "arrays: transform returned two results for one row and one seed"),
     (lambda row: row / "2", "arrays: transform of row 0 failed: TypeError"),
+    (lambda row: {}["row"], "arrays: transform of row 0 failed: KeyError: 'row'"),
 ]
 
 

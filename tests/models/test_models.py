@@ -241,3 +241,17 @@ def test_a_model_larger_than_the_machine_is_refused_before_it_is_made(monkeypatc
     with pytest.raises(InvalidInput, match=r"model 'mlp' has weights of 0\.0015 GB; this machine has 0\.001 GB"):
         build("mlp", (1, 8, 8), 10, 0, hidden=[5000])
     build("mlp", (1, 8, 8), 10, 0, hidden=[500])
+
+
+def test_a_model_that_cannot_be_measured_beforehand_is_told_and_made() -> None:
+    """A plug-in's: what reads a number works when it is made, and not on tensors without numbers."""
+
+    def reads(width: int) -> nn.Module:
+        return nn.Linear(int(torch.full((1,), width).sum()), 1)
+
+    text = (
+        r"^model 'plugged' is not compared with this machine's memory: .* \((RuntimeError|NotImplementedError): .*meta"
+    )
+    with pytest.warns(UserWarning, match=text):
+        assert make("plugged", reads, (5,), 1, 0, {"width": 5000}).in_features == 5000  # type: ignore[comparison-overlap]
+    make("plugged", reads, (5,), 1, 0, {"width": 50})

@@ -143,7 +143,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "type": ({"config": {"hidden_size": "wide"}}, "BertForSequenceClassification cannot be made: "),
     "heads": (
         {"config": {"hidden_size": 16, "num_attention_heads": 3}},
-        "BertForSequenceClassification cannot be made: The hidden size (16) is not a multiple of the number of",
+        "BertForSequenceClassification cannot be made: ValueError: The hidden size (16) is not a multiple of",
     ),
     "attention": ({"attention": "flash"}, "unknown attention 'flash' (allowed: eager, sdpa)"),
     "outputs": ({"outputs": 0}, "outputs=0 is not allowed; expected a whole number of at least 1"),
@@ -244,6 +244,22 @@ def test_a_saved_model_is_loaded_and_trains_without_network_and_foreign_code(
 def test_keys_of_the_configuration_change_what_is_saved(saved: Path) -> None:
     model = from_folder(saved, config={"hidden_dropout_prob": 0.3})
     assert (model.config.hidden_dropout_prob, model.config.num_hidden_layers) == (0.3, 3)
+
+
+def test_a_saved_model_is_measured_without_its_weights_before_it_is_made(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package itself refuses to load on a device without numbers, which left every folder unmeasured."""
+    with torch.device("meta"):
+        measured = from_folder(saved)
+    assert all(weight.is_meta for weight in measured.parameters())
+    needed = sum(weight.nbytes for weight in from_folder(saved).parameters())
+    assert sum(weight.nbytes for weight in measured.parameters()) == needed
+    making = importlib.import_module("splitfed.models.build")
+    monkeypatch.setattr(making, "_memory", lambda: needed - 1)
+    monkeypatch.setattr(making, "WIDE", 1)
+    with pytest.raises(InvalidInput, match="model 'transformers' has weights of "):
+        making.build("transformers", (6,), OUTPUTS, 0, folder=saved)
 
 
 def test_weights_that_a_folder_lacks_are_drawn_from_the_seed_and_told(saved: Path) -> None:

@@ -19,6 +19,7 @@ from splitfed.models.lenet import lenet
 from splitfed.registry import TABLES, load
 from splitfed.schedules import Independent
 from splitfed.topologies import local
+from tests.papers.fedproto import own_accuracies
 from tests.papers.method_controls import FedKDControl, FedMDControl, FMLControl, MAFMLControl
 from tests.papers.table import Cell, Measured, Table, markdown, mean, signed, verdict
 
@@ -136,21 +137,11 @@ def measure(variant: Variant, way: Way, seed: int, state: Path, rows: int | None
     return {
         OWN: 100 * fmean(last["clients"]),
         "each": [100 * float(score) for score in last["clients"]],
-        AMONG: 100 * fmean(among_own_classes(run)),
+        AMONG: 100 * fmean(own_accuracies(run)),
         ALL: 100 * fmean(last["across"]["union"]),
         "starts": run.starts,
         "MiB": run.bytes / 2**20,
     }
-
-
-def among_own_classes(run: sf.Run) -> list[float]:
-    """Return each client's accuracy on its own test rows where it chooses among the classes it trained on alone."""
-    found = []
-    for replica, client in enumerate(run.data.clients):
-        own = client.train.y.unique()
-        prediction = own[run.predict(client.test.x, replica)[:, own].argmax(1)]
-        found.append(float((prediction == client.test.y).double().mean()))
-    return found
 
 
 def show(done: Measured) -> str:

@@ -31,7 +31,7 @@ from splitfed.topologies import vanilla
 from splitfed.training.run import Run
 from tests.core.test_participation import engine_for
 from tests.examples import assert_same, toy_data
-from tests.secure_sum.test_secure_sum import go
+from tests.secure_sum.test_secure_sum import assert_planned_is_counted, assert_two_survivors_are_needed, go
 from tests.training.test_resume import Eventful, Stop
 
 PLAN = EncryptedSum()
@@ -214,16 +214,7 @@ def test_a_resumed_run_ends_in_the_same_bits_without_a_key_file(tmp_path: Path) 
     ids=lambda plan: type(plan).__name__,
 )
 def test_planned_equals_counted(plan: Schedule) -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        topology = vanilla(Eventful(), "drop1")
-    data = toy_data(60).clients(3, auxiliary=10, victims=10)
-    ready = prepare(topology, data, schedule=plan, defenses=(), optimizer=None, training=Training(20, 1))
-    planned = cost(ready, 2)
-    run = splitfed.train(topology, data, schedule=plan, rounds=2, batch_size=20)
-    counted = {flow: n for flow, n in run.engine.traffic.flows.items() if flow.phase == "train"}
-    assert planned.flows == counted
-    assert run.engine.traffic.bytes(kind="encrypted") > 0
+    assert_planned_is_counted(plan, "encrypted", rows=60, rounds=2, batch_size=20)
 
 
 def test_messages_by_hand() -> None:
@@ -244,14 +235,7 @@ def test_messages_by_hand() -> None:
 
 
 def test_too_few_survivors_aggregate_nothing() -> None:
-    plan = SplitFedV1(secure="ckks", drop_out=0.6)
-    engine = engine_for(plan, 3)
-    seen = set()
-    for number in range(8):
-        done = plan.round(engine, Training(1), number, {})
-        seen.add(done.fused)
-        assert done.fused == (len(done.dropped) <= 1)
-    assert seen == {True, False}
+    assert_two_survivors_are_needed(SplitFedV1(secure="ckks", drop_out=0.6), rounds=8)
 
 
 def test_who_misbehaves_does_so_before_it_encrypts() -> None:

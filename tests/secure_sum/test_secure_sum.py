@@ -189,6 +189,31 @@ def test_the_fed_server_holds_the_plain_mean_to_the_precision(kind: type[SplitFe
     assert counts[0] > 0
 
 
+def assert_planned_is_counted(plan: Schedule, kind: str, rows: int, rounds: int, batch_size: int) -> None:
+    """Assert that what three clients exchange by `plan` is what was planned, messages of `kind` among it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        topology = vanilla(Eventful(), "drop1")
+    data = toy_data(rows).clients(3, auxiliary=10, victims=10)
+    ready = prepare(topology, data, schedule=plan, defenses=(), optimizer=None, training=Training(batch_size, 1))
+    planned = cost(ready, rounds)
+    run = splitfed.train(topology, data, schedule=plan, rounds=rounds, batch_size=batch_size)
+    counted = {flow: n for flow, n in run.engine.traffic.flows.items() if flow.phase == "train"}
+    assert planned.flows == counted
+    assert run.engine.traffic.bytes(kind=kind) > 0
+
+
+def assert_two_survivors_are_needed(plan: Schedule, rounds: int) -> None:
+    """Assert that of three clients two have to finish for a round that is fused; both happens within `rounds`."""
+    engine = engine_for(plan, 3)
+    seen = set()
+    for number in range(rounds):
+        done = plan.round(engine, Training(1), number, {})
+        seen.add(done.fused)
+        assert done.fused == (len(done.dropped) <= 1)
+    assert seen == {True, False}
+
+
 def go(folder: Path | None, stop: int | None = None, resume: bool = False, **changes: Any) -> Run:
     """Three clients with batch norm and dropout."""
     with torch.random.fork_rng():
@@ -233,16 +258,7 @@ def test_attacks_on_updates_are_refused() -> None:
     ids=repr,
 )
 def test_planned_equals_counted(plan: Schedule) -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        topology = vanilla(Eventful(), "drop1")
-    data = toy_data(100).clients(3, auxiliary=10, victims=10)
-    ready = prepare(topology, data, schedule=plan, defenses=(), optimizer=None, training=Training(10, 1))
-    planned = cost(ready, 3)
-    run = splitfed.train(topology, data, schedule=plan, rounds=3, batch_size=10)
-    counted = {flow: n for flow, n in run.engine.traffic.flows.items() if flow.phase == "train"}
-    assert planned.flows == counted
-    assert run.engine.traffic.bytes(kind="masked") > 0
+    assert_planned_is_counted(plan, "masked", rows=100, rounds=3, batch_size=10)
 
 
 def test_bytes_by_hand() -> None:
@@ -261,14 +277,7 @@ def test_bytes_by_hand() -> None:
 
 def test_too_few_survivors_fuse_nothing() -> None:
     """Of three, two must finish, which no quorum asks for."""
-    plan = SplitFedV1(secure=True, drop_out=0.6)
-    engine = engine_for(plan, 3)
-    seen = set()
-    for number in range(12):
-        done = plan.round(engine, Training(1), number, {})
-        seen.add(done.fused)
-        assert done.fused == (len(done.dropped) <= 1)
-    assert seen == {True, False}
+    assert_two_survivors_are_needed(SplitFedV1(secure=True, drop_out=0.6), rounds=12)
 
 
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from splitfed.core.errors import InvalidInput
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.toml import dumps
 from splitfed.study.run import session
@@ -122,3 +126,12 @@ def placed(name: str, **changes: Any) -> dict[str, Any]:
     table = {**study["topology"][0], **copy.deepcopy(changes)}
     study["topology"] = [{key: value for key, value in table.items() if value is not None}]
     return study
+
+
+def assert_one_mistake(study: dict[str, Any], pattern: str) -> None:
+    """Assert that `study` is refused in one line, which begins with what `pattern` matches."""
+    with pytest.raises(InvalidInput) as caught:
+        checked(study)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 1, lines
+    assert re.match(rf"study\.toml: (?:{pattern})", lines[0]), lines[0]

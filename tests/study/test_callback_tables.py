@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import splitfed as sf
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.study.report.document import summarise
-from tests.study.examples import checked, small, write
+from tests.study.examples import assert_one_mistake, checked, small, write
 
 STOP = {"name": "early_stopping", "patience": 1, "least": 0.5}
 BASE: dict[str, Any] = {"defense": [{"name": "none"}], "attack": None}
@@ -84,11 +83,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("study", "pattern"), WRONG, ids=[str(i) for i in range(len(WRONG))])
 def test_a_mistake_is_one_line(study: dict[str, Any], pattern: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        checked(study)
-    lines = str(caught.value).splitlines()
-    assert len(lines) == 1, lines
-    assert re.match(rf"study\.toml: (?:{pattern})", lines[0]), lines[0]
+    assert_one_mistake(study, pattern)
 
 
 def test_what_is_no_callback_is_refused(tmp_path: Path) -> None:

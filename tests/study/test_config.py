@@ -322,12 +322,11 @@ def paths(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [here, *(path for key, item in inner for path in paths(item, (*here, key)))]
 
 
-@st.composite
-def mutated(draw: st.DrawFn) -> dict[str, Any]:
-    study = copy.deepcopy(draw(st.sampled_from([RICH, *(placed(name) for name in PLACED)])))
+def mutate(draw: st.DrawFn, tables: Any) -> Any:
+    """Change `tables` in one to three places, as a slip of the hand would, or with what belongs nowhere."""
     for _ in range(draw(st.integers(1, 3))):
-        *outer, last = draw(st.sampled_from(paths(study)[1:]))
-        table: Any = study
+        *outer, last = draw(st.sampled_from(paths(tables)[1:]))
+        table: Any = tables
         for key in outer:
             table = table[key]
         change = draw(st.sampled_from(["drop", "rename", "replace", "add"]))
@@ -339,9 +338,15 @@ def mutated(draw: st.DrawFn) -> dict[str, Any]:
             value = table.pop(last)
             if change == "rename" and isinstance(table, dict):
                 table[str(last)[:-1] if draw(st.booleans()) else f"{last}s"] = value
-        if not study:
+        if not paths(tables)[1:]:
             break
-    return study
+    return tables
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> dict[str, Any]:
+    study = copy.deepcopy(draw(st.sampled_from([RICH, *(placed(name) for name in PLACED)])))
+    return mutate(draw, study)
 
 
 def check_study_is_valid_or_refused(study: dict[str, Any]) -> None:

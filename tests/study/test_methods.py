@@ -23,7 +23,7 @@ from splitfed.study.config.toml import dumps
 from splitfed.study.run import session
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.runner import run_cell
-from tests.study.examples import checked, small, write
+from tests.study.examples import assert_one_mistake, checked, small, write
 from tests.thinning import thin
 
 DATA: dict[str, Any] = {"name": "digits", "victims": 8, "auxiliary": 32, "clients": 3, "dirichlet": 0.5}
@@ -106,11 +106,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("study", "pattern"), WRONG, ids=[str(i) for i in range(len(WRONG))])
 def test_a_mistake_is_one_line(study: dict[str, Any], pattern: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        checked(study)
-    lines = str(caught.value).splitlines()
-    assert len(lines) == 1, lines
-    assert re.match(rf"study\.toml: (?:{pattern})", lines[0]), lines[0]
+    assert_one_mistake(study, pattern)
 
 
 def test_methods_are_an_axis_of_the_grid() -> None:

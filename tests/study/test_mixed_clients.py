@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from splitfed.study.run import session
 from splitfed.study.run.progress import Lines
 from splitfed.topologies import vanilla
 from splitfed.topologies.shared_segments import share_segments
-from tests.study.examples import checked, small, write
+from tests.study.examples import assert_one_mistake, checked, small, write
 
 DATA: dict[str, Any] = {"name": "digits", "victims": 8, "auxiliary": 32, "clients": 3, "minimum": 2}
 SHALLOW = {"name": "mlp", "hidden": [16], "cut": "relu1"}
@@ -141,11 +140,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("study", "pattern"), WRONG, ids=[str(i) for i in range(len(WRONG))])
 def test_a_mistake_is_one_line(study: dict[str, Any], pattern: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        checked(study)
-    lines = str(caught.value).splitlines()
-    assert len(lines) == 1, lines
-    assert re.match(rf"study\.toml: (?:{pattern})", lines[0]), lines[0]
+    assert_one_mistake(study, pattern)
 
 
 def test_who_has_which() -> None:

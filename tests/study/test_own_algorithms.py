@@ -15,9 +15,11 @@ from splitfed.cli import main
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import CLASSES, Code
-from splitfed.registry import TABLES
+from splitfed.registry import PLUGINS, TABLES
 from splitfed.study.config import build, schema
 from splitfed.study.config.grid import expand
+from splitfed.study.config.lookup import StudyReader
+from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.toml import dumps
 from splitfed.study.run import trust
 from tests.study.examples import checked, small, write
@@ -50,6 +52,7 @@ class Fails(ReleaseDefense):
 class Unreadable(ReleaseDefense):
     share: "nowhere.Share" = 1
     def release(self, name, z, context): return z
+def fails(): raise KeyError("width")
 def text(): return "rows"
 number = 3
 """
@@ -153,6 +156,40 @@ def test_a_path_leads_to_its_kind_alone(own: Path, kind: str, path: str, line: s
     named = {"data": "data set", "aggregation": "aggregation rule"}.get(kind, kind)
     assert f": {named} {path!r}" in first
     assert line in first
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "line"),
+    [
+        ("defenses", "toy_others:Fails", "defense 'plugged' cannot be built: KeyError: 'share'"),
+        ("models", "toy_others:fails", "model plugged cannot be built: KeyError: 'width'"),
+    ],
+)
+def test_what_a_plug_in_raises_is_its_own_mistake(
+    own: Path, monkeypatch: pytest.MonkeyPatch, kind: str, target: str, line: str
+) -> None:
+    monkeypatch.syspath_prepend(own)
+    monkeypatch.setitem(TABLES[kind], "plugged", target)
+    monkeypatch.setitem(PLUGINS, (kind, "plugged"), "other 2.0")
+    changes: dict[str, Any] = {"defense": None, "attack": None}
+    changes |= {"model": {"name": "plugged"}} if kind == "models" else {"defense": [{"name": "plugged"}]}
+    with pytest.raises(InvalidInput) as caught:
+        checked(small(**changes), own)
+    assert line in str(caught.value).splitlines()[0]
+
+
+def test_what_splitfed_itself_raises_is_no_mistake_of_the_users(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(found: object) -> dict[str, Any]:
+        raise KeyError("share")
+
+    monkeypatch.setattr("splitfed.study.config.lookup.parameters_of", broken)
+    with pytest.raises(KeyError, match="share"):
+        checked(small(), own)
+    text = r"defense\[0\]: defense 'toy_parts.defense:ToySign' has no parameters to check \(KeyError: 'share'\)"
+    mistakes = Mistakes("study.toml")
+    assert StudyReader(mistakes, Code(own)).find("defense[0]", "defenses", "toy_parts.defense:ToySign") is None
+    with pytest.raises(InvalidInput, match=text):
+        mistakes.stop()
 
 
 @pytest.mark.parametrize("kind", TABLES)

@@ -264,6 +264,9 @@ def test_what_a_loss_of_ones_own_cannot_give_is_refused_by_name() -> None:
         check_class_probabilities(task, "label_dp")
     check_class_probabilities(sf.classification(4, [1, 1, 2, 1]), "label_dp")
     check_class_probabilities(sf.classification(4).with_loss(lambda o, y: functional.cross_entropy(o, y)), "label_dp")
+    indexed = sf.classification(4).with_loss(lambda o, y: {}["loss"])
+    with pytest.raises(InvalidInput, match=r"which loss <lambda> of classification cannot take: KeyError: 'loss'$"):
+        check_class_probabilities(indexed, "label_dp")
     with pytest.raises(InvalidInput, match="the gradient of cross-entropy; 'out' has the loss hinge"):
         classes_of(Head("out", "client", "client", task))
 

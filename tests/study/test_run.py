@@ -35,7 +35,7 @@ from splitfed.study.run.store import StudyFolder
 from splitfed.topologies import vanilla
 from tests.examples import images
 from tests.study.examples import checked, small, write
-from tests.study.test_config import JUNK, paths
+from tests.study.test_config import JUNK, mutate
 
 IDS = ["vanilla-relu1--none--seed0", "vanilla-relu1--noise-0.5--seed0", "vanilla-relu1--noise-1--seed0"]
 
@@ -449,24 +449,7 @@ def test_a_mistake_in_schedules_or_speeds_is_one_line(training: dict[str, Any], 
 
 @st.composite
 def mutated(draw: st.DrawFn) -> Any:
-    speeds: Any = copy.deepcopy(SPEEDS)
-    for _ in range(draw(st.integers(1, 3))):
-        *outer, last = draw(st.sampled_from(paths(speeds)[1:]))
-        table: Any = speeds
-        for key in outer:
-            table = table[key]
-        change = draw(st.sampled_from(["drop", "rename", "replace", "add"]))
-        if change == "replace":
-            table[last] = draw(JUNK)
-        elif change == "add" and isinstance(table[last], dict):
-            table[last][draw(st.text(max_size=5))] = draw(JUNK)
-        elif change in ("drop", "rename"):
-            value = table.pop(last)
-            if change == "rename" and isinstance(table, dict):
-                table[str(last)[:-1] if draw(st.booleans()) else f"{last}s"] = value
-        if not paths(speeds)[1:]:
-            break
-    return speeds
+    return mutate(draw, copy.deepcopy(SPEEDS))
 
 
 @given(st.one_of(mutated(), JUNK))

@@ -295,6 +295,8 @@ def test_a_damaged_queue_is_told_and_can_be_left_out(
     taken = time.monotonic() - began
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{folder / 'study.db'} is damaged: ")
+    if damage is another_study:
+        assert "LookupError: it asks for a run 'somebody-else'" in line.replace('"', "")
     assert line.endswith("; delete it and go on with --resume: what is finished is kept in runs/")
     assert taken < 30, "it does not wait for a lock that nobody holds"
     if damage is overwritten:

@@ -325,7 +325,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "returns nothing": (lambda: train_cut("vanilla", sf.Optim(lambda params: None)), "returned a NoneType; expected a"),
     "raises": (
         lambda: train_cut("vanilla", sf.Optim(lambda params: {}["rate"])),
-        "cannot be built: 'rate'",
+        "cannot be built: KeyError: 'rate'",
     ),
 }
 

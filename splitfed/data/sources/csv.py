@@ -12,12 +12,12 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from splitfed.core.errors import InvalidInput, check_names, first_line
+from splitfed.core.errors import InvalidInput, first_line
 from splitfed.data import arrays
 from splitfed.data.conversion import as_rows
 from splitfed.data.dataset import Dataset
 from splitfed.data.from_python import RowType, TaskLike, from_arrays
-from splitfed.data.sources.files import existing_file
+from splitfed.data.sources.files import check_columns, existing_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,13 +53,7 @@ def csv(
         raise InvalidInput("standardize=True makes real numbers of the columns, and dtype='int64' keeps whole ones")
     table = _read(source, separator)
     columns = [str(column) for column in table.columns]
-    for name in (target, *drop, *(() if domain is None else (domain,))):
-        check_names(f"column in {source.name}:", columns, name)
-    for role, name in (("target", target), ("domain", domain)):
-        if name in drop:
-            raise InvalidInput(f"{role}={name!r} is also in drop; expected it in the table")
-    if domain == target:
-        raise InvalidInput(f"domain={domain!r} is the target as well; expected another column")
+    check_columns(source, columns, target, drop, domain)
     table = table.drop(columns=list(drop))
     _check_complete(source, table)
     y = table.pop(target)

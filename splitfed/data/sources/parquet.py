@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_names, first_line
+from splitfed.core.errors import InvalidInput, first_line
 from splitfed.core.rows import Draw, RowSource
 from splitfed.data.conversion import as_rows
 from splitfed.data.dataset import Dataset
 from splitfed.data.from_python import RowType, TaskLike, labelled
-from splitfed.data.sources.files import existing_file
+from splitfed.data.sources.files import check_columns, existing_file
 
 KEPT = 2**27
 """The most bytes of row groups that stay in memory after they were read; one group does, however large."""
@@ -48,13 +48,7 @@ def parquet(
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise InvalidInput(f"{source} cannot be read as Parquet: {first_line(error)}") from None
     columns = list(file.schema_arrow.names)
-    for name in (target, *drop, *(() if domain is None else (domain,))):
-        check_names(f"column in {source.name}:", columns, name)
-    for role, name in (("target", target), ("domain", domain)):
-        if name in drop:
-            raise InvalidInput(f"{role}={name!r} is also in drop; expected it in the table")
-    if domain == target:
-        raise InvalidInput(f"domain={domain!r} is the target as well; expected another column")
+    check_columns(source, columns, target, drop, domain)
     read = [name for name in columns if name not in (target, domain, *drop)]
     if not read:
         raise InvalidInput(f"{source} has no column but {target!r}; expected at least one to learn from")

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.errors import InvalidInput, first_line
+from splitfed.core.errors import InvalidInput, describe_error, first_line
 from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
 from splitfed.data.dataset import Dataset
 from splitfed.data.features import feed
 from splitfed.models.build import make
 from splitfed.models.import_paths import Code
+from splitfed.registry import is_foreign
 from splitfed.study.config.cell import NamedAlgorithm
 from splitfed.study.config.parameters import lists_to_tuples, parameters_of
 from splitfed.study.config.piece_tables import piece_kind
@@ -93,10 +94,11 @@ def build_model(
     except Exception as error:
         # A width that no memory holds, or a factory of the user's own that fails, in any way it likes.
         expected_error = isinstance(error, (RuntimeError, ValueError, TypeError, OverflowError, MemoryError))
-        if not expected_error and ":" not in name:
+        foreign = is_foreign("models", name)
+        if not expected_error and not foreign:
             raise
-        raised = "" if expected_error else f"{type(error).__name__}: "
-        raise InvalidInput(f"model {label} cannot be built: {raised}{first_line(error)}") from error
+        reason = describe_error(error) if foreign else first_line(error)
+        raise InvalidInput(f"model {label} cannot be built: {reason}") from error
 
 
 def _insert_placeholders(key: str, kind: str | None, value: Any, data: Dataset) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from splitfed.core.annealing import course_of
 from splitfed.core.defense import Strength
 from splitfed.core.encryption_settings import Encryption
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, describe_error
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
@@ -21,6 +21,7 @@ from splitfed.costs.speeds import Speeds
 from splitfed.data.dataset import Dataset
 from splitfed.data.transform import Transform
 from splitfed.models.import_paths import NOUNS, Code
+from splitfed.registry import is_foreign
 from splitfed.schedules.base import LocalUpdate, Training
 from splitfed.study.config.parameters import lists_to_tuples
 
@@ -77,11 +78,10 @@ class NamedAlgorithm:
             made = self.factory(**arguments)
         except InvalidInput:
             raise
-        except Exception as error:
-            if ":" not in self.name:
+        except Exception as error:  # a user's own code and a plug-in may raise anything; ours is wrong where it does
+            if not is_foreign(self.kind, self.name):
                 raise
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise InvalidInput(f"{what} cannot be built: {reason}") from error
+            raise InvalidInput(f"{what} cannot be built: {describe_error(error)}") from error
         expected = RETURNS.get(self.kind, object)
         if not isinstance(made, expected):
             raise InvalidInput(f"{what} returned a {type(made).__name__}; expected a {expected.__name__}")

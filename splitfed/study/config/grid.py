@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from splitfed.attacks.base import Needs
 from splitfed.models.import_paths import Code
@@ -22,7 +22,19 @@ from splitfed.study.config.algorithm_tables import (
     parse_attack,
 )
 from splitfed.study.config.callback_tables import expand_callback
-from splitfed.study.config.cell import Cell, EncryptionSetting, Probe, Source, slug
+from splitfed.study.config.cell import (
+    Cell,
+    ClientModel,
+    DefenseSetting,
+    EncryptionSetting,
+    MethodSetting,
+    NamedAlgorithm,
+    Probe,
+    Source,
+    TopologySetting,
+    TrainingPlan,
+    slug,
+)
 from splitfed.study.config.encryption_table import expand_encryption
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
@@ -50,6 +62,39 @@ class Grid:
     refused: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True)
+class _Settings:
+    """Every setting that the lists in a study's tables make; `tables`: these with defaults, by key.
+
+    `models`: those of clients of different make, of which `model` is the first client's.
+    """
+
+    config: StudyConfig
+    tables: Mapping[str, Any]
+    data: Source
+    model: NamedAlgorithm | None
+    models: tuple[ClientModel, ...]
+    topologies: Sequence[TopologySetting]
+    plans: Sequence[TrainingPlan]
+    methods: Sequence[MethodSetting]
+    encryptions: Sequence[EncryptionSetting]
+    defenses: Sequence[DefenseSetting]
+    probes: Sequence[Probe]
+    callbacks: tuple[NamedAlgorithm, ...]
+
+
+class _GridPoint(NamedTuple):
+    """A setting of each kind, beside what it is called in the name of a run."""
+
+    topology: tuple[str, TopologySetting]
+    plan: tuple[str, TrainingPlan]
+    method: tuple[str, MethodSetting]
+    encryption: tuple[str, EncryptionSetting]
+    defense: tuple[str, DefenseSetting]
+    world: TrainingVariant
+    seed: int
+
+
 def expand(config: StudyConfig, source: str, base: Path, code: Code | None = None) -> Grid:
     """Return the runs of `config`; relative paths start from `base`. Raises `InvalidStudy` naming every mistake.
 
@@ -59,11 +104,25 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
     if config.search is not None:
         mistakes.add("search", "is no grid: its runs are chosen one by one; give it to splitfed run")
     reader = StudyReader(mistakes, Code(refusal="import paths are not followed here") if code is None else code)
+    settings = _read_settings(reader, config, base)
+    _check_repeats(mistakes, settings)
+    probes = settings.probes
+    keyed = tuple(replace(p, key=key) for p, key in zip(probes, number_repeats([p.key for p in probes]), strict=True))
+    worlds = plan_trainings(mistakes, keyed, config.study.honest)
+    _check_size(mistakes, settings, len(worlds))
+    mistakes.stop()
+    resolved = _resolve(settings)
+    cells = tuple(_make_cell(reader, settings, resolved, point) for point in _points(settings, worlds))
+    return Grid(config.study.name, resolved, cells, config.study.skip_refused)
+
+
+def _read_settings(reader: StudyReader, config: StudyConfig, base: Path) -> _Settings:
+    """Read all tables of `config`; raises `InvalidStudy` naming every mistake in one of them."""
+    mistakes = reader.mistakes
     data_table, data = _parse_data(reader, config.data, base)
     model_table, model, models = client_tables.parse_models(reader, config, base)
     batch_size = client_tables.parse_batch_sizes(mistakes, config.training.batch_size, config.data.clients)
-    training_table, found_plans = training_tables.expand_training(reader, config.training)
-    plans = [replace(plan, batch_size=batch_size) for plan in found_plans]
+    training_table, plans = training_tables.expand_training(reader, config.training)
     client_tables.check_cut_keys(reader, models, config.topology)
     place_model = partial(client_tables.expand_topologies_of, models)
     topology_tables, topologies = _expand_tables(reader, "topology", config.topology, place_model)
@@ -75,87 +134,146 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
     called = [expand_callback(reader, f"callback[{i}]", table) for i, table in enumerate(config.callback)]
     mistakes.stop()
     assert data is not None
-    probes = [found for found in attacks if found is not None]
-    seeds = config.study.seeds
+    tables = {
+        "data": data_table,
+        "model": model_table,
+        "training": training_table,
+        "topology": topology_tables,
+        "method": method_tables,
+        "encryption": encryption_tables,
+        "defense": defense_tables,
+        "callback": [table for table, _ in called],
+    }
+    return _Settings(
+        config,
+        tables,
+        data,
+        model,
+        models,
+        topologies,
+        [replace(plan, batch_size=batch_size) for plan in plans],
+        methods,
+        encryptions,
+        defenses,
+        [found for found in attacks if found is not None],
+        tuple(named for _, named in called),
+    )
+
+
+def _check_repeats(mistakes: Mistakes, settings: _Settings) -> None:
+    """Note every setting that is there more than once."""
     given: dict[str, Sequence[Any]] = {
-        "study.seeds": seeds,
-        "topology": [found.builder.label for found in topologies],
-        "training.schedule": [found.schedule.label for found in plans],
-        "method": [found.label for found in methods],
-        "encryption": [found.label for found in encryptions],
-        "defense": [found.label for found in defenses],
-        "attack": [found.label for found in probes],
+        "study.seeds": settings.config.study.seeds,
+        "topology": [found.builder.label for found in settings.topologies],
+        "training.schedule": [found.schedule.label for found in settings.plans],
+        "method": [found.label for found in settings.methods],
+        "encryption": [found.label for found in settings.encryptions],
+        "defense": [found.label for found in settings.defenses],
+        "attack": [found.label for found in settings.probes],
     }
     for where, values in given.items():
         for value, times in Counter(values).items():
             if times > 1:
                 mistakes.add(where, f"{value} is there {times} times; expected once")
-    keyed = tuple(replace(p, key=key) for p, key in zip(probes, number_repeats([p.key for p in probes]), strict=True))
-    worlds = plan_trainings(mistakes, keyed, config.study.honest)
+
+
+def _check_size(mistakes: Mistakes, settings: _Settings, worlds: int) -> None:
+    """Note what leaves no run, or more than are allowed; `worlds`: in how many ways a setting is trained."""
+    encryptions, defenses = settings.encryptions, settings.defenses
     guarded = sum(sealed.defended or not guard.parts for sealed in encryptions for guard in defenses)
-    runs = len(topologies) * len(plans) * len(methods) * guarded * len(worlds) * len(seeds)
+    seeds = settings.config.study.seeds
+    runs = len(settings.topologies) * len(settings.plans) * len(settings.methods) * guarded * worlds * len(seeds)
     if encryptions and defenses and not guarded:
         mistakes.add("encryption", "defended = false leaves no run: add a [[defense]] with name = 'none'")
-    if models and any(found.settings is not None for found in encryptions):
+    if settings.models and any(found.settings is not None for found in encryptions):
         mistakes.add("encryption", "is for clients that have one model; leave it out, or all [[model]] but one")
     if runs > LIMIT:
         mistakes.add("study", f"the grid has {runs} runs; at most {LIMIT} are allowed")
-    mistakes.stop()
-    resolved: dict[str, Any] = {
-        "study": _study_table(config.study.name, seeds, config.study.honest, config.study.target)
-        | ({"skip_refused": True} if config.study.skip_refused else {}),
-        "data": data_table,
-        **({} if model is None else {"model": model_table}),
-        "training": training_table,
-        "topology": topology_tables,
-        **({} if [found.part for found in methods] == [None] else {"method": method_tables}),
-        **({} if all(found.settings is None for found in encryptions) else {"encryption": encryption_tables}),
-        "defense": defense_tables,
-        "attack": [attack_table(p) for p in probes],
-        **({"callback": [table for table, _ in called]} if called else {}),
+
+
+def _resolve(settings: _Settings) -> dict[str, Any]:
+    """Return the study with every default filled in, without tables that say nothing."""
+    study, tables = settings.config.study, settings.tables
+    left_out = {
+        "model": settings.model is None,
+        "method": [found.part for found in settings.methods] == [None],
+        "encryption": all(found.settings is None for found in settings.encryptions),
     }
-    cells, callbacks = [], tuple(named for _, named in called)
-    needs_encryption = _needing_encryption(probes, encryptions)
+    return {
+        "study": _study_table(study.name, study.seeds, study.honest, study.target)
+        | ({"skip_refused": True} if study.skip_refused else {}),
+        **{key: table for key, table in tables.items() if key != "callback" and not left_out.get(key, False)},
+        "attack": [attack_table(p) for p in settings.probes],
+        **({"callback": tables["callback"]} if tables["callback"] else {}),
+    }
+
+
+def _points(settings: _Settings, worlds: Sequence[TrainingVariant]) -> Iterator[_GridPoint]:
+    """Yield all points of the grid, but for defenses where an encryption has none beside it."""
     grid = itertools.product(
-        _with_names(topologies, [found.builder.slug for found in topologies]),
-        _with_names(plans, [found.schedule.slug for found in plans]),
-        _with_names(methods, [found.slug for found in methods]),
-        _with_names(encryptions, [found.slug for found in encryptions]),
-        _with_names(defenses, [found.slug for found in defenses]),
+        _with_names(settings.topologies, [found.builder.slug for found in settings.topologies]),
+        _with_names(settings.plans, [found.schedule.slug for found in settings.plans]),
+        _with_names(settings.methods, [found.slug for found in settings.methods]),
+        _with_names(settings.encryptions, [found.slug for found in settings.encryptions]),
+        _with_names(settings.defenses, [found.slug for found in settings.defenses]),
         worlds,
-        seeds,
+        settings.config.study.seeds,
     )
-    for (first, place), (way, plan), (tier, layer), (key, sealed), (second, guard), world, seed in grid:
-        if guard.parts and not sealed.defended:
-            continue
-        name = "--".join(
-            [
-                first,
-                *([way] if len(plans) > 1 else []),
-                *([tier] if len(methods) > 1 else []),
-                *([key] if len(encryptions) > 1 else []),
-                second,
-                *([] if world.training_attack is None else [f"{world.training_attack.key}-inside"]),
-                f"seed{seed}",
-            ]
-        )
-        cut = model if client_tables.cuts_model(reader.code, place.builder.name) else None
-        own_tables = {
-            "topology": [place.builder.table],
-            "method": [layer.table],
-            "encryption": [sealed.table],
-            "defense": [guard.table],
-            "training": {**training_table, "schedule": plan.schedule.table},
-        }
-        out = needs_encryption if sealed.settings is None else set()
-        left_out = tuple((probe.label, NOT_ENCRYPTED) for probe in world.attacks if probe.label in out)
-        world = world._replace(attacks=tuple(probe for probe in world.attacks if probe.label not in out))
-        alone = _config_alone(resolved, name, seed, world, own_tables, cut is not None)
-        more = (world.attacks, alone, world.training_attack, layer, sealed, config.study.target, reader.code)
-        own_models = () if cut is None else models
-        cell = Cell(name, seed, data, cut, place, guard, plan, *more, left_out=left_out, callbacks=callbacks)
-        cells.append(replace(cell, models=own_models))
-    return Grid(config.study.name, resolved, tuple(cells), config.study.skip_refused)
+    for point in itertools.starmap(_GridPoint, grid):
+        if point.encryption[1].defended or not point.defense[1].parts:
+            yield point
+
+
+def _make_cell(reader: StudyReader, settings: _Settings, resolved: Mapping[str, Any], point: _GridPoint) -> Cell:
+    """Return the run at a point of the grid."""
+    (_, place), (_, plan), (_, layer), (_, sealed), (_, guard), world, seed = point
+    name = _name_run(settings, point)
+    model = settings.model if client_tables.cuts_model(reader.code, place.builder.name) else None
+    own_tables = {
+        "topology": [place.builder.table],
+        "method": [layer.table],
+        "encryption": [sealed.table],
+        "defense": [guard.table],
+        "training": {**settings.tables["training"], "schedule": plan.schedule.table},
+    }
+    out = _needing_encryption(settings.probes, settings.encryptions) if sealed.settings is None else set()
+    left_out = tuple((probe.label, NOT_ENCRYPTED) for probe in world.attacks if probe.label in out)
+    world = world._replace(attacks=tuple(probe for probe in world.attacks if probe.label not in out))
+    return Cell(
+        name,
+        seed,
+        settings.data,
+        model,
+        place,
+        guard,
+        plan,
+        world.attacks,
+        _config_alone(resolved, name, seed, world, own_tables, model is not None),
+        world.training_attack,
+        layer,
+        sealed,
+        settings.config.study.target,
+        reader.code,
+        left_out=left_out,
+        models=() if model is None else settings.models,
+        callbacks=settings.callbacks,
+    )
+
+
+def _name_run(settings: _Settings, point: _GridPoint) -> str:
+    """Return what the run at a point is called: its settings of the kinds that vary, and its seed."""
+    attack = point.world.training_attack
+    return "--".join(
+        [
+            point.topology[0],
+            *([point.plan[0]] if len(settings.plans) > 1 else []),
+            *([point.method[0]] if len(settings.methods) > 1 else []),
+            *([point.encryption[0]] if len(settings.encryptions) > 1 else []),
+            point.defense[0],
+            *([] if attack is None else [f"{attack.key}-inside"]),
+            f"seed{point.seed}",
+        ]
+    )
 
 
 def _needing_encryption(probes: Sequence[Probe], encryptions: Sequence[EncryptionSetting]) -> set[str]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from splitfed.aggregation.lookup import aggregation_of
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, describe_error, unknown
 from splitfed.models.import_paths import NOUNS, Code
 from splitfed.old_names import current_entry
-from splitfed.registry import SINGULAR, TABLES
+from splitfed.registry import SINGULAR, TABLES, is_foreign
 from splitfed.study.config.mistakes import Mistakes, short_repr
 from splitfed.study.config.parameters import parameters_of
 
@@ -32,9 +32,13 @@ class StudyReader:
             found = self.code.load(kind, name)
             try:
                 parameters_of(found)
-            except Exception as error:
-                reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-                raise InvalidInput(f"{NOUNS[kind]} {name!r} has no parameters to check ({reason})") from error
+            except (
+                Exception
+            ) as error:  # to read the hints of foreign code runs what they name, which may raise anything
+                if not is_foreign(kind, name):
+                    raise
+                refusal = f"{NOUNS[kind]} {name!r} has no parameters to check ({describe_error(error)})"
+                raise InvalidInput(refusal) from error
             return found
         return None
 

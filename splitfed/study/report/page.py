@@ -72,27 +72,13 @@ def page_content(study: Study, summary: Summary) -> Json:
         "shades": range(76) if any(page["features"] for page in sections) else (),
         "leaks": leak_sections(study, summary, looks),
         "stolen": stolen_model_rows(summary),
-        "tradeoffs": [
-            (summary["names"][attack], Markup(plot_tradeoff(summary, attack, looks, f"tradeoff{i}")))
-            for i, attack in enumerate(summary["attacks"])
-            if scored_metrics(summary, attack)
-        ],
+        **_attack_figures(study, summary, looks),
         "informed": [s for s in summary["settings"] if s["information"]],
         "depths": _depth_sections(study, summary),
         "strengths": [Markup(figure) for figure in strengths if figure],
         "without_strength": families_without_strength(summary),
         "curves": Markup(plot_training_curves(summary, study.settings, looks, "curves")),
         **_client_section(summary, study.settings),
-        "learning": [
-            (summary["names"][attack], Markup(figure))
-            for i, attack in enumerate(summary["attacks"])
-            if (figure := plot_error_by_round(summary, study.settings, attack, looks, f"learning{i}"))
-        ],
-        "budgets": [
-            (summary["names"][attack], Markup(figure))
-            for i, attack in enumerate(summary["attacks"])
-            if (figure := plot_budget(study.settings, attack, looks, f"budget{i}"))
-        ],
         "encryption": (sealed := encryption_section(study, summary)),
         "encrypted_costs": Markup(
             plot_encrypted_costs(sealed["rows"], summary["utility"]["metric"], "encrypted") if sealed else ""
@@ -118,6 +104,27 @@ def page_content(study: Study, summary: Summary) -> Json:
         ],
         "kinds": _message_kinds(summary),
         "most_bytes": max([1.0, *(sum(s["bytes_by_kind"].values()) for s in summary["settings"])]),
+    }
+
+
+def _attack_figures(study: Study, summary: Summary, looks: SeriesStyles) -> Json:
+    """Return the figures that every attack has of its own, each with the attack's name: by kind of figure."""
+    return {
+        "tradeoffs": [
+            (summary["names"][attack], Markup(plot_tradeoff(summary, attack, looks, f"tradeoff{i}")))
+            for i, attack in enumerate(summary["attacks"])
+            if scored_metrics(summary, attack)
+        ],
+        "learning": [
+            (summary["names"][attack], Markup(figure))
+            for i, attack in enumerate(summary["attacks"])
+            if (figure := plot_error_by_round(summary, study.settings, attack, looks, f"learning{i}"))
+        ],
+        "budgets": [
+            (summary["names"][attack], Markup(figure))
+            for i, attack in enumerate(summary["attacks"])
+            if (figure := plot_budget(study.settings, attack, looks, f"budget{i}"))
+        ],
     }
 
 

@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.pool import NullPool
 
 from splitfed.core.digests import Damaged
-from splitfed.core.errors import SplitfedError
+from splitfed.core.errors import SplitfedError, describe_error
 from splitfed.study.run import failures
 from splitfed.study.run.ownership import MOST_DEATHS, Claim, Locks, LostRun
 
@@ -44,7 +44,7 @@ def detect_damage(path: Path) -> Iterator[None]:
     except Exception as error:  # what a damaged file makes of the libraries that read it can be any error
         if failures.explain_failure(error) is not None:
             raise
-        raise Damaged(path, AGAIN, " ".join(str(error).split())[:200] or type(error).__name__) from error
+        raise Damaged(path, AGAIN, describe_error(error)) from error
 
 
 def open_queue(path: Path, *, best: Literal["minimize", "maximize"] = "maximize") -> optuna.Study:
