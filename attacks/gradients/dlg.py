@@ -17,9 +17,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, unwrap
-from splitfed.attacks.gradients.gradient_matching import ClientGradient, newest_step
-from splitfed.attacks.gradients.lbfgs_search import best_fit
+from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress
+from splitfed.attacks.gradients.gradient_matching import client_gradient
+from splitfed.attacks.gradients.lbfgs_search import QUICK, best_fit
 from splitfed.core.errors import require_count
 from splitfed.core.messages import View
 
@@ -33,16 +33,12 @@ class Dlg(Attack):
     adapts_to = frozenset(
         {DefenseEffect.RELEASE, DefenseEffect.GRADIENT, DefenseEffect.RECEIVER_PENALTY, DefenseEffect.WEIGHTS}
     )
-    budgets: ClassVar[Budgets] = {
-        "fast": {"iterations": 200, "restarts": 3},
-        "paper": {"iterations": 1200, "restarts": 1},
-    }
+    budgets: ClassVar[Budgets] = {"fast": QUICK, "paper": {"iterations": 1200, "restarts": 1}}
 
     iterations: int = field(default=200, metadata=require_count("dlg iterations", low=1))
     restarts: int = field(default=3, metadata=require_count("dlg restarts", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return (rows, *shape), in no particular order."""
-        local = unwrap(knowledge.local)
-        client = ClientGradient(view.segments, local, newest_step(view, local), knowledge.device)
+        client = client_gradient(view, knowledge)
         return best_fit(client, knowledge.shape, None, self.iterations, self.restarts, generator, progress)

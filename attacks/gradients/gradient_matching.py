@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.attacks.gradients.local_training import LocalTraining, check_one_step
+from splitfed.attacks.knowledge import Knowledge, unwrap
 from splitfed.attacks.networks.frozen_copy import run_segments
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import WEIGHT_GRADIENT, Message, View
@@ -204,6 +205,12 @@ def clip_gradient(gradient: list[Tensor], norm: float) -> list[Tensor]:
     return [g * factor for g in gradient]
 
 
+def client_gradient(view: View, knowledge: Knowledge) -> ClientGradient:
+    """Return the gradient of the client in `view`, at its newest step; raises `InvalidInput` as `newest_step` does."""
+    local = unwrap(knowledge.local)
+    return ClientGradient(view.segments, local, newest_step(view, local), knowledge.device)
+
+
 def soft_labels(head: Head, free: Tensor) -> Tensor:
     """Return labels from unbounded numbers `free`: softmax or sigmoid probabilities; for a regression `free` itself."""
     name = "" if head.task is None else head.task.name
@@ -240,6 +247,23 @@ def single_class(head: Head, client: ClientGradient) -> Tensor:
     The gradient of the last bias is p - y, negative at the true class alone.
     """
     return client.last_layer(head).argmin().view(1)
+
+
+def single_class_logits(head: Head, client: ClientGradient) -> Tensor:
+    """Return the class of a batch of one as logits, (1, outputs)."""
+    return class_logits(single_class(head, client), classes_of(head))
+
+
+def batch_logits(head: Head, client: ClientGradient, usual: Tensor) -> Tensor:
+    """Return the classes of a batch as logits, (rows, outputs): of one row its own, of several how many of each.
+
+    `usual`: rows (n, *shape) of which the client's model says what it is thought to say of its own on average.
+    """
+    outputs = classes_of(head)
+    if client.rows == 1:
+        return single_class_logits(head, client)
+    said = client.outputs(usual, head).softmax(1).mean(0)
+    return class_logits(class_counts(client.last_layer(head), said, client.rows), outputs)
 
 
 def class_counts(bias: Tensor, confidences: Tensor, rows: int) -> Tensor:

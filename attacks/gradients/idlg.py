@@ -17,14 +17,8 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, unwrap
-from splitfed.attacks.gradients.gradient_matching import (
-    ClientGradient,
-    class_logits,
-    classes_of,
-    newest_step,
-    single_class,
-)
-from splitfed.attacks.gradients.lbfgs_search import best_fit
+from splitfed.attacks.gradients.gradient_matching import ClientGradient, newest_step, single_class_logits
+from splitfed.attacks.gradients.lbfgs_search import QUICK, best_fit
 from splitfed.attacks.gradients.local_training import check_hard_labels
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
@@ -37,10 +31,7 @@ class Idlg(Attack):
     phase: ClassVar[Phase] = Phase.TRAINING
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.UPDATES})
     adapts_to = frozenset({DefenseEffect.WEIGHTS})
-    budgets: ClassVar[Budgets] = {
-        "fast": {"iterations": 200, "restarts": 3},
-        "paper": {"iterations": 300, "restarts": 1},
-    }
+    budgets: ClassVar[Budgets] = {"fast": QUICK, "paper": {"iterations": 300, "restarts": 1}}
 
     iterations: int = field(default=200, metadata=require_count("idlg iterations", low=1))
     restarts: int = field(default=3, metadata=require_count("idlg restarts", low=1))
@@ -55,5 +46,5 @@ class Idlg(Attack):
         if not local.heads:
             raise InvalidInput("Idlg reads the class off the client's own loss; this client has none: take Dlg")
         client = ClientGradient(view.segments, local, step, knowledge.device)
-        labels = {h.value: class_logits(single_class(h, client), classes_of(h)) for h in local.heads}
+        labels = {h.value: single_class_logits(h, client) for h in local.heads}
         return best_fit(client, knowledge.shape, labels, self.iterations, self.restarts, generator, progress)

@@ -22,18 +22,10 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, unwrap
-from splitfed.attacks.gradients.gradient_matching import (
-    ClientGradient,
-    class_counts,
-    class_logits,
-    classes_of,
-    newest_step,
-    single_class,
-)
+from splitfed.attacks.gradients.gradient_matching import ClientGradient, batch_logits, client_gradient
 from splitfed.attacks.gradients.local_training import check_hard_labels
 from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
-from splitfed.core.topology import Head
 
 
 @dataclass(frozen=True)
@@ -55,21 +47,13 @@ class InvertingGradients(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return (rows, *shape), in no particular order."""
-        local = unwrap(knowledge.local)
-        check_hard_labels("InvertingGradients", local)
-        client = ClientGradient(view.segments, local, newest_step(view, local), knowledge.device)
-        labels = {head.value: self._labels(client, head, knowledge) for head in local.heads}
-        found = [self._search(client, knowledge, labels, generator, start, progress) for start in range(self.restarts)]
-        return min(found, key=lambda one: one[1])[0].float()
-
-    def _labels(self, client: ClientGradient, head: Head, knowledge: Knowledge) -> Tensor:
-        outputs = classes_of(head)
-        if client.rows == 1:
-            return class_logits(single_class(head, client), outputs)
+        check_hard_labels("InvertingGradients", unwrap(knowledge.local))
+        client = client_gradient(view, knowledge)
         low, high = knowledge.value_range or (-1.0, 1.0)
         middle = torch.full((2, *knowledge.shape), (low + high) / 2, dtype=torch.float64, device=client.device)
-        said = client.outputs(middle, head).softmax(1).mean(0)
-        return class_logits(class_counts(client.last_layer(head), said, client.rows), outputs)
+        labels = {head.value: batch_logits(head, client, middle) for head in client.local.heads}
+        found = [self._search(client, knowledge, labels, generator, start, progress) for start in range(self.restarts)]
+        return min(found, key=lambda one: one[1])[0].float()
 
     def _search(
         self,

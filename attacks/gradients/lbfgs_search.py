@@ -15,6 +15,9 @@ _CHUNK = 20  # iterations between two reports
 _ENOUGH = 1e-10  # of |g*|²: single-precision weights say no more
 _NEAR = 1e-6  # below it, a search that stalls has met their rounding
 
+QUICK = {"iterations": 200, "restarts": 3}
+"""The budget "fast" of both."""
+
 
 def best_fit(
     client: ClientGradient,

@@ -25,8 +25,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import Budgets, DefenseEffect, Knowledge, Needs, Progress
 from splitfed.attacks.labels.cut_gradients import check_classes
+from splitfed.attacks.labels.label_attack import LabelAttack
 from splitfed.attacks.labels.own_steps import OwnStep, own_steps
 from splitfed.attacks.networks.gradient_descent import count_turns, take_step
 from splitfed.core.errors import InvalidInput, require_count, require_number
@@ -34,11 +35,9 @@ from splitfed.core.messages import View
 
 
 @dataclass(frozen=True)
-class BatchLabelInference(Attack):
+class BatchLabelInference(LabelAttack):
     """`iterations` of Adam at rate `lr`; the weight gradient is that of `batch_size` rows at a time."""
 
-    target: ClassVar[Target] = Target.LABELS
-    phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS})
     adapts_to = frozenset[DefenseEffect]()
     budgets: ClassVar[Budgets] = {

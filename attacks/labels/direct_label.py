@@ -19,19 +19,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import DefenseEffect, Knowledge, Progress
 from splitfed.attacks.labels.cut_gradients import check_classes, only_gradient
+from splitfed.attacks.labels.label_attack import LabelAttack
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 
 
 @dataclass(frozen=True)
-class DirectLabel(Attack):
+class DirectLabel(LabelAttack):
     """Needs a released value as wide as the classes (or one logit for two); has no parameters."""
 
-    target = Target.LABELS
-    phase = Phase.STEP
-    requires = frozenset({Needs.GRADIENTS})
     adapts_to = frozenset({DefenseEffect.TASK_WEIGHT})
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:

@@ -17,22 +17,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import Budgets, DefenseEffect, Knowledge, Progress
 from splitfed.attacks.labels.cut_gradients import check_two_classes, gradient_rows
+from splitfed.attacks.labels.label_attack import LabelAttack
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 
 
 @dataclass(frozen=True)
-class Direction(Attack):
+class Direction(LabelAttack):
     """Classes by the direction of a row's gradient, compared with that of known victims.
 
     `hints`: how many positives among the victims are known (the paper has 1; 3 and 5 are usual too).
     """
 
-    target: ClassVar[Target] = Target.LABELS
-    phase: ClassVar[Phase] = Phase.STEP
-    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
     adapts_to = frozenset({DefenseEffect.TASK_WEIGHT})
     budgets: ClassVar[Budgets] = {"fast": {"hints": 1}, "paper": {"hints": 1}}
 

@@ -15,19 +15,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import DefenseEffect, Knowledge, Progress
 from splitfed.attacks.labels.cut_gradients import check_two_classes, gradient_rows
+from splitfed.attacks.labels.label_attack import LabelAttack
 from splitfed.attacks.labels.two_means import boundary
 from splitfed.core.messages import View
 
 
 @dataclass(frozen=True)
-class Norm(Attack):
+class Norm(LabelAttack):
     """Needs the gradients of single examples at the cut and labels of two classes; has no parameters."""
 
-    target = Target.LABELS
-    phase = Phase.STEP
-    requires = frozenset({Needs.GRADIENTS})
     adapts_to = frozenset({DefenseEffect.TASK_WEIGHT})
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:

@@ -24,9 +24,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import Budgets, DefenseEffect, Knowledge, Needs, Progress
 from splitfed.attacks.labels.cut_gradients import check_classes, gradient_rows
 from splitfed.attacks.labels.known_labels import name_clusters
+from splitfed.attacks.labels.label_attack import LabelAttack, known_of_each
 from splitfed.attacks.labels.own_steps import own_steps
 from splitfed.core.errors import InvalidInput, require_count, require_name
 from splitfed.core.messages import View
@@ -39,7 +40,7 @@ FLOOR = 1e-3
 
 
 @dataclass(frozen=True)
-class Similar(Attack):
+class Similar(LabelAttack):
     """Classes by the likeness of rows to known victims, or by clusters where none is known.
 
     `hints`: known victims of each class (0: none, for k-means alone); `iterations`: of k-means at most.
@@ -48,9 +49,6 @@ class Similar(Attack):
     "euclidean".
     """
 
-    target: ClassVar[Target] = Target.LABELS
-    phase: ClassVar[Phase] = Phase.STEP
-    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
     adapts_to = frozenset({DefenseEffect.TASK_WEIGHT})
     budgets: ClassVar[Budgets] = {"fast": {"hints": 1}, "paper": {"hints": 1}}
 
@@ -80,7 +78,7 @@ class Similar(Attack):
 
     def asks(self, classes: int | None) -> dict[int, int]:
         """Victims of every class, as many as `hints` each."""
-        return dict.fromkeys(range(check_classes("similar", classes)), self.hints) if self.hints else {}
+        return known_of_each("similar", classes, self.hints)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return how similar each victim is to each class or cluster: (victims, classes)."""

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Phase, Progress, Target
+from splitfed.attacks.base import DefenseEffect, Knowledge, Progress
 from splitfed.attacks.labels.cut_gradients import check_two_classes, gradient_rows
+from splitfed.attacks.labels.label_attack import LabelAttack
 from splitfed.attacks.labels.two_means import boundary
 from splitfed.core.errors import InvalidInput, require_name
 from splitfed.core.messages import View
@@ -26,15 +27,11 @@ ROWS = ("gradients", "releases")
 
 
 @dataclass(frozen=True)
-class Spectral(Attack):
+class Spectral(LabelAttack):
     """Two classes by the sign of the first principal component of what arrived.
 
     `rows`: what is analyzed, "gradients" or the "releases" that arrived in the same step.
     """
-
-    target = Target.LABELS
-    phase = Phase.STEP
-    requires = frozenset({Needs.GRADIENTS})
 
     rows: str = field(default="gradients", metadata=require_name("spectral rows", ROWS))
 

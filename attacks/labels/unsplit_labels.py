@@ -30,8 +30,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, Target, unwrap
+from splitfed.attacks.base import Budgets, DefenseEffect, Knowledge, Needs, Progress, unwrap
 from splitfed.attacks.labels.cut_gradients import check_classes
+from splitfed.attacks.labels.label_attack import LabelAttack, known_of_each
 from splitfed.attacks.labels.own_steps import own_steps
 from splitfed.attacks.networks.gradient_descent import count_turns, take_step
 from splitfed.core.errors import InvalidInput, require_count, require_number
@@ -41,11 +42,9 @@ _TOLD = 10.0  # the weight of the hints, which alone say what a class is called
 
 
 @dataclass(frozen=True)
-class UnsplitLabels(Attack):
+class UnsplitLabels(LabelAttack):
     """`iterations` of Adam at rate `lr` on the clone; `hints` known victims of each class."""
 
-    target: ClassVar[Target] = Target.LABELS
-    phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS, Needs.HEAD})
     adapts_to = frozenset({DefenseEffect.TASK_WEIGHT})
     budgets: ClassVar[Budgets] = {
@@ -59,7 +58,7 @@ class UnsplitLabels(Attack):
 
     def asks(self, classes: int | None) -> dict[int, int]:
         """Victims of every class, as many as `hints` each."""
-        return dict.fromkeys(range(check_classes("unsplit_labels", classes)), self.hints)
+        return known_of_each("unsplit_labels", classes, self.hints)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the negated errors, the squared part relative to the gradients' mean square: (victims, classes)."""

@@ -11,7 +11,7 @@ A generic network has no layers that a defense puts into the client's segment: t
 from __future__ import annotations
 
 import warnings
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,16 @@ from splitfed.core.errors import InvalidInput
 
 LAYOUTS = ("client", "generic")
 """Networks of the client's own layout, or of one that fits any client."""
+
+
+@runtime_checkable
+class HasLayout(Protocol):
+    """A training attack that trains a network in the client's place, of the `layout` that it says."""
+
+    @property
+    def layout(self) -> str:
+        """One of `LAYOUTS`."""
+        ...
 
 
 class ImitatedStep(NamedTuple):

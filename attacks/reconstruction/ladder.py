@@ -20,7 +20,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, unwrap
 from splitfed.attacks.reconstruction.held_out import hold_out
-from splitfed.core.errors import InvalidInput, check_count, require_count, require_number
+from splitfed.core.errors import require_count, require_counts, require_number
 from splitfed.core.messages import View
 from splitfed.core.random import derive
 from splitfed.registry import load
@@ -41,24 +41,14 @@ class Ladder(Attack):
         "paper": {"widths": (16, 64, 128), "epochs": (50, 200), "lr": 1e-3},
     }
 
-    widths: tuple[int, ...] = (8, 32)
-    epochs: tuple[int, ...] = (5, 15)
+    widths: tuple[int, ...] = field(default=(8, 32), metadata=require_counts("ladder widths", low=1))
+    epochs: tuple[int, ...] = field(default=(5, 15), metadata=require_counts("ladder epochs", low=1))
     batch_size: int = field(default=32, metadata=require_count("ladder batch_size", low=1))
     lr: float = field(default=3e-3, metadata=require_number("ladder lr", low=0.0, open_low=True))
     queries: int = field(default=5, metadata=require_count("ladder queries", low=1))
     validation: float = field(
         default=0.2, metadata=require_number("ladder validation", low=0.0, high=1.0, open_low=True, open_high=True)
     )
-
-    def __post_init__(self) -> None:
-        """Refuse a ladder without rungs too."""
-        super().__post_init__()
-        for name in ("widths", "epochs"):
-            values = getattr(self, name)
-            if not isinstance(values, (tuple, list)) or not values:
-                raise InvalidInput(f"ladder {name}={values!r} is not allowed; expected one whole number or more")
-            for value in values:
-                check_count(f"ladder {name}", value, low=1)
 
     def rungs(self) -> Iterator[Attack]:
         """Return the networks, the smallest first."""

@@ -24,7 +24,7 @@ from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Pr
 from splitfed.attacks.networks.nearest_rows import nearest_means
 from splitfed.attacks.networks.query_passes import channel_scales, hold_out, join_values, query_passes
 from splitfed.attacks.search_space import Space
-from splitfed.core.errors import InvalidInput, check_count, require_count
+from splitfed.core.errors import InvalidInput, require_count, require_counts
 from splitfed.core.messages import View
 
 MOST_ASIDE = 256
@@ -43,16 +43,10 @@ class Nearest(Attack):
     budgets: ClassVar[Budgets] = {"fast": {}, "paper": {}}
     space: ClassVar[Space] = {"neighbours": ((1,), (3,), (10,), (30,))}
 
-    neighbours: tuple[int, ...] = (1, 10)
+    neighbours: tuple[int, ...] = field(
+        default=(1, 10), metadata=require_counts("nearest neighbours", low=1, expected="one count or more")
+    )
     queries: int = field(default=5, metadata=require_count("nearest queries", low=1))
-
-    def __post_init__(self) -> None:
-        """Refuse counts of neighbours that are none too."""
-        super().__post_init__()
-        if not isinstance(self.neighbours, (tuple, list)) or not self.neighbours:
-            raise InvalidInput(f"nearest neighbours={self.neighbours!r} is not allowed; expected one count or more")
-        for count in self.neighbours:
-            check_count("nearest neighbours", count, low=1)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the mean of the nearest rows for the releases in the view: (victims, *shape)."""

@@ -35,18 +35,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Budgets, DefenseEffect, Needs, Target, unwrap
+from splitfed.attacks.base import Budgets, Needs, Target, unwrap
 from splitfed.attacks.networks.frozen_copy import FrozenCopy
 from splitfed.attacks.networks.gradient_descent import take_step
 from splitfed.attacks.networks.networks import Translator
 from splitfed.attacks.networks.scaling import Scale
-from splitfed.attacks.networks.substitute_client import (
-    LAYOUTS,
-    build_client,
-    build_head,
-    imitated_effects,
-    layout_needs,
-)
+from splitfed.attacks.networks.substitute_client import LAYOUTS, build_client, build_head
 from splitfed.attacks.reconstruction.inversion import Search
 from splitfed.attacks.training_time.attack_networks import evaluation_mode
 from splitfed.attacks.training_time.attack_site import AttackSite
@@ -91,15 +85,6 @@ class Pcat(TrainingAttack):
     width: int = field(default=24, metadata=require_count("pcat width", low=1))
     blocks: int = field(default=1, metadata=require_count("pcat blocks", low=1))
     layout: str = field(default="generic", metadata=require_name("pcat layout", LAYOUTS))
-
-    @property
-    def adapts_to(self) -> frozenset[DefenseEffect]:
-        """What the client's own layout, or a generic one, imitates of the sender's defenses."""
-        return imitated_effects(self.layout)
-
-    def needs(self, labels_arrive: bool) -> frozenset[Needs]:
-        """Labelled auxiliary rows, and the client's layouts where pseudo-client and pseudo-head have them."""
-        return self.learns_from | layout_needs(self.layout, labels_arrive)
 
     def enter(self, site: AttackSite) -> TrainingAttackState:
         """Return the state; refuse a task without classes, and a client whose layout cannot be drawn or trained."""

@@ -35,17 +35,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitfed.attacks.base import Budgets, DefenseEffect, Needs, Target, unwrap
+from splitfed.attacks.base import Budgets, Needs, Target, unwrap
 from splitfed.attacks.networks.frozen_copy import FrozenCopy
 from splitfed.attacks.networks.networks import Critic, Translator
 from splitfed.attacks.networks.scaling import Scale
-from splitfed.attacks.networks.substitute_client import (
-    LAYOUTS,
-    build_client,
-    build_head,
-    imitated_effects,
-    layout_needs,
-)
+from splitfed.attacks.networks.substitute_client import LAYOUTS, build_client, build_head
 from splitfed.attacks.training_time.attack_networks import evaluation_mode
 from splitfed.attacks.training_time.attack_site import AttackSite
 from splitfed.attacks.training_time.sdar_networks import CutCritic, ReleaseEnd, SdarCritic, SdarDecoder
@@ -90,15 +84,6 @@ class Sdar(TrainingAttack):
         super().__post_init__()
         if not isinstance(self.normalise, bool):
             raise InvalidInput(f"sdar normalise={self.normalise!r} is not allowed; expected true or false")
-
-    @property
-    def adapts_to(self) -> frozenset[DefenseEffect]:
-        """What the client's own layout, or a generic one, imitates of the sender's defenses."""
-        return imitated_effects(self.layout)
-
-    def needs(self, labels_arrive: bool) -> frozenset[Needs]:
-        """Labelled auxiliary rows, and the client's layouts where simulator and head have them."""
-        return self.learns_from | layout_needs(self.layout, labels_arrive)
 
     def enter(self, site: AttackSite) -> TrainingAttackState:
         """Return the state; refuse a task without classes, and a client whose layout cannot be drawn or trained."""

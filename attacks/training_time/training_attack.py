@@ -15,7 +15,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Progress, Target, unwrap
+from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Progress, Target, unwrap
+from splitfed.attacks.networks.substitute_client import HasLayout, imitated_effects, layout_needs
 from splitfed.attacks.training_time.attack_networks import AttackNetworks
 from splitfed.attacks.training_time.attack_site import AttackSite, Sender
 from splitfed.core.deprecation import OldAttribute, adopt
@@ -45,9 +46,18 @@ class TrainingAttack(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.TRAINING_ATTACK})
     learns_from: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY})
 
+    @property
+    def adapts_to(self) -> frozenset[DefenseEffect] | None:
+        """What a network in the client's place imitates of the sender's defenses, where the attack trains one."""
+        return imitated_effects(self.layout) if isinstance(self, HasLayout) else None
+
     def needs(self, labels_arrive: bool) -> frozenset[Needs]:
-        """Return what this one must know where labels arrive at its party, or do not: `learns_from`, or more."""
-        return self.learns_from
+        """Return what this one must know where labels arrive at its party, or do not: `learns_from`, or more.
+
+        More are the layouts of the client, and of its head, where a network of the attack's has them.
+        """
+        further = layout_needs(self.layout, labels_arrive) if isinstance(self, HasLayout) else frozenset()
+        return self.learns_from | further
 
     def enter(self, site: AttackSite) -> TrainingAttackState:
         """Return the state at `site` before the first step, or refuse a site where the attack cannot work."""

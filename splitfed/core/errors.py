@@ -112,6 +112,14 @@ def check_count(name: str, value: Any, *, low: int = 0) -> None:
         raise InvalidInput(f"{name}={value!r} is not allowed; expected a whole number of at least {low}")
 
 
+def check_counts(name: str, values: Any, *, low: int = 0, expected: str = "one whole number or more") -> None:
+    """Refuse `values` that are no list of whole numbers of at least `low`, and an empty one: `expected` is said."""
+    if not isinstance(values, (tuple, list)) or not values:
+        raise InvalidInput(f"{name}={values!r} is not allowed; expected {expected}")
+    for value in values:
+        check_count(name, value, low=low)
+
+
 Requirement = dict[str, Callable[[Any], None]]
 """Metadata of a dataclass field: what its value must be, which `check_fields` asks of it."""
 
@@ -124,6 +132,11 @@ def require_number(name: str, **bounds: Any) -> Requirement:
 def require_count(name: str, *, low: int = 0) -> Requirement:
     """Return the metadata of a field that must be a whole number of at least `low`."""
     return {"check": partial(check_count, name, low=low)}
+
+
+def require_counts(name: str, *, low: int = 0, expected: str = "one whole number or more") -> Requirement:
+    """Return the metadata of a field that must be a list of whole numbers, as `check_counts` takes it."""
+    return {"check": partial(check_counts, name, low=low, expected=expected)}
 
 
 def require_name(kind: str, allowed: Collection[str]) -> Requirement:

@@ -15,6 +15,7 @@ from splitfed.core.errors import (
     check_fields,
     check_number,
     require_count,
+    require_counts,
     require_name,
     require_number,
     unknown,
@@ -70,6 +71,7 @@ class Checked:
     rate: float = field(default=0.5, metadata=require_number("rate", low=0, high=1))
     rounds: int | None = field(default=None, metadata=require_count("rounds", low=1))
     kind: str = field(default="a", metadata=require_name("kind", ("a", "b")))
+    sizes: tuple[int, ...] = field(default=(2,), metadata=require_counts("sizes", low=1, expected="one size or more"))
     free: float = -1.0
 
     def __post_init__(self) -> None:
@@ -83,6 +85,9 @@ def test_fields_are_what_their_metadata_require() -> None:
         ({"rate": None}, "rate=None is not allowed"),
         ({"rounds": 0}, "rounds=0 is not allowed; expected a whole number of at least 1"),
         ({"kind": "c"}, "unknown kind 'c'"),
+        ({"sizes": ()}, "sizes=() is not allowed; expected one size or more"),
+        ({"sizes": 3}, "sizes=3 is not allowed; expected one size or more"),
+        ({"sizes": (3, 0)}, "sizes=0 is not allowed; expected a whole number of at least 1"),
     ):
         with pytest.raises(InvalidInput, match=re.escape(text)):
             Checked(**given)  # type: ignore[arg-type]
