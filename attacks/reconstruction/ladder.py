@@ -20,7 +20,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, unwrap
 from splitfed.attacks.reconstruction.held_out import hold_out
-from splitfed.core.errors import InvalidInput, check_count, require_count, require_number
+from splitfed.core.errors import check_counts, require_count, require_number, require_share
 from splitfed.core.messages import View
 from splitfed.core.random import derive
 from splitfed.registry import load
@@ -46,19 +46,13 @@ class Ladder(Attack):
     batch_size: int = field(default=32, metadata=require_count("ladder batch_size", low=1))
     lr: float = field(default=3e-3, metadata=require_number("ladder lr", low=0.0, open_low=True))
     queries: int = field(default=5, metadata=require_count("ladder queries", low=1))
-    validation: float = field(
-        default=0.2, metadata=require_number("ladder validation", low=0.0, high=1.0, open_low=True, open_high=True)
-    )
+    validation: float = field(default=0.2, metadata=require_share("ladder validation"))
 
     def __post_init__(self) -> None:
         """Refuse a ladder without rungs too."""
         super().__post_init__()
         for name in ("widths", "epochs"):
-            values = getattr(self, name)
-            if not isinstance(values, (tuple, list)) or not values:
-                raise InvalidInput(f"ladder {name}={values!r} is not allowed; expected one whole number or more")
-            for value in values:
-                check_count(f"ladder {name}", value, low=1)
+            check_counts(f"ladder {name}", getattr(self, name), low=1)
 
     def rungs(self) -> Iterator[Attack]:
         """Return the networks, the smallest first."""

@@ -24,7 +24,7 @@ from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Pr
 from splitfed.attacks.networks.nearest_rows import nearest_means
 from splitfed.attacks.networks.query_passes import channel_scales, hold_out, join_values, query_passes
 from splitfed.attacks.search_space import Space
-from splitfed.core.errors import InvalidInput, check_count, require_count
+from splitfed.core.errors import InvalidInput, check_counts, require_count
 from splitfed.core.messages import View
 
 MOST_ASIDE = 256
@@ -46,10 +46,7 @@ class Nearest(Attack):
     def __post_init__(self) -> None:
         """Refuse counts of neighbours that are none too."""
         super().__post_init__()
-        if not isinstance(self.neighbours, (tuple, list)) or not self.neighbours:
-            raise InvalidInput(f"nearest neighbours={self.neighbours!r} is not allowed; expected one count or more")
-        for count in self.neighbours:
-            check_count("nearest neighbours", count, low=1)
+        check_counts("nearest neighbours", self.neighbours, low=1)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the mean of the nearest rows for the releases in the view: (victims, *shape)."""

@@ -107,6 +107,14 @@ def check_count(name: str, value: Any, *, low: int = 0) -> None:
         raise InvalidInput(f"{name}={value!r} is not allowed; expected a whole number of at least {low}")
 
 
+def check_counts(name: str, values: Any, *, low: int = 0) -> None:
+    """Refuse `values` that are no tuple or list of one whole number or more, each of at least `low`."""
+    if not isinstance(values, (tuple, list)) or not values:
+        raise InvalidInput(f"{name}={values!r} is not allowed; expected one whole number or more")
+    for value in values:
+        check_count(name, value, low=low)
+
+
 Requirement = dict[str, Callable[[Any], None]]
 """Metadata of a dataclass field: what its value must be, which `check_fields` asks of it."""
 
@@ -119,6 +127,11 @@ def require_number(name: str, **bounds: Any) -> Requirement:
 def require_count(name: str, *, low: int = 0) -> Requirement:
     """Return the metadata of a field that must be a whole number of at least `low`."""
     return {"check": partial(check_count, name, low=low)}
+
+
+def require_share(name: str) -> Requirement:
+    """Return the metadata of a field that must be a share: a number in (0, 1); `name` as `check_number` takes it."""
+    return require_number(name, low=0.0, high=1.0, open_low=True, open_high=True)
 
 
 def require_name(kind: str, allowed: Collection[str]) -> Requirement:
