@@ -362,6 +362,34 @@ def test_a_refinement_begins_at_what_is_best_so_far(monkeypatch: pytest.MonkeyPa
     assert all(torch.equal(start, trials.found["best"]) for start in begun)
 
 
+def test_a_refinement_of_victims_begins_at_what_has_learnt_from_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tried once, beside all rows held out in folds; then for the victims, where the best one predicts anew."""
+    begun: list[Tensor] = []
+
+    class Recorded(Refinement):
+        def run(self, steps: int, lr: float, progress: Progress | None = None) -> Tensor:
+            begun.append(self.start)
+            return self.start
+
+    monkeypatch.setattr(strongest, "Refinement", Recorded)
+    upstream = replace(knowledge_of(10), upstream=lambda x: {"z": 2 * x})
+    view, drawn = released(torch.zeros(4, 3)), torch.Generator().manual_seed(0)
+    rows = hold_out_in_folds("strongest", view, upstream, 0.25, drawn)
+    trials = Trials(rows, 0, lambda done: None)
+
+    def predict(view: View, known: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
+        assert known.auxiliary is not None
+        return view.select(kind="activation").tensors()["z"] / 2 + len(known.auxiliary)
+
+    trials.run(EnsembleMember("best", 0, predict, learns=True), 0)
+    first = next(SMALL._refinements(trials))
+    trials.run(first, 0)
+    assert [start[4:].sub(rows.x)[:, 0].tolist() for start in begun] == [[7.0] * 6 + [8.0] * 4]
+    found = trials.predict(first.name, view, upstream)
+    assert found.tolist() == begun[1].tolist() == [[10.0] * 3] * 4
+    assert len(begun) == 2
+
+
 def test_a_refinement_stops_at_the_noise_and_comes_nearer_to_the_truth() -> None:
     """f is the identity on half of the numbers: noise of the release is the misfit that must remain."""
     drawn = torch.Generator().manual_seed(0)
