@@ -289,9 +289,9 @@ def test_a_study_says_it_before_the_attack_once_for_runs_alike(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two seeds of two budgets: a line for each budget, and its work is timed once."""
-    attack = {"name": "strongest", "widths": [2], "epochs": 1, "doublings": 1, "floors": False}
+    attack = {"name": "strongest", "widths": [2], "queries": 1, "doublings": 1, "floors": False, "white_box": False}
     study = small(
-        attack=[{**attack, "iterations": count} for count in (2, 3)], defense=[{"name": "none"}], training={"rounds": 1}
+        attack=[{**attack, "epochs": count} for count in (1, 2)], defense=[{"name": "none"}], training={"rounds": 1}
     )
     study["study"]["seeds"] = [0, 1]
     command = ["run", str(write(tmp_path, study)), "--folder", str(tmp_path / "out")]
@@ -308,7 +308,7 @@ def test_a_study_says_it_before_the_attack_once_for_runs_alike(
     monkeypatch.setattr(Run, "plan_attack", counted)
     assert main(command) == 0
     assert len(re.findall(line, capsys.readouterr().err)) == 2
-    assert [one.iterations for one in timed if isinstance(one, Strongest)] == [2, 3]
+    assert [one.epochs for one in timed if isinstance(one, Strongest)] == [1, 2]
 
 
 def test_of_several_workers_one_says_it() -> None:
