@@ -56,11 +56,25 @@ class Work:
         return least, most
 
 
+@dataclass(frozen=True)
+class OneOf:
+    """Work of which one alone of `options` will be done, each of several pieces: the least of them to the most."""
+
+    options: Sequence[Sequence[Work]]
+
+    def seconds(self, clock: Callable[[], float]) -> tuple[float, float]:
+        """Return what it takes at least and at most by `clock`."""
+        sums = [
+            [sum(ends) for ends in zip(*(one.seconds(clock) for one in pieces), strict=True)] for pieces in self.options
+        ]
+        return min(least for least, _ in sums), max(most for _, most in sums)
+
+
 @runtime_checkable
 class StatesWork(Protocol):
     """An attack that says what its work is before it begins."""
 
-    def work(self, view: View, knowledge: Knowledge) -> Sequence[Work]:
+    def work(self, view: View, knowledge: Knowledge) -> Sequence[Work | OneOf]:
         """Return the pieces of its work on what it would be given."""
         ...
 

@@ -49,8 +49,8 @@ from splitfed.attacks.base import (
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.known_labels import name_clusters
 from splitfed.attacks.labels.known_victims import KnownVictims
-from splitfed.attacks.selection import CONVERGED, Attempt, LeftOut, Selection, gain_of
-from splitfed.core.errors import InvalidInput, require_count, require_number
+from splitfed.attacks.selection import Attempt, LeftOut, Selection, double_work, name_budgets
+from splitfed.core.errors import InvalidInput, require_count, require_share
 from splitfed.core.messages import View
 from splitfed.core.random import derive
 from splitfed.registry import load
@@ -108,22 +108,12 @@ class StrongestLabels(Attack):
     uses: ClassVar[frozenset[Needs]] = frozenset(
         {Needs.OWN_INPUTS, Needs.HEAD, Needs.AUXILIARY_LABELS, Needs.TRAINING_ATTACK}
     )
-    budgets: ClassVar[Budgets] = {
-        "fast": QUICK,
-        "default": STANDARD,
-        "paper": FULL,
-        "quick": QUICK,
-        "standard": STANDARD,
-        "full": FULL,
-    }
+    budgets: ClassVar[Budgets] = name_budgets(QUICK, STANDARD, FULL)
 
     iterations: int = field(default=400, metadata=require_count("strongest_labels iterations", low=1))
     doublings: int = field(default=2, metadata=require_count("strongest_labels doublings", low=1))
     hints: int | None = field(default=None, metadata=require_count("strongest_labels hints"))
-    validation: float = field(
-        default=0.2,
-        metadata=require_number("strongest_labels validation", low=0.0, high=1.0, open_low=True, open_high=True),
-    )
+    validation: float = field(default=0.2, metadata=require_share("strongest_labels validation"))
 
     def asks(self, classes: int | None) -> dict[int, int]:
         """Victims of every class, as many as `hints` each."""
@@ -236,21 +226,19 @@ class LabelTrials:
         return name_clusters(scores, self._knowledge.hints) if member.named else scores
 
     def _double(self, member: LabelMember, doublings: int, progress: Progress) -> _Found:
-        best: _Found | None = None
-        before = math.nan
-        for doubling in range(doublings + 1):
-            size, started = member.size * 2**doubling, time.perf_counter()
+        found: list[_Found] = []
+
+        def attempt(size: int) -> float:
+            started = time.perf_counter()
             error, scores = self._attempt(member, size, progress)
             if not bool(torch.isfinite(scores).all()):
                 raise InvalidInput(f"its scores are not finite with {size} steps")
             self.tried.append(Attempt(member.name, size, time.perf_counter() - started, error))
-            if best is None or error < best.error:
-                best = _Found(error, member, size, scores)
-            # Where nothing judges, more work has nothing to gain.
-            if math.isnan(error) or gain_of(self._known.metric, before, error) < CONVERGED[self._known.metric]:
-                break
-            before = error
-        return unwrap(best)
+            found.append(_Found(error, member, size, scores))
+            return error
+
+        double_work(self._known.metric, member.size, doublings, attempt)
+        return min(found, key=lambda one: one.error)
 
     def _attempt(self, member: LabelMember, size: int, progress: Progress) -> tuple[float, Tensor]:
         """Return the member's error on what it has not learnt from (NaN: there is nothing), and all its scores."""

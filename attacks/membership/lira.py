@@ -74,9 +74,10 @@ class Lira(Attack):
 
     def work(self, view: View, knowledge: Knowledge) -> list[Work]:
         """Return its work: copies of the model, each trained on half of the rows."""
-        rows = len(unwrap(knowledge.auxiliary)) + self.online * len(unwrap(knowledge.candidates))
-        copies = [Copies(self.copies, rows // 2)]
-        return [copies_work(knowledge, self.epochs, self.batch_size, copies, copies)]
+        asked = len(unwrap(knowledge.candidates))
+        rows = len(unwrap(knowledge.auxiliary)) + self.online * asked
+        copies = Copies(self.copies, self.copies, rows // 2, asked)
+        return copies_work(knowledge, self.epochs, self.batch_size, [copies])
 
     def _copies(
         self, x: Tensor, y: Tensor, knowledge: Knowledge, generator: torch.Generator, progress: Progress

@@ -11,6 +11,7 @@ of classes says nothing about membership.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -66,14 +67,17 @@ class MembershipShadow(Attack):
     def work(self, view: View, knowledge: Knowledge) -> list[Work]:
         """Return its work: copies of the model, each trained on half of the auxiliary rows."""
         rows = len(unwrap(knowledge.auxiliary))
-        copies, examples = [Copies(self.copies, rows // 2)], self.copies * rows
+        copies, examples = Copies(self.copies, self.copies, rows // 2, rows), [self.copies * rows]
         return [
-            copies_work(knowledge, self.epochs, self.batch_size, copies, copies),
+            *copies_work(knowledge, self.epochs, self.batch_size, [copies]),
             self.classifier_work(knowledge, examples, examples),
         ]
 
-    def classifier_work(self, knowledge: Knowledge, least: int, most: int) -> Work:
-        """Return the work of the classifier on between `least` and `most` examples; a unit is an epoch of a few."""
+    def classifier_work(self, knowledge: Knowledge, least: Collection[int], most: Collection[int]) -> Work:
+        """Return the work of between `least` and `most` classifiers, on as many examples each; a unit is a few steps.
+
+        A last batch counts as a full one.
+        """
         few, classes = BATCHES * CLASSIFIER_BATCH, unwrap(knowledge.classes)
         values = {"features": torch.zeros(few, 2 * classes + 1, device=knowledge.device)}
         members = torch.arange(few, device=knowledge.device) % 2
@@ -81,8 +85,9 @@ class MembershipShadow(Attack):
         def run(size: int) -> None:
             self._classifier(values, members, torch.Generator().manual_seed(0), size)
 
-        sizes = [self.classifier_epochs * examples / few for examples in (least, most)]
-        return Work(run, sizes[0], sizes[1], timed=2)
+        batches = [sum(-(-examples // CLASSIFIER_BATCH) for examples in counts) for counts in (least, most)]
+        sizes = [self.classifier_epochs * count / BATCHES for count in batches]
+        return Work(run, sizes[0], sizes[1], (len(least), len(most)), timed=2)
 
     def _classifier(
         self, values: dict[str, Tensor], members: Tensor, generator: torch.Generator, epochs: int

@@ -14,8 +14,9 @@ as many until that gains less than a point of AUC (.01) or `doublings` is reache
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from typing import Any, ClassVar, NamedTuple
 
@@ -36,8 +37,8 @@ from splitfed.attacks.base import (
 from splitfed.attacks.membership.confidence import check_classes
 from splitfed.attacks.membership.copied_models import Copies, copies_work
 from splitfed.attacks.scoring.label_metrics import auc
-from splitfed.attacks.selection import CONVERGED, Attempt, Selection, gain_of
-from splitfed.attacks.work import Work, sum_doublings
+from splitfed.attacks.selection import Attempt, Selection, double_work, name_budgets
+from splitfed.attacks.work import OneOf, Work
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 from splitfed.core.random import derive
@@ -57,6 +58,14 @@ class World(NamedTuple):
     members: Tensor
 
 
+class MembershipMember(NamedTuple):
+    """An attack among others: its `name`, the `attack` with a number of copies, and that number at first (0: none)."""
+
+    name: str
+    attack: Callable[[int], Attack]
+    size: int = 0
+
+
 @dataclass(frozen=True)
 class StrongestMembership(Attack):
     """Attacks with `copies` of the model at first, doubled at most `doublings` times, tried in `worlds` imitated runs.
@@ -70,14 +79,7 @@ class StrongestMembership(Attack):
         {Needs.CANDIDATES, Needs.PREDICTIONS, Needs.IMITATION, Needs.AUXILIARY, Needs.AUXILIARY_LABELS}
     )
     adapts_to = IN_TRAINING
-    budgets: ClassVar[Budgets] = {
-        "fast": QUICK,
-        "default": STANDARD,
-        "paper": FULL,
-        "quick": QUICK,
-        "standard": STANDARD,
-        "full": FULL,
-    }
+    budgets: ClassVar[Budgets] = name_budgets(QUICK, STANDARD, FULL)
 
     copies: int = field(default=8, metadata=require_count("strongest_membership copies", low=4))
     doublings: int = field(default=2, metadata=require_count("strongest_membership doublings", low=1))
@@ -99,57 +101,70 @@ class StrongestMembership(Attack):
         """Return the chosen attack's score of every candidate, (candidates,), and how it was chosen."""
         check_classes("strongest_membership", knowledge.classes)
         worlds = [self._imitate(knowledge, generator) for _ in range(self.worlds)]
-        families = self._families()
-        most, tried = 1 + (len(families) - 1) * (1 + self.doublings), list[Attempt]()
-        best: tuple[float, str, Attack] | None = None
-        for name, sizes in families.items():
-            before: float | None = None
-            for size, attack in sizes:
-                started = time.perf_counter()
-                error = self._error(attack, worlds, view, derive(generator.initial_seed(), "member", name, size))
-                tried.append(Attempt(name, size, time.perf_counter() - started, error))
-                progress(min(len(tried), most - 1), most)
-                if best is None or error < best[0]:
-                    best = error, name, attack
-                if before is not None and gain_of("auc", before, error) < CONVERGED["auc"]:
-                    break
-                before = error
-        _, chosen, attack = unwrap(best)
-        prediction = attack(view, knowledge, generator).prediction
+        members = self._members()
+        most, tried, attacks = 1 + (len(members) - 1) * (1 + self.doublings), list[Attempt](), list[Attack]()
+
+        def attempt(member: MembershipMember, size: int) -> float:
+            attack, started = member.attack(size), time.perf_counter()
+            error = self._error(attack, worlds, view, derive(generator.initial_seed(), "member", member.name, size))
+            tried.append(Attempt(member.name, size, time.perf_counter() - started, error))
+            attacks.append(attack)
+            progress(min(len(tried), most - 1), most)
+            return error
+
+        for member in members:
+            double_work("auc", member.size, self.doublings if member.size else 0, partial(attempt, member))
+        best = min(range(len(tried)), key=lambda number: tried[number].error)
+        chosen = tried[best].member
+        prediction = attacks[best](view, knowledge, generator).prediction
         progress(most, most)
         return PredictionAndSelection(prediction, Selection(chosen, tuple(tried), "auc", criterion="on imitated runs"))
 
-    def work(self, view: View, knowledge: Knowledge) -> list[Work]:
-        """Return its work: copies of the model, in imitated runs and, by the attack that is chosen, for the run itself.
-
-        The least is the threshold's, which trains none for the run itself.
-        """
-        rows, asked = len(unwrap(knowledge.auxiliary)), len(unwrap(knowledge.candidates))
+    def work(self, view: View, knowledge: Knowledge) -> list[Work | OneOf]:
+        """Return its work: imitated runs, the attacks in each of them, and the one that is chosen on the run itself."""
+        rows = len(unwrap(knowledge.auxiliary))
         among, left = 2 * (rows // 4), rows - 3 * (rows // 4)
-        least, most = (self.worlds * copies for copies in sum_doublings(self.copies, self.doublings))
+        tried = [
+            [self.copies * 2**doubling for doubling in range(1 + d)] for d in (min(self.doublings, 1), self.doublings)
+        ]
+        copies = (self.worlds * sum(tried[0]), self.worlds * sum(tried[1]))
+        examples = [[size * left for size in sizes for _ in range(self.worlds)] for sizes in tried]
         # A copy learns from half of what it may: offline attacks from what is left, lira from the candidates too.
         in_worlds = [
-            [Copies(self.worlds, among), Copies(2 * copies, left // 2), Copies(copies, (among + left) // 2)]
-            for copies in (least, most)
+            Copies(self.worlds, self.worlds, among, among),
+            Copies(*copies, left // 2, left),
+            Copies(*copies, (among + left) // 2, among),
+            Copies(*copies, left // 2, among),
         ]
-        last = Copies(self.copies * 2**self.doublings, (asked + rows) // 2)
-        shadow = load("attacks", "membership_shadow")()
+        threshold, shadow, lira = (load("attacks", n) for n in ("membership_threshold", "membership_shadow", "lira"))
+
+        def ask(size: int) -> None:
+            threshold()(view, knowledge, torch.Generator().manual_seed(0))
+
+        how: dict[str, Any] = {"epochs": self.epochs, "batch_size": self.batch_size}
+        longest = tried[1][-1]
         return [
-            copies_work(knowledge, self.epochs, self.batch_size, in_worlds[0], [*in_worlds[1], last]),
-            shadow.classifier_work(knowledge, least * left, most * left),
+            *copies_work(knowledge, self.epochs, self.batch_size, in_worlds),
+            shadow().classifier_work(knowledge, *examples),
+            Work(ask, 0, 0, (self.worlds, self.worlds)),
+            OneOf(
+                (
+                    (Work(ask, 0, 0),),
+                    tuple(shadow(copies=longest, **how).work(view, knowledge)),
+                    tuple(lira(copies=longest, **how).work(view, knowledge)),
+                )
+            ),
         ]
 
-    def _families(self) -> dict[str, Iterator[tuple[int, Attack]]]:
-        """Return name -> the sizes of its work, in copies (0: none), with the attack of each."""
+    def _members(self) -> list[MembershipMember]:
         how: dict[str, Any] = {"epochs": self.epochs, "batch_size": self.batch_size}
-        sizes = [self.copies * 2**doubling for doubling in range(self.doublings + 1)]
         threshold, shadow, lira = (load("attacks", n) for n in ("membership_threshold", "membership_shadow", "lira"))
-        return {
-            "membership_threshold": iter([(0, threshold())]),
-            "membership_shadow": ((n, shadow(copies=n, **how)) for n in sizes),
-            "lira": ((n, lira(copies=n, **how)) for n in sizes),
-            "lira, offline": ((n, lira(copies=n, online=False, **how)) for n in sizes),
-        }
+        return [
+            MembershipMember("membership_threshold", lambda copies: threshold()),
+            MembershipMember("membership_shadow", lambda copies: shadow(copies=copies, **how), self.copies),
+            MembershipMember("lira", lambda copies: lira(copies=copies, **how), self.copies),
+            MembershipMember("lira, offline", lambda copies: lira(copies=copies, online=False, **how), self.copies),
+        ]
 
     def _imitate(self, knowledge: Knowledge, generator: torch.Generator) -> World:
         """Return an imitated run: trained on half of the auxiliary rows, attacked with a quarter of them.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, unwrap
 from splitfed.attacks.reconstruction.held_out import hold_out
-from splitfed.core.errors import require_count, require_counts, require_number
+from splitfed.core.errors import require_count, require_counts, require_number, require_share
 from splitfed.core.messages import View
 from splitfed.core.random import derive
 from splitfed.registry import load
@@ -46,9 +46,7 @@ class Ladder(Attack):
     batch_size: int = field(default=32, metadata=require_count("ladder batch_size", low=1))
     lr: float = field(default=3e-3, metadata=require_number("ladder lr", low=0.0, open_low=True))
     queries: int = field(default=5, metadata=require_count("ladder queries", low=1))
-    validation: float = field(
-        default=0.2, metadata=require_number("ladder validation", low=0.0, high=1.0, open_low=True, open_high=True)
-    )
+    validation: float = field(default=0.2, metadata=require_share("ladder validation"))
 
     def rungs(self) -> Iterator[Attack]:
         """Return the networks, the smallest first."""

@@ -10,9 +10,13 @@ its weights by least squares.
 
 The choice is the adversary's: some of its rows are held out, their releases stand behind the victims' without a mark,
 and the member with the least squared error on them makes the prediction, once it has learnt from all of the rows. The
-truth of the victims has no part in it. A member that
-takes steps is tried with twice as many until that gains less than .2 dB or `doublings` is reached; which of the two it
-was is said (`Selection.converged`): a figure that has not converged is a lower bound of what leaks.
+truth of the victims has no part in it. Where fewer than `ENOUGH` would be held out, a few rows of a heavy tail would
+decide: all rows are then held out in turn, in folds, and what learns from them is trained anew in each. The mean over
+all rows judges, as the mean over victims is what the attack is judged by: medians and trimmed means estimate something
+else, and chose worse on heavy-tailed tables.
+
+A member that takes steps is tried with twice as many until that gains less than .2 dB or `doublings` is reached; which
+of the two it was is said (`Selection.converged`): a figure that has not converged is a lower bound of what leaks.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -39,11 +44,11 @@ from splitfed.attacks.base import (
     unwrap,
 )
 from splitfed.attacks.reconstruction.combination import combine, weigh
-from splitfed.attacks.reconstruction.held_out import HeldOut, hold_out
+from splitfed.attacks.reconstruction.held_out import HeldOut, count_folds, hold_out, hold_out_in_folds
 from splitfed.attacks.reconstruction.refinement import Refinement, measure_noise
-from splitfed.attacks.selection import CONVERGED, Attempt, Selection, decibels
+from splitfed.attacks.selection import Attempt, Selection, double_work, name_budgets
 from splitfed.attacks.work import BATCHES, Work, sum_doublings
-from splitfed.core.errors import InvalidInput, check_count, require_count, require_number
+from splitfed.core.errors import require_count, require_counts, require_number, require_share
 from splitfed.core.messages import View
 from splitfed.core.random import derive
 from splitfed.registry import load
@@ -58,6 +63,8 @@ REACH = (0.3, 3.0, 30.0)
 """How far a refinement may go from the first prediction, among which it chooses."""
 RATE = 0.01
 """Adam's rate for a refinement, in the unit of the data's standard deviation."""
+ENOUGH = 60
+"""Rows held out from which on a single hold-out chooses; with fewer all are held out in turn, in folds."""
 COMBINATION = "combination"
 LEAST_WEIGHT = 0.01
 """A member that counts for less in a combination is left out of it."""
@@ -72,13 +79,15 @@ Predict = Callable[[View, Knowledge, int, torch.Generator], Tensor]
 class EnsembleMember(NamedTuple):
     """An attack among others: its `name`, the `size` of its work at first (0: it has no steps), and how it predicts.
 
-    `learns`: whether it learns from auxiliary rows, so that it is the better for those held out.
+    `learns`: whether it learns from auxiliary rows, so that it is the better for those held out; `begins_at`: the
+    member at whose rows it begins ("": none), which may have learnt from them.
     """
 
     name: str
     size: int
     predict: Predict
     learns: bool = False
+    begins_at: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,24 +95,18 @@ class Strongest(Attack):
     """Decoders of `widths` from `epochs` on, searches from `iterations` on, each doubled at most `doublings` times.
 
     `white_box`: whether members that know the upstream weights take part, where these are granted; `prior`: whether
-    `latent_search`, with its own default number of restarts, is one of them. The share
-    `validation` of the auxiliary rows chooses. `batch_size`, `lr` and `queries` are those of
-    `inverse_network`. Budgets are called "quick", "standard" and "full"; "fast", "default" and "paper" are the same.
+    `latent_search`, with its own default number of restarts, is one of them. The share `validation` of the auxiliary
+    rows chooses; where that is fewer than `ENOUGH` rows all of them do, in 1 / `validation` folds (2 to 10), and what
+    learns from them is trained once a fold. `batch_size`, `lr` and `queries` are those of `inverse_network`. Budgets
+    are called "quick", "standard" and "full"; "fast", "default" and "paper" are the same.
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
     adapts_to = FORWARD
     trains_decoder: ClassVar[bool] = True
-    budgets: ClassVar[Budgets] = {
-        "fast": QUICK,
-        "default": STANDARD,
-        "paper": FULL,
-        "quick": QUICK,
-        "standard": STANDARD,
-        "full": FULL,
-    }
+    budgets: ClassVar[Budgets] = name_budgets(QUICK, STANDARD, FULL)
 
-    widths: tuple[int, ...] = (16, 32)
+    widths: tuple[int, ...] = field(default=(16, 32), metadata=require_counts("strongest widths", low=1))
     epochs: int = field(default=10, metadata=require_count("strongest epochs", low=1))
     iterations: int = field(default=300, metadata=require_count("strongest iterations", low=1))
     white_box: bool = True
@@ -112,17 +115,7 @@ class Strongest(Attack):
     batch_size: int = field(default=32, metadata=require_count("strongest batch_size", low=1))
     lr: float = field(default=3e-3, metadata=require_number("strongest lr", low=0.0, open_low=True))
     queries: int = field(default=5, metadata=require_count("strongest queries", low=1))
-    validation: float = field(
-        default=0.2, metadata=require_number("strongest validation", low=0.0, high=1.0, open_low=True, open_high=True)
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse no widths, and widths that are no whole numbers, too."""
-        super().__post_init__()
-        if not isinstance(self.widths, (tuple, list)) or not self.widths:
-            raise InvalidInput(f"strongest widths={self.widths!r} is not allowed; expected one whole number or more")
-        for width in self.widths:
-            check_count("strongest widths", width, low=1)
+    validation: float = field(default=0.2, metadata=require_share("strongest validation"))
 
     @property
     def uses(self) -> frozenset[Needs]:
@@ -135,12 +128,11 @@ class Strongest(Attack):
         """Return the chosen member's rows for the releases in the view, (victims, *shape), and how it was chosen."""
         trials = self.compare(view, knowledge, generator, progress)
         prediction = trials.predict(trials.chosen, view, knowledge)
-        return PredictionAndSelection(prediction, Selection(trials.chosen, tuple(trials.tried)))
+        return PredictionAndSelection(prediction, trials.selection)
 
     def compare(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Trials:
         """Return every member, tried on rows held out."""
-        held_out = hold_out("strongest", view, knowledge, self.validation, generator)
-        held_out = hold_out("strongest", view, knowledge, self.validation, generator)
+        held_out = self._hold_out(view, knowledge, generator)
         white_box, state = knowledge.upstream is not None, knowledge.training_attack
         most = 4 + len(self.widths) * (1 + self.doublings) + white_box * (len(SMOOTHING + REACH) + 2 * self.doublings)
         most += white_box * self.prior * (1 + self.doublings)
@@ -167,9 +159,11 @@ class Strongest(Attack):
         The searches from a first prediction are taken for as long as those from nothing.
         """
         rows, victims = unwrap(knowledge.auxiliary), len(next(iter(_released(view, knowledge.device).values())))
-        aside = round(self.validation * len(rows))
-        kept = max(len(rows) - aside, 1)
+        folds = self._folds(len(rows))
+        aside = len(rows) if folds > 1 else round(self.validation * len(rows))
+        kept = max(len(rows) - math.ceil(aside / folds), 1)
         few = replace(knowledge, auxiliary=rows[: min(kept, BATCHES * self.batch_size)])
+        share = len(unwrap(few.auxiliary)) / kept
 
         def runs(attack: Attack, known: Knowledge, parameter: str = "") -> Callable[[int], object]:
             member = attack_member("", attack, parameter)
@@ -177,12 +171,12 @@ class Strongest(Attack):
 
         # Its last prediction is made by the chosen member, which may be the combination of all of them, from all rows.
         closed = [load("attacks", name)() for name in ("linear_inverse", "nearest")]
-        found = [Work(runs(attack, knowledge), 0, 0, (1, 2)) for attack in closed]
+        found = [Work(runs(attack, knowledge), 0, 0, (folds, folds + 1)) for attack in closed]
         longest, (least, most) = 2**self.doublings, sum_doublings(1, self.doublings)
+        begun = (2 * folds, (self.doublings + 1) * folds + 1)
         for member in self._decoders_by_width():
-            sizes = (self.epochs * least, self.epochs * (most + longest))
-            share = len(unwrap(few.auxiliary)) / kept
-            found.append(Work(runs(member, few, "epochs"), *sizes, (2, self.doublings + 2), share))
+            sizes = (self.epochs * least * folds, self.epochs * (most * folds + longest * len(rows) / kept))
+            found.append(Work(runs(member, few, "epochs"), *sizes, begun, share))
         if knowledge.upstream is not None:
             # Of those tried once the best alone is doubled; a refinement is made for the victims once more.
             once = len(SMOOTHING) + len(REACH)
@@ -190,12 +184,28 @@ class Strongest(Attack):
             attempts = (once + 2, once + 2 * self.doublings + 1)
             search = runs(load("attacks", "rmle")(), knowledge, "iterations")
             found.append(Work(search, *sizes, attempts, victims / (victims + aside), timed=5))
+            if self.prior:
+                seen = victims / (victims + math.ceil(aside / folds))
+                sizes = (self.iterations * least * folds, self.iterations * (most * folds + longest))
+                found += _latent_search_work(view, few, sizes, begun, share, seen)
         return found
+
+    def _hold_out(self, view: View, knowledge: Knowledge, generator: torch.Generator) -> HeldOut:
+        """Return the rows that choose: a share held out once where that is enough of them, else all of them in turn."""
+        if self._folds(len(unwrap(knowledge.auxiliary))) > 1:
+            return hold_out_in_folds("strongest", view, knowledge, self.validation, generator)
+        # The first draw is of no use; without it every choice that was made so far would be another.
+        hold_out("strongest", view, knowledge, self.validation, generator)
+        return hold_out("strongest", view, knowledge, self.validation, generator)
+
+    def _folds(self, rows: int) -> int:
+        """Return in how many folds `rows` auxiliary rows are held out; 1: a share of them once."""
+        return 1 if round(self.validation * rows) >= ENOUGH else count_folds(rows, self.validation)
 
     def _closed_forms(self, held_out: HeldOut) -> Iterator[EnsembleMember]:
         yield attack_member("linear_inverse", load("attacks", "linear_inverse")())
         # A fifth of the rows is held out once more, to choose among these.
-        counts = tuple(k for k in (1, 10) if 2 * k <= len(unwrap(held_out.knowledge.auxiliary)))
+        counts = tuple(k for k in (1, 10) if 2 * k <= held_out.fewest)
         yield attack_member("nearest", load("attacks", "nearest")(neighbours=counts))
 
     def _decoders(self) -> Iterator[EnsembleMember]:
@@ -227,7 +237,7 @@ class Strongest(Attack):
                 search = Refinement(_released(view, device), function, start, noise, residual, reach)
                 return search.run(size, rate).cpu()
 
-            yield EnsembleMember(f"refinement, reach {reach:g}", self.iterations, predict, learns=True)
+            yield EnsembleMember(f"refinement, reach {reach:g}", self.iterations, predict, begins_at=first)
 
 
 class Trials:
@@ -248,15 +258,21 @@ class Trials:
         """The member with the least error on the rows held out; of several the first."""
         return min(self._errors, key=lambda name: self._errors[name])
 
+    @property
+    def selection(self) -> Selection:
+        """How the choice was made."""
+        criterion = f"on held-out rows, in {len(folds)} folds" if (folds := self.held_out.folds) else "on held-out rows"
+        return Selection(self.chosen, tuple(self.tried), criterion=criterion)
+
     def run(self, member: EnsembleMember, doublings: int) -> None:
         """Try a member, and twice as much of its work as long as that gains more than .2 dB."""
-        self._double(member, self._attempt(member, member.size), doublings if member.size else 0)
+        double_work("mse", member.size, doublings if member.size else 0, partial(self._attempt, member))
 
     def run_best(self, members: Iterator[EnsembleMember], doublings: int) -> None:
         """Try each of `members` once, and double the best of them alone."""
         errors = [(self._attempt(member, member.size), member) for member in members]
         before, member = min(errors, key=lambda pair: pair[0])
-        self._double(member, before, doublings)
+        double_work("mse", member.size, doublings, partial(self._attempt, member), before)
 
     def combine(self) -> None:
         """Try the convex combination of all that was found, judged on rows that its weights were not fitted to."""
@@ -282,29 +298,28 @@ class Trials:
             parts = [self.predict(n, view, knowledge) for n in self._weights]
             return weigh([w / total for w in self._weights.values()], parts)
         member, size = self._members[name]
-        if not member.learns:
+        if not (member.learns or member.begins_at):
             return self.held_out.split(self.found[name])[0]
-        return self._predict(member, size, view, knowledge)
-
-    def _double(self, member: EnsembleMember, before: float, doublings: int) -> None:
-        for doubling in range(1, doublings + 1):
-            after = self._attempt(member, member.size * 2**doubling)
-            if decibels(before, after) < CONVERGED["mse"]:
-                return
-            before = after
+        return self._predict(member, size, self._draws(member, size), view, knowledge)
 
     def _attempt(self, member: EnsembleMember, size: int) -> float:
         started = time.perf_counter()
-        predictions = self._predict(member, size, self.held_out.view, self.held_out.knowledge)
+        predict = partial(self._predict, member, size, self._draws(member, size))
+        held_out = self.held_out
+        predictions = held_out.cross_predict(predict) if member.learns else predict(held_out.view, held_out.knowledge)
         error = self.held_out.error(predictions) if bool(torch.isfinite(predictions).all()) else math.inf
         if error < self._errors.get(member.name, math.inf):
             self.found[member.name], self._members[member.name] = predictions, (member, size)
         self._keep(member.name, size, error, time.perf_counter() - started)
         return error
 
-    def _predict(self, member: EnsembleMember, size: int, view: View, knowledge: Knowledge) -> Tensor:
+    def _draws(self, member: EnsembleMember, size: int) -> torch.Generator:
         # Every attempt draws its own random numbers, so that one more of them changes none of the others.
-        drawn = torch.Generator().manual_seed(derive(self._seed, "member", member.name, size))
+        return torch.Generator().manual_seed(derive(self._seed, "member", member.name, size))
+
+    def _predict(
+        self, member: EnsembleMember, size: int, drawn: torch.Generator, view: View, knowledge: Knowledge
+    ) -> Tensor:
         predictions = member.predict(view, knowledge, size, drawn)
         return predictions if knowledge.value_range is None else predictions.clamp(*knowledge.value_range)
 
@@ -322,6 +337,34 @@ def attack_member(name: str, attack: Attack, parameter: str = "", size: int = 0)
         return sized(view, knowledge, drawn).prediction
 
     return EnsembleMember(name, size, predict, learns=Needs.AUXILIARY in attack.requires)
+
+
+def _latent_search_work(
+    view: View, few: Knowledge, sizes: tuple[float, float], begun: tuple[int, int], share: float, seen: float
+) -> list[Work]:
+    """Return the work of `latent_search`, begun so often: that of its prior, and of its two stages.
+
+    `few`: what is known with few auxiliary rows, the `share` of all; `sizes`: of the second stage, altogether; `seen`:
+    the share of victims among the releases it is tried on.
+    """
+    latent = load("attacks", "latent_search")()
+
+    def prior(epochs: int) -> None:
+        replace(latent, epochs=epochs).train_prior(few, torch.Generator().manual_seed(0))
+
+    def search(first: int, second: int) -> None:
+        short = replace(latent, epochs=1, latent_iterations=first, iterations=second)
+        short(view, few, torch.Generator().manual_seed(0))
+
+    least, most = begun
+    return [
+        Work(prior, latent.epochs * least, latent.epochs * most, begun, share),
+        Work(
+            lambda size: search(size, 0), latent.latent_iterations * least, latent.latent_iterations * most, begun, seen
+        ),
+        # What beginning takes is in the stage before.
+        Work(lambda size: search(1, size), *sizes, (0, 0), seen),
+    ]
 
 
 def _training_attack_member(state: TrainedAttack) -> EnsembleMember:

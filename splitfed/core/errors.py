@@ -139,6 +139,11 @@ def require_counts(name: str, *, low: int = 0, expected: str = "one whole number
     return {"check": partial(check_counts, name, low=low, expected=expected)}
 
 
+def require_share(name: str) -> Requirement:
+    """Return the metadata of a field that must be a share: a number in (0, 1); `name` as `check_number` takes it."""
+    return require_number(name, low=0.0, high=1.0, open_low=True, open_high=True)
+
+
 def require_name(kind: str, allowed: Collection[str]) -> Requirement:
     """Return the metadata of a field that must be one of the `allowed` names of a `kind`."""
     return {"check": partial(check_names, kind, allowed)}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from splitfed.attacks.base import Attack, Knowledge, Phase
-from splitfed.attacks.work import StatesWork, Work
+from splitfed.attacks.work import OneOf, StatesWork, Work
 from splitfed.core.messages import View
 from splitfed.core.random import generator, stream
 from splitfed.data.dataset import Dataset
@@ -65,7 +65,7 @@ def plan_attack(
     return AttackDuration(name, sum(least for least, _ in seconds), sum(most for _, most in seconds))
 
 
-def work_of(attack: Attack, view: View, knowledge: Knowledge) -> Sequence[Work]:
+def work_of(attack: Attack, view: View, knowledge: Knowledge) -> Sequence[Work | OneOf]:
     """Return the work of `attack`: what it says, or its one parameter in `SIZES`; nothing where that is unclear."""
     if isinstance(attack, StatesWork):
         return attack.work(view, knowledge)

@@ -41,7 +41,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
         "linear_inverse queries=0 is not allowed; expected a whole number of at least 1",
     ),
     ("nearest", {"queries": 0}, "nearest queries=0 is not allowed; expected a whole number of at least 1"),
-    ("nearest", {"neighbours": ()}, "nearest neighbours=() is not allowed; expected one count or more"),
+    ("nearest", {"neighbours": ()}, "nearest neighbours=() is not allowed; expected one whole number or more"),
     ("nearest", {"neighbours": (1, 0)}, "nearest neighbours=0 is not allowed; expected a whole number of at least 1"),
     ("grn", {"epochs": 0}, "grn epochs=0 is not allowed; expected a whole number of at least 1"),
     ("grn", {"batch_size": 1}, "grn batch_size=1 is not allowed; expected a whole number of at least 2"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 import splitfed
 from splitfed.attacks.base import Attack, Knowledge, Progress
-from splitfed.attacks.membership.strongest_membership import StrongestMembership
+from splitfed.attacks.membership.strongest_membership import MembershipMember, StrongestMembership
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 from splitfed.topologies import vanilla
@@ -75,15 +74,12 @@ def test_the_attack_that_is_best_on_imitated_runs_is_turned_on_the_run(monkeypat
 
         return Fake()
 
-    def families(self: StrongestMembership) -> dict[str, Any]:
-        sizes = [4, 8, 16]
-        return {
-            "poor": iter([(0, fake("poor", 0, lambda size: 0.0))]),
-            "rising": ((n, fake("rising", n, lambda size: size / 16)) for n in sizes),
-            "flat": ((n, fake("flat", n, lambda size: 0.5)) for n in sizes),
-        }
-
-    monkeypatch.setattr(StrongestMembership, "_families", families)
+    members = [
+        MembershipMember("poor", lambda size: fake("poor", size, lambda size: 0.0)),
+        MembershipMember("rising", lambda size: fake("rising", size, lambda size: size / 16), 4),
+        MembershipMember("flat", lambda size: fake("flat", size, lambda size: 0.5), 4),
+    ]
+    monkeypatch.setattr(StrongestMembership, "_members", lambda self: members)
     outcome = SMALL(View("server", (), {}), world(), torch.Generator().manual_seed(0))
     assert outcome.selection is not None
     assert outcome.selection.member == "rising"

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from splitfed.attacks.base import Attack
-from splitfed.attacks.membership.copied_models import BATCH
+from splitfed.attacks.base import Attack, Knowledge
+from splitfed.attacks.membership import membership_shadow
+from splitfed.attacks.membership.copied_models import Copies, copies_work
 from splitfed.attacks.membership.lira import Lira
 from splitfed.attacks.membership.membership_shadow import MembershipShadow
 from splitfed.attacks.membership.strongest_membership import StrongestMembership
+from splitfed.attacks.reconstruction import strongest
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
 from splitfed.attacks.reconstruction.linear_inverse import LinearInverse
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.reconstruction.shadow import Shadow
 from splitfed.attacks.reconstruction.strongest import Strongest
-from splitfed.attacks.work import BATCHES, StatesWork, Work, sum_doublings
+from splitfed.attacks.work import BATCHES, OneOf, StatesWork, Work, sum_doublings
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
-from splitfed.defenses import Noise
+from splitfed.core.messages import View
+from splitfed.study.run.progress import Lines, Reports, relay_event
 from splitfed.threats.attack_durations import AttackDuration, plan_attack, work_of
+from splitfed.training.run import Run
 from tests.attacks.examples import lenet_run
 from tests.study.examples import small, write
-from tests.threats.test_release_information import trained
 
 
 class Clock:
@@ -83,17 +90,18 @@ def plan(attack: Attack, clock: Callable[[], float]) -> AttackDuration | None:
 
 def works(attack: Attack) -> list[Work]:
     run = lenet_run(rounds=1)
-    return list(work_of(attack, *run.evaluator.prepare_attack("it", attack, "server", run.data.victims, 0, 0)))
+    found = work_of(attack, *run.evaluator.prepare_attack("it", attack, "server", run.data.victims, 0, 0))
+    return [one for one in found if isinstance(one, Work)]
 
 
 def test_the_work_of_the_strongest_attack() -> None:
     """400 auxiliary rows, 80 of them held out, 24 victims: two widths of 10 to 80 epochs, searches of 50 to 400."""
-    attack = Strongest(widths=(4, 8), epochs=10, iterations=50, doublings=3, batch_size=8)
+    attack = Strongest(widths=(4, 8), epochs=10, iterations=50, doublings=3, batch_size=8, prior=False)
     linear, nearest, narrow, wide, search = works(attack)
     assert (linear.most, linear.attempts) == (nearest.most, nearest.attempts) == (0, (1, 2))
     for decoder in (narrow, wide):
-        # At last the chosen one learns from all rows.
-        assert (decoder.least, decoder.most) == (10 + 20, 10 + 20 + 40 + 80 + 80)
+        # At last the chosen one learns from all rows, a quarter more than each time before.
+        assert (decoder.least, decoder.most) == (10 + 20, 10 + 20 + 40 + 80 + 80 * 400 / 320)
         assert decoder.attempts == (2, 5)
         assert decoder.share == BATCHES * 8 / 320
     # Four weights and three reaches; the best of each is doubled, and a refinement is made for the victims.
@@ -101,11 +109,16 @@ def test_the_work_of_the_strongest_attack() -> None:
     assert search.most == 50 * (4 + 2 + 4 + 8 + 3 + 2 + 4 + 8 + 8)
     assert search.share == 24 / (24 + 80)
     assert len(works(Strongest(widths=(4,), white_box=False))) == 3
+    # A prior is trained for 200 epochs and searched for 150 iterations each time, then searched further.
+    *_, prior, first, second = works(replace(attack, prior=True))
+    assert (prior.least, prior.most) == (2 * 200, 5 * 200)
+    assert (first.least, first.most, second.least, second.most) == (2 * 150, 5 * 150, 50 * 3, 50 * (15 + 8))
+    assert (prior.attempts, first.attempts, second.attempts) == ((2, 5), (2, 5), (0, 0))
 
 
 def test_what_it_tries_is_within_its_work() -> None:
     """By what the attack says it has tried: the sizes of each member, in units of its work."""
-    attack = Strongest(widths=(4,), epochs=1, iterations=5, doublings=2)
+    attack = Strongest(widths=(4,), epochs=1, iterations=5, doublings=2, prior=False)
     *_, decoder, search = works(attack)
     tried = lenet_run(rounds=1).attack(attack, floors=False)[0].selection
     assert tried is not None
@@ -114,31 +127,138 @@ def test_what_it_tries_is_within_its_work() -> None:
         assert work.least <= size <= work.most
 
 
-def test_the_work_of_membership() -> None:
-    """60 auxiliary rows, 40 candidates: 15 left in a world of 30 candidates; a copy learns from half of what it may."""
-    x = torch.randn(200, 4)
-    run = trained(x, (x[:, 0] > 0).long(), [torch.nn.Linear(4, 3)], Noise(scale=0.1), 20)
-    rows, asked = len(run.data.auxiliary), 40
-    few = BATCHES * BATCH
+@pytest.mark.parametrize("folds", [1, 2])
+def test_the_rows_that_it_learns_from_are_within_its_work(folds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows times epochs of every decoder, over all folds, counted; the search takes all rows held out at once."""
+    monkeypatch.setattr(strongest, "ENOUGH", 0 if folds == 1 else 1000)
+    attack = Strongest(widths=(2,), epochs=1, iterations=2, doublings=1, queries=1, prior=False, validation=0.5)
+    learnt, learn = list[int](), InverseNetwork.run
 
-    def found(attack: Attack) -> list[Work]:
-        return list(work_of(attack, *run.evaluator.prepare_attack("it", attack, "server", run.data.victims, 0, 0)))
+    def counted(self: InverseNetwork, view: View, knowledge: Knowledge, *more: Any) -> torch.Tensor:
+        assert knowledge.auxiliary is not None
+        learnt.append(self.epochs * len(knowledge.auxiliary))
+        return learn(self, view, knowledge, *more)
 
-    (lira,) = found(Lira(copies=8))
-    assert lira.least == lira.most == 8 * ((rows + asked) // 2) / few
-    assert lira.attempts == (8, 8)
-    copies, classifier = found(MembershipShadow(copies=4, classifier_epochs=30))
-    assert copies.most == 4 * (rows // 2) / few
-    assert classifier.most == 30 * 4 * rows / (BATCHES * 64)
-    among, left = 2 * (rows // 4), rows - 3 * (rows // 4)
-    copies, _ = found(StrongestMembership(copies=4, doublings=2, worlds=3))
-    by_size = 2 * (left // 2) + (among + left) // 2
-    assert copies.least == (3 * among + 3 * (4 + 8) * by_size) / few
-    assert copies.most == (3 * among + 3 * (4 + 8 + 16) * by_size + 16 * ((asked + rows) // 2)) / few
-    assert copies.attempts == (3 + 3 * 12 * 3, 3 + 3 * 28 * 3 + 16)
-    before = torch.get_rng_state()
-    assert run.plan_attack(Lira(copies=4, epochs=1)) is not None
-    assert torch.equal(before, torch.get_rng_state())
+    linear, _, decoder, search = works(attack)
+    monkeypatch.setattr(InverseNetwork, "run", counted)
+    (result,) = lenet_run(rounds=1).attack(attack, floors=False)
+    assert result.selection is not None
+    # One and two epochs, in every fold half of 400 rows; what is chosen at last learns for one or two from all of them.
+    assert learnt[: 2 * folds] == [200] * folds + [400] * folds
+    assert 200 * decoder.least == 600 * folds <= sum(learnt) <= 200 * decoder.most == 600 * folds + 800
+    assert linear.attempts == (folds, folds + 1)
+    assert decoder.attempts == (2 * folds, 2 * folds + 1)
+    assert search.share == 24 / (24 + 200 * folds)
+
+
+class CountedCopies:
+    """Work that is counted: 20 for a copy, 10 for a batch of 16, .1 for a row that is asked about; of a classifier too.
+
+    `knowledge`: of 120 auxiliary rows and 60 candidates.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        x, y = torch.arange(120.0)[:, None], torch.arange(120) % 2
+        self.knowledge = Knowledge(
+            (1,), auxiliary=x, auxiliary_labels=y, classes=2, imitate=self.imitate,
+            candidates=x[:60], candidate_labels=y[:60], predict=self.predict,
+        )  # fmt: skip
+        learn = membership_shadow.train_classifier
+
+        def train(like: Any, passes: Any, labels: torch.Tensor, *more: Any, epochs: int, **settings: Any) -> Any:
+            self.now += 5 + epochs * -(-len(labels) // 64)
+            return learn(like, passes, labels, *more, epochs=1, **settings)
+
+        monkeypatch.setattr(membership_shadow, "train_classifier", train)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def imitate(self, x: torch.Tensor, y: torch.Tensor, epochs: int | None, batch: int | None, seed: int) -> Any:
+        assert (epochs, batch) == (2, 16)
+        self.now += 20 + 2 * 10 * -(-len(x) // 16)
+        return self
+
+    def predict(self, x: torch.Tensor) -> torch.Tensor:
+        self.now += 0.1 * len(x)
+        return torch.zeros(len(x), 2)
+
+    def of(self, attack: Attack) -> float:
+        """What `attack` does."""
+        before = self.now
+        attack(View("server", (), {}), self.knowledge, torch.Generator().manual_seed(0))
+        return self.now - before
+
+    def stated(self, attack: Attack) -> tuple[float, float]:
+        """What it says that it does."""
+        pieces = [one.seconds(self) for one in work_of(attack, View("server", (), {}), self.knowledge)]
+        return sum(least for least, _ in pieces), sum(most for _, most in pieces)
+
+
+HALVES = 0.08
+"""A copy of `lira` learns from a random half of rows, which may be a batch of 16 more or less than half: as a share."""
+
+
+@pytest.mark.parametrize("attack", [Lira(4), Lira(4, online=False), MembershipShadow(4)])
+def test_the_work_of_attacks_with_copies(attack: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, ready = CountedCopies(monkeypatch), replace(attack, epochs=2, batch_size=16)
+    least, most = counted.stated(ready)
+    assert least == most == pytest.approx(counted.of(ready), rel=HALVES)
+
+
+def test_the_strongest_membership_attack_works_as_much_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever attack is chosen at last, and whether or not more copies gain: counted, and no clock of a machine."""
+    counted = CountedCopies(monkeypatch)
+    attack = StrongestMembership(copies=4, doublings=2, worlds=2, epochs=2, batch_size=16)
+    least, most = counted.stated(attack)
+    error, found = StrongestMembership._error, dict[tuple[str, bool], float]()
+    for best in ("MembershipThreshold", "MembershipShadow", "Lira"):
+        for rising in (False, True):
+
+            def judged(
+                self: StrongestMembership, one: Any, *more: Any, best: str = best, rising: bool = rising
+            ) -> float:
+                error(self, one, *more)
+                gained = 0.02 * getattr(one, "copies", 0) ** 0.5 if rising else 0.0
+                return (0.3 if type(one).__name__ == best and getattr(one, "online", True) else 0.6) - gained
+
+            monkeypatch.setattr(StrongestMembership, "_error", judged)
+            found[best, rising] = counted.of(attack)
+    assert found["MembershipThreshold", False] == min(found.values()) == pytest.approx(least, rel=HALVES)
+    assert max(found.values()) == max(found["MembershipShadow", True], found["Lira", True])
+    assert max(found.values()) == pytest.approx(most, rel=HALVES)
+
+
+def test_copies_of_many_rows_grow_in_proportion() -> None:
+    """Eight batches of 16 are a unit of the larger ones; the small ones are timed as they are."""
+    asked = list[tuple[int, int]]()
+
+    class Copy:
+        def __init__(self, x: torch.Tensor) -> None:
+            self.rows = len(x)
+
+        def predict(self, x: torch.Tensor) -> torch.Tensor:
+            asked.append((self.rows, len(x)))
+            return x
+
+    knowledge = Knowledge(
+        (1,), auxiliary=torch.zeros(50, 1), auxiliary_labels=torch.zeros(50), imitate=lambda x, *_: Copy(x)
+    )
+    copies = [Copies(2, 5, 17, 3), Copies(1, 4, 256, 7), Copies(3, 3, 640, 9)]
+    small, large = copies_work(knowledge, 1, 16, copies)
+    assert (small.least, small.most, small.attempts) == (0, 0, (2, 5))
+    assert (large.least, large.most, large.attempts) == (1 * 2 + 3 * 5, 4 * 2 + 3 * 5, (4, 7))
+    small.run(0)
+    large.run(2)
+    assert asked == [(17, 3), (256, 9)]
+
+
+def test_of_several_works_one_alone_is_done() -> None:
+    clock = Clock(2.0, 0.0)
+    pieces = [Work(clock.run, 0, 0, counts) for counts in ((1, 2), (3, 4), (0, 9))]
+    Work(clock.run, 0, 0).seconds(clock)
+    assert OneOf((pieces[:2], pieces[2:])).seconds(clock) == (0.0, 18.0)
 
 
 def test_attacks_with_one_size_and_those_without() -> None:
@@ -165,12 +285,48 @@ def test_planning_changes_no_result_and_refuses_as_the_attack_does() -> None:
         run.plan_attack("strongest", budget="enormous")
 
 
-def test_a_study_says_it_before_the_attack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    attack = {"name": "strongest", "widths": [2], "epochs": 1, "iterations": 2, "doublings": 1, "floors": False}
-    study = small(attack=[attack], defense=[{"name": "none"}], training={"rounds": 1})
+def test_a_study_says_it_before_the_attack_once_for_runs_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two seeds of two budgets: a line for each budget, and its work is timed once."""
+    attack = {"name": "strongest", "widths": [2], "queries": 1, "doublings": 1, "floors": False, "white_box": False}
+    study = small(
+        attack=[{**attack, "epochs": count} for count in (1, 2)], defense=[{"name": "none"}], training={"rounds": 1}
+    )
+    study["study"]["seeds"] = [0, 1]
     command = ["run", str(write(tmp_path, study)), "--folder", str(tmp_path / "out")]
     assert main([*command, "--dry-run"]) == 0
-    assert re.search(r"^strongest: about [0-9.to ]+ s here, in each run$", capsys.readouterr().out, re.MULTILINE)
+    line = r"strongest: about [0-9.to ]+ s here"
+    assert len(re.findall(rf"^{line}, in each run$", capsys.readouterr().out, re.MULTILINE)) == 2
     assert not (tmp_path / "out").exists(), "nothing is written"
+    timed, plan = list[object](), Run.plan_attack
+
+    def counted(self: Run, attack: Any, **more: Any) -> AttackDuration | None:
+        timed.append(attack)
+        return plan(self, attack, **more)
+
+    monkeypatch.setattr(Run, "plan_attack", counted)
     assert main(command) == 0
-    assert re.search(r"strongest: about [0-9.to ]+ s here", capsys.readouterr().err)
+    assert len(re.findall(line, capsys.readouterr().err)) == 2
+    assert [one.epochs for one in timed if isinstance(one, Strongest)] == [1, 2]
+
+
+def test_of_several_workers_one_says_it() -> None:
+    """Each times it once; who hears them prints the first line of each key, and any other line as often as it comes."""
+    heard = io.StringIO()
+    lines, asked = Lines(1, file=heard), list[str]()
+
+    def tell(line: str) -> str:
+        asked.append(line)
+        return line
+
+    for number in range(2):
+        said = io.StringIO()
+        worker = Reports(said)
+        for key in ("a", "a", "b"):
+            worker.note_once(key, partial(tell, f"{key} {number}"))
+        worker.note("died")
+        for line in said.getvalue().splitlines():
+            relay_event(line, lines)
+    assert asked == ["a 0", "b 0", "a 1", "b 1"]
+    assert heard.getvalue().splitlines() == ["a 0", "b 0", "died", "died"]

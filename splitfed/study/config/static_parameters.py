@@ -32,7 +32,7 @@ _TYPES: Mapping[str, Any] = {
     "Mapping": Mapping,
 }
 _PIECES = {"segments": r"\bSegment\b", "heads": r"\bHead\b", "piece": r"\bModule\b"}
-_CHECKS = ("require_number", "require_count", "require_name")
+_CHECKS = ("require_number", "require_count", "require_share", "require_name")
 
 
 class _NeedsImport(Exception):

@@ -36,6 +36,9 @@ class Watcher(Protocol):
     def note(self, line: str) -> None:
         """Report what is to be known beside results, such as that a worker has died."""
 
+    def note_once(self, key: str, make: Callable[[], str]) -> None:
+        """Report the line that `make` returns, which is not asked again for a `key` that was reported already."""
+
 
 class StudyWatcher(Watcher, Protocol):
     """Contract: the same of several workers."""
@@ -52,6 +55,7 @@ class Lines:
 
     def __init__(self, total: int, finished: int = 0, file: TextIO | None = None) -> None:
         self._total, self._done, self._file = total, finished, file
+        self._said: set[str] = set()
 
     def start(self, run: str) -> None:
         """Say nothing."""
@@ -70,6 +74,12 @@ class Lines:
     def note(self, line: str) -> None:
         """Say it."""
         print(_printable(line), file=self._file or sys.stderr, flush=True)
+
+    def note_once(self, key: str, make: Callable[[], str]) -> None:
+        """Say it, the first time."""
+        if key not in self._said:
+            self._said.add(key)
+            self.note(make())
 
     def worker(self, number: int) -> Lines:
         """Return itself: lines tell no worker from another."""
@@ -138,6 +148,10 @@ class WorkerRow:
         """Leave the line above the table."""
         self._table.note(line)
 
+    def note_once(self, key: str, make: Callable[[], str]) -> None:
+        """Leave the line above the table, the first time."""
+        self._table.note_once(key, make)
+
     def cells(self, now: float) -> list[str]:
         """Return what stands in its row."""
         if not self.run:
@@ -159,6 +173,7 @@ class LiveTable:
         self._clock, self._console, self._lock = clock, console, threading.Lock()
         self._pace = Pace(clock(), finished, finished, total, clock())
         self._rows: dict[int, WorkerRow] = {}
+        self._said: set[str] = set()
 
     def worker(self, number: int) -> WorkerRow:
         """Return the row of a worker, a new one where it is new or was gone."""
@@ -196,6 +211,12 @@ class LiveTable:
         """Leave a line above the table."""
         self._console.print(_printable(line), highlight=False, markup=False)
 
+    def note_once(self, key: str, make: Callable[[], str]) -> None:
+        """Leave the line above the table, the first time."""
+        if key not in self._said:
+            self._said.add(key)
+            self.note(make())
+
     def __rich__(self) -> Group:
         """Return the table as it is now."""
         now = self._clock()
@@ -220,6 +241,7 @@ class Reports:
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file or sys.stdout
+        self._said: set[str] = set()
 
     def start(self, run: str) -> None:
         """Report that the run named `run` begins."""
@@ -241,6 +263,12 @@ class Reports:
         """Report a line to print."""
         self._say(event="note", line=line)
 
+    def note_once(self, key: str, make: Callable[[], str]) -> None:
+        """Report a line to print, the first time here; who hears several processes prints one of them."""
+        if key not in self._said:
+            self._said.add(key)
+            self._say(event="note_once", key=key, line=make())
+
     def _say(self, **event: Any) -> None:
         print(json.dumps(event), file=self._file, flush=True)
 
@@ -248,9 +276,13 @@ class Reports:
 def relay_event(line: str, watcher: Watcher) -> Mapping[str, Any]:
     """Tell `watcher` the event that another process wrote as `line`; return it. Raises `ValueError` for no event."""
     event: Mapping[str, Any] = json.loads(line)
-    if not isinstance(event, dict) or event.get("event") not in ("start", "round", "attack", "finish", "note"):
+    known = ("start", "round", "attack", "finish", "note", "note_once")
+    if not isinstance(event, dict) or event.get("event") not in known:
         raise ValueError(line)
-    getattr(watcher, event["event"])(**{key: value for key, value in event.items() if key != "event"})
+    if event["event"] == "note_once":
+        watcher.note_once(event["key"], lambda: str(event["line"]))
+    else:
+        getattr(watcher, event["event"])(**{key: value for key, value in event.items() if key != "event"})
     return event
 
 

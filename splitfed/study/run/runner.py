@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from splitfed.attacks.base import Attack, Target, quick_look
+from splitfed.attacks.base import Attack, Needs, Target, quick_look
 from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.attacks.work import StatesWork
 from splitfed.core import digests
@@ -216,7 +216,8 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher, guard: Gu
     attack, tuned = _tune_attack(run, probe, watcher)
     if isinstance(attack, StatesWork):
         # Attacks that may double their work: the clock of a few steps says more than a bar.
-        watcher.note(str(run.plan_attack(attack, adversary=probe.adversary, releases=probe.releases)))
+        plan = partial(run.plan_attack, attack, adversary=probe.adversary, releases=probe.releases)
+        watcher.note_once(_planned_key(run, attack, probe), lambda: str(plan()))
     progress = partial(watcher.attack, probe.key)
     (outcome,) = run.attack(
         attack, adversary=probe.adversary, progress=progress, floors=probe.floors, releases=probe.releases
@@ -253,6 +254,17 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher, guard: Gu
     }
     write_atomic(scores, digests.json_with_digest(_without_infinities(entry)))
     return entry
+
+
+def _planned_key(run: Run, attack: Attack, probe: Probe) -> str:
+    """Return what runs share in which `attack` takes about as long: its parameters, and the shapes of all it works on.
+
+    Of an attack that trains copies of the model also for how many rounds.
+    """
+    rows = (len(run.data.auxiliary), len(run.data.victims), run.data.shape)
+    shapes = sorted(run.engine.all_facts[0].shapes.items())
+    rounds = run.evaluator.grants.rounds if Needs.IMITATION in attack.requires else None
+    return repr((attack, probe.adversary, probe.releases, rows, shapes, rounds))
 
 
 def _tune_attack(run: Run, probe: Probe, watcher: Watcher) -> tuple[Attack, Json]:

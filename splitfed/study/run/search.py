@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +288,10 @@ class _Judge:
     def note(self, line: str) -> None:
         """Pass it on."""
         self._watcher.note(line)
+
+    def note_once(self, key: str, make: Callable[[], str]) -> None:
+        """Pass it on."""
+        self._watcher.note_once(key, make)
 
     def round(self, done: int, total: int, epsilon: float | None = None) -> None:
         """Pass it on, and look whether the run is worth going on with."""
