@@ -43,9 +43,7 @@ class Nearest(Attack):
     budgets: ClassVar[Budgets] = {"fast": {}, "paper": {}}
     space: ClassVar[Space] = {"neighbours": ((1,), (3,), (10,), (30,))}
 
-    neighbours: tuple[int, ...] = field(
-        default=(1, 10), metadata=require_counts("nearest neighbours", low=1, expected="one count or more")
-    )
+    neighbours: tuple[int, ...] = field(default=(1, 10), metadata=require_counts("nearest neighbours", low=1))
     queries: int = field(default=5, metadata=require_count("nearest queries", low=1))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
