@@ -162,6 +162,7 @@ QUICK = {
     Cell("mafml", "class shares", "class_shares"),
     Cell("fedproto", "membership", "prototype_membership"),
     Cell("fedproto", "inversion", "prototype_inversion"),
+    Cell("fml", "class shares", "update_shares"),
     Cell("fml", "inversion", "upload_inversion"),
     Cell("fml", "inversion", "dlg"),
     Cell("fedsgd", "inversion", "inverting_gradients"),

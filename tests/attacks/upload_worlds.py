@@ -30,7 +30,6 @@ from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import ClientData, Federation
 from splitfed.engines.base import FED
-from splitfed.federated import Method, PerFedAvg, PFedMe
 from splitfed.models.mlp import mlp
 from splitfed.registry import load
 from splitfed.schedules.base import LocalUpdate
@@ -51,15 +50,6 @@ SCORED = ("fedmd", "mafml")
 
 Draw = Callable[[Tensor, torch.Generator], Dataset]
 """From a kind for every row, (rows,) int64, to these rows."""
-
-SETTINGS: dict[str, Method] = {"per_fedavg": PerFedAvg(rate=0.05), "pfedme": PFedMe(weight=1.0)}
-"""Of methods whose usual parameters leave little of the rows in what is uploaded, or forbid the rates of these runs."""
-
-
-def settings(name: str) -> Method:
-    """Return the method of this name, by its usual parameters where `SETTINGS` has no others."""
-    method: Method = SETTINGS[name] if name in SETTINGS else load("methods", name)()
-    return method
 
 
 def pattern_rows(y: Tensor, random: torch.Generator) -> Dataset:
@@ -119,7 +109,8 @@ def memorised(name: str, seed: int = 0) -> Run:
             layers = OrderedDict(fc1=nn.Linear(CELLS, 32), act=nn.ReLU(), fc2=nn.Linear(32, LABELS))
         data = federation(cell_rows, [torch.arange(CELLS).repeat(2)] * CLIENTS, CELLS, 5 * CELLS, CELLS, seed)
         return _train(name, local(nn.Sequential(layers)), data, 2, 10, Optim("Adam", {"lr": 0.01}))
-    rounds, epochs, rate = (100, 1, 0.3) if name == "fedsgd" else (2, 20, 0.1)
+    # Clients of FedSGD take no steps of their own; those of pFedMe refuse rates from 1 / 15 on.
+    rounds, epochs, rate = {"fedsgd": (100, 1, 0.3), "pfedme": (2, 20, 0.05)}.get(name, (2, 20, 0.1))
     return _train(name, _perceptron(seed), of_few_classes(noise_rows, CLIENTS, 0, seed), rounds, epochs, sgd(lr=rate))
 
 
@@ -154,7 +145,7 @@ def _train(name: str, topology: Topology, data: Federation, rounds: int, epochs:
         topology,
         data,
         schedule="independent",
-        method=settings(name),
+        method=load("methods", name)(),
         rounds=rounds,
         local=LocalUpdate(epochs=epochs),
         batch_size=20,
