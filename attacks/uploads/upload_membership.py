@@ -9,8 +9,10 @@ distillation", NeurIPS 2023 (a teacher's rows through a student).
 The adversary is the aggregation server of a run that was recorded, with candidate rows and their labels. Where weights,
 changes of them or gradients are exchanged (a meme, a mentee, an adapter, an average), the score of a row is the log
 odds of its label by what the client sent back, minus those by what it was sent, the mean over `rounds` of them. Where
-clients score public rows, the two models are a student of the client's scores and one of all others'. Features end in
-a head of the adversary's own (see `uploaded_models`). With `calibrated=False` the first of the two counts alone.
+clients score public rows, the two models are a student of the client's scores and one of all others'. These share no
+weights, so of the second one's log odds only as much is taken off as they tell of the first's: times the slope of the
+least-squares line over the candidates, from 0 to 1 (ours; Watson et al. take 1). Features end in a head of the
+adversary's own (see `uploaded_models`). With `calibrated=False` the first of the two counts alone.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, margins
-from splitfed.attacks.uploads.uploaded_models import KINDS, SHOWN, Predict, StudentSettings, uploaded_models
+from splitfed.attacks.uploads.uploaded_models import KINDS, SHOWN, ModelPair, StudentSettings, uploaded_models
 from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 
@@ -61,7 +63,19 @@ class UploadMembership(Attack):
         pairs = uploaded_models("upload_membership", knowledge, settings, generator, progress, self.rounds)
 
         @torch.no_grad()
-        def odds(predict: Predict) -> Tensor:
-            return margins(predict(x), y)
+        def score(pair: ModelPair) -> Tensor:
+            after = margins(pair.after(x), y)
+            if not self.calibrated:
+                return after
+            before = margins(pair.before(x), y)
+            # What came back is what was sent, trained; students have nothing in common but what their rows say.
+            return after - before if knowledge.exchanged is not None else after - slope(after, before) * before
 
-        return torch.stack([odds(p.after) - (odds(p.before) if self.calibrated else 0.0) for p in pairs]).mean(0)
+        return torch.stack([score(pair) for pair in pairs]).mean(0)
+
+
+def slope(values: Tensor, on: Tensor) -> Tensor:
+    """Return the slope of the least-squares line of `values` (n,) over `on` (n,), in [0, 1]; 0 over a constant."""
+    away = on - on.mean()
+    found = torch.dot(values - values.mean(), away) / away.square().sum().clamp_min(torch.finfo(on.dtype).tiny)
+    return found.clamp(0, 1)

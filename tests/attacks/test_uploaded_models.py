@@ -14,11 +14,12 @@ from splitfed.attacks.base import Attack, Knowledge
 from splitfed.attacks.gradients.dlg import Dlg
 from splitfed.attacks.gradients.inverting_gradients import InvertingGradients
 from splitfed.attacks.membership.confidence import margins
+from splitfed.attacks.uploads import upload_membership
 from splitfed.attacks.uploads.exchanged_model import ExchangedModel, ExchangedRound, PublicScores
 from splitfed.attacks.uploads.update_shares import UpdateShares, resolve
 from splitfed.attacks.uploads.upload_inversion import UploadInversion
-from splitfed.attacks.uploads.upload_membership import UploadMembership
-from splitfed.attacks.uploads.uploaded_models import fit_head
+from splitfed.attacks.uploads.upload_membership import UploadMembership, slope
+from splitfed.attacks.uploads.uploaded_models import ModelPair, Predict, fit_head
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import WEIGHT_GRADIENT, Message, Stamp, View
 from splitfed.core.random import stream
@@ -72,6 +73,31 @@ def test_membership_is_the_gain_in_log_odds_over_what_was_sent() -> None:
     assert guessed(UploadMembership(rounds=1), 2, exchanged=two, **known).tolist() == single([3, 0, -6])
     alone = guessed(UploadMembership(calibrated=False), 2, exchanged=model_of((STEEP, STEEP)), **known)
     assert alone.tolist() == single([3, 0, -6])
+
+
+def test_students_are_calibrated_by_as_much_as_the_one_tells_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64)
+    # Over 0, 2, 4: the products of what is away from the means are 2, 0 and 0; the squares 4, 0 and 4.
+    assert slope(values, torch.tensor([0.0, 2.0, 4.0], dtype=torch.float64)).item() == pytest.approx(0.25)
+    assert slope(values, values / 2).item() == 1.0
+    assert slope(values, -values).item() == 0.0
+    assert slope(values, torch.ones(3, dtype=torch.float64)).item() == 0.0
+    known = {"candidates": X, "candidate_labels": torch.tensor([1, 1, 0])}
+
+    def student(steepness: float) -> Predict:
+        return lambda x: torch.stack([torch.zeros(len(x)), steepness * x[:, 0]], 1).double().log_softmax(1)
+
+    def gained(before: float, after: float) -> list[float]:
+        pair = ModelPair(student(before), student(after))
+        monkeypatch.setattr(upload_membership, "uploaded_models", lambda *_: [pair])
+        return [float(score) for score in guessed(UploadMembership(), 2, **known)]
+
+    # Log odds 3, 0, -6 by the client's student; 6, 0, -12 by the others', which tell them by half.
+    assert gained(6.0, 3.0) == pytest.approx([0.0, 0.0, 0.0], abs=1e-6)
+    # The other way round one is the most, and all is taken off.
+    assert gained(3.0, 6.0) == pytest.approx([3.0, 0.0, -6.0])
+    # A student that says the opposite tells nothing.
+    assert gained(-3.0, 3.0) == pytest.approx([3.0, 0.0, -6.0])
 
 
 def test_a_head_is_fitted_to_features_of_all_rows_whose_labels_are_known() -> None:

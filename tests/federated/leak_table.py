@@ -96,6 +96,25 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+class Cell(NamedTuple):
+    """An attack that the table names for a method's uploads and a goal."""
+
+    method: str
+    goal: str
+    attack: str
+
+
+def read_cells(text: str) -> list[Cell]:
+    """Return every attack that stands in a table as `table` writes it, row by row."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]]
+    return [
+        Cell(method.strip("`"), goal, attack.strip("`"))
+        for method, _, *found in rows
+        for goal, names in zip(GOALS, found, strict=True)
+        for attack in (names.split(", ") if names.startswith("`") else [])
+    ]
+
+
 def written(text: str) -> str:
     """Return the table as it stands in the page."""
     return text.partition(BEGIN)[2].partition(END)[0]
