@@ -90,6 +90,7 @@ types: $(STAMP) ## mypy, strict
 
 docs: $(STAMP) ## write the tables of README.md and docs/ from the registries
 	@$(PY) -m tests.pages
+	@$(PY) -m tests.federated.leak_table
 
 # The name that `docs` had while README was the only page.
 readme: docs

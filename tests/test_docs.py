@@ -16,8 +16,10 @@ import pytest
 import torch
 
 import splitfed
+from splitfed.attacks.base import Knowledge
 from splitfed.core.errors import InvalidInput
-from splitfed.core.random import stream
+from splitfed.core.messages import Message, Stamp, View
+from splitfed.core.random import generator, stream
 from splitfed.core.replay import ReplayedSegment
 from splitfed.encryption import find_secret_keys
 from splitfed.registry import TABLES
@@ -391,7 +393,7 @@ def test_the_attack_of_the_contributing_page_runs_and_beats_the_mean_image(
     assert code is not None
     (tmp_path / "nearest_release.py").write_text(textwrap.dedent(code[1]), "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    attack = importlib.import_module("nearest_release").Nearest()
+    attack = importlib.import_module("nearest_release").NearestRelease()
     data = splitfed.data.digits().clients(1, auxiliary=600, victims=32)
     topology = splitfed.topologies.vanilla(splitfed.models.lenet((1, 8, 8), 10), "pool1")
     run = splitfed.train(topology, data, rounds=1)
@@ -399,6 +401,35 @@ def test_the_attack_of_the_contributing_page_runs_and_beats_the_mean_image(
     prediction, truth = found.prediction, found.truth
     mean = data.auxiliary.x.mean(0)
     assert float((prediction - truth).square().mean()) < 0.8 * float((mean - truth).square().mean())
+
+
+def test_the_attack_of_the_contributing_page_is_called_by_hand_as_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    code = re.search(r"   ```python\n(   \"\"\"Nearest.*?)   ```", page, re.DOTALL)
+    by_hand = re.search(r"   ```python\n(   message = .*?)   ```", page, re.DOTALL)
+    assert code is not None
+    assert by_hand is not None
+    (tmp_path / "nearest_by_hand.py").write_text(textwrap.dedent(code[1]), "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = torch.tensor([[0.0, 1.0], [2.0, 0.0], [5.0, 5.0]])
+    names: dict[str, Any] = {
+        "NearestRelease": importlib.import_module("nearest_by_hand").NearestRelease,
+        **{kind.__name__: kind for kind in (Message, Stamp, View, Knowledge)},
+        "generator": generator,
+        "client": lambda x: 2.0 * x,
+        "rows": rows,
+        "z": torch.tensor([[9.0, 9.0], [0.0, 1.0]]),
+    }
+    exec(textwrap.dedent(by_hand[1]), names)
+    assert torch.equal(names["found"], rows[[2, 0]])
+
+
+def test_the_study_of_the_contributing_page_is_valid(tmp_path: Path) -> None:
+    study = next(text for text in blocks(ROOT / "CONTRIBUTING.md", "toml") if "[study]" in text)
+    (tmp_path / "study.toml").write_text(study, "utf-8")
+    assert len(session.prepare_study(tmp_path / "study.toml").grid.cells) == 2
 
 
 def test_the_training_attack_of_the_contributing_page_beats_the_mean_row(

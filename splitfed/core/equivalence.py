@@ -93,6 +93,11 @@ def check_topology(topology: Topology, batch: Values) -> None:
 
     `batch`: rows of every input (value -> (rows, ...)), two or more. Raises `InvalidInput` for the first difference.
     """
+    if not torch.is_grad_enabled():
+        raise InvalidInput(
+            "gradients are switched off by the caller (torch.no_grad, inference_mode or set_grad_enabled), with which "
+            "nothing can be trained or compared; expected a call outside of it"
+        )
     values: Values = batch
     in_training = any(segment.module.training for segment in topology.segments)
     for segments, original in _list_units(topology):

@@ -54,6 +54,11 @@ def test_without_an_example_a_cut_is_compared_only_when_it_is_trained() -> None:
     assert len(cut(Net(without_gradients), "a")) == 2
 
 
+def test_a_caller_without_gradients_is_told_so_and_not_that_the_cut_is_another_model() -> None:
+    with torch.no_grad(), pytest.raises(InvalidInput, match="gradients are switched off by the caller"):
+        sf.train(vanilla(Net(ends), "a"), data().clients(2), rounds=1)
+
+
 def test_an_example_that_lacks_an_input_is_refused() -> None:
     with pytest.raises(InvalidInput, match="example has no rows for the input 'x' of Net"):
         cut(Net(ends), "a", {"y": torch.randn(4, 8)})

@@ -179,7 +179,8 @@ def test_one_release_is_what_it_was() -> None:
 @pytest.mark.parametrize("releases", [1, 4, 16])
 def test_what_is_shown_has_the_noise_of_a_mean(releases: int) -> None:
     """Victims, queries, samples with the weights, samples of a clone; s²/R over at least 400 x 5 numbers."""
-    view, knowledge = keep(releases, linear_gaussian())
+    with torch.enable_grad():  # the run may be trained here
+        view, knowledge = keep(releases, linear_gaussian())
     x, rows = linear_gaussian().data.victims.x, linear_gaussian().data.auxiliary.x[:500]
     assert knowledge.query is not None
     assert knowledge.upstream is not None
