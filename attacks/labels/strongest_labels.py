@@ -40,15 +40,14 @@ from splitfed.attacks.base import (
     DefenseEffect,
     Knowledge,
     Needs,
-    Phase,
     PredictionAndSelection,
     Progress,
-    Target,
     unwrap,
 )
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.known_labels import name_clusters
 from splitfed.attacks.labels.known_victims import KnownVictims
+from splitfed.attacks.labels.label_attack import LabelAttack
 from splitfed.attacks.selection import Attempt, LeftOut, Selection, double_work, name_budgets
 from splitfed.core.errors import InvalidInput, require_count, require_share
 from splitfed.core.messages import View
@@ -94,16 +93,15 @@ class _Found(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StrongestLabels(Attack):
-    """Members take `iterations` at first, doubled at most `doublings` times; `hints` victims of each class are known.
+class StrongestLabels(LabelAttack):
+    """The best of several attacks on labels, chosen on known victims.
+
+    Members take `iterations` at first, doubled at most `doublings` times; `hints` victims of each class are known.
 
     `hints`: None: twelve in all, and two of each class at least. `validation`: see above. Budgets are called "quick",
     "standard" and "full"; "fast", "default" and "paper" are the same.
     """
 
-    target: ClassVar[Target] = Target.LABELS
-    phase: ClassVar[Phase] = Phase.STEP
-    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS})
     adapts_to = frozenset[DefenseEffect]()
     uses: ClassVar[frozenset[Needs]] = frozenset(
         {Needs.OWN_INPUTS, Needs.HEAD, Needs.AUXILIARY_LABELS, Needs.TRAINING_ATTACK}

@@ -26,6 +26,9 @@ Source = int | str | Mapping[str, Tensor]
 in them, named `segment/name`."""
 
 
+Batches = Sequence[Tensor]
+"""Row numbers, (rows,) int64, a tensor a step."""
+
 ReplicaBatches = Mapping[int, Tensor]
 """The batch of each replica in one step: row numbers, (rows,) int64."""
 

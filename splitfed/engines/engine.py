@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
-from torch import Tensor
-
-from splitfed.engines.base import RunSetup, Stateful, Trainer
+from splitfed.engines.base import Batches, RunSetup, Stateful, Trainer
 from splitfed.engines.inference import Inference
 from splitfed.engines.observers import Observable
 from splitfed.engines.party_data import PartyData
@@ -17,13 +14,7 @@ class Engine(PartyData, Inference, Observable, Trainer, RunSetup, Stateful, Prot
     """All narrow contracts together, for who leads a run; whoever asks for less names the one that it needs."""
 
     def train(
-        self,
-        replica: int,
-        epoch: int,
-        batches: Sequence[Tensor],
-        first: int = 0,
-        part: str = "train",
-        task: float = 1.0,
+        self, replica: int, epoch: int, batches: Batches, first: int = 0, part: str = "train", task: float = 1.0
     ) -> list[float]:
         """Train `replica` on `batches` of `part`; return the total loss of each step that had rows.
 

@@ -26,7 +26,7 @@ from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
 from splitfed.encryption.run_parties import send_contexts
 from splitfed.engines.accumulation import TiedGradients, group_batches
-from splitfed.engines.base import FED, Placement, ReplicaBatches, Scales
+from splitfed.engines.base import FED, Batches, Placement, ReplicaBatches, Scales
 from splitfed.engines.engine import Engine
 from splitfed.engines.observers import AttackObserver, DetectorObserver
 from splitfed.engines.parties import RunParties
@@ -85,13 +85,7 @@ class LocalEngine(Engine):
             send_contexts(self.parties, run_parties.keys, self.link.deliver, Stamp("train", 0, 0, 0))
 
     def train(
-        self,
-        replica: int,
-        epoch: int,
-        batches: Sequence[Tensor],
-        first: int = 0,
-        part: str = "train",
-        task: float = 1.0,
+        self, replica: int, epoch: int, batches: Batches, first: int = 0, part: str = "train", task: float = 1.0
     ) -> list[float]:
         """Train `replica` on `batches` of `part`; return the total loss of each step that had rows.
 

@@ -26,7 +26,7 @@ from splitfed.core.traffic import Traffic
 from splitfed.core.upload_defenses import Sent, find_upload_defenses, rows_of, size
 from splitfed.core.usage_counts import SCORED
 from splitfed.costs.bytes import value_bytes
-from splitfed.engines.base import CONSULTED, FED, ReplicaBatches, Scales, Trainer
+from splitfed.engines.base import CONSULTED, FED, Batches, ReplicaBatches, Scales, Trainer
 from splitfed.engines.participation import Participation
 from splitfed.planning.encrypted_flows import EncryptedSteps, context_flows
 from splitfed.planning.probes import inputs_of
@@ -96,13 +96,7 @@ class CountingTrainer(Trainer):
         return self._labels[replica, part]
 
     def train(
-        self,
-        replica: int,
-        epoch: int,
-        batches: Sequence[Tensor],
-        first: int = 0,
-        part: str = "train",
-        task: float = 1.0,
+        self, replica: int, epoch: int, batches: Batches, first: int = 0, part: str = "train", task: float = 1.0
     ) -> list[float]:
         """Count the messages of these steps."""
         self._taken[replica].add(epoch, batches, part)

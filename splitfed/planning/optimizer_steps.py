@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from splitfed.core.errors import InvalidInput
 from splitfed.core.executor import Combine
 from splitfed.core.optimizers import last_step
 from splitfed.core.topology import member
-from splitfed.engines.base import ReplicaBatches, Scales
+from splitfed.engines.base import Batches, ReplicaBatches, Scales
 from splitfed.planning.counting import CountingTrainer
 from splitfed.planning.simulation import simulate_rounds
 from splitfed.planning.validation import Prepared
@@ -29,13 +27,7 @@ class StepCountingTrainer(CountingTrainer):
         self._together = False
 
     def train(
-        self,
-        replica: int,
-        epoch: int,
-        batches: Sequence[Tensor],
-        first: int = 0,
-        part: str = "train",
-        task: float = 1.0,
+        self, replica: int, epoch: int, batches: Batches, first: int = 0, part: str = "train", task: float = 1.0
     ) -> list[float]:
         """Count the messages and the steps of these batches."""
         taken = sum(len(rows) > 0 for rows in batches)

@@ -16,7 +16,7 @@ from splitfed.core.topology import Topology, member
 from splitfed.core.traffic import Traffic
 from splitfed.core.upload_defenses import Sent, count, find_upload_defenses, private_kinds
 from splitfed.core.usage_counts import SCORED, UsageCounts, counted_kinds, counted_labels, labels_of_head
-from splitfed.engines.base import CONSULTED, FED
+from splitfed.engines.base import CONSULTED, FED, Batches
 from splitfed.engines.observers import Observable
 from splitfed.engines.parties import RunParties
 from splitfed.federated.base import Method
@@ -72,13 +72,7 @@ class UsageCountingTrainer(CountingTrainer):
                 self._uses(replica, site).take(site.place, site.position, "train", len(next(iter(labels.values()))))
 
     def train(
-        self,
-        replica: int,
-        epoch: int,
-        batches: Sequence[Tensor],
-        first: int = 0,
-        part: str = "train",
-        task: float = 1.0,
+        self, replica: int, epoch: int, batches: Batches, first: int = 0, part: str = "train", task: float = 1.0
     ) -> list[float]:
         """Count the messages and uses of these steps."""
         for kind in ("activation", "gradient", "step") if task else ("activation", "gradient"):
