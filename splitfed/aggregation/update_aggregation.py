@@ -81,11 +81,7 @@ class UpdateAggregation:
         return self._rule.start()
 
     def move(
-        self,
-        before: Mapping[str, Tensor],
-        after: Mapping[str, Tensor],
-        names: Iterable[str],
-        memory: dict[str, Memory],
+        self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], names: Iterable[str], memory: dict[str, Memory]
     ) -> dict[str, Tensor]:
         """Return what the aggregation server holds after a round that led from `before` to the aggregate `after`.
 

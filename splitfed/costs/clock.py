@@ -36,11 +36,7 @@ class Clock:
     """
 
     def __init__(
-        self,
-        shapes: StepShape | Mapping[int, StepShape],
-        speeds: Speeds,
-        parties: Parties,
-        others: Iterable[str] = (),
+        self, shapes: StepShape | Mapping[int, StepShape], speeds: Speeds, parties: Parties, others: Iterable[str] = ()
     ) -> None:
         self._shapes = dict.fromkeys(parties, shapes) if isinstance(shapes, StepShape) else dict(shapes)
         self._parties = {replica: dict(names) for replica, names in parties.items()}

@@ -140,12 +140,7 @@ class FedGen(Averaging):
         state["labels"] = known | state["labels"] if len(state["labels"]) else known
 
     def _train(
-        self,
-        generator: Generator,
-        heads: Sequence[ClientHead],
-        counts: Tensor,
-        state: State,
-        random: torch.Generator,
+        self, generator: Generator, heads: Sequence[ClientHead], counts: Tensor, state: State, random: torch.Generator
     ) -> None:
         """Let the generator take its steps on the heads of this round; its optimizer goes on where it was."""
         optimizer = torch.optim.Adam(generator.parameters(), lr=self.rate)

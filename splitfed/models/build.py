@@ -32,12 +32,7 @@ def build(name: str, shape: tuple[int, ...], outputs: int, seed: int, **params: 
 
 
 def make(
-    name: str,
-    factory: Callable[..., Any],
-    shape: tuple[Any, ...],
-    outputs: int,
-    seed: int,
-    params: Mapping[str, Any],
+    name: str, factory: Callable[..., Any], shape: tuple[Any, ...], outputs: int, seed: int, params: Mapping[str, Any]
 ) -> nn.Module:
     """Return the model that `factory`, called `name` in messages, makes of its arguments; as `build`."""
     arguments = _arguments(name, factory, {"shape": shape, "outputs": outputs, "seed": seed}, params)

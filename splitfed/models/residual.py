@@ -1,4 +1,4 @@
-"""The residual block that both ResNets are made of.
+"""The stem and the residual block that both ResNets are made of.
 
 Paper: He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, figure 2.
 """
@@ -6,6 +6,15 @@ Paper: He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", C
 from __future__ import annotations
 
 from torch import Tensor, nn
+
+
+def stem(channels: int, width: int) -> dict[str, nn.Module]:
+    """Return the layers before the first block, by name: (batch, channels, h, w) to (batch, width, h, w)."""
+    return {
+        "conv1": nn.Conv2d(channels, width, 3, padding=1, bias=False),
+        "bn1": nn.BatchNorm2d(width),
+        "relu1": nn.ReLU(inplace=True),
+    }
 
 
 class Block(nn.Module):

@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import nn
 
 from splitfed.core.random import initialization
-from splitfed.models.residual import Block
+from splitfed.models.residual import Block, stem
 from splitfed.models.shapes import image_shape
 
 
@@ -37,9 +37,7 @@ def resnet18(shape: tuple[int, ...], outputs: int, *, seed: int | None = 0) -> R
     with initialization(seed):
         return ResNet18(
             OrderedDict(
-                conv1=nn.Conv2d(channels, 64, 3, padding=1, bias=False),
-                bn1=nn.BatchNorm2d(64),
-                relu1=nn.ReLU(inplace=True),
+                **stem(channels, 64),
                 stage1=_stage(64, 64, 1),
                 stage2=_stage(64, 128, 2),
                 stage3=_stage(128, 256, 2),

@@ -15,7 +15,7 @@ from typing import ClassVar
 from torch import nn
 
 from splitfed.core.random import initialization
-from splitfed.models.residual import Block
+from splitfed.models.residual import Block, stem
 from splitfed.models.shapes import image_shape
 
 
@@ -34,9 +34,7 @@ def resnet8(shape: tuple[int, ...], outputs: int, *, seed: int | None = 0) -> Re
     with initialization(seed):
         return ResNet8(
             OrderedDict(
-                conv1=nn.Conv2d(channels, 16, 3, padding=1, bias=False),
-                bn1=nn.BatchNorm2d(16),
-                relu1=nn.ReLU(inplace=True),
+                **stem(channels, 16),
                 stage1=Block(16, 16),
                 stage2=Block(16, 32, stride=2),
                 stage3=Block(32, 64, stride=2),

@@ -74,11 +74,7 @@ def mu_epsilon(mu: float, delta: float, rate: float = 1.0) -> float:
 
 
 def gdp_audit(
-    first: Mapping[str, Array],
-    second: Mapping[str, Array],
-    delta: float,
-    confidence: float = 0.95,
-    rate: float = 1.0,
+    first: Mapping[str, Array], second: Mapping[str, Array], delta: float, confidence: float = 0.95, rate: float = 1.0
 ) -> GaussianFound:
     """Return what the scores of releases of one input and of its neighbour prove of a Gaussian mechanism.
 

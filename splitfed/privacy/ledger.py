@@ -216,10 +216,7 @@ def default_delta(rows: int) -> float:
 
 
 def make_ledger(
-    charges: Iterable[Charge],
-    delta: float,
-    unprotected: Sequence[str] = (),
-    replaced: Mapping[str, int] | None = None,
+    charges: Iterable[Charge], delta: float, unprotected: Sequence[str] = (), replaced: Mapping[str, int] | None = None
 ) -> Ledger:
     """Return the ledger of `charges` at `delta`.
 

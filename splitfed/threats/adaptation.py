@@ -25,32 +25,24 @@ from enum import StrEnum
 
 from splitfed.attacks.base import BACKWARD, FORWARD, IN_TRAINING, Attack, DefenseEffect, Needs, Phase, Target
 from splitfed.attacks.training_time.training_attack import TrainingAttack
-from splitfed.core.defense import (
-    UPLOAD,
-    Accounted,
-    Calibrated,
-    Codec,
-    Defense,
-    GradientDefense,
-    LabelDefense,
-    LayerDefense,
-    LearnedDefense,
-    PenaltyDefense,
-    ReceiverPenaltyDefense,
-    ReleaseDefense,
-    TaskWeightDefense,
-    WeightDefense,
-)
+from splitfed.core import defense as capability
+from splitfed.core.defense import UPLOAD, Defense
 from splitfed.registry import name_of
 
-WITHOUT_EFFECT: tuple[type[Defense], ...] = (LayerDefense, LearnedDefense, Codec, Accounted, Calibrated)
+WITHOUT_EFFECT: tuple[type[Defense], ...] = (
+    capability.LayerDefense,
+    capability.LearnedDefense,
+    capability.Codec,
+    capability.Accounted,
+    capability.Calibrated,
+)
 """Capabilities that change nothing but through the others; see above."""
 
 _EFFECTS: tuple[tuple[type[Defense], DefenseEffect], ...] = (
-    (GradientDefense, DefenseEffect.GRADIENT),
-    (ReceiverPenaltyDefense, DefenseEffect.RECEIVER_PENALTY),
-    (LabelDefense, DefenseEffect.LABELS),
-    (WeightDefense, DefenseEffect.WEIGHTS),
+    (capability.GradientDefense, DefenseEffect.GRADIENT),
+    (capability.ReceiverPenaltyDefense, DefenseEffect.RECEIVER_PENALTY),
+    (capability.LabelDefense, DefenseEffect.LABELS),
+    (capability.WeightDefense, DefenseEffect.WEIGHTS),
 )
 """The capabilities that have one effect wherever they stand."""
 
@@ -66,14 +58,14 @@ class Mark(StrEnum):
 def effects(defense: Defense) -> frozenset[DefenseEffect]:
     """Return what `defense`, with its parameters and where it stands, changes."""
     found = {effect for capability, effect in _EFFECTS if isinstance(defense, capability)}
-    if isinstance(defense, ReleaseDefense):
+    if isinstance(defense, capability.ReleaseDefense):
         if defense.uploads:
             found.add(DefenseEffect.UPLOAD)
         if not defense.on or any(not name.endswith(UPLOAD) for name in defense.on):
             found.add(DefenseEffect.RELEASE)
-    if isinstance(defense, PenaltyDefense):
+    if isinstance(defense, capability.PenaltyDefense):
         found.add(DefenseEffect.LAYER_PENALTY if defense.penalty_reads_layers else DefenseEffect.PENALTY)
-    if isinstance(defense, TaskWeightDefense) and defense.weighs_task:
+    if isinstance(defense, capability.TaskWeightDefense) and defense.weighs_task:
         found.add(DefenseEffect.TASK_WEIGHT)
     return frozenset(found)
 

@@ -76,14 +76,7 @@ class Bench:
     """
 
     def __init__(
-        self,
-        evaluator: Evaluator,
-        attack: Attack,
-        party: str,
-        client: int,
-        seed: int,
-        share: float,
-        releases: int = 1,
+        self, evaluator: Evaluator, attack: Attack, party: str, client: int, seed: int, share: float, releases: int = 1
     ) -> None:
         check_readable(type(attack).__name__, attack, evaluator.engine, party, client)
         check_number("tune share", share, low=0.0, high=1.0, open_low=True, open_high=True)

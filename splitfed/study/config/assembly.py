@@ -75,13 +75,7 @@ def assemble_topology(builder: NamedAlgorithm, data: Dataset, seed: int, code: C
 
 
 def build_model(
-    label: str,
-    name: str,
-    shape: tuple[Any, ...],
-    outputs: int,
-    seed: int,
-    parameters: Mapping[str, Any],
-    code: Code,
+    label: str, name: str, shape: tuple[Any, ...], outputs: int, seed: int, parameters: Mapping[str, Any], code: Code
 ) -> nn.Module:
     """Return the model `name` as `splitfed.models.build` does; whatever else it raises becomes an `InvalidInput`.
 

@@ -70,11 +70,7 @@ def role_holdings(
 
 
 def _received_in_steps(
-    topology: Topology,
-    facts: Facts,
-    labels: Mapping[str, Tensor],
-    guards: Mapping[str, str],
-    back: Mapping[str, str],
+    topology: Topology, facts: Facts, labels: Mapping[str, Tensor], guards: Mapping[str, str], back: Mapping[str, str]
 ) -> Iterator[tuple[str, Json]]:
     """Yield receiver, and what it gets in a step: releases and gradients at the cuts, and labels."""
     settings = topology.encryption
