@@ -29,7 +29,9 @@ from splitfed.core.messages import View
 
 @dataclass(frozen=True)
 class UploadInversion(Attack):
-    """`iterations` of Adam at rate `rate` from the mean of `neighbours` rows; `stay` keeps near it.
+    """Rows of a client's classes, by descent on the model that came back.
+
+    `iterations` of Adam at rate `rate` from the mean of `neighbours` rows; `stay` keeps near it.
 
     `epochs`, `lr`, `batch_size`: of students.
     """
