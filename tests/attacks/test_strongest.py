@@ -223,7 +223,7 @@ def test_how_many_folds(share: float, rows: int, folds: int) -> None:
     assert count_folds(rows, share) == folds
 
 
-def test_with_sixty_rows_to_hold_out_a_single_hold_out_chooses_as_it_always_did() -> None:
+def test_with_thirty_rows_to_hold_out_a_single_hold_out_chooses_as_it_always_did() -> None:
     """Of 300 rows a fifth: the second order that the seed gives, and one view."""
     attack, view = Strongest(), released(torch.zeros(4, 3))
     order = [torch.randperm(300, generator=drawn) for drawn in [torch.Generator().manual_seed(5)] for _ in range(2)][1]
@@ -231,8 +231,16 @@ def test_with_sixty_rows_to_hold_out_a_single_hold_out_chooses_as_it_always_did(
     assert held.folds == ()
     assert held.x[:, 0].tolist() == (3.0 * order[:60]).tolist()
     assert held.fewest == 240
-    few = attack._hold_out(view, knowledge_of(297), torch.Generator().manual_seed(5))
-    assert (len(few.x), len(few.folds), few.fewest) == (297, 5, 237)
+    assert attack._hold_out(view, knowledge_of(150), torch.Generator().manual_seed(5)).folds == ()
+    few = attack._hold_out(view, knowledge_of(147), torch.Generator().manual_seed(5))
+    assert (len(few.x), len(few.folds), few.fewest) == (147, 5, 117)
+
+
+def test_the_demo_and_the_boards_of_images_are_chosen_without_folds() -> None:
+    """They promise a minute, and were measured so."""
+    assert Strongest(validation=0.1)._folds(450) == 1
+    assert Strongest()._folds(300) == 1
+    assert Strongest()._folds(120) == 5
 
 
 def test_in_folds_the_better_of_two_is_found_more_often_where_few_rows_have_most_of_the_error() -> None:
