@@ -379,7 +379,6 @@ RENAMED = {
 }
 """Old module -> its old names of classes -> the new ones."""
 
-
 KINDS = {"fusions": "aggregation", "manipulations": "poisoning"}
 """Old kind of the registry -> the new one."""
 
@@ -398,7 +397,6 @@ KEYS = {
     "guess": "prediction",
 }
 """Old key of a run's description, of its result and of the entries of its history -> the new one."""
-
 
 _REPRS = {"Apart(": "Independent(", "fusion=": "aggregation="}
 

@@ -30,24 +30,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.aggregation.lookup import secure_of
-from splitfed.aggregation.update_aggregation import UpdateAggregation
 from splitfed.core.errors import require_number
 from splitfed.core.grouping import total_pairs
 from splitfed.core.messages import Stamp
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import check_whole
-from splitfed.federated.base import Method, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import MethodTraits, ObjectivePlacement, State
 from splitfed.federated.class_sums import class_sums, class_upload
 from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.topology_values import count_classes, making_segment, only_head
-from splitfed.federated.uploads import close_round, open_round
+from splitfed.federated.uploads import SummedUploads, close_round, open_round
 from splitfed.secure_sum.base import SecureSumPlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDistill(Method):
+class FedDistill(SummedUploads):
     """`weight` >= 0 of the divergence from the others' mean scores.
 
     `secure`: a secure sum of the clients' mean scores, as schedules take it.
@@ -55,16 +53,6 @@ class FedDistill(Method):
 
     weight: float = field(default=1.0, metadata=require_number("feddistill weight", low=0.0))
     secure: bool | str | Mapping[str, Any] | SecureSumPlan = False
-
-    def __post_init__(self) -> None:
-        """Refuse a weight out of range, and what is no secure sum."""
-        super().__post_init__()
-        object.__setattr__(self, "secure", secure_of(self.secure))
-
-    @property
-    def settings(self) -> UpdateAggregation:
-        """How mean scores are summed."""
-        return UpdateAggregation(secure=self.secure)
 
     def traits(self, topology: Topology) -> MethodTraits:
         """Scores are means of the model's output; which of them a row follows depends on its label."""

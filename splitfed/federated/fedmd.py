@@ -34,18 +34,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfed.aggregation.lookup import secure_of
-from splitfed.aggregation.update_aggregation import UpdateAggregation
 from splitfed.core.errors import InvalidInput, require_count, require_name
 from splitfed.core.messages import Stamp
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated import public_rows
-from splitfed.federated.base import Method, MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.distillation import divergence
 from splitfed.federated.learner import Learner
 from splitfed.federated.topology_values import making_segment
-from splitfed.federated.uploads import close_round, open_round
+from splitfed.federated.uploads import SummedUploads, close_round, open_round
 from splitfed.secure_sum.base import SecureSumPlan
 
 PART = "shown by all"
@@ -53,7 +51,7 @@ DISTANCES = ("l1", "kl")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMD(Method):
+class FedMD(SummedUploads):
     """Clients with any models agree on scores of public rows, and learn from these.
 
     `rows`: how many public rows are scored a round (None: all); `batch`: how many of them a step of digesting has.
@@ -71,16 +69,6 @@ class FedMD(Method):
     distance: str = field(default="l1", metadata=require_name("fedmd distance", DISTANCES))
     separate: bool = False
     secure: bool | str | Mapping[str, Any] | SecureSumPlan = False
-
-    def __post_init__(self) -> None:
-        """Refuse parameters out of range, and what is no secure sum."""
-        super().__post_init__()
-        object.__setattr__(self, "secure", secure_of(self.secure))
-
-    @property
-    def settings(self) -> UpdateAggregation:
-        """How scores are summed."""
-        return UpdateAggregation(secure=self.secure)
 
     def traits(self, topology: Topology) -> MethodTraits:
         """Clients digest before the schedule's round."""

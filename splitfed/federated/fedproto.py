@@ -39,26 +39,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfed.aggregation.lookup import secure_of
-from splitfed.aggregation.update_aggregation import UpdateAggregation
 from splitfed.core.errors import InvalidInput, require_count, require_name, require_number
 from splitfed.core.messages import Stamp
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
 from splitfed.defenses.private_class_sums import PrivateClassSums, check_frozen, message_noise, private_of
-from splitfed.federated.base import Method, MethodContext, MethodTraits, ObjectivePlacement, State
+from splitfed.federated.base import MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.class_sums import class_sums, class_upload
 from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.topology_values import count_classes, embedding, labelled_head, making_segment
-from splitfed.federated.uploads import close_round, open_round
+from splitfed.federated.uploads import SummedUploads, close_round, open_round
 from splitfed.secure_sum.base import SecureSumPlan
 
 DISTANCES = ("mse", "l2")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProto(Method):
+class FedProto(SummedUploads):
     """Clients share the mean embedding of each class, and pull their own towards the global one.
 
     `weight` (the paper's lambda) >= 0 of the prototype term; `embedding`: the value meant (default: see `places`).
@@ -80,7 +78,6 @@ class FedProto(Method):
     def __post_init__(self) -> None:
         """Refuse parameters out of range, and a secure sum beside losses that the server must read."""
         super().__post_init__()
-        object.__setattr__(self, "secure", secure_of(self.secure))
         object.__setattr__(self, "private", private_of(self.private))
         if self.secure and self.private:
             raise InvalidInput("fedproto private adds a client's whole noise to what secure hides already: take one")
@@ -88,11 +85,6 @@ class FedProto(Method):
             raise InvalidInput(
                 f"fedproto further={self.further} reads every client's loss, which secure hides: take one"
             )
-
-    @property
-    def settings(self) -> UpdateAggregation:
-        """How prototypes are summed."""
-        return UpdateAggregation(secure=self.secure)
 
     @property
     def mechanism(self) -> PrivateClassSums:

@@ -9,10 +9,12 @@ messages are sent without what they hold.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from splitfed.aggregation.lookup import secure_of
 from splitfed.aggregation.running_mean import RunningMean
 from splitfed.aggregation.update_aggregation import UpdateAggregation
 from splitfed.core.errors import InvalidInput
@@ -21,7 +23,7 @@ from splitfed.core.messages import Message
 from splitfed.core.topology import member
 from splitfed.engines.base import FED
 from splitfed.engines.secure_summation import SecureSummation
-from splitfed.federated.base import State
+from splitfed.federated.base import Method, State
 from splitfed.federated.learner import Learner, LearnerIdentity, LearnerMessages, LearnerWeights
 from splitfed.secure_sum.base import Flow, SecureSumPlan
 
@@ -29,6 +31,25 @@ Upload = Mapping[str, Mapping[str, Tensor]]
 """Kind of message -> the tensors in it."""
 
 ASKED = "asked"
+
+
+class SummedUploads(Method):
+    """A method of whose messages to the aggregation server one kind is averaged, in the clear or by a secure sum.
+
+    `secure`: the secure sum, as schedules take it; a field of every such method, in its own place among the others.
+    """
+
+    secure: bool | str | Mapping[str, Any] | SecureSumPlan
+
+    def __post_init__(self) -> None:
+        """Refuse parameters out of range, and what is no secure sum."""
+        super().__post_init__()
+        object.__setattr__(self, "secure", secure_of(self.secure))
+
+    @property
+    def settings(self) -> UpdateAggregation:
+        """How the messages are summed."""
+        return UpdateAggregation(secure=self.secure)
 
 
 def open_round(settings: UpdateAggregation, learners: Sequence[Learner], number: int, state: State) -> None:
