@@ -145,8 +145,7 @@ def open_run(
     settled = settle(rounds)
     with about("callbacks"):
         check_deciding(logging.callbacks, settled)
-    run = start_run(settled, rounds, device, adversaries, evaluation, logging)
-    run.plan = RunPlan(settled, rounds, adversaries, evaluation, logging, settle)
+    run = start_run(RunPlan(settled, rounds, adversaries, evaluation, logging, settle), device)
     run.callbacks = tuple(logging.callbacks)
     run.committed = committed_ledger(run.callbacks, settled, rounds, evaluation.every, evaluation.delta)
     if run.folder is not None:
@@ -175,15 +174,9 @@ def check_run(
     return prepared
 
 
-def start_run(
-    prepared: Prepared,
-    rounds: int,
-    device: torch.device | str,
-    adversaries: Adversaries,
-    evaluation: Evaluation,
-    logging: Logging,
-) -> Run:
-    """Return the run before its first round, everybody in place, and its folder claimed, where it has one."""
+def start_run(plan: RunPlan, device: torch.device | str) -> Run:
+    """Return the run of `plan` before its first round, everybody in place, and its folder claimed, where it has one."""
+    prepared, adversaries, evaluation, logging = plan.prepared, plan.adversaries, plan.evaluation, plan.logging
     clock = None if evaluation.speeds is None else clock_of(prepared, evaluation.speeds)
     folder = None if logging.folder is None else RunFolder(Path(logging.folder))
     views = None if folder is None else folder.path / "views"
@@ -194,15 +187,16 @@ def start_run(
     place_adversaries(engine, prepared, adversaries)
     if folder is not None:
         deciders = {f"class of callback {i}": type(one) for i, one in enumerate(deciding(logging.callbacks))}
-        described = describe(prepared, rounds, logging.record, device, adversaries.user_objects() | deciders)
+        described = describe(prepared, plan.rounds, logging.record, device, adversaries.user_objects() | deciders)
         speeds = None if evaluation.speeds is None else repr(evaluation.speeds)
         extras = {**adversaries.describe(), "speeds": speeds, "delta": evaluation.delta}
         extras["callbacks"] = describe_callbacks(logging.callbacks)
         folder.claim({**described, **extras}, resume=logging.resume)
     state = prepared.schedule.start(engine.replicas)
     run = Run(engine, prepared.data, prepared.schedule, state, prepared.training.seed, folder, clock)
+    run.plan = plan
     run.follow(prepared.method)
-    run.evaluator.grants.training, run.evaluator.grants.rounds = prepared.training, rounds
+    run.evaluator.grants.training, run.evaluator.grants.rounds = prepared.training, plan.rounds
     run.delta, run.crosswise = evaluation.delta, evaluation.across_clients
     return run
 
