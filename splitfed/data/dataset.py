@@ -32,7 +32,8 @@ from splitfed.data.mixup import MixedRows
 from splitfed.data.rotation import ANGLES, rotated
 from splitfed.data.split import split
 from splitfed.data.transform import Transform, TransformedRows
-from splitfed.data.vertical import columns, strips
+from splitfed.data.vertical import columns as columns_by_party
+from splitfed.data.vertical import strips
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -43,11 +44,12 @@ class Dataset:
     and not copied, or a `RowSource`, whose rows are read by index and checked when they are read. y: (n,) int64
     classes, or (n,) or (n, targets) float32, in memory. `value_range` are the least and the greatest value that a
     float32 x may take (images: 0 and 1), None where there is no such bound. domains: (n,) int64, where a row comes
-    from, or None. groups: (n,) int64, rows of one number show the same thing, such as one image at several
-    angles, or None: `clients` never divides a group between training and test. `features` are named parts of a row,
-    such as the columns that one party holds; they may overlap and need not cover the row. `targets` are further label
-    sets beside y. `source`: x as a `RowSource`. A data set has at least one row; only the parts that `rows` returns may
-    be empty. Raises `InvalidInput` that names the first bad row.
+    from, or None. groups: (n,) int64, rows of one number show the same thing, such as one image at several angles, or
+    None: `clients` never divides a group between training and test. `features` are named parts of a row, such as the
+    columns that one party holds; they may overlap and need not cover the row. `targets` are further label sets beside
+    y. `columns`: where rows are columns of a table, the name of each (those that were made of one column of text share
+    its name); empty: they have none. `source`: x as a `RowSource`. A data set has at least one row; only the parts that
+    `rows` returns may be empty. Raises `InvalidInput` that names the first bad row.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Dataset:
     features: Mapping[str, Feature] = field(default_factory=dict)
     targets: Mapping[str, LabelSet] = field(default_factory=dict)
     groups: Tensor | None = None
+    columns: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class Dataset:
         features: Mapping[str, Feature] | None = None,
         targets: Mapping[str, LabelSet] | None = None,
         groups: Tensor | None = None,
+        columns: Sequence[str] = (),
         *,
         source: RowSource | None = None,
     ) -> None:
@@ -79,13 +83,16 @@ class Dataset:
         if given is None or y is None or task is None:
             raise TypeError("a Dataset needs name, x, y and task")
         fields = {"name": name, "y": y, "task": task, "value_range": value_range, "domains": domains, "groups": groups}
-        for key, value in {**fields, "features": dict(features or {}), "targets": dict(targets or {})}.items():
+        more = {"features": dict(features or {}), "targets": dict(targets or {}), "columns": tuple(columns)}
+        for key, value in {**fields, **more}.items():
             object.__setattr__(self, key, value)
         object.__setattr__(self, "source", self._checked(given))
         check_labels(name, y, len(self), task)
         check_features(name, self.shape, self.features)
         for target, found in self.targets.items():
             check_labels(f"{name}: target {target!r}", found.y, len(self), found.task)
+        if self.columns and self.shape != (len(self.columns),):
+            raise InvalidInput(f"{name}: {len(self.columns)} columns are named, and rows have shape {self.shape}")
         if value_range is not None:
             _check_range(name, self.source, value_range)
         for what in ("domains", "groups"):
@@ -219,12 +226,13 @@ class Dataset:
         """
         return self._replace_fields(source=MixedRows(self.name, self.source, alpha))
 
-    def vertical(self, parties: int | Mapping[str, Sequence[int]], *, overlap: bool = False) -> Dataset:
+    def vertical(self, parties: int | Mapping[str, Sequence[int | str]], *, overlap: bool = False) -> Dataset:
         """Return these rows, of columns, with a feature a party: see `vertical.columns`.
 
-        A number of parties divides the columns in order among party0, party1, ...; a mapping names them.
+        A number of parties divides the columns in order among party0, party1, ...; a mapping names them, and their
+        columns by number or, where columns have names, by name.
         """
-        return self.with_features(columns(self.name, self.shape, parties, overlap))
+        return self.with_features(columns_by_party(self.name, self.shape, parties, overlap, self.columns))
 
     def strips(self, count: int, names: Sequence[str] | None = None) -> Dataset:
         """Return these images with `count` upright strips as features, left to right: see `vertical.strips`."""

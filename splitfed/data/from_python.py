@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -33,19 +33,20 @@ def from_arrays(
     value_range: tuple[float, float] | None = None,
     domains: Array | None = None,
     dtype: RowType = "float32",
+    columns: Sequence[str] = (),
 ) -> Dataset:
     """Return a data set of these rows, as `dtype`.
 
     x: (n, ...) numbers; (n,) is read as one column. Where its type is `dtype` already and its numbers lie in order, its
     memory is shared: do not write into it while the data set is used. A memory-mapped array (`numpy.memmap`) is read by
     batch, and each row is checked when it is read. Anything else is converted once. A mapping, name -> (n, ...), gives
-    the parts of a row, one an argument of the model: each is a feature of its name, and a row is the parts stacked,
-    (n, parts, ...), or, where their shapes differ, flattened and side by side, (n, total). dtype: "float32", or "int64"
-    for whole numbers that stand for things, such as token ids. y: (n,) or (n, 1) whole numbers, or (n,) or (n, targets)
+    the parts of a row, one an argument of the model: each is a feature of its name, and a row is the parts stacked, (n,
+    parts, ...), or, where their shapes differ, flattened and side by side, (n, total). dtype: "float32", or "int64" for
+    whole numbers that stand for things, such as token ids. y: (n,) or (n, 1) whole numbers, or (n,) or (n, targets)
     real ones, copied. Without a `task`, whole-number labels mean classification (of max + 1 classes) and real ones
-    regression; "classification", "binary" and "regression" name one. domains: (n,) whole numbers. Raises
-    `InvalidInput`, for a number that is none of "int64" too, and for parts of which some are whole numbers and some
-    real ones.
+    regression; "classification", "binary" and "regression" name one. domains: (n,) whole numbers. columns: names of the
+    columns of rows (n, columns), as in a `Dataset`. Raises `InvalidInput`, for a number that is none of "int64" too,
+    and for parts of which some are whole numbers and some real ones.
     """
     features: dict[str, Feature] = {}
     inputs: Tensor | RowSource
@@ -55,7 +56,7 @@ def from_arrays(
         inputs, features = join_parts(name, x, dtype)
     else:
         inputs = as_rows(f"{name}: x", x, dtype, share=True)
-    return labelled(name, inputs, y, task, value_range, domains, features)
+    return labelled(name, inputs, y, task, value_range, domains, features, columns)
 
 
 def labelled(
@@ -66,6 +67,7 @@ def labelled(
     value_range: tuple[float, float] | None = None,
     domains: Array | None = None,
     features: Mapping[str, Feature] | None = None,
+    columns: Sequence[str] = (),
 ) -> Dataset:
     """Return a data set of the rows `x`, as they are, with copies of labels and domains read as in `from_arrays`."""
     labels = as_tensor(f"{name}: y", y)
@@ -81,7 +83,7 @@ def labelled(
     elif labels.is_floating_point() or resolved_task.name == "regression":
         labels = labels.to(torch.float32)
     places = None if domains is None else as_tensor(f"{name}: domains", domains).to(torch.int64)
-    return Dataset(name, x, labels, resolved_task, value_range, places, features)
+    return Dataset(name, x, labels, resolved_task, value_range, places, features, columns=columns)
 
 
 def from_torch(

@@ -7,18 +7,23 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, check_count, check_names
 from splitfed.data.features import Feature
 
 
 def columns(
-    name: str, shape: tuple[int, ...], parties: int | Mapping[str, Sequence[int]], overlap: bool
+    name: str,
+    shape: tuple[int, ...],
+    parties: int | Mapping[str, Sequence[int | str]],
+    overlap: bool,
+    names: Sequence[str] = (),
 ) -> dict[str, Feature]:
     """Return the columns of rows of shape (columns,) as a feature a party.
 
     A number of parties gets neighboring columns in as equal numbers as can be, the first parties one more where
     it does not come out even, called party0, party1, ... A mapping gives each party's columns, in the order it
-    wants them. Every column goes to exactly one party; with `overlap` to one or more. `name` is for the errors.
+    wants them, by number or by one of `names`, (columns,), which means all columns of that name. Every column goes to
+    exactly one party; with `overlap` to one or more. `name` is for the errors.
     """
     if len(shape) != 1:
         raise InvalidInput(f"{name} has rows of {shape}, which are no columns; take halves or strips of an image")
@@ -27,11 +32,9 @@ def columns(
         names = _party_names("parties", parties, width, f"{name} has {width} columns")
         parts = torch.arange(width).tensor_split(len(names))
         return {party: Feature(part, (len(part),)) for party, part in zip(names, parts, strict=True)}
-    _check_columns(name, width, parties, overlap)
-    return {
-        party: Feature(torch.tensor(list(chosen), dtype=torch.int64), (len(chosen),))
-        for party, chosen in parties.items()
-    }
+    numbers = {party: _number_columns(name, names, party, chosen) for party, chosen in parties.items()}
+    _check_columns(name, names, width, numbers, overlap)
+    return {party: Feature(torch.tensor(found, dtype=torch.int64), (len(found),)) for party, found in numbers.items()}
 
 
 def strips(name: str, shape: tuple[int, ...], count: int, names: Sequence[str] | None) -> dict[str, Feature]:
@@ -59,11 +62,33 @@ def _party_names(what: str, count: object, most: int, fact: str) -> list[str]:
     return [f"party{i}" for i in range(count)]
 
 
-def _check_columns(name: str, width: int, parties: Mapping[str, Sequence[int]], overlap: bool) -> None:
+def _number_columns(name: str, names: Sequence[str], party: str, chosen: Sequence[int | str]) -> list[int]:
+    """Return the numbers of the columns that a party is given by number or by name, in its order."""
+    if isinstance(chosen, str):
+        raise InvalidInput(f"{name}: party {party!r} is given {chosen!r}; expected a list of columns")
+    found: list[int] = []
+    for column in chosen:
+        if not isinstance(column, str):
+            found.append(column)
+            continue
+        if not names:
+            raise InvalidInput(f"{name}: party {party!r} is given column {column!r}, and columns have no names here")
+        check_names(f"column of {name}:", set(names), column)
+        found += [number for number, known in enumerate(names) if known == column]
+    return found
+
+
+def _check_columns(
+    name: str, names: Sequence[str], width: int, parties: Mapping[str, Sequence[int]], overlap: bool
+) -> None:
     """Refuse columns that do not exist, that nobody holds, or that two hold without `overlap`."""
     if not parties:
         raise InvalidInput(f"{name}: no party is given; expected at least one with its columns")
     holder: dict[int, str] = {}
+
+    def told(column: int) -> str:
+        return f"{column} ({names[column]!r})" if names else str(column)
+
     for party, chosen in parties.items():
         if len(chosen) == 0:
             raise InvalidInput(f"{name}: party {party!r} has no columns; expected at least one")
@@ -73,13 +98,15 @@ def _check_columns(name: str, width: int, parties: Mapping[str, Sequence[int]], 
                     f"{name}: party {party!r} has no column {column!r} to hold; expected 0 to {width - 1}"
                 )
             if list(chosen).count(column) > 1:
-                raise InvalidInput(f"{name}: party {party!r} is given column {column} twice; expected once")
+                raise InvalidInput(f"{name}: party {party!r} is given column {told(column)} twice; expected once")
             other = holder.setdefault(column, party)
             if other != party and not overlap:
                 raise InvalidInput(
-                    f"{name}: column {column} is given to {other!r} and to {party!r}; expected one, or overlap=True"
+                    f"{name}: column {told(column)} is given to {other!r} and to {party!r}; expected one, or "
+                    "overlap=True"
                 )
     if left := [column for column in range(width) if column not in holder]:
         raise InvalidInput(
-            f"{name}: column {left[0]} is given to no party ({len(left)} in all); with_features leaves columns out"
+            f"{name}: column {told(left[0])} is given to no party ({len(left)} in all); with_features leaves columns "
+            "out"
         )

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from splitfed.core.errors import InvalidInput, describe_error, unknown
 from splitfed.core.random import initialization
 from splitfed.models.import_paths import Code
 
-WIDE = 4096
+LARGE = 256
 """A model without a number as large as this among its arguments is taken to fit into memory."""
+MOST_MODULES = 100_000
+"""Modules from which on a model is refused: some kilobytes each beside its weights, and seconds to make."""
+
+
+class _TooManyModules(InvalidInput):
+    """More than `MOST_MODULES` of them were made of one model."""
 
 
 def build(name: str, shape: tuple[int, ...], outputs: int, seed: int, **params: Any) -> nn.Module:
@@ -36,7 +45,7 @@ def make(
 ) -> nn.Module:
     """Return the model that `factory`, called `name` in messages, makes of its arguments; as `build`."""
     arguments = _arguments(name, factory, {"shape": shape, "outputs": outputs, "seed": seed}, params)
-    if ":" not in name and _largest(arguments) >= WIDE:
+    if ":" not in name and _largest(arguments) >= LARGE:
         _check_memory(name, factory, arguments)
     with initialization(seed):
         model = factory(**arguments)
@@ -55,14 +64,16 @@ def _largest(value: Any) -> int:
 
 
 def _check_memory(name: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Refuse a model whose weights alone are larger than the machine's memory, which would end the process.
+    """Refuse a model of too many modules, or with weights larger than the machine's memory: either ends the process.
 
     Warns of a model that cannot be measured.
     """
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _counted_modules():
             model = factory(**arguments)
         needed = sum(weight.nbytes for weight in model.parameters())
+    except _TooManyModules:
+        raise InvalidInput(f"model {name!r} has more than {MOST_MODULES} modules (layers and their parts)") from None
     except InvalidInput:
         # Refused for its arguments, and in the same words when it is made.
         return
@@ -74,6 +85,22 @@ def _check_memory(name: str, factory: Callable[..., Any], arguments: Mapping[str
         raise InvalidInput(
             f"model {name!r} has weights of {needed / 1e9:.3g} GB; this machine has {there / 1e9:.3g} GB of memory"
         )
+
+
+@contextmanager
+def _counted_modules() -> Iterator[None]:
+    """Raise `_TooManyModules` once more than `MOST_MODULES` have become parts of others inside the block."""
+    count = itertools.count(1)
+
+    def stop(*_: object) -> None:
+        if next(count) > MOST_MODULES:
+            raise _TooManyModules
+
+    handle = register_module_module_registration_hook(stop)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _memory() -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_count, check_fields
 from splitfed.core.messages import Message
-from splitfed.core.rows import blocks
+from splitfed.core.rows import as_rows_by_index, blocks
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.engines.observers import Observable
@@ -98,7 +98,7 @@ def replace_rows(rows: Dataset, x: Tensor, y: Tensor) -> Dataset:
 
     Shapes must be those of `rows`; raises `InvalidInput` where the values are none that the task allows.
     """
-    return Dataset(rows.name, x, y, rows.task, rows.value_range, rows.domains, dict(rows.features), dict(rows.targets))
+    return replace(rows, source=as_rows_by_index(x), y=y)
 
 
 def check_value(name: str, value: float, data: Federation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,3 +117,44 @@ def test_targets_refused() -> None:
         "toy: target 'size': y has type float64; expected int64 or float32 for regression"
     )
     assert refusal(table().join, [data]) == "toy has targets [] and toy ['odd']; expected parts of the same source"
+
+
+def named() -> Dataset:
+    x = torch.arange(8.0).reshape(2, 4)
+    return Dataset("people", x, torch.tensor([0, 1]), classification(2), columns=("age", "sex", "sex", "income"))
+
+
+def test_columns_by_their_own_names() -> None:
+    data = named().vertical({"bank": ["income", 0], "clinic": ["sex"]})
+    assert held(data) == {"bank": [3, 0], "clinic": [1, 2]}
+    parts = data.rows([1, 0]), data.join([data]), replace(data, name="others")
+    assert [part.columns for part in parts] == [named().columns] * 3
+
+
+NAMED: list[tuple[Any, str]] = [
+    ({"a": ["agee"]}, "unknown column of people: 'agee'; did you mean 'age'? (allowed: age, income, sex)"),
+    ({"a": "age"}, "people: party 'a' is given 'age'; expected a list of columns"),
+    ({"a": ["sex", 1]}, "people: party 'a' is given column 1 ('sex') twice; expected once"),
+    (
+        {"a": ["age", "sex"], "b": [2, 3]},
+        "people: column 2 ('sex') is given to 'a' and to 'b'; expected one, or overlap=True",
+    ),
+    ({"a": ["sex"]}, "people: column 0 ('age') is given to no party (2 in all); with_features leaves columns out"),
+]
+
+
+@pytest.mark.parametrize(("parties", "text"), NAMED)
+def test_named_columns_refused(parties: Any, text: str) -> None:
+    assert refusal(named().vertical, parties) == text
+
+
+def test_names_of_columns_refused() -> None:
+    assert refusal(table().vertical, {"a": ["age"]}) == (
+        "toy: party 'a' is given column 'age', and columns have no names here"
+    )
+    assert refusal(replace, table(), columns=("a", "b")) == "toy: 2 columns are named, and rows have shape (5,)"
+
+
+def test_breast_cancer_names_its_columns() -> None:
+    data = breast_cancer().vertical({"a": ["mean radius", "worst area"], "b": list(range(30))}, overlap=True)
+    assert held(data)["a"] == [0, 23]

@@ -257,9 +257,20 @@ def test_a_saved_model_is_measured_without_its_weights_before_it_is_made(
     assert sum(weight.nbytes for weight in measured.parameters()) == needed
     making = importlib.import_module("splitfed.models.build")
     monkeypatch.setattr(making, "_memory", lambda: needed - 1)
-    monkeypatch.setattr(making, "WIDE", 1)
+    monkeypatch.setattr(making, "LARGE", 1)
     with pytest.raises(InvalidInput, match="model 'transformers' has weights of "):
         making.build("transformers", (6,), OUTPUTS, 0, folder=saved)
+
+
+def test_a_model_of_too_many_layers_is_refused_before_they_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects without a single number of theirs are too many for any machine."""
+    making = importlib.import_module("splitfed.models.build")
+    monkeypatch.setattr(making, "MOST_MODULES", 500)
+    deep = {**TWO_BLOCKS, "num_hidden_layers": 2**40}
+    with pytest.raises(
+        InvalidInput, match=r"^model 'transformers' has more than 500 modules \(layers and their parts\)$"
+    ):
+        making.build("transformers", (6,), OUTPUTS, 0, architecture="BertForSequenceClassification", config=deep)
 
 
 def test_weights_that_a_folder_lacks_are_drawn_from_the_seed_and_told(saved: Path) -> None:

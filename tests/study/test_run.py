@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import math
 import tomllib
@@ -231,6 +232,25 @@ def test_a_folder_in_which_a_study_had_just_begun_is_taken(left: list[str], fini
     (folder / "study.toml").unlink()
     with pytest.raises(InvalidInput, match="is not empty and holds no study"):
         home.check(grid, resume=True)
+
+
+def test_a_folder_is_waited_for_only_as_long_as_a_killed_process_may_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = importlib.import_module("splitfed.study.run.store")
+    asked = []
+
+    def take(file: Any) -> bool:
+        asked.append(file.name)
+        return len(asked) == 3
+
+    monkeypatch.setattr(store, "_take", take)
+    with StudyFolder(tmp_path).lock():
+        assert asked == [str(tmp_path / ".lock")] * 3
+    monkeypatch.setattr(store, "_take", lambda file: False)
+    monkeypatch.setattr(store, "PATIENCE", 0.05)
+    with pytest.raises(InvalidInput, match=r"^another process is at work in "), StudyFolder(tmp_path).lock():
+        raise AssertionError("it was taken")
 
 
 def test_a_training_that_diverges_is_recorded_and_the_study_goes_on(

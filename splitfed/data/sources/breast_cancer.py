@@ -33,4 +33,6 @@ def breast_cancer(scaled: bool = True) -> Dataset:
 
     bunch = load_breast_cancer()
     x = bunch.data / np.asarray(UNITS) if scaled else bunch.data
-    return from_arrays(x, bunch.target, task=binary(), name="breast_cancer")
+    return from_arrays(
+        x, bunch.target, task=binary(), name="breast_cancer", columns=list(map(str, bunch.feature_names))
+    )

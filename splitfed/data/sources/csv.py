@@ -41,11 +41,11 @@ def csv(
 ) -> Dataset:
     """Return the table in `path`: column `target` is y, `domain` the domains, `drop` left out, the rest x.
 
-    x: (rows, columns). A text column becomes a 0/1 column for each of its values, sorted; a text target the
-    classes 0, 1, ... of its values, sorted, and so does a text domain. `standardize` gives each numeric
-    column mean 0 and standard deviation 1 over all rows of the file, those of test and victims included: a
-    small leak, hence off unless asked for. `dtype`: "int64" keeps whole numbers as such, for columns that are codes or
-    token ids, and refuses other ones. Raises `InvalidInput` that names the column, and the row of a
+    x: (rows, columns), which keep their names. A text column becomes a 0/1 column for each of its values, sorted, all
+    of its name; a text target the classes 0, 1, ... of its values, sorted, and so does a text domain. `standardize`
+    gives each numeric column mean 0 and standard deviation 1 over all rows of the file, those of test and victims
+    included: a small leak, hence off unless asked for. `dtype`: "int64" keeps whole numbers as such, for columns that
+    are codes or token ids, and refuses other ones. Raises `InvalidInput` that names the column, and the row of a
     missing value (the first row under the header is row 1).
     """
     source = existing_file(path)
@@ -60,8 +60,10 @@ def csv(
     domains = None if domain is None else _codes(table.pop(domain))
     if not len(table.columns):
         raise InvalidInput(f"{source} has no column but {target!r}; expected at least one to learn from")
-    x = np.concatenate([_encode(source, table[name], standardize, dtype) for name in table.columns], axis=1)
-    return from_arrays(x, _codes(y), task=task, name=source.stem, domains=domains, dtype=dtype)
+    parts = {str(name): _encode(source, table[name], standardize, dtype) for name in table.columns}
+    names = [name for name, part in parts.items() for _ in range(part.shape[1])]
+    x = np.concatenate(list(parts.values()), axis=1)
+    return from_arrays(x, _codes(y), task=task, name=source.stem, domains=domains, dtype=dtype, columns=names)
 
 
 def _read(source: Path, separator: str) -> pd.DataFrame:

@@ -56,7 +56,8 @@ def parquet(
         raise InvalidInput(f"{source} has no rows; expected at least one")
     rows = ParquetRows(source, file, read, dtype)
     domains = None if domain is None else _codes(source, file, domain)
-    return labelled(source.stem, rows, _codes(source, file, target), task, domains=domains)
+    names = read if rows.shape == (len(read),) and len(read) > 1 else ()
+    return labelled(source.stem, rows, _codes(source, file, target), task, domains=domains, columns=names)
 
 
 class ParquetRows(RowSource):

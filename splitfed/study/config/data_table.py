@@ -20,7 +20,7 @@ from splitfed.study.config.schema import DataTable
 
 WAYS = ("vertical", "halves", "strips")
 HINTS = {
-    "vertical": int | dict[str, list[int]],
+    "vertical": int | dict[str, list[int | str]],
     "overlap": bool,
     "halves": bool,
     "strips": int,

@@ -166,7 +166,7 @@ def describe_type(hint: Any) -> str:
         inner = dict.fromkeys(describe_type(a) for a in get_args(hint) if a is not ...)
         return f"a list ({', '.join(inner)})"
     if get_origin(hint) in (dict, Mapping):
-        return f"a table ({describe_type(get_args(hint)[1])})"
+        return f"a table with {describe_type(get_args(hint)[1])} for each key"
     options = [a for a in get_args(hint) if a in _WORDS or (a is not NoneType and not inspect.isclass(a))]
     return " or ".join(dict.fromkeys(map(describe_type, options))) or "a value of its type"
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
@@ -28,6 +29,8 @@ if sys.platform != "win32":
     import fcntl
 
 
+PATIENCE = 1.0
+"""Seconds for which a folder that another process has is asked for: one that was killed has it until it is gone."""
 STRENGTH = ("strength", "strength_parameter", "strength_unit", "stronger")
 
 
@@ -71,17 +74,19 @@ class StudyFolder:
     def lock(self) -> Iterator[int | None]:
         """Keep other processes off the study inside the block; yields a descriptor that workers inherit.
 
-        The lock lives as long as any process holds the descriptor, so workers that outlive a crash keep it too.
+        The lock lives as long as any process holds the descriptor, so workers that outlive a crash keep it too. Raises
+        `InvalidInput` where another process has it for longer than `PATIENCE`.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         if sys.platform == "win32":  # two processes on one folder are not kept apart there
             yield None
             return
         with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise InvalidInput(f"another process is at work in {str(self.path)!r}; wait for it to end") from None
+            limit = time.monotonic() + PATIENCE
+            while not _take(file):
+                if time.monotonic() > limit:
+                    raise InvalidInput(f"another process is at work in {str(self.path)!r}; wait for it to end")
+                time.sleep(0.02)
             yield file.fileno()
 
     def run(self, name: str) -> Path:
@@ -100,6 +105,15 @@ class StudyFolder:
         table = pd.DataFrame([row for found in results for row in table_rows(found)])
         write_atomic(self.path / "results.csv", table.to_csv(index=False).encode())
         write_atomic(self.path / "results.parquet", table.to_parquet(index=False))
+
+
+def _take(file: IO[str]) -> bool:
+    """Return whether this process now has the lock of `file`."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def write_trials_table(folder: Path, records: Iterable[Json], front: Collection[int]) -> None:
