@@ -78,7 +78,7 @@ def uploaded_models(
     """
     if (exchanged := knowledge.exchanged) is not None:
         rounds = exchanged.rounds if newest is None else exchanged.rounds[-newest:]
-        heads = _ModelReader(who, exchanged, knowledge)
+        heads = ModelReader(who, exchanged, knowledge)
         progress(0, 2)
         return [ModelPair(heads.read(one.before), heads.read(one.after)) for one in rounds]
     if (scores := knowledge.public_scores) is not None:
@@ -98,7 +98,7 @@ def uploaded_models(
     )
 
 
-class _ModelReader:
+class ModelReader:
     """Turns weights of what is exchanged into a function from rows to log probabilities."""
 
     def __init__(self, who: str, exchanged: ExchangedModel, knowledge: Knowledge) -> None:
@@ -121,11 +121,15 @@ class _ModelReader:
         run = partial(self._exchanged.run, tensors=tensors)
         if self._exchanged.scores:
             return lambda x: log_probabilities(run(x))
+        head = self.head(tensors)
+        return lambda x: head(run(x).flatten(1))
+
+    def head(self, tensors: Mapping[str, Tensor]) -> Predict:
+        """Return the head fitted to what the model with these weights makes: (n, numbers) to log probabilities."""
         x, y = self._known
         with torch.no_grad():
-            features = run(x).flatten(1)
-        head = fit_head(features, y, self._classes)
-        return lambda x: head(run(x).flatten(1))
+            features = self._exchanged.run(x, tensors).flatten(1)
+        return fit_head(features, y, self._classes)
 
 
 def fit_head(features: Tensor, labels: Tensor, classes: int) -> Predict:
