@@ -4,7 +4,7 @@ What the protocol says of local training is kept to: the segments and their loss
 clipping of a step's gradient, the sizes of the batches, whether a gradient is sent in place of weights. What only the
 client has is not: its optimizer's state from earlier rounds (every copy's begins anew), what a method adds to its loss
 (a teacher's divergence, whose weight goes to the labels; a proximal term; a correction), and the run's defenses. Where
-what is exchanged ends in features, the loss is that of a head of the adversary's own, held fixed.
+what is exchanged ends in features, every copy has a linear head of its own behind them, drawn anew, which learns too.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from dataclasses import replace
 from itertools import cycle
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitfed.attacks.gradients.local_training import LocalTraining
 from splitfed.attacks.membership.confidence import losses
 from splitfed.attacks.networks.frozen_copy import run_segments
 from splitfed.attacks.uploads.exchanged_model import ExchangedModel, move_along
-from splitfed.attacks.uploads.uploaded_models import Predict
 from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizer_arguments import find_optimizer
 from splitfed.core.optimizers import Optim
 from splitfed.core.payload import copy_modules
+from splitfed.core.random import stream
 
 
 class ClientCopies:
     """Trains clients of the adversary's own for a round of `local`, for the attack `who`.
 
-    `exchanged`: the model; its rounds are not read.
+    `exchanged`: the model, of which the rounds are not read; `classes`: how many a head of one's own tells apart.
     """
 
-    def __init__(self, who: str, exchanged: ExchangedModel, local: LocalTraining) -> None:
-        self._exchanged, self._local, self._optim = exchanged, local, _optimizer(who, local)
+    def __init__(self, who: str, exchanged: ExchangedModel, local: LocalTraining, classes: int) -> None:
+        self._exchanged, self._local, self._classes = exchanged, local, classes
+        self._optim = _optimizer(who, local)
         # Those of the protocol say what of them stays in evaluation mode; the exchanged ones are on the device.
         modes = {s.name: s.module for s in local.segments}
         self._modules = copy_modules({s.name: s.module for s in exchanged.segments})
@@ -52,20 +53,20 @@ class ClientCopies:
         x: Tensor,
         y: Tensor,
         generator: torch.Generator,
-        head: Predict | None = None,
     ) -> dict[str, Tensor]:
         """Return what a client with rows x (n, *shape) of labels y (n,) would send back, as `segment/name` -> tensor.
 
-        `before`: what it was sent; `head`: from features (n, numbers) to log probabilities, where these are exchanged.
+        `before`: what it was sent.
         """
         for name, module in self._modules.items():
             own = {n: f"{name}/{n}" for n in module.state_dict()}
             module.load_state_dict({n: before.get(full, self._start[full]).clone() for n, full in own.items()})
         named = {f"{s}/{n}": p for s, m in self._modules.items() for n, p in m.named_parameters() if p.requires_grad}
+        head = None if self._exchanged.scores else self._fresh_head(x[:1], generator)
         loss = self._loss(head)
         if self._local.sends_gradients:
             return self._gradient_sent(before, named, loss, x, y, generator)
-        optimizer, _ = self._optim.build(named.items())
+        optimizer, _ = self._optim.build([*named.items(), *([] if head is None else head.named_parameters())])
         batches = list(self._batches(len(x), generator))
         for start in range(0, len(batches), self._local.accumulate):
             group = batches[start : start + self._local.accumulate]
@@ -99,7 +100,14 @@ class ClientCopies:
         found = {f"{s}/{n}": t for s, m in self._modules.items() for n, t in m.state_dict().items()}
         return {name: t.detach().clone() for name, t in found.items() if name in before}
 
-    def _loss(self, head: Predict | None) -> Callable[[Tensor, Tensor], Tensor]:
+    def _fresh_head(self, x: Tensor, generator: torch.Generator) -> nn.Linear:
+        """Return a linear layer from the features of rows x to classes, drawn anew."""
+        with torch.no_grad():
+            features = self._exchanged.run(x, {}).flatten(1)
+        with stream(int(torch.randint(2**62, (), generator=generator))):
+            return nn.Linear(features.shape[1], self._classes).to(features)
+
+    def _loss(self, head: nn.Linear | None) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the mean loss of rows: the protocol's on scores of classes, cross-entropy behind a head of one's own.
 
         A loss on scores that the protocol does not name is cross-entropy too.

@@ -1,9 +1,9 @@
 """LiRA on uploads: the likelihood ratio of a row's confidence under copies of the client with the row and without it.
 
 Paper: after Carlini, Chien, Nasr, Song, Terzis, Tramèr, "Membership inference attacks from first principles", IEEE S&P
-2022 (algorithm 1 online, section V-B offline; one variance for all rows where copies are few); Nasr, Shokri, Houmansadr,
-"Comprehensive privacy analysis of deep learning", IEEE S&P 2019 (a passive aggregation server that holds every round's
-model).
+2022 (algorithm 1 online, section V-B offline; one variance for all rows where copies are few); Nasr, Shokri,
+Houmansadr, "Comprehensive privacy analysis of deep learning", IEEE S&P 2019 (a passive aggregation server that holds
+every round's model).
 
 The adversary is the aggregation server of a run that was recorded, with candidate rows and their labels. For each of
 the newest `rounds` it trains `copies` clients of its own from the weights that the client was sent, as the protocol
@@ -79,11 +79,11 @@ class UploadLira(Attack):
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the sum over rounds of every candidate's score: (candidates,)."""
-        check_classes("upload_lira", knowledge.classes)
+        classes = check_classes("upload_lira", knowledge.classes)
         x, y = unwrap(knowledge.candidates), unwrap(knowledge.candidate_labels)
         exchanged, local = unwrap(knowledge.exchanged), unwrap(knowledge.local)
         clients, reader = (
-            ClientCopies("upload_lira", exchanged, local),
+            ClientCopies("upload_lira", exchanged, local, classes),
             ModelReader("upload_lira", exchanged, knowledge),
         )
         spare_x, spare_y = self._spare_rows(knowledge)
@@ -93,11 +93,10 @@ class UploadLira(Attack):
         progress(0, total)
         score = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         for one in rounds:
-            head = None if exchanged.scores else reader.head(one.before)
             held, confidences = self._held(len(x), generator), []
             for candidates in held:
                 mine = self._rows_of_copy(candidates, len(spare_x), local.rows, generator).to(x.device)
-                after = clients.train(one.before, every_x[mine], every_y[mine], generator, head)
+                after = clients.train(one.before, every_x[mine], every_y[mine], generator)
                 with torch.no_grad():
                     confidences.append(margins(reader.read(after)(x), y))
                 done += 1

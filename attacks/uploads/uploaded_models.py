@@ -121,15 +121,11 @@ class ModelReader:
         run = partial(self._exchanged.run, tensors=tensors)
         if self._exchanged.scores:
             return lambda x: log_probabilities(run(x))
-        head = self.head(tensors)
-        return lambda x: head(run(x).flatten(1))
-
-    def head(self, tensors: Mapping[str, Tensor]) -> Predict:
-        """Return the head fitted to what the model with these weights makes: (n, numbers) to log probabilities."""
         x, y = self._known
         with torch.no_grad():
-            features = self._exchanged.run(x, tensors).flatten(1)
-        return fit_head(features, y, self._classes)
+            features = run(x).flatten(1)
+        head = fit_head(features, y, self._classes)
+        return lambda x: head(run(x).flatten(1))
 
 
 def fit_head(features: Tensor, labels: Tensor, classes: int) -> Predict:
