@@ -67,7 +67,7 @@ class ClientCopies:
         if self._local.sends_gradients:
             return self._gradient_sent(before, named, loss, x, y, generator)
         optimizer, _ = self._optim.build([*named.items(), *([] if head is None else head.named_parameters())])
-        batches = list(self._batches(len(x), generator))
+        batches = list(draw_passes(self._local, len(x), generator))
         for start in range(0, len(batches), self._local.accumulate):
             group = batches[start : start + self._local.accumulate]
             optimizer.zero_grad(set_to_none=True)
@@ -88,7 +88,7 @@ class ClientCopies:
         """Return `before` moved along the mean gradient of all rows, as the adversary moves it along the client's."""
         for weight in named.values():
             weight.grad = None
-        batches = list(self._batches(len(x), generator))
+        batches = list(draw_passes(self._local, len(x), generator))
         count = sum(len(rows) for rows in batches)
         for rows in batches:
             (loss(x[rows.to(x.device)], y[rows.to(y.device)]) * (len(rows) / count)).backward()
@@ -125,21 +125,21 @@ class ClientCopies:
 
         return loss
 
-    def _batches(self, rows: int, generator: torch.Generator) -> Iterator[Tensor]:
-        """Yield row numbers in the sizes of the client's batches, as many passes over `rows` as it makes over its own.
 
-        Every pass is in an order of its own. A last batch that is smaller than all of the client's is left out.
-        """
-        sizes = self._local.batches
-        left = round(sum(sizes) * rows / (self._local.rows or rows))
-        orders = [torch.randperm(rows, generator=generator) for _ in range(-(-left // rows))]
-        stream, place = torch.cat(orders), 0
-        for size in cycle(sizes):
-            taken = min(size, rows, left - place)
-            if place and taken < min(rows, *sizes):
-                return
-            yield stream[place : place + taken]
-            place += taken
+def draw_passes(local: LocalTraining, rows: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield row numbers in the sizes of a client's batches, as many passes over `rows` as it makes over its own.
+
+    Every pass is in an order of its own. A last batch that is smaller than all of the client's is left out.
+    """
+    sizes = local.batches
+    left = round(sum(sizes) * rows / (local.rows or rows))
+    order, place = torch.cat([torch.randperm(rows, generator=generator) for _ in range(-(-left // rows))]), 0
+    for size in cycle(sizes):
+        taken = min(size, rows, left - place)
+        if place and taken < min(rows, *sizes):
+            return
+        yield order[place : place + taken]
+        place += taken
 
 
 def _optimizer(who: str, local: LocalTraining) -> Optim:

@@ -9,9 +9,9 @@ The adversary is the aggregation server of a run that was recorded, with candida
 the newest `rounds` it trains `copies` clients of its own from the weights that the client was sent, as the protocol
 says that the client trains (`client_copies` says what is left out), each on as many rows as the client has. Online:
 half of the candidates, in complementary pairs, so that each is in exactly half of the copies, and auxiliary rows of the
-candidates' classes where the client has more. Offline: such auxiliary rows alone. The confidence of a row is
-log(p / (1 - p)) of its label by what came back; the score of a round is log N(seen; in) - log N(seen; out), offline how
-many deviations it lies above the copies'. Rounds are added up, as log likelihoods are: given the weights that were sent
+candidates' classes where the client has more. Offline: such auxiliary rows alone, half of them at most, with as many
+passes over them. The confidence of a row is log(p / (1 - p)) of its label by what came back; the score of a round is
+log N(seen; in) - log N(seen; out), offline how many deviations it lies above the copies'. Rounds are added up, as log likelihoods are: given the weights that were sent
 and the client's rows, what came back depends on that round's order of batches alone.
 
 A row counts as one that every round trains on. Where a round takes some of a client's rows and these are fewer than
@@ -35,6 +35,9 @@ from splitfed.attacks.uploads.client_copies import ClientCopies
 from splitfed.attacks.uploads.uploaded_models import ModelReader
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import WEIGHT_GRADIENT, View
+
+LEAST_SPARE = 4
+"""Auxiliary rows from which on halves of them differ."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +85,8 @@ class UploadLira(Attack):
         classes = check_classes("upload_lira", knowledge.classes)
         x, y = unwrap(knowledge.candidates), unwrap(knowledge.candidate_labels)
         exchanged, local = unwrap(knowledge.exchanged), unwrap(knowledge.local)
-        clients, reader = (
-            ClientCopies("upload_lira", exchanged, local, classes),
-            ModelReader("upload_lira", exchanged, knowledge),
-        )
+        clients = ClientCopies("upload_lira", exchanged, local, classes)
+        reader = ModelReader("upload_lira", exchanged, knowledge)
         spare_x, spare_y = self._spare_rows(knowledge)
         every_x, every_y = torch.cat([x, spare_x]), torch.cat([y, spare_y])
         rounds = exchanged.rounds if self.rounds is None else exchanged.rounds[-self.rounds :]
@@ -93,7 +94,9 @@ class UploadLira(Attack):
         progress(0, total)
         score = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         for one in rounds:
-            held, confidences = self._held(len(x), generator), []
+            held, confidences = torch.zeros(self.copies, len(x), dtype=torch.bool), list[Tensor]()
+            if self.online:
+                held = complementary_halves(self.copies, len(x), generator)
             for candidates in held:
                 mine = self._rows_of_copy(candidates, len(spare_x), local.rows, generator).to(x.device)
                 after = clients.train(one.before, every_x[mine], every_y[mine], generator)
@@ -113,29 +116,21 @@ class UploadLira(Attack):
         if rows is None or labels is None:
             rows, labels = x[:0], y[:0]
         alike = torch.isin(labels.view(-1), y.view(-1))
-        if not self.online and int(alike.sum()) < 2:
+        if not self.online and int(alike.sum()) < LEAST_SPARE:
             raise InvalidInput(
-                "upload_lira with online=False trains copies on auxiliary rows of the candidates' classes alone, 2 or "
-                f"more with labels; found {int(alike.sum())}"
+                "upload_lira with online=False trains copies on halves of the auxiliary rows of the candidates' "
+                f"classes: {LEAST_SPARE} or more with labels; found {int(alike.sum())}"
             )
         return rows[alike], labels[alike]
-
-    def _held(self, candidates: int, generator: torch.Generator) -> Tensor:
-        """Return which copy holds which candidate, (copies, candidates) bool: each in half of them; offline in none."""
-        held = torch.zeros(self.copies, candidates, dtype=torch.bool)
-        if self.online:
-            for copy in range(0, self.copies, 2):
-                held[copy, torch.randperm(candidates, generator=generator)[: candidates // 2]] = True
-                held[copy + 1] = ~held[copy]
-        return held
 
     def _rows_of_copy(self, held: Tensor, spare: int, rows: int | None, generator: torch.Generator) -> Tensor:
         """Return the numbers of a copy's rows among the candidates and, behind them, so many `spare` ones: (k,) int64.
 
-        `rows`: how many the client has; where that is not known, half of all that may be taken.
+        `rows`: how many the client has. Half of all that may be taken where that is not known, and never more offline,
+        where copies would else be too much alike.
         """
-        own = held.nonzero().flatten()
-        wanted = (spare + (len(held) if self.online else 0)) // 2 if rows is None else rows
+        own, half = held.nonzero().flatten(), (spare + (len(held) if self.online else 0)) // 2
+        wanted = half if rows is None else rows if self.online else min(rows, half)
         drawn = torch.randperm(spare, generator=generator)[: max(wanted - len(own), 0)]
         return torch.cat([own, len(held) + drawn])
 
@@ -148,3 +143,12 @@ class UploadLira(Attack):
             return (seen - mean) / deviation
         inner, spread = moments(confidence, held, self.pooled)
         return log_density(seen, inner, spread) - log_density(seen, mean, deviation)
+
+
+def complementary_halves(copies: int, rows: int, generator: torch.Generator) -> Tensor:
+    """Return (copies, rows) bool: a random half of the rows in every other copy, all others in the one behind it."""
+    held = torch.zeros(copies, rows, dtype=torch.bool)
+    for copy in range(0, copies, 2):
+        held[copy, torch.randperm(rows, generator=generator)[: rows // 2]] = True
+        held[copy + 1] = ~held[copy]
+    return held
