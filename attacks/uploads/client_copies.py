@@ -113,7 +113,7 @@ class ClientCopies:
         A loss on scores that the protocol does not name is cross-entropy too.
         """
         out = self._exchanged.out
-        known = next((h for h in self._local.heads if h.value == out and h.task is not None), None)
+        known = next((h for h in self._local.heads if h.value == out and h.target is None), None)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             made = run_segments(self._segments, self._modules, self._exchanged.feed(x))[out]

@@ -11,8 +11,9 @@ says that the client trains (`client_copies` says what is left out), each on as 
 half of the candidates, in complementary pairs, so that each is in exactly half of the copies, and auxiliary rows of the
 candidates' classes where the client has more. Offline: such auxiliary rows alone, half of them at most, with as many
 passes over them. The confidence of a row is log(p / (1 - p)) of its label by what came back; the score of a round is
-log N(seen; in) - log N(seen; out), offline how many deviations it lies above the copies'. Rounds are added up, as log likelihoods are: given the weights that were sent
-and the client's rows, what came back depends on that round's order of batches alone.
+log N(seen; in) - log N(seen; out), offline how many deviations it lies above the copies'. Rounds are added up, as log
+likelihoods are: given the weights that were sent and the client's rows, what came back depends on that round's order of
+batches alone.
 
 A row counts as one that every round trains on. Where a round takes some of a client's rows and these are fewer than
 half of the candidates, a copy has that half, and so many more steps. The server must know nothing but the weights that
@@ -44,7 +45,7 @@ LEAST_SPARE = 4
 class UploadLira(Attack):
     """Members by the likelihood ratio of an uploaded model's score under clients trained with and without the row.
 
-    `copies` of the client for each of the newest `rounds` (None: all that were recorded).
+    `copies` of the client for each of the newest `rounds`, or for all that were recorded where these are fewer.
 
     `online`: the candidates are among the rows of the copies. `pooled`: one variance for all candidates, which is
     better with fewer than 64 copies; else each has its own.
@@ -59,11 +60,11 @@ class UploadLira(Attack):
     adapts_to = frozenset[DefenseEffect]()
     budgets: ClassVar[Budgets] = {
         "fast": {"copies": 8, "rounds": 2, "pooled": True},
-        "paper": {"copies": 256, "rounds": None, "pooled": False},
+        "paper": {"copies": 256, "rounds": 10, "pooled": False},
     }
 
     copies: int = field(default=16, metadata=require_count("upload_lira copies", low=4))
-    rounds: int | None = field(default=3, metadata=require_count("upload_lira rounds", low=1))
+    rounds: int = field(default=3, metadata=require_count("upload_lira rounds", low=1))
     online: bool = True
     pooled: bool = True
 
@@ -89,7 +90,7 @@ class UploadLira(Attack):
         reader = ModelReader("upload_lira", exchanged, knowledge)
         spare_x, spare_y = self._spare_rows(knowledge)
         every_x, every_y = torch.cat([x, spare_x]), torch.cat([y, spare_y])
-        rounds = exchanged.rounds if self.rounds is None else exchanged.rounds[-self.rounds :]
+        rounds = exchanged.rounds[-self.rounds :]
         done, total = 0, len(rounds) * self.copies
         progress(0, total)
         score = torch.zeros(len(x), dtype=torch.float64, device=x.device)
