@@ -31,7 +31,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, margins
-from splitfed.attacks.membership.lira import log_density, moments
+from splitfed.attacks.membership.gaussians import log_density, moments
 from splitfed.attacks.uploads.client_copies import ClientCopies
 from splitfed.attacks.uploads.uploaded_models import ModelReader
 from splitfed.core.errors import InvalidInput, require_count
@@ -59,7 +59,7 @@ class UploadLira(Attack):
     )
     adapts_to = frozenset[DefenseEffect]()
     budgets: ClassVar[Budgets] = {
-        "fast": {"copies": 8, "rounds": 2, "pooled": True},
+        "fast": {"copies": 16, "rounds": 3, "pooled": True},
         "paper": {"copies": 256, "rounds": 10, "pooled": False},
     }
 
