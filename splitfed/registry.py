@@ -114,6 +114,7 @@ TABLES: dict[str, dict[str, str]] = {
         "prototype_inversion": "splitfed.attacks.uploads.prototype_inversion:PrototypeInversion",
         "prototype_membership": "splitfed.attacks.uploads.prototype_membership:PrototypeMembership",
         "upload_membership": "splitfed.attacks.uploads.upload_membership:UploadMembership",
+        "upload_lira": "splitfed.attacks.uploads.upload_lira:UploadLira",
         "upload_inversion": "splitfed.attacks.uploads.upload_inversion:UploadInversion",
         "update_shares": "splitfed.attacks.uploads.update_shares:UpdateShares",
     },

@@ -24,6 +24,8 @@ class LocalTraining:
     round has. `sends_gradients`: whether the client takes no step and sends the gradient of all its rows instead.
     `clip`: the L2 norm to which the gradient of every row is clipped before the mean is taken; None: it is not.
     `soft_labels`: the heads whose labels are mixed with what a teacher says, which the adversary never sees.
+    `rows`: how many different rows a round has; None: not known. `accumulate`: behind how many batches the optimizer
+    takes a step, on the mean of their losses.
     """
 
     segments: tuple[Segment, ...]
@@ -36,6 +38,8 @@ class LocalTraining:
     sends_gradients: bool = False
     clip: float | None = None
     soft_labels: frozenset[str] = frozenset()
+    rows: int | None = None
+    accumulate: int = 1
 
     def copy(self) -> LocalTraining:
         """Return the protocol with modules of its own, for somebody who may train them."""

@@ -21,11 +21,10 @@ from torch import Tensor
 from splitfed.attacks.base import IN_TRAINING, Attack, Budgets, Knowledge, Needs, Progress, Target, unwrap
 from splitfed.attacks.membership.confidence import check_classes, margins
 from splitfed.attacks.membership.copied_models import Copies, copies_work
+from splitfed.attacks.membership.gaussians import log_density, moments
 from splitfed.attacks.work import Work
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
-
-_LEAST = 1e-3  # of a standard deviation, in log odds: copies that agree to the bit prove nothing
 
 
 @dataclass(frozen=True)
@@ -100,21 +99,3 @@ class Lira(Attack):
 def halves(copies: int, rows: int, generator: torch.Generator) -> Tensor:
     """Return (copies, rows) bool, at random, with every row in exactly half of the copies."""
     return torch.rand(copies, rows, generator=generator).argsort(0).argsort(0) < copies // 2
-
-
-def moments(values: Tensor, chosen: Tensor, pooled: bool) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of the `chosen` entries of each column of `values` (copies, n): (n,) each.
-
-    `pooled`: all columns get the root of the mean variance. Every column needs two chosen entries.
-    """
-    count = chosen.sum(0)
-    mean = (values * chosen).sum(0) / count
-    variance = ((values - mean).square() * chosen).sum(0) / (count - 1)
-    if pooled:
-        variance = variance.mean().expand_as(mean)
-    return mean, variance.sqrt().clamp_min(_LEAST)
-
-
-def log_density(value: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
-    """Return the log density of Gaussians at `value`, without the constant all of them share."""
-    return -((value - mean) / deviation).square() / 2 - deviation.log()

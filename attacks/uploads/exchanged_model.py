@@ -17,6 +17,9 @@ from torch.func import functional_call
 from splitfed.core.payload import copy_modules
 from splitfed.core.topology import Segment, weights
 
+GRADIENT_STEP = 1e-2
+"""How far weights are moved along a gradient that was sent in their place, per length of the weights."""
+
 
 class ExchangedRound(NamedTuple):
     """The weights that a client was sent in round `number` and those that came back, as `segment/name` -> tensor."""
@@ -95,6 +98,16 @@ def _copy_rounds(rounds: tuple[ExchangedRound, ...]) -> tuple[ExchangedRound, ..
 
 def _copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def move_along(before: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights `before`, those with a `gradient` moved against it by `GRADIENT_STEP` of their length."""
+    lengths = [
+        torch.stack([t.double().square().sum() for t in part]).sum().sqrt()
+        for part in ([before[n] for n in gradient], list(gradient.values()))
+    ]
+    rate = float(GRADIENT_STEP * lengths[0] / lengths[1].clamp_min(1e-300))
+    return {n: t - rate * gradient[n] if n in gradient else t for n, t in before.items()}
 
 
 def midpoint(one: ExchangedRound) -> dict[str, Tensor]:

@@ -78,7 +78,7 @@ def uploaded_models(
     """
     if (exchanged := knowledge.exchanged) is not None:
         rounds = exchanged.rounds if newest is None else exchanged.rounds[-newest:]
-        heads = _ModelReader(who, exchanged, knowledge)
+        heads = ModelReader(who, exchanged, knowledge)
         progress(0, 2)
         return [ModelPair(heads.read(one.before), heads.read(one.after)) for one in rounds]
     if (scores := knowledge.public_scores) is not None:
@@ -98,7 +98,7 @@ def uploaded_models(
     )
 
 
-class _ModelReader:
+class ModelReader:
     """Turns weights of what is exchanged into a function from rows to log probabilities."""
 
     def __init__(self, who: str, exchanged: ExchangedModel, knowledge: Knowledge) -> None:

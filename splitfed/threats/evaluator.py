@@ -87,7 +87,7 @@ class Evaluator:
         self.engine, self.data, self.seed = engine, data, seed
         self.grants = Grants(engine, data, seed, newest)
         self.floors = Floors()
-        self.uploads = Uploads(engine, data, self.recorded, self.grants.knowledge, self.grants.feed)
+        self.uploads = Uploads(engine, data, self.recorded, self.grants.knowledge, self.grants.feed, self.grants.local)
 
     def adversary(self, name: str | None) -> str:
         """Return the party called `name`, by default the first without data; refuse one that is not there."""

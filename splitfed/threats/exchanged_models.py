@@ -8,14 +8,14 @@ can. Where scores of classes cannot be reached so, what the last segment that ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from splitfed.attacks.networks.frozen_copy import run_segments
-from splitfed.attacks.uploads.exchanged_model import ExchangedModel, ExchangedRound, PublicScores
+from splitfed.attacks.uploads.exchanged_model import ExchangedModel, ExchangedRound, PublicScores, move_along
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs
 from splitfed.core.messages import WEIGHT_GRADIENT, Message, View
@@ -25,9 +25,6 @@ from splitfed.federated.low_rank import add_update, decompress_update
 from splitfed.federated.public_rows import PublicBatch
 from splitfed.threats.imitated_defenses import Feed
 from splitfed.threats.retraining import fresh
-
-GRADIENT_STEP = 1e-2
-"""How far weights are moved along a gradient that was sent in their place, per length of the weights."""
 
 
 def exchanged_model(
@@ -89,7 +86,7 @@ def exchanged_rounds(messages: Iterable[Message], device: torch.device) -> tuple
         if message.kind == "update":
             after = add_update(before, decompress_update(tensors, before))
         elif message.kind == WEIGHT_GRADIENT:
-            after = _move(before, tensors)
+            after = move_along(before, tensors)
         else:
             if not tensors.keys() <= before.keys():
                 # Several models went down, and the client said which one it took.
@@ -99,16 +96,6 @@ def exchanged_rounds(messages: Iterable[Message], device: torch.device) -> tuple
         if before.keys() & after.keys():
             found[number] = ExchangedRound(number, before, after)
     return tuple(found.values())
-
-
-def _move(before: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights `before`, those with a `gradient` moved against it by `GRADIENT_STEP` of their length."""
-    lengths = [
-        torch.stack([t.double().square().sum() for t in part]).sum().sqrt()
-        for part in ([before[n] for n in gradient], list(gradient.values()))
-    ]
-    rate = float(GRADIENT_STEP * lengths[0] / lengths[1].clamp_min(1e-300))
-    return {n: t - rate * gradient[n] if n in gradient else t for n, t in before.items()}
 
 
 def public_scores(batch: PublicBatch, view: View, client: int, seed: int, device: torch.device) -> PublicScores | None:

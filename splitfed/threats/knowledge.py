@@ -202,16 +202,20 @@ class Grants:
         options = {n: v for n, v in optimizer.param_groups[0].items() if n != "params"}
         optim = self.engine.optims.get(role, Optim())
         options |= {"clip_norm": optim.clip_norm, "groups": len(optim.groups)}
-        if self.training.restart_optimizers and "momentum" in options:
-            options["momentum"] = 0.0
         batches, topology = self.batches(client, 0), self.engine.topologies[client]
+        if self.training.restart_optimizers and "momentum" in options and len(batches) == 1:
+            # A step that comes first has none to go on with.
+            options["momentum"] = 0.0
         traits = None if self.method is None else self.method.traits(topology)
         sends_gradients = traits is not None and traits.sends_gradients
         sizes = [len(rows) for rows in (_first_epoch(batches) if sends_gradients else batches)]
         private = () if traits is None else traits.private_segments
         soft, hidden = ({}, ()) if traits is None else (traits.soft_labels, traits.hidden_gradients)
         local = local_training(topology, role, optim.label, options, sizes, sends_gradients, private, soft, hidden)
-        return None if local is None else replace(local, clip=self._clip_norm(client, role))
+        if local is None:
+            return None
+        rows = len(torch.cat(list(batches)).unique())
+        return replace(local, clip=self._clip_norm(client, role), rows=rows, accumulate=self.engine.accumulate)
 
     def _clip_norm(self, client: int, role: str) -> float | None:
         """Return the norm to which the defenses of `client` clip the gradients of rows at `role`, where one does."""

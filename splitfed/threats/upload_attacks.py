@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import STEPS, Attack, Knowledge, Needs, Target, UsesFurther
+from splitfed.attacks.gradients.local_training import LocalTraining
 from splitfed.attacks.scoring.prediction_scores import score_prediction
 from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.attacks.uploads.exchanged_model import PublicScores
@@ -43,7 +44,7 @@ class Case(NamedTuple):
 
 @dataclass
 class Uploads:
-    """Says what came from the clients of `engine`; `recorded`, `knowledge` and `feed` are those of the evaluator.
+    """Says what came from the clients of `engine`; `recorded` and what stands behind it are those of the evaluator.
 
     `method`: the run's; `sent`: the kinds of messages that its clients will send, where nothing has been sent yet.
     """
@@ -53,6 +54,7 @@ class Uploads:
     recorded: Callable[[str, int, int | None], View]
     knowledge: Callable[[str, int, int], Knowledge]
     feed: Callable[[int], Feed]
+    local: Callable[[str, int], LocalTraining | None]
     method: Method | None = None
     sent: frozenset[str] = frozenset()
 
@@ -68,6 +70,8 @@ class Uploads:
         if Needs.EXCHANGED_MODEL in wanted:
             everybody = self._messages_of_all(party, number)
             known = replace(known, exchanged=exchanged_model(topology, feed, view, everybody, device))
+        if Needs.UPDATES in wanted:
+            known = replace(known, local=self.local(party, client))
         if Needs.PUBLIC_SCORES in wanted:
             known = replace(known, public_scores=self._public_scores(client, self._messages_of_all(party, number)))
         if Needs.FRESH_MODEL in wanted:

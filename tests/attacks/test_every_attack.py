@@ -61,6 +61,7 @@ from splitfed.attacks.uploads.prototype_inversion import PrototypeInversion
 from splitfed.attacks.uploads.prototype_membership import PrototypeMembership
 from splitfed.attacks.uploads.update_shares import UpdateShares
 from splitfed.attacks.uploads.upload_inversion import UploadInversion
+from splitfed.attacks.uploads.upload_lira import UploadLira
 from splitfed.attacks.uploads.upload_membership import UploadMembership
 from splitfed.data.dataset import Dataset
 from splitfed.defenses import LabelDp, Noise
@@ -305,6 +306,13 @@ TABLE: dict[str, Row] = {
         partial(cells_run, UNTAUGHT),
         *("auc", 0.2, 0.2, "fed_server"),
         quick=UploadMembership(epochs=5),
+    ),
+    "upload_lira": Row(
+        UploadLira(),
+        partial(exchanged_by_heart, FML()),
+        partial(exchanged_by_heart, FML(), noise=1.0),
+        *("auc", 0.2, 0.15, "fed_server"),
+        quick=UploadLira(copies=4, rounds=1),
     ),
     # The mean image is 15 dB from the mean of a class.
     "upload_inversion": Row(

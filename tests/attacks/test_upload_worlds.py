@@ -146,6 +146,7 @@ CLASS_MEANS = World(skewed, renamed, CLIENTS, (partial(reconstruction, drawn=oth
 STEPS = World(stepped, strangers, CLIENTS - 1, (partial(reconstruction, drawn=other_rows),))
 WORLDS: dict[str, World] = {
     "upload_membership": MEMBERS,
+    "upload_lira": MEMBERS,
     "prototype_membership": MEMBERS,
     "update_shares": SHARES,
     "class_shares": SHARES,
@@ -158,6 +159,8 @@ CELLS = read_cells(written(read(PAGE)))
 QUICK = {
     Cell("mafml", "membership", "upload_membership"),
     Cell("fedavg", "membership", "upload_membership"),
+    Cell("fedavg", "membership", "upload_lira"),
+    Cell("fedsgd", "membership", "upload_lira"),
     Cell("fedakt", "class shares", "update_shares"),
     Cell("mafml", "class shares", "class_shares"),
     Cell("fedproto", "membership", "prototype_membership"),

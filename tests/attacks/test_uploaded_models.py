@@ -15,7 +15,7 @@ from splitfed.attacks.gradients.dlg import Dlg
 from splitfed.attacks.gradients.inverting_gradients import InvertingGradients
 from splitfed.attacks.membership.confidence import margins
 from splitfed.attacks.uploads import upload_membership
-from splitfed.attacks.uploads.exchanged_model import ExchangedModel, ExchangedRound, PublicScores
+from splitfed.attacks.uploads.exchanged_model import GRADIENT_STEP, ExchangedModel, ExchangedRound, PublicScores
 from splitfed.attacks.uploads.update_shares import UpdateShares, resolve
 from splitfed.attacks.uploads.upload_inversion import UploadInversion
 from splitfed.attacks.uploads.upload_membership import UploadMembership, slope
@@ -28,7 +28,7 @@ from splitfed.data.candidates import candidates
 from splitfed.engines.base import FED
 from splitfed.federated import FML, MAFML, FedAKT, FedKD, FedMD, FedPer, FedSgd, Ifca
 from splitfed.federated.low_rank import decompress_update
-from splitfed.threats.exchanged_models import GRADIENT_STEP, exchanged_rounds, public_scores
+from splitfed.threats.exchanged_models import exchanged_rounds, public_scores
 from splitfed.training.local_learner import LocalLearner
 from tests.attacks.upload_examples import CELLS, cells_run, exchanged, one_step, sigmoid_network
 from tests.rounding import single

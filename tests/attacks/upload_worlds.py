@@ -160,7 +160,8 @@ def about(run: Run, data: Federation) -> Evaluator:
     found = Evaluator(run.engine, data, run.seed, run.newest)
     found.grants = replace(run.evaluator.grants, data=data)
     found.uploads = Uploads(
-        run.engine, data, found.recorded, found.grants.knowledge, found.grants.feed, run.evaluator.uploads.method
+        *(run.engine, data, found.recorded, found.grants.knowledge, found.grants.feed, found.grants.local),
+        method=run.evaluator.uploads.method,
     )
     return found
 

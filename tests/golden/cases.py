@@ -37,6 +37,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "strongest_labels": {"hints": 1, "doublings": 1},
     "strongest_membership": {"copies": 4, "doublings": 1, "worlds": 1},
     "lira": {"online": False, "copies": 4},
+    "upload_lira": {"copies": 4},
 }
 METHODS: dict[str, dict[str, Any]] = {"fedgen": {"steps": 3, "hidden": 16}, "pfedme": {"weight": 1.0, "steps": 2}}
 MANIPULATIONS: dict[str, dict[str, Any]] = {

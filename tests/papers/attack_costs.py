@@ -138,7 +138,7 @@ def scene(name: str) -> tuple[Callable[[], Run], str | None, str]:
         return spied, "server", "U-shaped, sdar"
     if name in ("class_shares", "prototype_inversion", "prototype_membership"):
         return averages, None, "fedproto, whole models"
-    if name in ("upload_membership", "upload_inversion", "update_shares"):
+    if name in ("upload_membership", "upload_lira", "upload_inversion", "update_shares"):
         return partial(averages, "fml"), None, "fml, whole models"
     if name == "grn":
         return active, "active0", "vertical, halves of images, one party active"

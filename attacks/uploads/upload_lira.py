@@ -1,0 +1,155 @@
+"""LiRA on uploads: the likelihood ratio of a row's confidence under copies of the client with the row and without it.
+
+Paper: after Carlini, Chien, Nasr, Song, Terzis, Tramèr, "Membership inference attacks from first principles", IEEE S&P
+2022 (algorithm 1 online, section V-B offline; one variance for all rows where copies are few); Nasr, Shokri,
+Houmansadr, "Comprehensive privacy analysis of deep learning", IEEE S&P 2019 (a passive aggregation server that holds
+every round's model).
+
+The adversary is the aggregation server of a run that was recorded, with candidate rows and their labels. For each of
+the newest `rounds` it trains `copies` clients of its own from the weights that the client was sent, as the protocol
+says that the client trains (`client_copies` says what is left out), each on as many rows as the client has. Online:
+half of the candidates, in complementary pairs, so that each is in exactly half of the copies, and auxiliary rows of the
+candidates' classes where the client has more. Offline: such auxiliary rows alone, half of them at most, with as many
+passes over them. The confidence of a row is log(p / (1 - p)) of its label by what came back; the score of a round is
+log N(seen; in) - log N(seen; out), offline how many deviations it lies above the copies'. Rounds are added up, as log
+likelihoods are: given the weights that were sent and the client's rows, what came back depends on that round's order of
+batches alone.
+
+A row counts as one that every round trains on. Where a round takes some of a client's rows and these are fewer than
+half of the candidates, a copy has that half, and so many more steps. The server must know nothing but the weights that
+went down and came back, and the protocol. Where clients send scores of public rows in their place no copy can begin
+where the client did, and the attack is refused: `upload_membership` reads these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import Attack, Budgets, DefenseEffect, Knowledge, Needs, Phase, Progress, Target, unwrap
+from splitfed.attacks.membership.confidence import check_classes, margins
+from splitfed.attacks.membership.gaussians import log_density, moments
+from splitfed.attacks.uploads.client_copies import ClientCopies
+from splitfed.attacks.uploads.uploaded_models import ModelReader
+from splitfed.core.errors import InvalidInput, require_count
+from splitfed.core.messages import WEIGHT_GRADIENT, View
+
+LEAST_SPARE = 4
+"""Auxiliary rows from which on halves of them differ."""
+
+
+@dataclass(frozen=True)
+class UploadLira(Attack):
+    """Members by the likelihood ratio of an uploaded model's score under clients trained with and without the row.
+
+    `copies` of the client for each of the newest `rounds`, or for all that were recorded where these are fewer.
+
+    `online`: the candidates are among the rows of the copies. `pooled`: one variance for all candidates, which is
+    better with fewer than 64 copies; else each has its own.
+    """
+
+    target: ClassVar[Target] = Target.MEMBERS
+    phase: ClassVar[Phase] = Phase.TRAINING
+    reads: ClassVar[tuple[str, ...]] = ("weights", "update", WEIGHT_GRADIENT)
+    requires: ClassVar[frozenset[Needs]] = frozenset(
+        {Needs.UPLOADS, Needs.CANDIDATES, Needs.EXCHANGED_MODEL, Needs.UPDATES}
+    )
+    adapts_to = frozenset[DefenseEffect]()
+    budgets: ClassVar[Budgets] = {
+        "fast": {"copies": 16, "rounds": 3, "pooled": True},
+        "paper": {"copies": 256, "rounds": 10, "pooled": False},
+    }
+
+    copies: int = field(default=16, metadata=require_count("upload_lira copies", low=4))
+    rounds: int = field(default=3, metadata=require_count("upload_lira rounds", low=1))
+    online: bool = True
+    pooled: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse an odd number of copies too."""
+        super().__post_init__()
+        if self.copies % 2:
+            raise InvalidInput(
+                f"upload_lira copies={self.copies} is not allowed; expected an even number: half hold each row"
+            )
+
+    @property
+    def uses(self) -> frozenset[Needs]:
+        """More rows for the copies, and for a head where features are exchanged."""
+        return frozenset({Needs.AUXILIARY, Needs.AUXILIARY_LABELS})
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the sum over rounds of every candidate's score: (candidates,)."""
+        classes = check_classes("upload_lira", knowledge.classes)
+        x, y = unwrap(knowledge.candidates), unwrap(knowledge.candidate_labels)
+        exchanged, local = unwrap(knowledge.exchanged), unwrap(knowledge.local)
+        clients = ClientCopies("upload_lira", exchanged, local, classes)
+        reader = ModelReader("upload_lira", exchanged, knowledge)
+        spare_x, spare_y = self._spare_rows(knowledge)
+        every_x, every_y = torch.cat([x, spare_x]), torch.cat([y, spare_y])
+        rounds = exchanged.rounds[-self.rounds :]
+        done, total = 0, len(rounds) * self.copies
+        progress(0, total)
+        score = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        for one in rounds:
+            held, confidences = torch.zeros(self.copies, len(x), dtype=torch.bool), list[Tensor]()
+            if self.online:
+                held = complementary_halves(self.copies, len(x), generator)
+            for candidates in held:
+                mine = self._rows_of_copy(candidates, len(spare_x), local.rows, generator).to(x.device)
+                after = clients.train(one.before, every_x[mine], every_y[mine], generator)
+                with torch.no_grad():
+                    confidences.append(margins(reader.read(after)(x), y))
+                done += 1
+                progress(done, total)
+            with torch.no_grad():
+                seen = margins(reader.read(one.after)(x), y)
+            score += self._score(seen, torch.stack(confidences), held.to(x.device))
+        return score
+
+    def _spare_rows(self, knowledge: Knowledge) -> tuple[Tensor, Tensor]:
+        """Return the auxiliary rows of the candidates' classes, and their labels; refuse to be offline without any."""
+        x, y = unwrap(knowledge.candidates), unwrap(knowledge.candidate_labels)
+        rows, labels = knowledge.auxiliary, knowledge.auxiliary_labels
+        if rows is None or labels is None:
+            rows, labels = x[:0], y[:0]
+        alike = torch.isin(labels.view(-1), y.view(-1))
+        if not self.online and int(alike.sum()) < LEAST_SPARE:
+            raise InvalidInput(
+                "upload_lira with online=False trains copies on halves of the auxiliary rows of the candidates' "
+                f"classes: {LEAST_SPARE} or more with labels; found {int(alike.sum())}"
+            )
+        return rows[alike], labels[alike]
+
+    def _rows_of_copy(self, held: Tensor, spare: int, rows: int | None, generator: torch.Generator) -> Tensor:
+        """Return the numbers of a copy's rows among the candidates and, behind them, so many `spare` ones: (k,) int64.
+
+        `rows`: how many the client has. Half of all that may be taken where that is not known, and never more offline,
+        where copies would else be too much alike.
+        """
+        own, half = held.nonzero().flatten(), (spare + (len(held) if self.online else 0)) // 2
+        wanted = half if rows is None else rows if self.online else min(rows, half)
+        drawn = torch.randperm(spare, generator=generator)[: max(wanted - len(own), 0)]
+        return torch.cat([own, len(held) + drawn])
+
+    def _score(self, seen: Tensor, confidence: Tensor, held: Tensor) -> Tensor:
+        """Return the score of a round: seen (n,), confidence and held (copies, n) -> (n,)."""
+        if not bool(torch.isfinite(confidence).all()):
+            raise InvalidInput("upload_lira: a copy of the client diverged; its local training cannot be imitated")
+        mean, deviation = moments(confidence, ~held, self.pooled)
+        if not self.online:
+            return (seen - mean) / deviation
+        inner, spread = moments(confidence, held, self.pooled)
+        return log_density(seen, inner, spread) - log_density(seen, mean, deviation)
+
+
+def complementary_halves(copies: int, rows: int, generator: torch.Generator) -> Tensor:
+    """Return (copies, rows) bool: a random half of the rows in every other copy, all others in the one behind it."""
+    held = torch.zeros(copies, rows, dtype=torch.bool)
+    for copy in range(0, copies, 2):
+        held[copy, torch.randperm(rows, generator=generator)[: rows // 2]] = True
+        held[copy + 1] = ~held[copy]
+    return held
