@@ -154,14 +154,15 @@ def reduce_rows(rows: Tensor, components: int) -> Reduction:
     """Return the reduction of `rows` (n, numbers) to `components` principal components, or as many as there are."""
     rows = rows.double()
     centered = rows - rows.mean(0)
-    axes = _principal_axes(centered, components)
-    size, rest = (float(each.square().mean().sqrt()) for each in (centered.norm(dim=1), _remainders(centered, axes)))
-    raw = Reduction(rows.mean(0), axes, rest > ROUNDING * size)
+    least = ROUNDING * float(rows.norm())
+    axes = _principal_axes(centered, components, least)
+    raw = Reduction(rows.mean(0), axes, float(_remainders(centered, axes).norm()) > least)
     numbers = raw(rows)
-    deviations = numbers.std(0, correction=0)
-    # A number that is the same in all rows, to rounding, stays at 0 and tells nothing.
-    scale = torch.where(deviations > ROUNDING * deviations.max(), deviations, 1.0) if numbers.shape[1] else deviations
-    return Reduction(raw.mean, raw.axes, raw.remains, numbers.mean(0), scale)
+    shift = numbers.mean(0)
+    deviations = (numbers - shift).square().mean(0).sqrt()
+    # A number that is the same in all rows, as the lengths of remainders may be, tells nothing.
+    scale = torch.where(deviations > ROUNDING * numbers.abs().amax(0), deviations, 1.0)
+    return Reduction(raw.mean, raw.axes, raw.remains, shift, scale)
 
 
 def fit_gaussians(rows: Tensor, hints: Mapping[int, Tensor], iterations: int) -> Gaussians:
@@ -199,13 +200,16 @@ def _maximize(rows: Tensor, weights: Tensor, shares: Tensor) -> Gaussians:
     return Gaussians(means, torch.linalg.cholesky(covariances), shares.log())
 
 
-def _principal_axes(centered: Tensor, components: int) -> Tensor:
-    """Return the leading right singular vectors of `centered` (n, numbers), `components` or fewer: (numbers, count)."""
+def _principal_axes(centered: Tensor, components: int, least: float) -> Tensor:
+    """Return the leading right singular vectors of `centered` (n, numbers): (numbers, count), `components` or fewer.
+
+    `least`: vectors whose singular value is not greater are left out.
+    """
     tall = len(centered) >= centered.shape[1]
     # The smaller of the two products has the same eigenvalues, the squares of the singular values.
     values, vectors = torch.linalg.eigh(centered.T @ centered if tall else centered @ centered.T)
     sizes = values.clamp_min(0).sqrt().flip(0)[:components]
-    count = int((sizes > ROUNDING * sizes[0]).sum())
+    count = int((sizes > least).sum())
     leading = vectors.flip(1)[:, :count]
     axes: Tensor = leading if tall else centered.T @ leading / sizes[:count]
     return axes

@@ -4,9 +4,9 @@ Paper: none; after Fu, Zhang, Ji, Chen, Wu, Guo, Zhou, Liu, Wang, "Label inferen
 learning", USENIX Security 2022, whose adversary knows a few labels; here these choose among attacks.
 
 Its members are `direct_label`, `batch_label_inference`, `unsplit_labels`, `similar`, `norm`, `direction`, `spectral`,
-`gaussian_mixture`, `insider_labels`, `model_completion` (with all labels that it can use, and with 4 of each class) and `exploit`: those of
-them for which the run grants what they need, and which take such labels. Why the others took no part is in
-`Selection.left_out`.
+`gaussian_mixture`, `insider_labels`, `model_completion` (with all labels that it can use, and with 4 of each class) and
+`exploit`: those of them for which the run grants what they need, and which take such labels. Why the others took no
+part is in `Selection.left_out`.
 
 No party can have a step taken with rows of its own and labels of its choice, so nothing but victims can judge what is
 read from gradients. The adversary therefore knows `hints` of each class, which are not scored. All members predict

@@ -333,4 +333,8 @@ def is_adapted(name: str, attack: Attack, effect: DefenseEffect) -> bool:
     """Return whether runs show that `attack` takes `effect` into account."""
     arrives = effect is DefenseEffect.RELEASE and Needs.RELEASES in attack.requires
     shapes_weights = attack.phase is Phase.INFERENCE and not arrives
-    return uses(name, attack, effect) or estimates(name, attack, effect) or (shapes_weights and holds_trained(name, attack))
+    return (
+        uses(name, attack, effect)
+        or estimates(name, attack, effect)
+        or (shapes_weights and holds_trained(name, attack))
+    )
