@@ -85,7 +85,7 @@ class PredictionAndBound(NamedTuple):
 
 
 class PredictionAndSelection(NamedTuple):
-    """A prediction, (victims, ...), how it was chosen among several, and by which of them it was made, if one made it."""
+    """A prediction, (victims, ...), how it was chosen among several, and the attack that made it, where one did."""
 
     prediction: Tensor
     selection: Selection

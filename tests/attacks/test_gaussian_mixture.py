@@ -102,7 +102,7 @@ def clean(seed: int, share: float = 0.2, columns: int = 16, sure: float = 4.0) -
 
 
 def defended(name: str, seed: int) -> tuple[Tensor, Tensor]:
-    """The same behind a defense, batch by batch; with `max_norm` a model that is hardly sure, whose positives are long."""
+    """The same behind a defense, batch by batch; with `max_norm` a model that is hardly sure: positives are long."""
     rows, y = clean(100 + seed, *{"max_norm": (0.1, 64, 1.0), "marvell": (0.2, 16, 4.0)}[name])
     drawn = torch.Generator().manual_seed(seed)
     parts = [
