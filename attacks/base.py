@@ -85,10 +85,11 @@ class PredictionAndBound(NamedTuple):
 
 
 class PredictionAndSelection(NamedTuple):
-    """A prediction, (victims, ...), and how it was chosen among several."""
+    """A prediction, (victims, ...), how it was chosen among several, and the attack that made it, where one did."""
 
     prediction: Tensor
     selection: Selection
+    member: Attack | None = None
 
 
 @runtime_checkable
@@ -145,7 +146,8 @@ class Outcome:
     """A prediction, (victims, ...), the wall-clock seconds it took, and the stolen upstream function, if any.
 
     `error_bound`: the largest error of a number of each row that the attack vouches for, (victims,), if it does;
-    `selection`: how an attack that chooses among several has chosen.
+    `selection`: how an attack that chooses among several has chosen; `member`: the attack that it chose, where that may
+    adapt to other defenses than itself (`splitfed.threats.adaptation`).
     """
 
     prediction: Tensor
@@ -153,6 +155,7 @@ class Outcome:
     clone: Clone | None = None
     error_bound: Tensor | None = None
     selection: Selection | None = None
+    member: Attack | None = None
 
 
 @dataclass(frozen=True)
@@ -231,10 +234,12 @@ class Attack:
         prediction = (found if isinstance(found, Tensor) else found.prediction).detach().cpu()
         clone = found.clone if isinstance(found, PredictionAndClone) else None
         bound = found.error_bound.detach().cpu() if isinstance(found, PredictionAndBound) else None
-        selection = found.selection if isinstance(found, PredictionAndSelection) else None
+        selection, member = (
+            (found.selection, found.member) if isinstance(found, PredictionAndSelection) else (None, None)
+        )
         if self.target is Target.INPUTS and knowledge.value_range is not None:
             prediction = prediction.clamp(*knowledge.value_range)
-        return Outcome(prediction, time.perf_counter() - started, clone, bound, selection)
+        return Outcome(prediction, time.perf_counter() - started, clone, bound, selection, member)
 
     def _check(self, view: View, knowledge: Knowledge) -> None:
         if missing := knowledge.missing(self.requires, view):

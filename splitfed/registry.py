@@ -102,6 +102,7 @@ TABLES: dict[str, dict[str, str]] = {
         "model_completion": "splitfed.attacks.labels.model_completion:ModelCompletion",
         "exploit": "splitfed.attacks.labels.exploit:Exploit",
         "similar": "splitfed.attacks.labels.similar:Similar",
+        "gaussian_mixture": "splitfed.attacks.labels.gaussian_mixture:GaussianMixture",
         "strongest_labels": "splitfed.attacks.labels.strongest_labels:StrongestLabels",
         "membership_threshold": "splitfed.attacks.membership.membership_threshold:MembershipThreshold",
         "membership_shadow": "splitfed.attacks.membership.membership_shadow:MembershipShadow",

@@ -4,9 +4,9 @@ Paper: none; after Fu, Zhang, Ji, Chen, Wu, Guo, Zhou, Liu, Wang, "Label inferen
 learning", USENIX Security 2022, whose adversary knows a few labels; here these choose among attacks.
 
 Its members are `direct_label`, `batch_label_inference`, `unsplit_labels`, `similar`, `norm`, `direction`, `spectral`,
-`insider_labels`, `model_completion` (with all labels that it can use, and with 4 of each class) and `exploit`: those of
-them for which the run grants what they need, and which take such labels. Why the others took no part is in
-`Selection.left_out`.
+`gaussian_mixture`, `insider_labels`, `model_completion` (with all labels that it can use, and with 4 of each class) and
+`exploit`: those of them for which the run grants what they need, and which take such labels. Why the others took no
+part is in `Selection.left_out`.
 
 No party can have a step taken with rows of its own and labels of its choice, so nothing but victims can judge what is
 read from gradients. The adversary therefore knows `hints` of each class, which are not scored. All members predict
@@ -124,7 +124,7 @@ class StrongestLabels(LabelAttack):
     ) -> PredictionAndSelection:
         """Return the chosen member's scores of labels, (victims, classes) or (victims,), and how it was chosen."""
         trials = self.compare(view, knowledge, generator, progress)
-        return PredictionAndSelection(trials.predict(trials.chosen), trials.selection)
+        return PredictionAndSelection(trials.predict(trials.chosen), trials.selection, trials.attack(trials.chosen))
 
     def compare(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> LabelTrials:
         """Return every member that takes part, tried; refuse where none does."""
@@ -153,6 +153,7 @@ class StrongestLabels(LabelAttack):
         yield _member("norm")
         yield _member("direction", **learnt)
         yield _member("spectral")
+        yield _member("gaussian_mixture", **learnt)
         yield _member("spectral", name="spectral, releases", needs=Needs.RELEASES, rows="releases")
         yield _member("insider_labels")
         yield from self._completions(knowledge, known)
@@ -215,6 +216,11 @@ class LabelTrials:
             self.left_out.append(LeftOut(member.name, str(refused)))
         else:
             self.found[member.name] = best
+
+    def attack(self, name: str) -> Attack:
+        """Return the attack that the member `name` makes its prediction by."""
+        _, member, size, _ = self.found[name]
+        return member.attack(size)
 
     def predict(self, name: str) -> Tensor:
         """Return what the member `name` predicts of the victims, once it has learnt from all that is known."""

@@ -6,14 +6,20 @@ to the trained weights. Given the same trained weights, nothing that it reads de
 
 An attack adapts to an effect if what it holds the evidence against has the effect too: it asks the defended parties and
 learns from the answers, differentiates through the trained segments with defenses at their mean, trains a copy or a
-substitute of the client with the run's defenses, searches what it does not know as a free variable, or reads something
-that the effect leaves as it is. An attack that learns nothing, or models parties without the defense, does not adapt.
+substitute of the client with the run's defenses, searches what it does not know as a free variable, estimates from the
+defended evidence itself how it is distributed in each class, assuming nothing of what it was before, or reads something
+that the effect leaves as it is. An attack that learns nothing, or models parties without the defense, does not adapt;
+nor does one that compares rows with known ones by a measure that was fixed without the defense. An estimate is tied to
+what victims are known by: their true labels, which do not have the effect of labels that were changed in training.
 Layers that a defense puts into segments, what it learns on the side, its codes and its promises are no effects of their
 own: layers are part of the segments that everybody asks, holds or replaces, and the others reach nobody but through
 the effects.
 
 Of an attack and a defense that is: "not needed" where no effect lies on the path, "adapted" where the attack states all
 that do (`Attack.adapts_to`), else "not yet", as of every attack that states nothing.
+
+An attack that chooses among several states what all of them take into account; a result of it is marked by the one that
+made the prediction, where it says which (`Outcome.member`).
 
 Random defenses are taken at their mean, or drawn afresh in every query; no attack knows what was drawn.
 """

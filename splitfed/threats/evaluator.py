@@ -205,7 +205,7 @@ class Evaluator:
             error_bound=outcome.error_bound,
             selection=outcome.selection,
             under_trained=() if beside is None else self._floors_above(attack, outcome.prediction, truth, beside, part),
-            unadapted=self._unadapted(attack, party, client),
+            unadapted=self._unadapted(outcome.member or attack, party, client),
             repeated=None
             if releases == 1
             else RepeatedReleases(releases, case.equal, Needs.TRAINING_ATTACK in attack.requires),

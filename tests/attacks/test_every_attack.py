@@ -26,6 +26,7 @@ from splitfed.attacks.labels.batch_label_inference import BatchLabelInference
 from splitfed.attacks.labels.direct_label import DirectLabel
 from splitfed.attacks.labels.direction import Direction
 from splitfed.attacks.labels.exploit import Exploit
+from splitfed.attacks.labels.gaussian_mixture import GaussianMixture
 from splitfed.attacks.labels.model_completion import ModelCompletion
 from splitfed.attacks.labels.norm import Norm
 from splitfed.attacks.labels.similar import Similar
@@ -239,6 +240,7 @@ TABLE: dict[str, Row] = {
     ),
     "similar": classes(Similar(), u_digits, "server"),
     "similar by k-means": classes(Similar(method="k-means"), summed, "left0"),
+    "gaussian_mixture": positives(GaussianMixture(hints=3)),
     "strongest_labels": classes(StrongestLabels(iterations=20, doublings=1), u_digits, "server"),
     # Columns of a peer that are correlated with the party's own; R2 of the mean of every column is about 0.
     "grn": Row(

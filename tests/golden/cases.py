@@ -34,6 +34,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "ladder": {"widths": (4,), "epochs": (1, 2)},
     "strongest": {"widths": (4,), "doublings": 1, "prior": False},
     "attribute": {"attribute": "second"},
+    "gaussian_mixture": {"hints": 1},
     "strongest_labels": {"hints": 1, "doublings": 1},
     "strongest_membership": {"copies": 4, "doublings": 1, "worlds": 1},
     "lira": {"online": False, "copies": 4},

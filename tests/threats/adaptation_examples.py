@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 import splitfed as sf
 from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Phase, Target
+from splitfed.attacks.labels.cut_gradients import gradient_rows
+from splitfed.attacks.labels.gaussian_mixture import GaussianMixture
 from splitfed.attacks.training_time.training_attack import TrainingAttack
 from splitfed.core.defense import (
     Defense,
@@ -201,7 +203,10 @@ WORLDS: dict[str, World] = {
 PLACES = {
     "token_decoder": "tokens",
     **dict.fromkeys(
-        ("norm", "direction", "spectral", "direct_label", "batch_label_inference", "model_completion", "similar"),
+        (
+            *("norm", "direction", "spectral", "direct_label", "batch_label_inference", "model_completion", "similar"),
+            "gaussian_mixture",
+        ),
         "summed",
     ),
     "dip": "images",
@@ -311,8 +316,25 @@ def holds_trained(name: str, attack: Attack) -> bool:
     return not torch.equal(predict(attack, given(run, name, attack), given(moved(world, inner), name, attack)), first)
 
 
+def estimates(name: str, attack: Attack, effect: DefenseEffect) -> bool:
+    """Return whether, on the same evidence, `attack` predicts something else by what it fitted where `effect` is not.
+
+    Where labels are changed nothing is estimated: known victims have their true ones.
+    """
+    if not isinstance(attack, GaussianMixture) or effect is DefenseEffect.LABELS:
+        return False
+    world = PLACES.get(name, "vanilla")
+    knowing, lacking = (attack.fit(*given(trained(world, one), name, attack)) for one in (effect, None))
+    evidence = gradient_rows(given(trained(world, effect), name, attack)[0])
+    return not torch.equal(knowing.log_posterior(evidence), lacking.log_posterior(evidence))
+
+
 def is_adapted(name: str, attack: Attack, effect: DefenseEffect) -> bool:
     """Return whether runs show that `attack` takes `effect` into account."""
     arrives = effect is DefenseEffect.RELEASE and Needs.RELEASES in attack.requires
     shapes_weights = attack.phase is Phase.INFERENCE and not arrives
-    return uses(name, attack, effect) or (shapes_weights and holds_trained(name, attack))
+    return (
+        uses(name, attack, effect)
+        or estimates(name, attack, effect)
+        or (shapes_weights and holds_trained(name, attack))
+    )
