@@ -10,14 +10,15 @@ part is in `Selection.left_out`.
 
 No party can have a step taken with rows of its own and labels of its choice, so nothing but victims can judge what is
 read from gradients. The adversary therefore knows `hints` of each class, which are not scored. All members predict
-these as well, and the one with the greatest AUC (two classes) or accuracy on them makes the prediction; of equal ones
-the first in the order above, with the least work. A member that learns from known victims is judged on half of them
-after it has learnt from the other half, in turn, and then learns from all. `model_completion`, which predicts rows
-that took no step, is judged on the share `validation` of the labelled auxiliary rows too, and never learns from these:
-what it learns anew may be something else. Where the sign of a score is a guess (`norm`, `spectral`), the score turned
-over is a member too. No other label has a part in it.
+these as well, and the one with the greatest AUC (two classes) or accuracy on them makes the prediction. Of members that
+are equal it is the one that agrees most with the others of these in what it predicts of all victims; of sizes of a
+member's work that are equal the least. A member that learns from known victims is judged on half of them after it has
+learnt from the other half, in turn, and then learns from all. `model_completion`, which predicts rows that took no
+step, is judged on the share `validation` of the labelled auxiliary rows too, and never learns from these: what it
+learns anew may be something else. Where the sign of a score is a guess (`norm`, `spectral`), the score turned over is a
+member too. No other label has a part in it.
 
-With fewer than two known victims of each class the first member in that order is taken, which `Selection.criterion`
+With fewer than two known victims of each class the first member in the order above is taken, which `Selection.criterion`
 says; errors are NaN, and no member but `model_completion` does more work. A member that takes steps is tried with twice
 as many until that gains less than a point (.01) or `doublings` is reached, and which of the two it was is said.
 """
@@ -44,6 +45,7 @@ from splitfed.attacks.base import (
     Progress,
     unwrap,
 )
+from splitfed.attacks.labels.agreement import most_agreed
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.known_labels import name_clusters
 from splitfed.attacks.labels.known_victims import KnownVictims
@@ -60,6 +62,8 @@ FULL = {"iterations": 800, "doublings": 4}
 LEAST_HINTS, ALL_HINTS = 2, 12
 FEW = 4
 """Labelled rows of each class that `model_completion` has in its paper."""
+ROUNDING = 1e-9
+"""Errors on known victims that differ by no more are equal."""
 PASSES = 8.0
 """Iterations of `model_completion` times what its running average forgets in one, as in its budgets."""
 KNOWN, IN_ORDER = "on known victims", "by the stated order of members"
@@ -194,10 +198,11 @@ class LabelTrials:
 
     @property
     def chosen(self) -> str:
-        """The member with the least error; of equal ones, and where nothing can judge, the first."""
+        """The member with the least error, of equal ones that of the most agreement; where nothing judges the first."""
         if not self._known.judges:
             return next(iter(self.found))
-        return min(self.found, key=lambda name: self.found[name].error)
+        least = min(found.error for found in self.found.values())
+        return most_agreed({n: self._judged(n) for n, found in self.found.items() if found.error <= least + ROUNDING})
 
     @property
     def selection(self) -> Selection:
@@ -227,7 +232,12 @@ class LabelTrials:
         _, member, size, scores = self.found[name]
         if member.learns and self._known.judges:
             return self._predict(member, size, self._knowledge, "all")
-        return name_clusters(scores, self._knowledge.hints) if member.named else scores
+        return self._judged(name)
+
+    def _judged(self, name: str) -> Tensor:
+        """Return what the member `name` predicted of the victims when it was judged, by the names of the classes."""
+        found = self.found[name]
+        return name_clusters(found.scores, self._knowledge.hints) if found.member.named else found.scores
 
     def _double(self, member: LabelMember, doublings: int, progress: Progress) -> _Found:
         found: list[_Found] = []
