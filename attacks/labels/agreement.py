@@ -1,7 +1,7 @@
 """Agreement of predicted labels: among predictions that are equally good, the one that is most like all others.
 
 Source: the medoid, Kaufman, Rousseeuw, "Clustering by means of medoids", Statistical data analysis based on the L1 norm
-and related methods, 1987; for two classes by the rank correlation of Spearman, "The proof and measurement of association
+and related methods, 1987; for two classes by rank correlation, Spearman, "The proof and measurement of association
 between two things", American Journal of Psychology 15, 1904.
 
 Predictions that come by different ways to what is true agree with one another; those that are right about a few known

@@ -18,8 +18,8 @@ step, is judged on the share `validation` of the labelled auxiliary rows too, an
 learns anew may be something else. Where the sign of a score is a guess (`norm`, `spectral`), the score turned over is a
 member too. No other label has a part in it.
 
-With fewer than two known victims of each class the first member in the order above is taken, which `Selection.criterion`
-says; errors are NaN, and no member but `model_completion` does more work. A member that takes steps is tried with twice
+With fewer than two known victims of each class the first member in the order above is taken (`Selection.criterion` says
+so); errors are NaN, and no member but `model_completion` does more work. A member that takes steps is tried with twice
 as many until that gains less than a point (.01) or `doublings` is reached, and which of the two it was is said.
 """
 
@@ -229,7 +229,7 @@ class LabelTrials:
 
     def predict(self, name: str) -> Tensor:
         """Return what the member `name` predicts of the victims, once it has learnt from all that is known."""
-        _, member, size, scores = self.found[name]
+        _, member, size, _ = self.found[name]
         if member.learns and self._known.judges:
             return self._predict(member, size, self._knowledge, "all")
         return self._judged(name)

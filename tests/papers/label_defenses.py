@@ -127,8 +127,8 @@ def _choices(done: Measured) -> str:
     shared = sum(e["equal"] > 1 for e in entries)
     mixed = sum(e["chosen"] == MEMBERS[0] for e in entries)
     return (
-        f"In {shared} of {len(entries)} runs several members were right alike about the known victims. Over all runs the "
-        f"mean AUC of `{CHOSEN}` is {means['chosen']:.3f} and the least {lows['chosen']:.2f}; with the first of equal "
+        f"In {shared} of {len(entries)} runs several members were right alike about the known victims. Over all runs "
+        f"the mean AUC of `{CHOSEN}` is {means['chosen']:.3f} and the least {lows['chosen']:.2f}; with the first of equal "
         f"members in their order it would be {means['first']:.3f} and {lows['first']:.2f}. `{MEMBERS[0]}` was taken "
         f"{mixed} times."
     )
@@ -150,7 +150,7 @@ fixed on other seeds and on gradients drawn for the purpose. About five minutes.
 REMARKS = ""
 
 TABLE = Table(
-    "defended_labels",
+    "label_defenses",
     "Label attacks on defended gradients, and the choice among them",
     BUDGET,
     tuple(
