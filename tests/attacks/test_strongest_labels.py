@@ -14,6 +14,7 @@ from torch import Tensor
 
 import splitfed
 from splitfed.attacks.base import Attack, Knowledge, Needs, Outcome, Phase, Progress, Target
+from splitfed.attacks.labels.agreement import most_agreed
 from splitfed.attacks.labels.known_labels import rows_without_hints
 from splitfed.attacks.labels.known_victims import KnownVictims
 from splitfed.attacks.labels.strongest_labels import IN_ORDER, KNOWN, LabelMember, LabelTrials, StrongestLabels
@@ -146,11 +147,67 @@ def test_the_work_that_was_best_is_taken_and_not_the_last(monkeypatch: pytest.Mo
     assert torch.equal(outcome.prediction, right(1.0))
 
 
-def test_of_equal_members_the_first_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_members_that_are_equal_in_all_the_first_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     members = [fake(name, lambda known, size, by=by: by * right(1.0)) for name, by in (("a", 1.0), ("b", 2.0))]  # type: ignore[misc]
     outcome = choose(*members, monkeypatch=monkeypatch)
     assert chosen(outcome) == "a"
     assert float(outcome.prediction.max()) == 1.0
+
+
+def lucky(share: float) -> Tensor:
+    """Scores that are right for all known victims, and for that share of the others."""
+    scores = right(share)
+    known = torch.cat(list(HINTS.values()))
+    scores[known] = torch.eye(CLASSES)[TRUTH[known]]
+    return scores
+
+
+def test_of_equal_members_the_one_that_agrees_with_the_others_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three are right about the known victims; one that is wrong about these has no vote."""
+    shares = {"chance": 0.2, "good": 0.9, "fair": 0.7}
+    members = [fake(name, lambda known, size, s=share: lucky(s)) for name, share in shares.items()]  # type: ignore[misc]
+    # Wrong about every known victim, and about all others as "chance" is.
+    wrong = lucky(0.2)
+    wrong[torch.cat(list(HINTS.values()))] = right(0.0)[torch.cat(list(HINTS.values()))]
+    outcome = choose(*members, *(fake(n, lambda known, size: wrong) for n in "abcd"), monkeypatch=monkeypatch)
+    assert chosen(outcome) == "good"
+    assert outcome.selection is not None
+    assert [a.error for a in outcome.selection.tried] == [0.0] * 3 + [1.0] * 4
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_agreement_finds_what_others_say_too(classes: int) -> None:
+    """By ranks for two classes, whatever the scale and the shape of scores; by the class that is said for more."""
+    drawn = generator(1)
+    truth = torch.arange(600) % classes
+
+    def blurred(by: float) -> Tensor:
+        return torch.eye(classes)[truth] + by * torch.randn(600, classes, generator=drawn)
+
+    found = {"far": blurred(3.0), "near": blurred(0.2), "other": 1e6 * blurred(1.0), "another": blurred(1.0)}
+    if classes == 2:
+        found["other"] = (found["other"][:, 1] - found["other"][:, 0]) ** 3
+    assert most_agreed(found) == "near"
+    assert most_agreed({name: found[name] for name in ("another", "far")}) == "another"
+    turned = {name: -scores for name, scores in found.items()}
+    if classes == 2:
+        assert most_agreed(turned) == "near"
+        # Who says the opposite agrees least, however sure it is.
+        assert most_agreed({"turned": -found["near"], "other": found["other"], "another": found["another"]}) != "turned"
+
+
+def test_agreement_is_one_of_order_alone() -> None:
+    """The difference of two classes' scores counts, and of that the order: any rising function of it is the same."""
+    z = torch.randn(200, generator=generator(2))
+    steep = torch.stack([-(30 * z).exp(), torch.zeros(200)], 1)
+    blurred = z + 0.7 * torch.randn(200, generator=generator(3))
+    assert most_agreed({"blurred": blurred, "steep": steep, "z": z}) == "steep"
+
+
+def test_a_constant_prediction_agrees_with_nobody() -> None:
+    ranks = torch.arange(10.0)
+    assert most_agreed({"constant": torch.zeros(10), "a": ranks, "b": ranks.square()}) == "a"
+    assert most_agreed({"constant": torch.zeros(10)}) == "constant"
 
 
 @pytest.mark.parametrize("count", [0, 1])
