@@ -13,7 +13,9 @@ The paper does not say what to do with a batch of one class, and its code divide
 with the noise of `max_norm`, and a batch whose class means are equal leaves as it is, its budget being zero. A class
 with a single row has variance zero. The bound on a detector's error is for one noised example and for Gaussian classes
 as estimated from the batch; it is no formal guarantee for labels, and several parties who pool their gradients, or one
-over many steps, know more than it allows for.
+over many steps, know more than it allows for. Gradients that lie on a line, as those of one logit behind a linear
+remainder of the model do, are not Gaussian so: the class that varies more gets no noise around the difference and stays
+on the line, the other leaves it, and who looks at that tells them apart without an error, whatever s is (tested).
 """
 
 from __future__ import annotations

@@ -163,6 +163,23 @@ def test_better_than_isotropic_noise_of_the_same_power() -> None:
     assert auc(sent @ unit, positive) < auc(same @ unit, positive) - 0.1
 
 
+@pytest.mark.parametrize("s", [1.0, 4.0, 25.0])
+def test_gradients_on_a_line_are_told_apart_by_what_leaves_it(s: float) -> None:
+    """A linear remainder with one logit: all gradients lie on a line, and the noise around it is that of one class."""
+    drawn = generator(5)
+    y = (torch.arange(300) % 4 == 0).long()
+    confidence = torch.sigmoid(torch.randn(300, generator=drawn, dtype=torch.float64) - 1)
+    g = (confidence - y)[:, None] * torch.randn(8, generator=drawn, dtype=torch.float64)
+    sent = Marvell(s=s).gradient("z", g, context(y))
+    line = g[0] / g[0].norm()
+    beside = (sent - (sent @ line)[:, None] * line).norm(dim=1)
+    assert max(auc(beside, y == 1), auc(-beside, y == 1)) == 1.0
+    # The bound is one for classes that spread alike in all directions, and does not hold here.
+    noise = Marvell(s=s).noise(g, y.bool())
+    assert noise is not None
+    assert noise.detection_error > 0.1
+
+
 def test_batches_without_two_classes() -> None:
     """One class: the noise of max norm. Equal means: no budget. A class of one row: no spread, but hidden."""
     g, _ = batch()

@@ -153,9 +153,9 @@ REMARKS = """No published figure stands beside these: the papers of these defens
 that compare directions find, nearly all; behind `marvell` and `max_norm` it is level with the best of those that
 compare rows, within the intervals, and `exploit` and the members that complete the model (behind "best member") are
 above it. In planted worlds (`tests/attacks/test_gaussian_mixture.py`, means of twelve seeds) it is ahead of the next
-best that compares rows: .89 against .83 behind `marvell`, and .81 against .75 behind `max_norm` where a model is hardly sure, so
-that gradients of positives are longer than those of negatives and are stretched less. Where the model is sure and
-lengths overlap it is level behind `max_norm` in such a world too (.61, k-means .62).
+best that compares rows: .89 against .83 behind `marvell`, and .81 against .75 behind `max_norm` where a model is hardly
+sure, so that gradients of positives are longer than those of negatives and are stretched less. Where the model is sure
+and lengths overlap it is level behind `max_norm` in such a world too (.61, k-means .62).
 
 That a member is right about twelve known victims says little of it where many are: the first in order, often
 `unsplit_labels`, then had an AUC of .5 to .9 in runs in which its equals had 1.00. What several predict alike is the
