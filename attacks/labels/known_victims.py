@@ -15,6 +15,8 @@ from torch import Tensor
 from splitfed.attacks.scoring.label_metrics import auc
 
 FOLDS = 2
+ROUNDING = 1e-9
+"""Errors and shares of known victims that differ by no more are equal."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,22 @@ class KnownVictims:
         if self.metric == "auc":
             return 1 - auc(found if found.dim() == 1 else found[:, 1] - found[:, 0], labels == 1)
         return 1 - float((found.argmax(1) == labels).double().mean())
+
+    def threshold(self, scores: Tensor) -> float:
+        """Return above what `scores` (victims,), of two classes, say class 1: of most right answers in both classes.
+
+        It lies in the middle between two known victims; of several that are equal it is the median, the upper of two.
+        """
+        labels, rows = self.labels_and_rows()
+        found, order = scores.detach().double().cpu()[rows].sort(stable=True)
+        cuts = (found[1:] + found[:-1])[found[1:] > found[:-1]] / 2
+        if len(cuts) == 0:
+            return float(found[0])
+        above = found > cuts[:, None]
+        positive = labels[order] == 1
+        right = above[:, positive].double().mean(1) + (~above[:, ~positive]).double().mean(1)
+        best = cuts[right >= right.max() - ROUNDING]
+        return float(best[len(best) // 2])
 
     def labels_and_rows(self) -> tuple[Tensor, Tensor]:
         """Return the labels of the known victims (count,), and their positions (count,)."""

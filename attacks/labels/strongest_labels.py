@@ -16,7 +16,8 @@ member's work that are equal the least. A member that learns from known victims 
 learnt from the other half, in turn, and then learns from all. `model_completion`, which predicts rows that took no
 step, is judged on the share `validation` of the labelled auxiliary rows too, and never learns from these: what it
 learns anew may be something else. Where the sign of a score is a guess (`norm`, `spectral`), the score turned over is a
-member too. No other label has a part in it.
+member too. A single score of two classes is moved so that zero tells known victims apart. No other label has a part in
+it.
 
 With fewer than two known victims of each class the first member in the order above is taken (`Selection.criterion` says
 so); errors are NaN, and no member but `model_completion` does more work. A member that takes steps is tried with twice
@@ -48,7 +49,7 @@ from splitfed.attacks.base import (
 from splitfed.attacks.labels.agreement import most_agreed
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.known_labels import name_clusters
-from splitfed.attacks.labels.known_victims import KnownVictims
+from splitfed.attacks.labels.known_victims import ROUNDING, KnownVictims
 from splitfed.attacks.labels.label_attack import LabelAttack
 from splitfed.attacks.selection import Attempt, LeftOut, Selection, double_work, name_budgets
 from splitfed.core.errors import InvalidInput, require_count, require_share
@@ -62,8 +63,6 @@ FULL = {"iterations": 800, "doublings": 4}
 LEAST_HINTS, ALL_HINTS = 2, 12
 FEW = 4
 """Labelled rows of each class that `model_completion` has in its paper."""
-ROUNDING = 1e-9
-"""Errors on known victims that differ by no more are equal."""
 PASSES = 8.0
 """Iterations of `model_completion` times what its running average forgets in one, as in its budgets."""
 KNOWN, IN_ORDER = "on known victims", "by the stated order of members"
@@ -228,11 +227,16 @@ class LabelTrials:
         return member.attack(size)
 
     def predict(self, name: str) -> Tensor:
-        """Return what the member `name` predicts of the victims, once it has learnt from all that is known."""
+        """Return what the member `name` predicts of the victims, once it has learnt from all that is known.
+
+        A single score is moved so that known victims are told apart at zero, as far as they are.
+        """
         _, member, size, _ = self.found[name]
-        if member.learns and self._known.judges:
-            return self._predict(member, size, self._knowledge, "all")
-        return self._judged(name)
+        judged = self._judged(name)
+        if not self._known.judges:
+            return judged
+        scores = self._predict(member, size, self._knowledge, "all") if member.learns else judged
+        return scores if scores.dim() == 2 else scores.double() - self._known.threshold(judged)
 
     def _judged(self, name: str) -> Tensor:
         """Return what the member `name` predicted of the victims when it was judged, by the names of the classes."""

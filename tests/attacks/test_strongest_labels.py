@@ -196,6 +196,32 @@ def test_agreement_finds_what_others_say_too(classes: int) -> None:
         assert most_agreed({"turned": -found["near"], "other": found["other"], "another": found["another"]}) != "turned"
 
 
+def test_zero_tells_known_victims_of_two_classes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A score that is high for all says nothing by its sign; its order is kept."""
+    truth = torch.arange(VICTIMS) % 2
+    known = Knowledge((1,), classes=2, hints={c: torch.arange(c, 12, 2) for c in range(2)})
+    near = 1e3 + truth + 0.4 * torch.rand(VICTIMS, generator=generator(4))
+    outcome = choose(fake("near", lambda *_: near), known=known, monkeypatch=monkeypatch)
+    assert torch.equal(outcome.prediction > 0, truth == 1)
+    assert torch.equal(outcome.prediction.argsort(), near.argsort())
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([1.0, 2.0, 4.0, 6.0], 3.0),
+        ([1.0, 5.0, 4.0, 6.0], 5.5),
+        ([3.0, 3.0, 3.0, 3.0], 3.0),
+        ([2.0, 2.0, 2.0, 4.0], 3.0),
+        ([6.0, 4.0, 2.0, 1.0], 5.0),
+    ],
+)
+def test_the_threshold_by_hand(scores: list[float], expected: float) -> None:
+    """The first two are of class 0. One right in each class counts as much; of equal cuts the median."""
+    known = KnownVictims({0: torch.tensor([0, 1]), 1: torch.tensor([2, 3])}, 2)
+    assert known.threshold(torch.tensor(scores)) == expected
+
+
 def test_agreement_is_one_of_order_alone() -> None:
     """The difference of two classes' scores counts, and of that the order: any rising function of it is the same."""
     z = torch.randn(200, generator=generator(2))
