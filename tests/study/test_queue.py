@@ -8,9 +8,10 @@ from pathlib import Path
 
 import optuna
 import pytest
+from optuna.storages import RDBStorage
 
 from splitfed.cli import main
-from splitfed.study.run import trials
+from splitfed.study.run import search_queue, trials
 from tests.study.examples import small, write
 
 # Signs that mean something in an address, in a template, in a pattern, or to SQLite.
@@ -49,6 +50,18 @@ def test_a_queue_made_through_an_address_is_found_again(tmp_path: Path) -> None:
     made = optuna.create_study(storage=f"sqlite:///{tmp_path / 'study.db'}", study_name=trials.NAME)
     made.enqueue_trial({"run": "a"}, user_attrs={"run": "a"})
     assert [trial.user_attrs["run"] for trial in trials.open_queue(tmp_path / "study.db").get_trials()] == ["a"]
+
+
+@pytest.mark.parametrize("address", [None, "sqlite:///{}"])
+def test_a_locked_file_is_waited_for_as_long_as_a_suspended_worker_may_take(
+    tmp_path: Path, address: str | None
+) -> None:
+    path = tmp_path / "study.db"
+    found = search_queue.open_storage(path, None if address is None else address.format(path))
+    assert isinstance(found, RDBStorage)
+    with found.engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 1000 * trials.LOCKED_SECONDS
+    assert trials.LOCKED_SECONDS >= 300
 
 
 def test_a_study_runs_and_resumes_in_a_folder_of_any_name(tmp_path: Path) -> None:

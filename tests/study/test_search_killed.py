@@ -10,11 +10,12 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,21 @@ def test_one_killed_alone_and_one_suspended_beside_the_command_line(tmp_path: Pa
     path, folder = write(tmp_path, study("random")), tmp_path / "out"
     kill_often("random, command line", start, path, folder, 2)
     kill_and_suspend(path, folder)
+    check_all(path, folder, tmp_path)
+
+
+def test_a_search_waits_for_one_that_was_suspended_while_it_wrote(tmp_path: Path) -> None:
+    """The lock that a suspended worker would hold is held here, from the first trial on."""
+    path, folder = write(tmp_path, study("random")), tmp_path / "out"
+    process = start(path, folder)
+    with ended(process):
+        assert wait_until(lambda: bool(list(folder.glob("trials/*.json"))), process)
+        with closing(sqlite3.connect(folder / "study.db", timeout=60, isolation_level=None)) as database:
+            database.execute("BEGIN EXCLUSIVE")
+            time.sleep(SUSPENDED)
+            assert process.poll() is None, process.stderr.read()
+            database.execute("ROLLBACK")
+        assert process.wait(600) == 0, process.stderr.read()
     check_all(path, folder, tmp_path)
 
 

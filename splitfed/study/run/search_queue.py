@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ from splitfed.study.config.search import FIXED, GENETIC, POPULATION, STARTUP, Se
 from splitfed.study.config.search_space import Assignment, Dimension, SearchChoice, active, dimensions, resolve
 from splitfed.study.run.distinct_sampler import DistinctSampler, draw_points, spread_points
 from splitfed.study.run.ownership import MOST_DEATHS, Claim, Locks
+from splitfed.study.run.trials import LOCKED_SECONDS, open_database
 
 OWNER, RECORD, VIOLATIONS, SURPLUS, SEARCH = "folder", "record", "violations", "surplus", "search"
 """Attributes of trials: whose it is, what came out, by how much constraints are violated, that it is one too many; of
@@ -282,13 +281,12 @@ def distribution_of(dimension: Dimension) -> BaseDistribution:
 def open_storage(path: Path, address: str | None) -> RDBStorage:
     """Open the storage at the SQL `address`, by default in the SQLite file `path`; `$NAME` is a variable's value."""
     if address is None:
-        connect = partial(sqlite3.connect, path.absolute(), timeout=60, check_same_thread=False)
-        return RDBStorage("sqlite://", engine_kwargs={"creator": connect, "poolclass": NullPool})
+        return open_database(path)
     if address.startswith("$"):
         name, address = address[1:], os.environ.get(address[1:], "")
         if not address:
             raise InvalidInput(f"search.storage names the environment variable {name}, which is not set")
-    given = {"connect_args": {"timeout": 60}} if address.startswith("sqlite") else {}
+    given = {"connect_args": {"timeout": LOCKED_SECONDS}} if address.startswith("sqlite") else {}
     try:
         return RDBStorage(address, engine_kwargs={"poolclass": NullPool, **given})
     except (ImportError, SQLAlchemyError, ValueError, optuna.exceptions.StorageInternalError) as error:

@@ -2,7 +2,8 @@
 
 Whether a run is finished is decided by its folder, who is at it by a lock that ends with its process
 (`splitfed.study.run.ownership`). So the run of a worker that died is taken by the next one that looks, and that of a
-worker that was suspended is left to it, however long that lasts.
+worker that was suspended is left to it, however long that lasts. Only where it was suspended while it wrote to the file
+do all others wait for it, for `LOCKED_SECONDS` at most.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from splitfed.study.run.ownership import MOST_DEATHS, Claim, Locks, LostRun
 NAME = "study"
 AGAIN = "delete it and go on with --resume: what is finished is kept in runs/"
 OPEN = (TrialState.RUNNING, TrialState.WAITING)
+LOCKED_SECONDS = 600.0
+"""For how long a process waits for an SQLite file to which another one is writing, which may have been suspended."""
 
 
 @contextmanager
@@ -34,7 +37,7 @@ def detect_damage(path: Path) -> Iterator[None]:
     """Say that the queue in the file `path` is damaged where the block cannot read it; raises `Damaged` then."""
     try:
         if path.is_file():
-            with closing(sqlite3.connect(path.absolute())) as database:
+            with closing(sqlite3.connect(path.absolute(), timeout=LOCKED_SECONDS)) as database:
                 found = database.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
                 raise Damaged(path, AGAIN, " ".join(str(found).split()))
@@ -47,15 +50,20 @@ def detect_damage(path: Path) -> Iterator[None]:
         raise Damaged(path, AGAIN, describe_error(error)) from error
 
 
+def open_database(path: Path) -> RDBStorage:
+    """Open Optuna's storage in the SQLite file `path`, made if it is not there."""
+    # A connection may be closed by another thread than the one that opened it.
+    connect = partial(sqlite3.connect, path.absolute(), timeout=LOCKED_SECONDS, check_same_thread=False)
+    # The address names no file: printed into it, a path with ?, %, # or a brace would name another one. Without a pool
+    # every connection is closed when it was used.
+    return RDBStorage("sqlite://", engine_kwargs={"creator": connect, "poolclass": NullPool})
+
+
 def open_queue(path: Path, *, best: Literal["minimize", "maximize"] = "maximize") -> optuna.Study:
     """Open the queue in the file `path`, made if it is not there; `best`: "maximize" or "minimize" the utility."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    # A connection may be closed by another thread than the one that opened it.
-    connect = partial(sqlite3.connect, path.absolute(), timeout=60, check_same_thread=False)
     return optuna.create_study(
-        # The address names no file: printed into it, a path with ?, %, # or a brace would name another one. Without a
-        # pool every connection is closed when it was used.
-        storage=RDBStorage("sqlite://", engine_kwargs={"creator": connect, "poolclass": NullPool}),
+        storage=open_database(path),
         sampler=optuna.samplers.RandomSampler(seed=0),
         study_name=NAME,
         direction=best,
