@@ -211,7 +211,7 @@ def test_leaf_refuses_broken_files(tmp_path: Path, known: Any, text: str) -> Non
 
 
 def test_leaf_refuses_what_is_no_json_and_what_is_asked_in_vain(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"is missing or has no .json file; expected files such as all_data_0.json$"):
+    with pytest.raises(InvalidInput, match=r"has no .json file; expected files such as all_data_0.json$"):
         leaf(tmp_path)
     (tmp_path / "a.json").write_text('{"users": [')
     with pytest.raises(InvalidInput, match=r"a.json is no JSON: Expecting value"):

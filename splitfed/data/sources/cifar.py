@@ -20,7 +20,7 @@ from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.tasks import classification
 from splitfed.data.dataset import Dataset
 from splitfed.data.from_python import from_arrays
-from splitfed.data.sources.files import existing_folder
+from splitfed.data.sources.files import existing_file, existing_folder
 
 PIXELS = 3 * 32 * 32
 SPLITS = ("train", "test", "all")
@@ -76,9 +76,7 @@ def cifar(folder: str | Path, split: str = "train") -> Dataset:
 
 def _records(path: Path, kind: Kind) -> np.ndarray:
     """Return the records of one file: (n, labels + pixels) bytes."""
-    if not path.is_file():
-        raise InvalidInput(f"{path} is a folder; expected a file")
-    raw, size = path.read_bytes(), len(kind.classes) + PIXELS
+    raw, size = existing_file(path).read_bytes(), len(kind.classes) + PIXELS
     if not raw or len(raw) % size:
         raise InvalidInput(f"{path} is {len(raw)} bytes; expected records of {size} bytes each, one at least")
     found = np.frombuffer(raw, np.uint8).reshape(-1, size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import zlib
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from splitfed.core.errors import InvalidInput, first_line
+from splitfed.core.errors import InvalidInput, check_count, first_line
 from splitfed.data import arrays
 from splitfed.data.conversion import as_rows
 from splitfed.data.dataset import Dataset
@@ -23,9 +24,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CATEGORIES = 100
+COLUMNS = 2**14
+"""The most columns of a table unless more are asked for; its header is looked at before the rows are read."""
+HEADER = 2**22
+"""The most bytes of a header."""
 LARGE = 2**26
 """Bytes from which on a packed table may be taken for a trap; the slowest packing takes a second for them."""
 
+_NUMBER = r"[+-]?[0-9]+(\.[0-9]*)?"
 _OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
@@ -38,6 +44,7 @@ def csv(
     standardize: bool = False,
     separator: str = ",",
     dtype: RowType = "float32",
+    most_columns: int = COLUMNS,
 ) -> Dataset:
     """Return the table in `path`: column `target` is y, `domain` the domains, `drop` left out, the rest x.
 
@@ -45,17 +52,19 @@ def csv(
     of its name; a text target the classes 0, 1, ... of its values, sorted, and so does a text domain. `standardize`
     gives each numeric column mean 0 and standard deviation 1 over all rows of the file, those of test and victims
     included: a small leak, hence off unless asked for. `dtype`: "int64" keeps whole numbers as such, for columns that
-    are codes or token ids, and refuses other ones. Raises `InvalidInput` that names the column, and the row of a
-    missing value (the first row under the header is row 1).
+    are codes or token ids, and refuses other ones. `most_columns`: how many the file may have. Raises `InvalidInput`
+    that names the column, and the row of a missing value (the first row under the header is row 1).
     """
     source = existing_file(path)
     if standardize and dtype == "int64":
         raise InvalidInput("standardize=True makes real numbers of the columns, and dtype='int64' keeps whole ones")
-    table = _read(source, separator)
+    check_count("most_columns", most_columns, low=2)
+    table = _read(source, separator, most_columns)
     columns = [str(column) for column in table.columns]
     check_columns(source, columns, target, drop, domain)
     table = table.drop(columns=list(drop))
     _check_complete(source, table)
+    _check_whole_numbers(source, table)
     y = table.pop(target)
     domains = None if domain is None else _codes(table.pop(domain))
     if not len(table.columns):
@@ -66,12 +75,20 @@ def csv(
     return from_arrays(x, _codes(y), task=task, name=source.stem, domains=domains, dtype=dtype, columns=names)
 
 
-def _read(source: Path, separator: str) -> pd.DataFrame:
+def _read(source: Path, separator: str, most_columns: int) -> pd.DataFrame:
     # pandas takes half a second to import.
     import pandas as pd
 
     try:
         with _open_text(source) as file:
+            if len(first := file.readline(HEADER)) == HEADER:
+                raise InvalidInput(f"{source} has a header of more than {HEADER} bytes; expected names of columns")
+            file.seek(0)
+            columns = pd.read_csv(io.BytesIO(first), sep=separator, nrows=0).columns
+            if len(columns) > most_columns:
+                raise InvalidInput(
+                    f"{source} has {len(columns)} columns; expected at most {most_columns} (argument most_columns)"
+                )
             table = pd.read_csv(file, sep=separator, skipinitialspace=True)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{source} cannot be read as CSV: {first_line(error)}") from None
@@ -111,6 +128,20 @@ def _check_complete(source: Path, table: pd.DataFrame) -> None:
             f"{source}: column {table.columns[column]!r} has no value in row {row + 1} "
             f"({int(missing.sum())} missing in all); fill them in or drop the column"
         )
+
+
+def _check_whole_numbers(source: Path, table: pd.DataFrame) -> None:
+    """Refuse a column of numbers of which one takes more than 64 bits: pandas takes it for text."""
+    for name in table.columns:
+        if _is_number(table[name]) or table[name].dtype.kind == "b":
+            continue
+        texts = table[name].astype(str)
+        if texts.str.fullmatch(_NUMBER).all():
+            digits = texts.str.len()
+            raise InvalidInput(
+                f"{source}: column {name!r} has a whole number of {digits.max()} digits in row "
+                f"{int(digits.to_numpy().argmax()) + 1}, more than 64 bits hold; drop the column, or write it shorter"
+            )
 
 
 def _is_number(column: pd.Series) -> bool:

@@ -11,18 +11,20 @@ from pathlib import Path
 from splitfed.core.errors import InvalidInput
 from splitfed.data.dataset import Dataset
 from splitfed.data.sources.files import existing_folder
-from splitfed.data.sources.images import Pictures, folders
+from splitfed.data.sources.images import PIXELS, Pictures, folders
 
 
-def domain_folder(path: str | Path, size: int | tuple[int, int] | None = None, grayscale: bool = False) -> Dataset:
+def domain_folder(
+    path: str | Path, size: int | tuple[int, int] | None = None, grayscale: bool = False, pixels: int = PIXELS
+) -> Dataset:
     """Return the pictures in `path`/DOMAIN/CLASS, x (n, 3 or 1, height, width) in [0, 1], with their domains.
 
-    Domains and classes are numbered in the order of their names, and every domain has the same classes. `size` and
-    `grayscale` as in `image_folder`. `.clients(n, by_domain=True)` makes a client of each. Raises `InvalidInput` that
-    names the first folder or file that does not fit.
+    Domains and classes are numbered in the order of their names, and every domain has the same classes. `size`,
+    `grayscale` and `pixels` as in `image_folder`. `.clients(n, by_domain=True)` makes a client of each. Raises
+    `InvalidInput` that names the first folder or file that does not fit.
     """
     root = existing_folder(path)
-    pictures = Pictures(size, grayscale)
+    pictures = Pictures(size, grayscale, pixels)
     domain_numbers: list[int] = []
     domains = folders(root, "domain")
     classes = folders(root / domains[0], "class")

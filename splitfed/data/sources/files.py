@@ -1,7 +1,11 @@
-"""Paths that must exist, refused in one line when they do not."""
+"""Files and folders of others: refused in one line where they are missing, or are no regular files.
+
+A pipe or a device of that name would hold up whoever reads it, or never end.
+"""
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Collection
 from pathlib import Path
 
@@ -9,10 +13,10 @@ from splitfed.core.errors import InvalidInput, check_names
 
 
 def existing_file(path: str | Path) -> Path:
-    """Return `path` with ~ expanded; `InvalidInput` unless it is a file."""
+    """Return `path` with ~ expanded; `InvalidInput` unless it is a regular file, or a link to one."""
     found = Path(path).expanduser()
     if not found.is_file():
-        raise InvalidInput(f"{found} is {'a folder' if found.is_dir() else 'missing'}; expected a file")
+        raise InvalidInput(f"{_shown(found)} is {_kind(found)}; expected a file")
     return found
 
 
@@ -20,8 +24,23 @@ def existing_folder(path: str | Path) -> Path:
     """Return `path` with ~ expanded; `InvalidInput` unless it is a folder."""
     found = Path(path).expanduser()
     if not found.is_dir():
-        raise InvalidInput(f"{found} is {'a file' if found.is_file() else 'missing'}; expected a folder")
+        raise InvalidInput(f"{_shown(found)} is {_kind(found)}; expected a folder")
     return found
+
+
+def _shown(path: Path) -> str:
+    """Return `path` in one line, whatever is in its name."""
+    return str(path) if str(path).isprintable() else repr(str(path))
+
+
+def _kind(path: Path) -> str:
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return "missing"
+    if stat.S_ISDIR(mode):
+        return "a folder"
+    return "a file" if stat.S_ISREG(mode) else "a pipe, socket or device"
 
 
 def check_columns(

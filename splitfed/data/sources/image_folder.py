@@ -6,18 +6,21 @@ from pathlib import Path
 
 from splitfed.data.dataset import Dataset
 from splitfed.data.sources.files import existing_folder
-from splitfed.data.sources.images import Pictures, folders
+from splitfed.data.sources.images import PIXELS, Pictures, folders
 
 
-def image_folder(path: str | Path, size: int | tuple[int, int] | None = None, grayscale: bool = False) -> Dataset:
+def image_folder(
+    path: str | Path, size: int | tuple[int, int] | None = None, grayscale: bool = False, pixels: int = PIXELS
+) -> Dataset:
     """Return the pictures of all sub-folders of `path`, x (n, 3 or 1, height, width) in [0, 1].
 
     `size` (one side, or height and width) resizes each, bilinearly and without keeping its proportions;
-    without it all pictures must agree. Files with other suffixes are passed over. Raises `InvalidInput` that
+    without it all pictures must agree. Files with other suffixes are passed over. `pixels`: the
+    most that a picture may have, as its header says. Raises `InvalidInput` that
     names the first file that cannot be read.
     """
     root = existing_folder(path)
-    pictures = Pictures(size, grayscale)
+    pictures = Pictures(size, grayscale, pixels)
     names = folders(root, "class")
     for label, name in enumerate(names):
         pictures.add(root / name, label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,10 +10,16 @@ import numpy as np
 
 from splitfed.core.errors import InvalidInput, check_count, first_line
 from splitfed.core.tasks import classification
+from splitfed.data import arrays
 from splitfed.data.dataset import Dataset
 from splitfed.data.from_python import from_arrays
+from splitfed.data.sources.files import existing_file
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What a picture may be: Pillow goes by the content, whatever the name, and starts Ghostscript for one in EPS."""
+PIXELS = 2**25
+"""The most pixels of a picture unless more are asked for: its header is looked at before it is unpacked."""
 
 
 def folders(root: Path, what: str) -> list[str]:
@@ -26,8 +33,10 @@ def folders(root: Path, what: str) -> list[str]:
 class Pictures:
     """Gathers pictures of one shape: `images` are bytes (channels, height, width), `labels` their classes."""
 
-    def __init__(self, size: int | tuple[int, int] | None, grayscale: bool) -> None:
+    def __init__(self, size: int | tuple[int, int] | None, grayscale: bool, pixels: int) -> None:
         """Take what `image_folder` takes; refuse a `size` that is none."""
+        check_count("pixels", pixels, low=1)
+        self._pixels = pixels
         self.images: list[np.ndarray] = []
         self.labels: list[int] = []
         self._size = _check_size(size)
@@ -39,7 +48,7 @@ class Pictures:
         if not files:
             raise InvalidInput(f"{folder} has no pictures; expected files such as .png or .jpg")
         for file in files:
-            image = _read(file, self._size, self._mode)
+            image = _read(existing_file(file), self._size, self._mode, self._pixels)
             if self.images and image.shape != self.images[0].shape:
                 raise InvalidInput(
                     f"{file} is {image.shape[1]}x{image.shape[2]}, the first picture "
@@ -73,18 +82,28 @@ def _check_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     return height, width
 
 
-def _read(file: Path, size: tuple[int, int] | None, mode: str) -> np.ndarray:
-    """Return one picture as bytes (channels, height, width)."""
+def _read(file: Path, size: tuple[int, int] | None, mode: str, pixels: int) -> np.ndarray:
+    """Return one picture of at most `pixels` as bytes (channels, height, width)."""
     # Pillow is slow to import and needed by this loader alone.
     from PIL import Image
 
+    # Pillow's own bound is for the whole process, and may be below what was asked for.
+    bound, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
-        with Image.open(file) as picture:
+        with Image.open(file, formats=FORMATS) as picture:
+            if picture.width * picture.height > pixels:
+                raise InvalidInput(
+                    f"{file} has {picture.width * picture.height} pixels; expected at most {pixels} (argument pixels)"
+                )
             if picture.mode in ("F", "I") or picture.mode.startswith("I;"):
                 raise InvalidInput(f"{file} has pixels of type {picture.mode}; expected 8 bits a channel")
             converted = picture.convert(mode)
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+    except InvalidInput:
+        raise
+    except (OSError, IndexError, struct.error, *arrays.MALFORMED) as error:
         raise InvalidInput(f"{file} cannot be read as a picture: {first_line(error)}") from None
+    finally:
+        Image.MAX_IMAGE_PIXELS = bound
     if size is not None:
         converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
     pixels = np.asarray(converted)

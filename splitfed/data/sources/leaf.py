@@ -20,6 +20,7 @@ from splitfed.core.errors import InvalidInput, check_count, first_line
 from splitfed.core.tasks import classification
 from splitfed.data.dataset import Dataset
 from splitfed.data.from_python import RowType, from_arrays
+from splitfed.data.sources.files import existing_file
 
 
 def leaf(
@@ -42,9 +43,9 @@ def leaf(
         if value is not None:
             check_count(name, value, low=1)
     source = Path(path).expanduser()
-    files = sorted(source.glob("*.json")) if source.is_dir() else [source]
-    if not files or not source.exists():
-        raise InvalidInput(f"{source} is missing or has no .json file; expected files such as all_data_0.json")
+    files = sorted(source.glob("*.json")) if source.is_dir() else [existing_file(source)]
+    if not files:
+        raise InvalidInput(f"{source} has no .json file; expected files such as all_data_0.json")
     kept: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for file in files:
         for user, x, y in _users(file):
@@ -75,7 +76,9 @@ def leaf(
 def _users(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yield name, x (rows, numbers) and y (rows,) int64 of every user in `file`."""
     try:
-        known = json.loads(file.read_bytes())
+        known = json.loads(existing_file(file).read_bytes())
+    except InvalidInput:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidInput(f"{file} is no JSON: {first_line(error)}") from None
     if not isinstance(known, Mapping) or not isinstance(known.get("users"), list):
