@@ -106,5 +106,5 @@ def _read(file: Path, size: tuple[int, int] | None, mode: str, pixels: int) -> n
         Image.MAX_IMAGE_PIXELS = bound
     if size is not None:
         converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    pixels = np.asarray(converted)
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    image = np.asarray(converted)
+    return image[None] if image.ndim == 2 else image.transpose(2, 0, 1)
