@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 import tomllib
 from dataclasses import replace
@@ -266,6 +267,24 @@ def test_what_is_no_toml_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidInput, match=r"bad\.toml cannot be read as a study: "):
         schema.read_toml(path)
+    path.write_text("seed = " + "1" * 100_000)
+    with pytest.raises(InvalidInput, match=r"bad\.toml cannot be read as a study: Exceeds the limit"):
+        schema.read_toml(path)
+    path.write_bytes(b"\xef\xbb\xbfseed = 1\n")
+    assert schema.read_toml(path) == {"seed": 1}
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(InvalidInput, match=r"bad\.toml cannot be read as a study: it is a pipe, socket or device$"):
+        schema.read_toml(path)
+
+
+@pytest.mark.parametrize("name", ["CON", "nul", "com1.2024", "a."])
+def test_a_name_must_do_for_a_folder_everywhere(name: str, tmp_path: Path) -> None:
+    (line,) = lines_of({**small(), "study": {"name": name}}, tmp_path)
+    assert line == (
+        f"study.toml: study.name: {name!r} is not allowed; expected a name for a folder, no device of Windows "
+        "(CON, NUL, COM1) and no dot at the end"
+    )
 
 
 PLAIN = st.recursive(

@@ -5,14 +5,14 @@ Tables that carry an algorithm's own parameters beside their own keys keep those
 
 from __future__ import annotations
 
+import codecs
 import errno
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from splitfed.core import digests
@@ -49,6 +49,16 @@ class OpenTable(StrictTable):
         return dict(self.model_extra or {})
 
 
+_RESERVED = re.compile("CON|PRN|AUX|NUL|(COM|LPT)[0-9]", re.IGNORECASE)
+
+
+def _check_file_name(name: str) -> str:
+    """Refuse what no folder can be called on Windows."""
+    if _RESERVED.fullmatch(name.partition(".")[0]) or name.endswith("."):
+        raise ValueError("a name for a folder, no device of Windows (CON, NUL, COM1) and no dot at the end")
+    return name
+
+
 class StudyTable(StrictTable):
     """`[study]`: what it is called and which seeds every setting is run with.
 
@@ -57,7 +67,9 @@ class StudyTable(StrictTable):
     put together are left out and listed, in place of refusing the study.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+    name: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80), AfterValidator(_check_file_name)
+    ]
     seeds: Annotated[list[Seed], Field(min_length=1, max_length=LIMIT)] = [0]
     honest: bool = True
     target: float | None = None
@@ -288,14 +300,18 @@ def read_toml(path: Path, advice: str | None = None) -> dict[str, Any]:
     not have one.
     """
     try:
-        content = path.read_bytes()
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise InvalidInput(f"{path} cannot be read as a study: it is a pipe, socket or device")
+        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
         if _DOTTED.search(content.decode("utf-8")):
             raise RecursionError
         document = digests.read_toml(path, content, advice)
         _check_depth(document)
     except RecursionError:
         raise InvalidInput(f"{path} cannot be read as a study: it is nested more than {DEEPEST} levels deep") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except InvalidInput:
+        raise
+    except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in _MACHINE:
             raise  # The file is not at fault.
         reason = error.strerror if isinstance(error, OSError) else error
@@ -346,7 +362,7 @@ def _describe_mistake(detail: ErrorDetails) -> tuple[str, object]:
         case "too_long":
             given, most = detail["ctx"]["actual_length"], detail["ctx"]["max_length"]
             return where, f"has {given} entries; at most {most} are allowed"
-    text = detail["msg"].removeprefix("Input should be ").removeprefix("Input should ")
+    text = detail["msg"].removeprefix("Input should be ").removeprefix("Input should ").removeprefix("Value error, ")
     return where, f"{short_repr(detail['input'])} is not allowed; expected {text[:1].lower()}{text[1:]}"
 
 
