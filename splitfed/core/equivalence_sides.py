@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.executor import ClientReplica, exchange, forward
-from splitfed.core.messages import Message
+from splitfed.core.messages import LocalLink
 from splitfed.core.model_snapshot import generator_states
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
@@ -27,6 +27,7 @@ from splitfed.core.step_plan import segment_plans
 from splitfed.core.step_state import Batch
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Original, Segment, Topology
+from splitfed.core.traffic import Traffic
 
 LR, MOMENTUM, WEIGHT_DECAY = 2.0**-7, 0.9, 0.01
 """The steps of both sides: with momentum and decay, so that a gradient of zeros differs from none."""
@@ -168,6 +169,8 @@ class Parties:
             role: Party(PartyState(role, role, work[role], modules, _RehearsalOptim(), 0, facts.shapes))
             for role in self._topology.roles
         }
+        # What a run's messages are carried by, so that values arrive as they do there.
+        self._link = LocalLink(Traffic(), {})
         self._replica = ClientReplica(0, self._topology, self._parties, 0)
         self._modules = {name: m for party in self._parties.values() for name, m in party.state.modules.items()}
 
@@ -182,7 +185,7 @@ class Parties:
             )
         batch = Batch("train", torch.arange(rows))
         if stage == TRAINING:
-            exchange(self._replica, _HandOver(), batch, self._replica.stamp("train", 0, step))
+            exchange(self._replica, self._link, batch, self._replica.stamp("train", 0, step))
             step_result.gradients = {
                 segment.full(name): gradient
                 for segment in self._topology.segments
@@ -193,7 +196,7 @@ class Parties:
                 party.update()
         elif stage == NO_GRADIENTS:
             # As `executor.predict_step`, which refuses outputs that are not finite; here they are compared.
-            forward(self._replica, _HandOver(), batch, self._replica.stamp("evaluate", 0, step), [])
+            forward(self._replica, self._link, batch, self._replica.stamp("evaluate", 0, step), [])
             step_result.outputs = {h.value: self._parties[h.role].output(h.value, 0) for h in self._topology.heads}
         else:
             self._chain(inputs, step_result)
@@ -243,14 +246,6 @@ class Parties:
         for head in self._topology.heads:
             step_result.outputs[head.value] = values[head.value].detach()
             step_result.attached[head.value] = values[head.value].requires_grad
-
-
-class _HandOver:
-    """A link that neither counts nor records."""
-
-    def deliver(self, message: Message) -> Message:
-        """Return `message`."""
-        return message
 
 
 def required_arguments(model: nn.Module) -> list[str]:

@@ -34,14 +34,28 @@ class Layout(NamedTuple):
         return self.lead + 1 + sum((size - 1) * stride for size, stride in zip(shape, self.strides, strict=True))
 
     def lay_out(self, tensor: Tensor) -> Tensor:
-        """Return a copy of `tensor`, of its shape, whose memory has these strides and zeros in the gaps; detached."""
-        placed = tensor.new_zeros(self.reach(tensor.shape)).as_strided(tensor.shape, self.strides, self.lead)
-        return placed.copy_(tensor).detach()
+        """Return a copy of `tensor`, of its shape, whose memory has these strides and zeros in the gaps; detached.
+
+        Numbers that lay in one place (`expand`) lie in one place again; if they are no longer equal, as after somebody
+        has tampered with them, `tensor` itself is returned.
+        """
+        memory = tensor.new_zeros(self.reach(tensor.shape))
+        placed = memory.as_strided(tensor.shape, self.strides, self.lead)
+        if extent(tensor.shape, self.strides):
+            return placed.copy_(tensor).detach()
+        # Without the repetitions of `expand`, numbers seldom share a place.
+        once = tensor[tuple(slice(None) if stride else slice(1) for stride in self.strides)]
+        if extent(once.shape, self.strides):
+            memory.as_strided(once.shape, self.strides, self.lead).copy_(once)
+        else:
+            places = torch.arange(len(memory), device=memory.device).as_strided(once.shape, self.strides, self.lead)
+            memory[places.flatten()] = once.flatten()
+        return placed.detach() if torch.equal(placed, tensor) else tensor
 
 
 def layout_of(tensor: Tensor) -> Layout | None:
-    """Return how a dense `tensor` lies in its storage; None where a copy lies alike, or where numbers overlap."""
-    if not tensor.numel() or extent(tensor.shape, tensor.stride()) == 0:
+    """Return how a dense `tensor` lies in its storage; None where a copy lies alike."""
+    if not tensor.numel():
         return None
     lead = tensor.data_ptr() % _LINE // tensor.element_size()
     found = Layout(tuple(tensor.stride()), lead)

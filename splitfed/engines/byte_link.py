@@ -194,11 +194,7 @@ def _parse_tensor_entry(entry: object) -> tuple[str, torch.dtype, list[int], lis
     if not (isinstance(layout, list) and len(layout) == 2 and _are_counts(layout[0]) and _is_count(layout[1])):
         raise InvalidInput(f"message: layout={layout!r} of {name!r} is not allowed; expected strides and a lead")
     parsed_layout = Layout(tuple(layout[0]), layout[1])
-    fits = (
-        len(parsed_layout.strides) == len(shape)
-        and parsed_layout.lead < 64
-        and extent(shape, parsed_layout.strides) > 0
-    )
+    fits = len(parsed_layout.strides) == len(shape) and parsed_layout.lead < 64 and nbytes > 0
     if not fits or _too_wide(shape, parsed_layout) or parsed_layout.reach(shape) * dtype.itemsize > _LARGEST:
         raise InvalidInput(f"message: layout={layout!r} does not fit {name!r} of shape {tuple(shape)}")
     return name, dtype, shape, strides, nbytes, parsed_layout
@@ -206,7 +202,7 @@ def _parse_tensor_entry(entry: object) -> tuple[str, torch.dtype, list[int], lis
 
 def _too_wide(shape: Sequence[int], layout: Layout) -> bool:
     """Return whether the numbers of `shape` lie too far apart; a tensor without numbers has no layout."""
-    return extent(shape, layout.strides) > _SPREAD * math.prod(shape)
+    return layout.reach(shape) - layout.lead > _SPREAD * math.prod(shape)
 
 
 def _restore_strides(flat: Tensor, shape: list[int], strides: list[int]) -> Tensor:
