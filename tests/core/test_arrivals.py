@@ -52,9 +52,9 @@ def position_bias(m: Any, x: Tensor) -> Tensor:
 
 
 MADE: dict[str, tuple[Any, Any]] = {
-    "repeated": (repeated, lambda: {}),
-    "windows": (windows, lambda: {}),
-    "shared_keys": (shared_keys, lambda: {}),
+    "repeated": (repeated, dict),
+    "windows": (windows, dict),
+    "shared_keys": (shared_keys, dict),
     "queries": (
         queries,
         lambda: {

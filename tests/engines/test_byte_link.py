@@ -140,7 +140,6 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "strides that overlap": (_entry(strides=[1, 1]), "message: strides [1, 1] leave gaps in shape (2, 3), or overlap"),
     "layout": (_entry(layout=[3]), "message: layout=[3] of 'z' is not allowed; expected strides and a lead"),
     "another layout": (_entry(layout=[[3], 0]), "message: layout=[[3], 0] does not fit 'z' of shape (2, 3)"),
-
     "a layout as a bomb": (_entry(layout=[[2**40, 1], 0]), "message: layout=[[1099511627776, 1], 0] does not fit 'z'"),
     "a layout as a smaller bomb": (_entry(layout=[[2**33, 1], 0]), "message: layout=[[8589934592, 1], 0] does not fit"),
     "just too wide": (_entry(layout=[[6 * 4096 - 2, 1], 0]), "message: layout=[[24574, 1], 0] does not fit 'z' of sh"),
