@@ -78,6 +78,7 @@ CORE = (
     "party",
     "executor",
     "replay_passes",
+    "replay_answers",
     "replay_plan",
     "replay",
     "tracing",

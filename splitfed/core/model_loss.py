@@ -81,7 +81,7 @@ def _check_reads(kind: str, tail: ReplayedSegment, inputs: tuple[str, ...], labe
     own = "give a loss of your own as Task(loss=...)"
     for name, _ in tail.named_parameters():
         raise InvalidInput(f"the loss of {kind} uses weight {name!r}: {own}")
-    way = tail.replay_plan.ways[True, True]
+    way = tail.replay_plan.ways[True, True][0]
     received = way.received[-1]
     others = [n for n in inputs if n != labels and (n not in received or received[n].made != way.after)]
     if labels not in inputs or others or len(inputs) < 2:

@@ -29,22 +29,25 @@ from splitfed.core.cut_names import Cut
 from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.grouping import group_pairs, nest
 from splitfed.core.replay_passes import MetaPass, Stop, is_plain, mark_whole_modules, replace_tensors, tensors_of
-from splitfed.core.replay_plan import INPUT, Made, Way, check_functions, meta_copy, plan_way
+from splitfed.core.replay_plan import INPUT, CrossingForm, Made, Way, align_ways, check_functions, meta_copy, plan_ways
 
 _MODES = ((True, True), (True, False), (False, True), (False, False))
 
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """How the segments of one model are replayed: training, gradients -> the way; input -> its shape a row and type.
+    """How the segments of one model are replayed: training, gradients -> the ways; input -> its shape a row and type.
 
-    `unread`: arguments that `forward` asks for and never reads. `memory`: for a mode, segment, number of rows and
-    device, what operations of other segments return, on the meta device. Shared by all copies of a segment.
+    The first way of each mode is that of the example; others follow from other numbers in tensors, see
+    `replay_answers`. `forms`: what crosses -> what it looks like. `unread`: arguments that `forward` asks for and never
+    reads. `memory`: for a mode, segment, number of rows, device and way, what operations of other segments return, on
+    the meta device. Shared by all copies of a segment.
     """
 
     model: str
-    ways: Mapping[tuple[bool, bool], Way]
+    ways: Mapping[tuple[bool, bool], tuple[Way, ...]]
     inputs: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    forms: Mapping[str, CrossingForm] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
     memory: dict[Any, dict[int, Any]] = field(default_factory=dict, compare=False, repr=False)
 
@@ -65,7 +68,6 @@ class ReplayedSegment(nn.Module):
         """Return what the segment sends, for what it reads, in the order of its inputs and outputs."""
         plan, number = self.replay_plan, self.replay_number
         training, gradients = self.training, torch.is_grad_enabled()
-        way = plan.ways[training, gradients]
         given = dict(zip(self.replay_values[0], values, strict=True))
         rows, device = len(values[0]), values[0].device
         arguments: dict[str, Tensor] = {}
@@ -76,12 +78,10 @@ class ReplayedSegment(nn.Module):
                     f"for {shape}"
                 )
             arguments[name] = given[name] if name in given else torch.empty((rows, *shape), dtype=dtype, device="meta")
-        received = {c.made: c.receive(given[name]) for name, c in way.received[number].items()}
+        run = _SegmentPass(plan, number, given, device, (training, gradients, number, rows, device))
         for place, name in enumerate(plan.inputs):
-            arguments[name] = received.setdefault(Made(INPUT, place), arguments[name])
-        sent = way.sent(number)
-        key = (training, gradients, number, rows, device)
-        run = _SegmentPass(plan, way, number, received, {c.made for c in sent.values()}, device, key)
+            arguments[name] = run.received_inputs.get(place, arguments[name])
+        run.held |= {Made(INPUT, place): arguments[name] for place, name in enumerate(plan.inputs)}
         try:
             with run:
                 super().forward(**arguments, **dict.fromkeys(plan.unread))
@@ -90,12 +90,7 @@ class ReplayedSegment(nn.Module):
         finally:
             # What the user switches back after the cut is not reached.
             torch.set_grad_enabled(gradients)
-        if run.number != way.bounds(number)[1]:
-            raise run.strayed()
-        returned = tuple(run.held[sent[name].made] for name in self.replay_values[1])
-        if any(tensor.is_meta for tensor in returned):
-            raise InvalidInput(f"segment {number} of {plan.model} reads a value that was not sent to it; cut elsewhere")
-        returned = tuple(sent[n].send(value, rows) for n, value in zip(self.replay_values[1], returned, strict=True))
+        returned = run.returned(self.replay_values[1], rows)
         return returned[0] if len(returned) == 1 else returned
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -114,34 +109,73 @@ class _SegmentPass(MetaPass):
     """The pass of one party: shapes before its segment, numbers in it, and the end after it."""
 
     def __init__(
-        self,
-        plan: ReplayPlan,
-        way: Way,
-        segment: int,
-        received: Mapping[Made, Tensor],
-        wanted: set[Made],
-        device: torch.device,
-        key: Any,
+        self, plan: ReplayPlan, segment: int, given: Mapping[str, Tensor], device: torch.device, key: tuple[Any, ...]
     ) -> None:
-        self._first, last = way.bounds(segment)
-        super().__init__(device, last, way.draws)
-        self._plan, self._way, self._segment = plan, way, segment
-        self._received = nest((made.operation, made.place, tensor) for made, tensor in received.items())
+        ways = plan.ways[key[0], key[1]]
+        super().__init__(device, 0, ())
+        self._plan, self._segment, self._given, self._key = plan, segment, given, key
+        self.held: dict[Made, Tensor] = {}
+        self._off = False
+        self._follow(ways)
+
+    def _follow(self, ways: Sequence[Way]) -> None:
+        """Go on in one of `ways`, which are the same up to the next answer that is told."""
+        self._ways, self._way = ways, ways[0]
+        self._first, self.stop = self._way.bounds(self._segment)
+        self.draws = self._way.draws
+        horizon = self._way.next_told(self.number) if len(ways) > 1 else None
+        self._received_values: dict[Made, Tensor] = {}
+        wanted: dict[Made, None] = {}
+        for way in ways:
+            near = [c for c in way.received[self._segment].values() if horizon is None or c.made.operation <= horizon]
+            self._received_values |= {c.made: c.receive(self._given[c.name]) for c in near}
+            wanted |= {c.made: None for c in way.sent(self._segment).values()}
+        self._received = nest((made.operation, made.place, tensor) for made, tensor in self._received_values.items())
         self._wanted = group_pairs((made.operation, made.place) for made in wanted)
-        self.held: dict[Made, Tensor] = {m: t for m, t in received.items() if m in wanted}
-        self._memory = plan.memory.setdefault(key, {})
+        number = next(n for n, way in enumerate(self._plan.ways[self._key[0], self._key[1]]) if way is self._way)
+        self._memory = self._plan.memory.setdefault((*self._key, number), {})
+
+    @property
+    def received_inputs(self) -> Mapping[int, Tensor]:
+        """The inputs of the model that were sent, by their place."""
+        return self._received.get(INPUT, {})
+
+    def returned(self, names: Sequence[str], rows: int) -> tuple[Tensor, ...]:
+        """Return what the segment sends under `names`, of a batch of `rows`, at the end of the pass."""
+        if self._off or self.number != self.stop:
+            raise self.strayed()
+        sent, found = self._way.sent(self._segment), []
+        for name in names:
+            if name not in sent:
+                # In this way there is none; whoever reads it comes the same way.
+                shape, dtype, _ = self._plan.forms[name]
+                found.append(torch.zeros((rows, *shape), dtype=dtype, device=self.device))
+                continue
+            made = sent[name].made
+            value = self._received_values[made] if made in self._received_values else self.held[made]
+            if value.is_meta:
+                raise InvalidInput(
+                    f"segment {self._segment} of {self._plan.model} reads a value that was not sent to it; cut "
+                    "elsewhere"
+                )
+            found.append(sent[name].send(value, rows))
+        return tuple(found)
 
     def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
         """Answer, run, or end."""
         number = self.number
+        if self._off or (number >= self.stop and self._segment == len(self._way.ends)):
+            raise self.strayed()
         if number >= self.stop:
-            if self._segment == len(self._way.ends):
-                raise self.strayed()
             raise Stop
         if self._way.names[number] != name:
             raise self.strayed()
+        if number in self._way.answers and number < self._first and number not in self._way.told:
+            # Whoever holds that tensor has looked, or else nothing would have been sent.
+            self.number += 1
+            return self._way.answers[number]
         if number < self._first or number in self._way.constants:
-            return self._hold(number, self._answer(number, name, func, args, kwargs, module))
+            return self._decide(number, self._hold(number, self._answer(number, name, func, args, kwargs, module)))
         self.number += 1
         if module is None:
             returned = func(*args, **kwargs)
@@ -152,7 +186,24 @@ class _SegmentPass(MetaPass):
                 returned = func(*args, **kwargs)
             finally:
                 torch.overrides.TorchFunctionMode.__enter__(self)
-        return self._hold(number, returned)
+        return self._decide(number, self._hold(number, returned))
+
+    def _decide(self, number: int, returned: Any) -> Any:
+        """Go on by a number that was taken out of a tensor; where no way is planned for it, nothing more runs."""
+        way = self._way
+        if number not in way.answers or number in way.free:
+            return returned
+        if number in way.told and not isinstance(way.answers[number], bool):
+            return returned
+        if returned == way.answers[number]:
+            agreeing = [one for one in self._ways if one.answers.get(number) == returned]
+        else:
+            agreeing = [one for one in self._ways if number in one.told and one.answers[number] == returned]
+        # An error that `forward` raises of itself at such a number comes first.
+        self._off = not agreeing
+        if agreeing and len(self._ways) > 1:
+            self._follow(agreeing)
+        return returned
 
     def _hold(self, number: int, returned: Any) -> Any:
         """Keep what the segment sends, and return all."""
@@ -174,7 +225,7 @@ class _SegmentPass(MetaPass):
             returned = super().operation(name, func, args, kwargs, module)
         tensors = tensors_of(returned)
         written = any(tensor is one for tensor in tensors for one in tensors_of((args, dict(kwargs))))
-        lasting = not written and not self._way.reshapes and is_plain(returned)
+        lasting = not written and self._way.lasts(number) and not self._way.reshapes and is_plain(returned)
         if tensors and lasting and all(tensor.is_meta for tensor in tensors):
             # Without its graph, which would keep what was received in this step.
             bare = dict(enumerate(tensor.detach() for tensor in tensors))
@@ -222,40 +273,56 @@ def replay(
     inputs = _name_inputs(model, example)
     check_names(f"input of {type(model).__name__}", inputs, *sent_inputs)
     unread = _unread_arguments(model, inputs)
-    ways = {}
+    ways: dict[tuple[bool, bool], tuple[Way, ...]] = {}
     for training, gradients in _MODES:
         modes = {module: module.training for module in model.modules()}
         try:
             if training != model.training:
                 model.train(training)
-            ways[training, gradients] = plan_way(model, inputs, cuts, gradients, unread, output, after)
+            ways[training, gradients] = plan_ways(model, inputs, cuts, gradients, unread, output, after)
         finally:
             for module, mode in modes.items():
                 module.training = mode
-    first = ways[True, True]
-    for number in range(len(cuts) + 1 if cuts else 0):
-        if not (first.raw[number] or first.received[number]) or not first.sent(number):
-            place = f"after {cuts[-1].name!r}" if number == len(cuts) else f"before {cuts[number].name!r}"
-            raise InvalidInput(f"cut {cuts[min(number, len(cuts) - 1)].name!r} leaves an empty segment {place}")
-    for way in ways.values():
+    every = [way for planned in ways.values() for way in planned]
+    forms = {name: form for way in reversed(every) for name, form in way.forms.items()}
+    first = every[0]
+    for way in every:
         if set(first.outputs) != set(way.outputs):
             raise InvalidInput(
                 f"{type(model).__name__} returns {', '.join(first.outputs)} in training, {', '.join(way.outputs)} in "
                 "evaluation: return the same in both modes"
             )
-        if not all(set(a) == set(b) for a, b in zip(first.received, way.received, strict=True)):
-            raise InvalidInput(
-                f"in {type(model).__name__} other values cross in evaluation than in training; cut elsewhere"
-            )
-    reordered = _find_reordered(first)
-    for way in ways.values():
+    for planned in ways.values():
+        align_ways(type(model).__name__, planned)
+    reads = [_list_reads(planned) for planned in ways.values()]
+    if not all(set(a) == set(b) for other in reads for a, b in zip(reads[0], other, strict=True)):
+        raise InvalidInput(
+            f"in {type(model).__name__} other values cross in evaluation than in training; cut elsewhere"
+        )
+    for number in range(len(cuts) + 1 if cuts else 0):
+        if not (first.raw[number] or first.received[number]) or not first.sent(number):
+            place = f"after {cuts[-1].name!r}" if number == len(cuts) else f"before {cuts[number].name!r}"
+            raise InvalidInput(f"cut {cuts[min(number, len(cuts) - 1)].name!r} leaves an empty segment {place}")
+    reordered = frozenset().union(*(_find_reordered(way) for way in ways[True, True]))
+    for way in every:
         way.send_inputs(sent_inputs, list(inputs))
         way.hand_on(chain)
-    holders = _assign_state(model, list(ways.values()), len(first.received))
+    forms |= {f"{name}_sent": CrossingForm(tuple(x.shape[1:]), x.dtype, False) for name, x in inputs.items()}
+    for way in every:
+        for received in way.received:
+            # What is handed on has the form of what it is handed on from.
+            forms |= {name: forms[value.origin] for name, value in received.items() if name not in forms}
+    holders = _assign_state(model, every, len(first.received))
     shapes = {name: (tuple(x.shape[1:]), x.dtype) for name, x in inputs.items()}
-    plan = ReplayPlan(type(model).__name__, ways, shapes, unread)
+    plan = ReplayPlan(type(model).__name__, ways, shapes, forms, unread)
     segments = tuple(_build(model, plan, number, holders, cuts) for number in range(len(first.received)))
     return Replayed(segments, tuple(inputs), tuple(first.outputs), reordered)
+
+
+def _list_reads(ways: Sequence[Way]) -> list[dict[str, None]]:
+    """Return what each segment reads of earlier ones, in any of `ways`, in the order of the first."""
+    count = len(ways[0].received)
+    return [dict.fromkeys(name for way in ways for name in way.received[number]) for number in range(count)]
 
 
 def _name_inputs(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -300,7 +367,7 @@ def _build(
 ) -> tuple[ReplayedSegment, tuple[str, ...], tuple[str, ...]]:
     saved = set(model.state_dict())
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    changed = set().union(*(way.changed for way in plan.ways.values()))
+    changed = set().union(*(way.changed for ways in plan.ways.values() for way in ways))
     one_tensor = weights | changed
     own = {n for n, held in holders.items() if number in (held if n in one_tensor else held[:1])}
     real = {n for n, held in holders.items() if n not in weights and n not in own and (number in held)}
@@ -312,9 +379,9 @@ def _build(
     assert isinstance(made, ReplayedSegment)
     made.replay_plan, made.replay_number = plan, number
     first = plan.ways[True, True]
-    raw = dict.fromkeys(name for way in plan.ways.values() for name in way.raw[number])
-    inputs = (*(name for name in plan.inputs if name in raw), *first.received[number])
-    made.replay_values = (inputs, tuple(first.sent(number)))
+    raw = dict.fromkeys(name for ways in plan.ways.values() for way in ways for name in way.raw[number])
+    inputs = (*(name for name in plan.inputs if name in raw), *_list_reads(first)[number])
+    made.replay_values = (inputs, tuple(dict.fromkeys(name for way in first for name in way.sent(number))))
     return made, *made.replay_values
 
 
@@ -328,7 +395,7 @@ def _find_reordered(way: Way) -> frozenset[str]:
         source = next(r[name].source for r in way.received if name in r)
         by_loss = name in way.outputs
         behind = [n for segment, n in counts.items() if segment != source]
-        partial = max(behind) > 1 and sum(counts.values()) + by_loss > max(behind)
+        partial = max(behind, default=0) > 1 and sum(counts.values()) + by_loss > max(behind)
         if partial or (by_loss and len(behind) > 1):
             found |= way.upstream[name]
     for name, counts in way.state.items():

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -152,17 +152,26 @@ class Pass(TorchFunctionMode):
             self.inside -= 1
 
 
+class ArgumentTensor(NamedTuple):
+    """Stands for a tensor in the arguments of an operation: its index, or its names as a weight or buffer."""
+
+    tensor: Any
+
+
 @dataclass(eq=False)
 class Operation:
     """What one operation read, returned and overwrote: indices of tensors, and weights and buffers by name.
 
     `results`: of all tensors in what it returned, None for a weight or buffer. `deep`: whether it is a call of a
-    submodule that may read a value more than once. `draws`: whether it drew at random.
+    submodule that may read a value more than once. `draws`: whether it drew at random. `answer`: what it returned
+    where that is a plain number, else nothing. `form`: what it was called with, for `replay_answers.same_course`.
     """
 
     name: str
     deep: bool = False
     draws: bool = False
+    answer: tuple[Any, ...] = ()
+    form: tuple[Any, list[Any]] = (None, [])
     reads: list[int] = field(default_factory=list)
     results: list[int | None] = field(default_factory=list)
     writes: list[int] = field(default_factory=list)
@@ -176,10 +185,20 @@ def _may_read_twice(module: nn.Module) -> bool:
 
 
 class RecordingPass(Pass):
-    """A plain pass that notes every operation."""
+    """A plain pass that notes every operation.
 
-    def __init__(self, model: nn.Module, inputs: Sequence[Tensor], targets: Sequence[str]) -> None:
+    `answers`: operation -> the number that it is taken to return, of a pass that tries what another answer leads to.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Sequence[Tensor],
+        targets: Sequence[str],
+        answers: Mapping[int, Any] | None = None,
+    ) -> None:
         super().__init__()
+        self._answers = answers or {}
         self.operations: list[Operation] = []
         self.tensors: list[Tensor] = []
         self._index: dict[int, int] = {}
@@ -208,13 +227,17 @@ class RecordingPass(Pass):
                 noted.state |= set(self._state[id(tensor)])
             else:
                 noted.reads.append(self._index_of(tensor))
+        leaves, spec = _pytree.tree_flatten((args, dict(kwargs)))
+        noted.form = spec, [self._mark(leaf) for leaf in leaves]
         if module is not None:
             own = [*module.parameters(), *module.buffers()]
             noted.state |= {found for tensor in own for found in self._state.get(id(tensor), ())}
             given += own
         versions = [version_of(tensor) for tensor in given]
         generator = torch.default_generator.get_state()
-        returned = self.whole(func, args, kwargs)
+        asked = self.number - 1
+        returned = self._answers[asked] if asked in self._answers else self.whole(func, args, kwargs)
+        noted.answer = (returned,) if is_number(returned) else ()
         noted.draws = not torch.equal(generator, torch.default_generator.get_state())
         for tensor, version in zip(given, versions, strict=True):
             if version_of(tensor) != version:
@@ -235,6 +258,12 @@ class RecordingPass(Pass):
     def index(self, tensor: Tensor) -> int | None:
         """Return the index of a tensor that was met, None for any other."""
         return self._index.get(id(tensor))
+
+    def _mark(self, leaf: Any) -> Any:
+        """Return `leaf`, or where it is a tensor its index, or its names as a weight or buffer."""
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return ArgumentTensor(self._state.get(id(leaf)) or self._index_of(leaf))
 
     def _index_of(self, tensor: Tensor) -> int:
         """Return the index of `tensor`, which is kept, so that no other gets its identity."""
@@ -312,6 +341,13 @@ class MetaPass(Pass):
 def version_of(tensor: Tensor) -> int:
     """Return how often `tensor` was overwritten; 0 for one of inference mode, which is not counted."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def is_number(value: Any) -> bool:
+    """Return whether `value` is a plain number or truth value, or nested lists of such, as `tolist` returns."""
+    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        return len(value) > 0 and all(is_number(one) for one in value)
+    return isinstance(value, (bool, int, float, complex)) and not isinstance(value, Tensor)
 
 
 def tensors_of(value: Any) -> list[Tensor]:

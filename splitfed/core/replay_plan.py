@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import traceback
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -23,6 +24,8 @@ from torch.utils import _pytree
 
 from splitfed.core.cut_names import Cut, check_places, relays
 from splitfed.core.errors import InvalidInput, check_names, describe_error, first_line
+from splitfed.core.model_snapshot import ModelSnapshot
+from splitfed.core.replay_answers import ForwardCourse, find_courses
 from splitfed.core.replay_passes import (
     AllMembers,
     MetaPass,
@@ -50,12 +53,16 @@ class CrossingValue(NamedTuple):
     """The tensor `made` as it is when segment `source` ends, sent under a name.
 
     `batch`: the dimension of the batch, which is sent as the first one; None: it has none, and is sent for every row.
+    `sometimes`: whether there are ways in which it does not cross; then zeros do. `origin`: its name where it was made,
+    if it is handed on.
     """
 
     name: str
     source: int
     made: Made
     batch: int | None = 0
+    sometimes: bool = False
+    origin: str = ""
 
     def send(self, value: Tensor, rows: int) -> Tensor:
         """Return `value` as it crosses, (rows, ...)."""
@@ -65,9 +72,19 @@ class CrossingValue(NamedTuple):
 
     def receive(self, sent: Tensor) -> Tensor:
         """Return the value of which `send` made `sent`."""
+        # Nobody waits for a gradient of what does not always cross.
+        sent = sent.detach() if self.sometimes else sent
         if self.batch == 0:
             return sent
         return sent[0] if self.batch is None else sent.movedim(0, self.batch)
+
+
+class CrossingForm(NamedTuple):
+    """What a crossing value looks like: its shape a row, its type, and whether a gradient comes back for it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    learns: bool
 
 
 @dataclass
@@ -79,7 +96,10 @@ class Way:
     `changed`: buffers that change; `draws`: operations that draw random numbers; `constants`: those whose results
     follow from shapes; `reshapes`: whether one changes a shape in place. `reads`: crossing value -> segment -> in
     how many places it is read, its own segment included; `upstream`: crossing value -> the weights that it is
-    computed from. `after`: the result behind which the last cut stands, if a result was named.
+    computed from. `after`: the result behind which the last cut stands, if a result was named. `answers`: operations
+    that ask a tensor for a number -> what it is in this way, of which those `told` are asked by everybody, and those
+    `free` may be any; see `replay_answers`. `labels`: what crosses or is returned -> its name; `forms`: name -> shape a
+    row, type, and whether a gradient comes back.
     """
 
     names: tuple[str, ...]
@@ -95,6 +115,38 @@ class Way:
     reads: dict[str, dict[int, int]] = field(default_factory=dict)
     upstream: dict[str, set[str]] = field(default_factory=dict)
     after: Made | None = None
+    answers: dict[int, Any] = field(default_factory=dict)
+    told: frozenset[int] = frozenset()
+    free: frozenset[int] = frozenset()
+    labels: dict[tuple[Made, int], str] = field(default_factory=dict)
+    forms: dict[str, CrossingForm] = field(default_factory=dict)
+
+    def next_told(self, number: int) -> int | None:
+        """Return the first operation from `number` on whose answer is told."""
+        return min((n for n in self.told if n >= number), default=None)
+
+    def rename(self, name: str, other: str) -> bool:
+        """Call what crosses as `name` `other`, unless something is called so already, or it is an output."""
+        if other in self.forms or name in self.outputs:
+            return False
+        self.forms[other] = self.forms.pop(name)
+        self.labels = {key: other if label == name else label for key, label in self.labels.items()}
+        if name in self.reads:
+            self.reads[other], self.upstream[other] = self.reads.pop(name), self.upstream.pop(name)
+        for received in self.received:
+            if name in received:
+                received[other] = received.pop(name)._replace(name=other)
+        return True
+
+    def lasts(self, number: int) -> bool:
+        """Return whether what operation `number` returns on shapes is the same in every batch of this way."""
+        return all(n > number or isinstance(self.answers[n], bool) for n in self.told)
+
+    def shared_with(self, other: Way) -> int:
+        """Return before which operation this way and `other` are one."""
+        differing = {n for n in self.told | other.told if self.answers.get(n) is not other.answers.get(n)}
+        truths = {n for n in differing if isinstance(self.answers.get(n, other.answers.get(n)), bool)}
+        return min(truths, default=len(self.names))
 
     def send_inputs(self, names: Sequence[str], inputs: Sequence[str]) -> None:
         """Let the first segment send what later ones read of `names`, some of the model's `inputs`."""
@@ -111,7 +163,7 @@ class Way:
             for name, value in list(received.items()):
                 for relay in relays(chain, value.source, target):
                     self.received[relay].setdefault(value.name, value)
-                    value = value._replace(name=f"{name}_{chain[relay]}", source=relay)
+                    value = value._replace(name=f"{name}_{chain[relay]}", source=relay, origin=name)
                 del received[name]
                 received[value.name] = value
 
@@ -225,7 +277,7 @@ def _load_nothing(*given: Any) -> None:
     """Load nothing: the module is another party's."""
 
 
-def plan_way(
+def plan_ways(
     model: nn.Module,
     inputs: Mapping[str, Tensor],
     cuts: Sequence[Cut],
@@ -233,34 +285,34 @@ def plan_way(
     unread: Sequence[str],
     output: str | None = None,
     after: str | None = None,
-) -> Way:
-    """Return the way that a copy of `model`, in the modes in which it is, takes for `inputs`: argument -> example.
+) -> tuple[Way, ...]:
+    """Return the ways that a copy of `model`, in the modes in which it is, takes: first that of the example.
 
-    `output`: the only result that is used. `after`: a result behind which there is one more cut, the last. Raises
-    `InvalidInput` for what cannot be cut there.
+    The others follow from other numbers in tensors; see `replay_answers`. `inputs`: argument -> example; `output`: the
+    only result that is used. `after`: a result behind which there is one more cut, the last. Raises `InvalidInput` for
+    what cannot be cut there.
     """
-    targets = [cut.target for cut in cuts]
-    recorded = copy.deepcopy(model)
-    mark_whole_modules(recorded, targets)
-    examples = {name: x.clone() for name, x in inputs.items()}
-    recording = RecordingPass(recorded, list(examples.values()), list(dict.fromkeys(targets)))
-    try:
-        with warnings.catch_warnings(), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]), recording:
-            # They come again where the model runs.
-            warnings.simplefilter("ignore")
-            result = recorded(**examples, **dict.fromkeys(unread))
-    except Exception as error:  # the user's own forward may raise anything
-        raise InvalidInput(f"{type(model).__name__} fails by itself{_where(error)}: {describe_error(error)}") from error
-    ends = _find_ends(model, recording, cuts)
-    operations, place = recording.operations, None
-    if after is not None:
-        made = recording.index(flatten_result(result, after)[after])
-        place = next((Made(n, o.results.index(made)) for n, o in enumerate(operations) if made in o.results), None)
-        if made is None or place is None:
-            raise InvalidInput(f"result {after!r} of {type(model).__name__} is one of its inputs, weights or buffers")
-        ends = (*ends, place.operation + 1)
+    kind = type(model).__name__
+
+    def record(answers: Mapping[int, Any]) -> ForwardCourse | None:
+        return _record(model, inputs, cuts, gradients, unread, after, answers)
+
+    natural = _record(model, inputs, cuts, gradients, unread, after, None)
+    assert natural is not None
+    ways: list[Way] = []
+    for course in find_courses(kind, record) if natural.questions else [natural]:
+        ways.append(_plan_course(course, list(inputs), output, after, ways))
+    return tuple(ways)
+
+
+def _plan_course(
+    course: ForwardCourse, inputs: Sequence[str], output: str | None, after: str | None, earlier: Sequence[Way]
+) -> Way:
+    """Return the way of one course; what it shares with `earlier` ones has the same names there."""
+    operations, ends = course.operations, course.ends
     way = Way(tuple(o.name for o in operations), ends, tuple({} for _ in (*ends, 0)), tuple({} for _ in (*ends, 0)), {})
-    way.after = place
+    if after is not None:
+        way.after = _place_of(course.recording, flatten_result(course.result, after)[after])
     way.reshapes = not _RESHAPES.isdisjoint(way.names)
     way.draws = frozenset(number for number, operation in enumerate(operations) if operation.draws)
     for number, operation in enumerate(operations):
@@ -269,11 +321,101 @@ def plan_way(
             counts, segment = way.state.setdefault(name, {}), _segment(way, number)
             counts[segment] = counts.get(segment, 0) + (2 if operation.deep else 1)
         way.changed |= operation.changed
-    way.constants, batches = _find_constants(model, examples, targets, way, gradients, unread, recording)
-    _Values(way, operations, dict(zip(recording.inputs, inputs, strict=True)), recording.tensors, batches).follow(
-        {name: recording.index(tensor) for name, tensor in flatten_result(result, output).items()}
-    )
+    way.constants = course.constants
+    way.answers, way.told, way.free = course.answers(), frozenset(course.told), frozenset(course.free)
+    recording = course.recording
+    arguments = dict(zip(recording.inputs, inputs, strict=True))
+    values = _Values(way, operations, arguments, recording.tensors, course.batches)
+    values.keep_names(earlier)
+    values.follow({name: recording.index(tensor) for name, tensor in flatten_result(course.result, output).items()})
     return way
+
+
+def align_ways(model: str, ways: Sequence[Way]) -> None:
+    """Let as much as can be cross in all of `ways` of `model`, and mark what crosses in some alone.
+
+    What is of one form takes the place of another: `h` in one way and `-h` in the other cross under one name. Refuses
+    what crosses in some alone and takes a gradient back.
+    """
+    for way in ways[1:]:
+        for segment, received in enumerate(way.received):
+            lacking = [name for name in ways[0].received[segment] if name not in received]
+            for name in [name for name in received if name not in ways[0].received[segment]]:
+                place = (way.forms[name], received[name].source)
+                same = (n for n in lacking if (ways[0].forms[n], ways[0].received[segment][n].source) == place)
+                if (other := next(same, None)) is not None and way.rename(name, other):
+                    lacking.remove(other)
+    for segment in range(len(ways[0].received)):
+        crossing = [way.received[segment] for way in ways]
+        for name in dict.fromkeys(name for received in crossing for name in received):
+            if all(name in received for received in crossing):
+                continue
+            if any(way.forms[name].learns for way in ways if name in way.forms):
+                raise InvalidInput(
+                    f"value {name!r} of {model} crosses in some batches only, by a number taken out of a tensor: "
+                    "weights behind it would get a gradient of zeros in place of none; read it in every case, or cut "
+                    "elsewhere"
+                )
+            for received in crossing:
+                if name in received:
+                    received[name] = received[name]._replace(sometimes=True)
+
+
+def _place_of(recording: RecordingPass, result: Tensor) -> Made | None:
+    made = recording.index(result)
+    places = (Made(n, o.results.index(made)) for n, o in enumerate(recording.operations) if made in o.results)
+    return None if made is None else next(places, None)
+
+
+def _record(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    cuts: Sequence[Cut],
+    gradients: bool,
+    unread: Sequence[str],
+    after: str | None,
+    answers: Mapping[int, Any] | None,
+) -> ForwardCourse | None:
+    """Run a copy of `model` on the example, with some questions answered by `answers`; None where that raises.
+
+    With `answers` given, even none, it is noted what the run changes in Python.
+    """
+    targets = [cut.target for cut in cuts]
+    recorded = copy.deepcopy(model)
+    mark_whole_modules(recorded, targets)
+    snapshot = None if answers is None else ModelSnapshot(recorded)
+    examples = {name: x.clone() for name, x in inputs.items()}
+    recording = RecordingPass(recorded, list(examples.values()), list(dict.fromkeys(targets)), answers or {})
+    quiet = logging.root.manager.disable
+    try:
+        with warnings.catch_warnings(), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]), recording:
+            # They come again where the model runs.
+            warnings.simplefilter("ignore")
+            logging.disable(logging.CRITICAL if answers else quiet)
+            result = recorded(**examples, **dict.fromkeys(unread))
+    except Exception as error:  # the user's own forward may raise anything
+        if answers:
+            return None
+        raise InvalidInput(f"{type(model).__name__} fails by itself{_where(error)}: {describe_error(error)}") from error
+    finally:
+        logging.disable(quiet)
+        changes = () if snapshot is None else snapshot.changes()
+        if snapshot is not None:
+            snapshot.restore()
+    try:
+        ends = _find_ends(model, recording, cuts)
+    except InvalidInput as error:
+        if answers:
+            raise InvalidInput(f"{error}, where a number that forward takes out of a tensor is another") from error
+        raise
+    if after is not None:
+        place = _place_of(recording, flatten_result(result, after)[after])
+        if place is None:
+            raise InvalidInput(f"result {after!r} of {type(model).__name__} is one of its inputs, weights or buffers")
+        ends = (*ends, place.operation + 1)
+    course = ForwardCourse(recording, result, ends, changes=changes)
+    _find_constants(model, examples, targets, course, gradients, unread)
+    return course
 
 
 def _segment(way: Way, operation: int) -> int:
@@ -296,55 +438,66 @@ def _find_constants(
     model: nn.Module,
     inputs: Mapping[str, Tensor],
     targets: Sequence[str],
-    way: Way,
+    course: ForwardCourse,
     gradients: bool,
     unread: Sequence[str],
-    recording: RecordingPass,
-) -> tuple[frozenset[int], dict[Made, int | None]]:
-    """Return the operations that return numbers where inputs and weights have shapes alone, and batch dimensions.
+) -> None:
+    """Fill in what a pass with one row more, in which inputs and weights have shapes alone, shows of a `course`.
 
-    Those are of the results whose batch is not their first dimension, found by a pass with one row more.
+    `constants`: the operations that return numbers there; `batches`: the batch dimension of the results of which it is
+    not the first; `questions`: the operations that ask for a number that is not there.
     """
-    saved = {*model.state_dict(), *way.changed, *(name for name, _ in model.named_parameters(remove_duplicate=False))}
+    operations, last = course.operations, course.ends[-1]
+    changed = set().union(*(operation.changed for operation in operations))
+    saved = {*model.state_dict(), *changed, *(name for name, _ in model.named_parameters(remove_duplicate=False))}
     constants = {name for name, _ in model.named_buffers(remove_duplicate=False)} - saved
     shapes = meta_copy(model, (), constants)
     mark_whole_modules(shapes, targets)
     found: set[int] = set()
     batches: dict[Made, int | None] = {}
+    questions: list[int] = []
 
     class Constants(MetaPass):
         def operation(
             self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None
         ) -> Any:
             number = self.number
-            returned = super().operation(name, func, args, kwargs, module)
+            recorded = operations[number] if number < len(operations) else Operation("")
+            try:
+                returned = super().operation(name, func, args, kwargs, module)
+            except Exception:
+                if not recorded.answer:
+                    raise
+                questions.extend([number] if number < last else [])
+                return recorded.answer[0]
             tensors = tensors_of(returned)
             if tensors and not any(tensor.is_meta for tensor in tensors):
                 found.add(number)
-            results = recording.operations[number].results
-            for place, (tensor, index) in enumerate(zip(tensors, results, strict=False)):
-                if index is not None and (batch := _batch(recording.tensors[index], tensor)) != 0:
+            for place, (tensor, index) in enumerate(zip(tensors, recorded.results, strict=False)):
+                if index is not None and (batch := _batch(course.recording.tensors[index], tensor)) != 0:
                     batches[Made(number, place)] = batch
             return returned
 
     device = next((x.device for x in inputs.values()), torch.device("cpu"))
     arguments = {name: torch.cat([x.to("meta"), x[:1].to("meta")]) for name, x in inputs.items()}
-    run = Constants(device, len(way.names), way.draws)
+    draws = frozenset(number for number, operation in enumerate(operations) if operation.draws)
+    run = Constants(device, len(operations), draws)
+    course.constants, course.batches, course.questions = frozenset(), batches, ()
     try:
-        with torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]), run:
+        with warnings.catch_warnings(), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]), run:
+            warnings.simplefilter("ignore")
             shapes(**arguments, **dict.fromkeys(unread))
     except Stop:
         pass
     except Exception as error:  # what a user's own forward raises of tensors without numbers can be anything
-        if run.number > way.ends[-1]:
-            # The party of the last segment holds what that operation needs, and nobody comes after it.
-            return frozenset(found), batches
-        raise InvalidInput(
-            f"{type(model).__name__} takes a number out of a tensor, or what has no shape beforehand{_where(error)} "
-            f"({describe_error(error)}): a party that does not hold that tensor cannot follow; write it as operations "
-            "on tensors"
-        ) from error
-    return frozenset(found), batches
+        # The party of the last segment holds what a later operation needs, and nobody comes after it.
+        if run.number <= last:
+            raise InvalidInput(
+                f"{type(model).__name__} takes a number out of a tensor, or what has no shape beforehand"
+                f"{_where(error)} ({describe_error(error)}): a party that does not hold that tensor cannot follow; write it "
+                "as operations on tensors"
+            ) from error
+    course.constants, course.questions = frozenset(found), tuple(questions)
 
 
 def _batch(value: Tensor, with_one_row_more: Tensor) -> int | None:
@@ -378,9 +531,17 @@ class _Values:
         self._made: dict[int, Made] = {}
         self._holder: dict[int, int] = {}
         self._names: dict[tuple[Made, int], str] = {}
+        self._forms: dict[str, CrossingForm] = {}
         self._last: dict[tuple[Made, int | None], Made] = {}
         self._weights: dict[int, set[str]] = {}
         self._readers: dict[int, dict[int, int]] = {}
+
+    def keep_names(self, earlier: Sequence[Way]) -> None:
+        """Take the names of what is the same in `earlier` ways."""
+        for way in earlier:
+            shared = self._way.shared_with(way)
+            self._names |= {key: name for key, name in way.labels.items() if key[0].operation < shared}
+            self._forms = {**way.forms, **self._forms}
 
     def follow(self, results: Mapping[str, int | None]) -> None:
         """Fill the way with what crosses, and with its outputs: `results`, name -> index of the tensor."""
@@ -394,6 +555,8 @@ class _Values:
             for index in operation.writes:
                 self._write(index, segment, number, operation)
             self._note_made(number, operation, segment)
+            if number in self._way.told:
+                self._tell(number, segment, operation)
         for key, found in results.items():
             if found is None or found not in self._made:
                 raise InvalidInput("a model that returns one of its inputs, weights or buffers cannot be cut")
@@ -402,7 +565,7 @@ class _Values:
                 raise InvalidInput("a model that returns a constant cannot be cut")
             if (made, holder) not in self._names and not key.isdecimal():
                 self._names[made, holder] = key
-            name = self._name(made, holder)
+            name = self._name(made, holder, found)
             if name in self._way.outputs:
                 raise InvalidInput(f"a model that returns a value twice, {name!r} here, cannot be cut")
             self._way.outputs[name] = CrossingValue(name, holder, made)
@@ -410,6 +573,19 @@ class _Values:
                 if name in received:
                     # What the model returns is sent as it is.
                     received[name] = self._way.outputs[name]
+        self._way.labels = self._names
+
+    def _tell(self, number: int, segment: int, operation: Operation) -> None:
+        """Let all later segments read what question `number` asks, so that everybody asks it."""
+        if operation.state:
+            raise InvalidInput(
+                f"{operation.name!r} takes a number out of {min(operation.state)!r}, a weight or buffer that later "
+                "parties do not hold, and goes on by it: ask it a question that is true or false by an operation "
+                "(if scale > 3, in place of scale.item()), or keep it as a plain number"
+            )
+        for later in range(segment + 1, len(self._way.received)):
+            for index in operation.reads:
+                self._read(index, later, None)
 
     def _note_made(self, number: int, operation: Operation, segment: int | None) -> None:
         """Note where tensors come from; `segment` is None for constants, which everybody makes."""
@@ -424,16 +600,18 @@ class _Values:
             if index is not None:
                 self._weights.setdefault(index, set()).update(weights)
 
-    def _read(self, index: int, segment: int, operation: Operation) -> None:
+    def _read(self, index: int, segment: int, operation: Operation | None) -> None:
+        """Note that `operation` of `segment` reads a tensor; None: for its numbers alone, to which no gradient goes."""
         if index in self._inputs:
             self._way.raw[segment][self._inputs[index]] = None
             return
         source = self._holder.get(index)
         if source is None:
             return
-        name = self._name(self._made[index], source) if source != segment else None
+        name = self._name(self._made[index], source, index) if source != segment else None
         counts = self._readers.setdefault(index, {})
-        counts[segment] = counts.get(segment, 0) + (2 if operation.deep else 1)
+        if operation is not None:
+            counts[segment] = counts.get(segment, 0) + (2 if operation.deep else 1)
         if name is not None:
             if self._tensors[index].is_inference():
                 raise InvalidInput(f"value {name!r} is made in inference mode, and crosses a cut: use torch.no_grad()")
@@ -466,17 +644,27 @@ class _Values:
             "the model; make that operation not in place"
         )
 
-    def _name(self, made: Made, source: int) -> str:
+    def _name(self, made: Made, source: int, index: int) -> str:
         """Return the name of a tensor that `source` hands on: of what returned it, with a number where that is taken.
 
-        Of several operations it is the last one: dropout returns what it is given, but in training.
+        Of several operations it is the last one: dropout returns what it is given, but in training. A name that has
+        another form in another way is taken too.
         """
+        tensor, batch = self._tensors[index], self._batches.get(made, 0)
+        shape = tuple(size for dimension, size in enumerate(tensor.shape) if dimension != batch)
+        form = CrossingForm(shape, tensor.dtype, tensor.requires_grad)
         if (made, source) not in self._names:
             last = self._last.get((made, source), made)
             base = self._operations[last.operation].name.strip("_").replace(".", "_")
             base += f"_{last.place}" if len(self._operations[last.operation].results) > 1 else ""
             name, number = base, 1
-            while name in self._names.values() or name in self._inputs.values():
+            while (
+                name in self._names.values()
+                or name in self._inputs.values()
+                or self._forms.get(name, form)[:2] != form[:2]
+            ):
                 name, number = f"{base}_{number}", number + 1
             self._names[made, source] = name
-        return self._names[made, source]
+        name = self._names[made, source]
+        self._way.forms[name] = form
+        return name

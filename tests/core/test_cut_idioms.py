@@ -186,7 +186,7 @@ IDIOMS: dict[str, Idiom] = {
     ),
     "functional_dropout": net(lambda m, h: functional.dropout(h, 0.5, m.training), replayed=True, draws=True),
     "branch_on_the_mode": net(lambda m, h: m.d(h) if m.training else h, replayed=True, d=nn.Linear(8, 8)),
-    "branch_on_values": net(lambda m, h: h if h.sum() > 0 else -h, "takes a number out of a tensor"),
+    "branch_on_values": net(lambda m, h: h if h.sum() > 0 else -h, replayed=True),
     "branch_on_the_batch": net(lambda m, h: h if h.shape[0] > 6 else -h, "takes another way than when it was cut"),
     "python_random_numbers": whole(made.python_random, "other random numbers are drawn from random"),
     "numpy_random_numbers": whole(made.numpy_random, "other random numbers are drawn from numpy.random"),
@@ -197,7 +197,7 @@ IDIOMS: dict[str, Idiom] = {
     "random_numbers_in_training_only": whole(
         made.stochastic_depth, "other values cross in evaluation than in training"
     ),
-    "number_taken_out": net(lambda m, h: h * float(h.abs().max()), "takes a number out of a tensor"),
+    "number_taken_out": net(lambda m, h: h * float(h.abs().max()), replayed=True),
     "in_place_on_a_view_swapdims": whole(written_under_another_name(lambda h: h.swapdims(0, 1)), OVERWRITES),
     "in_place_on_a_view_tensor_split": whole(written_under_another_name(lambda h: h.tensor_split(1, 1)[0]), OVERWRITES),
     "in_place_on_a_view_broadcast_to": whole(written_under_another_name(lambda h: h.broadcast_to(h.shape)), OVERWRITES),

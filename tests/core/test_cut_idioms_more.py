@@ -141,7 +141,9 @@ TRANSFORMERS = {
 TABLES = {
     "dropout_in_evaluation": table(tables.MCDropout, "fc1", draws=True),
     "stochastic_depth_by_bernoulli": table(tables.StochasticDepth, "inp", draws=True, replayed=True),
-    "layers_skipped_by_a_number": table(tables.LayerDrop, "layers.0", refused="torch.rand(1).item() < 0.3:'"),
+    "layers_skipped_by_a_number": table(
+        tables.LayerDrop, "layers.0", refused="by 'item', that steers which operations run"
+    ),
     "parameter_list": table(tables.ListOfParameters, "inp"),
     "moving_average": table(tables.MovingAverage, "inp", "mid", replayed=True),
     "dense_experts": table(tables.DenseExperts, "inp", "experts.1", rounds=True),
