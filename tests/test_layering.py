@@ -78,7 +78,7 @@ CORE = (
     "party",
     "executor",
     "replay_passes",
-    "replay_answers",
+    "replay_courses",
     "replay_plan",
     "replay",
     "tracing",

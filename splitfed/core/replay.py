@@ -39,7 +39,7 @@ class ReplayPlan:
     """How the segments of one model are replayed: training, gradients -> the ways; input -> its shape a row and type.
 
     The first way of each mode is that of the example; others follow from other numbers in tensors, see
-    `replay_answers`. `forms`: what crosses -> what it looks like. `unread`: arguments that `forward` asks for and never
+    `replay_courses`. `forms`: what crosses -> what it looks like. `unread`: arguments that `forward` asks for and never
     reads. `memory`: for a mode, segment, number of rows, device and way, what operations of other segments return, on
     the meta device. Shared by all copies of a segment.
     """
@@ -170,10 +170,10 @@ class _SegmentPass(MetaPass):
             raise Stop
         if self._way.names[number] != name:
             raise self.strayed()
-        if number in self._way.answers and number < self._first and number not in self._way.told:
+        if number in self._way.numbers and number < self._first and number not in self._way.told:
             # Whoever holds that tensor has looked, or else nothing would have been sent.
             self.number += 1
-            return self._way.answers[number]
+            return self._way.numbers[number]
         if number < self._first or number in self._way.constants:
             return self._decide(number, self._hold(number, self._answer(number, name, func, args, kwargs, module)))
         self.number += 1
@@ -191,14 +191,14 @@ class _SegmentPass(MetaPass):
     def _decide(self, number: int, returned: Any) -> Any:
         """Go on by a number that was taken out of a tensor; where no way is planned for it, nothing more runs."""
         way = self._way
-        if number not in way.answers or number in way.free:
+        if number not in way.numbers or number in way.free:
             return returned
-        if number in way.told and not isinstance(way.answers[number], bool):
+        if number in way.told and not isinstance(way.numbers[number], bool):
             return returned
-        if returned == way.answers[number]:
-            agreeing = [one for one in self._ways if one.answers.get(number) == returned]
+        if returned == way.numbers[number]:
+            agreeing = [one for one in self._ways if one.numbers.get(number) == returned]
         else:
-            agreeing = [one for one in self._ways if number in one.told and one.answers[number] == returned]
+            agreeing = [one for one in self._ways if number in one.told and one.numbers[number] == returned]
         # An error that `forward` raises of itself at such a number comes first.
         self._off = not agreeing
         if agreeing and len(self._ways) > 1:

@@ -164,7 +164,7 @@ class Operation:
 
     `results`: of all tensors in what it returned, None for a weight or buffer. `deep`: whether it is a call of a
     submodule that may read a value more than once. `draws`: whether it drew at random. `answer`: what it returned
-    where that is a plain number, else nothing. `form`: what it was called with, for `replay_answers.same_course`.
+    where that is a plain number, else nothing. `form`: what it was called with, for `replay_courses.same_course`.
     """
 
     name: str

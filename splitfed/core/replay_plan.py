@@ -25,7 +25,7 @@ from torch.utils import _pytree
 from splitfed.core.cut_names import Cut, check_places, relays
 from splitfed.core.errors import InvalidInput, check_names, describe_error, first_line
 from splitfed.core.model_snapshot import ModelSnapshot
-from splitfed.core.replay_answers import ForwardCourse, find_courses
+from splitfed.core.replay_courses import ForwardCourse, find_courses
 from splitfed.core.replay_passes import (
     AllMembers,
     MetaPass,
@@ -96,9 +96,9 @@ class Way:
     `changed`: buffers that change; `draws`: operations that draw random numbers; `constants`: those whose results
     follow from shapes; `reshapes`: whether one changes a shape in place. `reads`: crossing value -> segment -> in
     how many places it is read, its own segment included; `upstream`: crossing value -> the weights that it is
-    computed from. `after`: the result behind which the last cut stands, if a result was named. `answers`: operations
+    computed from. `after`: the result behind which the last cut stands, if a result was named. `numbers`: operations
     that ask a tensor for a number -> what it is in this way, of which those `told` are asked by everybody, and those
-    `free` may be any; see `replay_answers`. `labels`: what crosses or is returned -> its name; `forms`: name -> shape a
+    `free` may be any; see `replay_courses`. `labels`: what crosses or is returned -> its name; `forms`: name -> shape a
     row, type, and whether a gradient comes back.
     """
 
@@ -115,7 +115,7 @@ class Way:
     reads: dict[str, dict[int, int]] = field(default_factory=dict)
     upstream: dict[str, set[str]] = field(default_factory=dict)
     after: Made | None = None
-    answers: dict[int, Any] = field(default_factory=dict)
+    numbers: dict[int, Any] = field(default_factory=dict)
     told: frozenset[int] = frozenset()
     free: frozenset[int] = frozenset()
     labels: dict[tuple[Made, int], str] = field(default_factory=dict)
@@ -140,12 +140,12 @@ class Way:
 
     def lasts(self, number: int) -> bool:
         """Return whether what operation `number` returns on shapes is the same in every batch of this way."""
-        return all(n > number or isinstance(self.answers[n], bool) for n in self.told)
+        return all(n > number or isinstance(self.numbers[n], bool) for n in self.told)
 
     def shared_with(self, other: Way) -> int:
         """Return before which operation this way and `other` are one."""
-        differing = {n for n in self.told | other.told if self.answers.get(n) is not other.answers.get(n)}
-        truths = {n for n in differing if isinstance(self.answers.get(n, other.answers.get(n)), bool)}
+        differing = {n for n in self.told | other.told if self.numbers.get(n) is not other.numbers.get(n)}
+        truths = {n for n in differing if isinstance(self.numbers.get(n, other.numbers.get(n)), bool)}
         return min(truths, default=len(self.names))
 
     def send_inputs(self, names: Sequence[str], inputs: Sequence[str]) -> None:
@@ -288,7 +288,7 @@ def plan_ways(
 ) -> tuple[Way, ...]:
     """Return the ways that a copy of `model`, in the modes in which it is, takes: first that of the example.
 
-    The others follow from other numbers in tensors; see `replay_answers`. `inputs`: argument -> example; `output`: the
+    The others follow from other numbers in tensors; see `replay_courses`. `inputs`: argument -> example; `output`: the
     only result that is used. `after`: a result behind which there is one more cut, the last. Raises `InvalidInput` for
     what cannot be cut there.
     """
@@ -322,7 +322,7 @@ def _plan_course(
             counts[segment] = counts.get(segment, 0) + (2 if operation.deep else 1)
         way.changed |= operation.changed
     way.constants = course.constants
-    way.answers, way.told, way.free = course.answers(), frozenset(course.told), frozenset(course.free)
+    way.numbers, way.told, way.free = course.answers(), frozenset(course.told), frozenset(course.free)
     recording = course.recording
     arguments = dict(zip(recording.inputs, inputs, strict=True))
     values = _Values(way, operations, arguments, recording.tensors, course.batches)
@@ -494,8 +494,8 @@ def _find_constants(
         if run.number <= last:
             raise InvalidInput(
                 f"{type(model).__name__} takes a number out of a tensor, or what has no shape beforehand"
-                f"{_where(error)} ({describe_error(error)}): a party that does not hold that tensor cannot follow; write it "
-                "as operations on tensors"
+                f"{_where(error)} ({describe_error(error)}): a party that does not hold that tensor cannot follow; "
+                "write it as operations on tensors"
             ) from error
     course.constants, course.questions = frozenset(found), tuple(questions)
 
