@@ -60,6 +60,10 @@ BASE = (
     "encryption_settings",
     "aliasing",
     "payload",
+    "plain_values",
+    "object_kinds",
+    "reachable",
+    "reachable_names",
     "model_snapshot",
 )
 CORE = (

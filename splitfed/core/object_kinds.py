@@ -1,0 +1,485 @@
+"""Kinds of Python objects by how they hold others: what an object holds, and how that is put back into it.
+
+An object that holds plain values alone (a list of numbers) is copied as a whole; of others each entry is named by a
+`Key`. Objects are read without running code of theirs.
+"""
+
+from __future__ import annotations
+
+import array
+import ast
+import copy
+import gc
+import itertools
+import random
+import warnings
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from functools import partial
+from types import FunctionType, GeneratorType, MethodType, ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from splitfed.core.plain_values import LEAVES, Held, Identity, Key, all_plain, is_leaf, same
+
+_TABLES = {"_parameters": "weight", "_buffers": "buffer", "_modules": "submodule"}
+_MODULE = {name: type(value) for name, value in vars(nn.Module()).items()}
+_CLOSED = ("logging", "threading", "_thread", "re", "io", "_io", "warnings", "multiprocessing", "concurrent", "asyncio")
+_CLOSED_PARTS = ("torch.fx", "torch._", "torch.jit", "torch.utils", "splitfed.core")
+
+
+class AnyKind:
+    """How objects of some types hold others; `name` is told. This one holds nothing."""
+
+    name: ClassVar[str] = "object"
+    contains: ClassVar[bool] = False
+    """Whether its entries have no names of their own, as those of a list."""
+
+    def data(self, value: Any) -> Any:
+        """Return a copy of what `value` is besides what it holds."""
+        return None
+
+    def held(self, value: Any) -> Held:
+        """Return what `value` holds."""
+        return {}
+
+    def put_back(self, value: Any, held: Held, data: Any) -> None:
+        """Let `value` hold what it held, and no more."""
+
+    def replacement(self, value: Any, data: Any) -> Any:
+        """Return what has to stand where `value` stood: itself, or an equal object where it cannot be turned back."""
+        return value
+
+
+class ObjectKind(AnyKind):
+    """An object with attributes."""
+
+    def held(self, value: Any) -> Held:
+        """Return its attributes."""
+        found = {Key("attribute", name): one for name, one in attributes_of(value).items()}
+        for name in _slots(type(value)):
+            try:
+                found[Key("attribute", name)] = object.__getattribute__(value, name)
+            except AttributeError:
+                continue
+        return found
+
+    def put_back(self, value: Any, held: Held, data: Any) -> None:
+        """Set and delete attributes, past a `__setattr__` of the class."""
+        table, slots = attributes_of(value), _slots(type(value))
+        wanted = {key.name: one for key, one in held.items() if key.role == "attribute"}
+        for name in slots:
+            if name in wanted:
+                object.__setattr__(value, name, wanted.pop(name))
+            elif hasattr(value, name):
+                object.__delattr__(value, name)
+        _set_attributes(table, wanted)
+
+
+class ModuleKind(AnyKind):
+    """A module: its weights, buffers, submodules and attributes, and the tables of hooks that are not empty."""
+
+    name: ClassVar[str] = "module"
+
+    def held(self, value: Any) -> Held:
+        """Return them."""
+        found: Held = {}
+        for name, one in vars(value).items():
+            if (role := _TABLES.get(name)) is not None:
+                found.update((Key(role, n), entry) for n, entry in one.items())
+            elif _MODULE.get(name) is None:
+                found[Key("attribute", name)] = one
+            elif one and isinstance(one, dict):
+                found[Key("hooks", name)] = one
+        return found
+
+    def data(self, value: Any) -> Any:
+        """Return what else `nn.Module` keeps: the mode, and which buffers are not saved."""
+        plain = {name: vars(value)[name] for name in _MODULE if type(vars(value).get(name)) in LEAVES}
+        return {**plain, "_non_persistent_buffers_set": set(value._non_persistent_buffers_set)}
+
+    def put_back(self, value: Any, held: Held, data: Any) -> None:
+        """Put everything back into the tables."""
+        by_role: dict[str, dict[str, Any]] = {}
+        for key, one in held.items():
+            by_role.setdefault(key.role, {})[key.name] = one
+        table, hooks = vars(value), by_role.get("hooks", {})
+        for name in _MODULE.keys() & table.keys():
+            if name in _TABLES and type(table[name]) in (dict, OrderedDict):
+                _refill(table[name], by_role.get(_TABLES[name], {}))
+            elif name not in hooks and table[name] and isinstance(table[name], dict) and name not in _TABLES:
+                table[name].clear()
+        kept = {name: one for name, one in table.items() if name in _MODULE}
+        if kept.get("_non_persistent_buffers_set") != data["_non_persistent_buffers_set"]:
+            kept["_non_persistent_buffers_set"] = set(data["_non_persistent_buffers_set"])
+        plain = {name: one for name, one in data.items() if type(one) in LEAVES}
+        _set_attributes(table, {**kept, **hooks, **plain, **by_role.get("attribute", {})})
+
+
+class SequenceKind(ObjectKind):
+    """A list or deque."""
+
+    name: ClassVar[str] = "list"
+    contains: ClassVar[bool] = True
+
+    def data(self, value: Any) -> Any:
+        """Return a copy of one that holds plain values alone."""
+        return list(value) if all_plain(value) else None
+
+    def held(self, value: Any) -> Held:
+        """Return its items by number."""
+        items = {} if all_plain(value) else {Key("item", number): one for number, one in enumerate(value)}
+        return {**items, **super().held(value)}
+
+    def put_back(self, value: Any, held: Held, data: Any) -> None:
+        """Replace all items where one is another."""
+        items = [one for key, one in held.items() if key.role == "item"] if data is None else data
+        if len(items) != len(value) or any(one is not now for one, now in zip(items, value, strict=True)):
+            base: Any = deque if isinstance(value, deque) else list
+            base.clear(value)
+            base.extend(value, items)
+        super().put_back(value, held, data)
+
+
+class TupleKind(ObjectKind):
+    """A tuple, which cannot be changed; what it holds can be."""
+
+    name: ClassVar[str] = "tuple"
+    contains: ClassVar[bool] = True
+
+    def held(self, value: Any) -> Held:
+        """Return its items by number."""
+        return {Key("item", number): one for number, one in enumerate(tuple.__iter__(value))}
+
+    def put_back(self, value: Any, held: Held, data: Any) -> None:
+        """Do nothing."""
+
+
+class TableKind(ObjectKind):
+    """A dict; an entry is named by its key, or by the identity of a key that is not plain."""
+
+    name: ClassVar[str] = "dict"
+    contains: ClassVar[bool] = True
+
+    def data(self, value: Any) -> Any:
+        """Return a copy of one that holds plain values alone."""
+        # `dict(value)` asks a subclass for its values, which may make new ones.
+        return dict(dict.items(value)) if all_plain(dict.values(value)) and all_plain(dict.keys(value)) else None
+
+    def held(self, value: Any) -> Held:
+        """Return its values by key."""
+        if self.data(value) is not None:
+            return super().held(value)
+        named = {Key("item", k if is_leaf(k) else Identity(k)): one for k, one in dict.items(value)}
+        return {**named, **super().held(value)}
+
+    def put_back(self, value: Any, held: Held, data: Any) -> None:
+        """Replace all entries where one is another."""
+        items = data
+        if items is None:
+            names = ((key.name, one) for key, one in held.items() if key.role == "item")
+            items = {k.value if isinstance(k, Identity) else k: one for k, one in names}
+        _refill(value, items)
+        super().put_back(value, held, data)
+
+
+class SetKind(ObjectKind):
+    """A set or frozenset."""
+
+    name: ClassVar[str] = "set"
+    contains: ClassVar[bool] = True
+
+    def data(self, value: Any) -> Any:
+        """Return a copy of one that holds plain values alone."""
+        return set(value) if all_plain(value) else None
+
+    def held(self, value: Any) -> Held:
+        """Return its members."""
+        return {} if all_plain(value) else {Key("item", one if is_leaf(one) else Identity(one)): one for one in value}
+
+    def put_back(self, value: Any, held: Held, data: Any) -> None:
+        """Replace all members where one is another."""
+        members = set(held.values()) if data is None else data
+        if isinstance(value, set) and value != members:
+            set.clear(value)
+            set.update(value, members)
+
+
+class ArrayKind(AnyKind):
+    """An array of NumPy."""
+
+    name: ClassVar[str] = "array"
+
+    def data(self, value: Any) -> Any:
+        """Return a copy of its numbers; one that cannot be written to is its own copy."""
+        return value.copy() if value.flags.writeable else value
+
+    def put_back(self, value: Any, held: Held, data: Any) -> None:
+        """Write the numbers back."""
+        if data is not value and not same(value, data):
+            np.copyto(value, data)
+
+
+class BytesKind(AnyKind):
+    """A bytearray, or an array of the standard library."""
+
+    name: ClassVar[str] = "array"
+
+    def data(self, value: Any) -> Any:
+        """Return a copy."""
+        return value[:]
+
+    def put_back(self, value: Any, held: Held, data: Any) -> None:
+        """Write it back."""
+        value[:] = data
+
+
+class TensorKind(AnyKind):
+    """A tensor: its numbers are kept elsewhere."""
+
+    name: ClassVar[str] = "tensor"
+
+
+class RandomKind(AnyKind):
+    """A generator of random numbers of Python, NumPy or torch."""
+
+    name: ClassVar[str] = "generator"
+
+    def data(self, value: Any) -> Any:
+        """Return its state."""
+        if isinstance(value, torch.Generator):
+            return value.get_state()
+        if isinstance(value, random.Random):
+            return value.getstate()
+        state = value.get_state(legacy=False) if isinstance(value, np.random.RandomState) else value.bit_generator.state
+        return copy.deepcopy(state)
+
+    def put_back(self, value: Any, held: Held, data: Any) -> None:
+        """Set its state."""
+        if isinstance(value, torch.Generator):
+            value.set_state(data)
+        elif isinstance(value, random.Random):
+            value.setstate(data)
+        elif isinstance(value, np.random.RandomState):
+            value.set_state(data)
+        else:
+            value.bit_generator.state = data
+
+
+class IteratorKind(AnyKind):
+    """An iterator of Python: what it runs over, and where it is."""
+
+    name: ClassVar[str] = "iterator"
+
+    def data(self, value: Any) -> Any:
+        """Return how it is told, and how far it is from its end, with an iterator that is there."""
+        return _IteratorState(value)
+
+    def held(self, value: Any) -> Held:
+        """Return what it runs over."""
+        referents = [one for one in gc.get_referents(value) if not isinstance(one, type)]
+        return {Key("part", number): one for number, one in enumerate(referents)}
+
+    def replacement(self, value: Any, data: Any) -> Any:
+        """Turn it back where it has moved, or return an equal one where it cannot be turned back."""
+        if same(data, _IteratorState(value)) or data.there is None:
+            return value
+        if type(value) is type(iter([])) and value.__length_hint__():
+            value.__setstate__(data.there.__reduce__()[2])
+            return value
+        return _copy_iterator(data.there)
+
+
+class _IteratorState:
+    """Where an iterator is; `there` is a copy of it, None where it cannot be copied."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.there = None if isinstance(iterator, GeneratorType) else _copy_iterator(iterator)
+        told = repr(iterator) if isinstance(iterator, (itertools.count, itertools.repeat)) else None
+        left = iterator.__length_hint__() if told is None and hasattr(iterator, "__length_hint__") else None
+        frame = getattr(iterator, "gi_frame", None)
+        self.position = (told, left, None if frame is None else frame.f_lasti)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _IteratorState) and self.position == other.position
+
+    def __repr__(self) -> str:
+        told, left, line = self.position
+        return told or (f"iterator, {left} left" if left is not None else f"generator at {line}")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class GeneratorKind(IteratorKind):
+    """A generator function at work, which can be neither copied nor turned back."""
+
+    def held(self, value: Any) -> Held:
+        """Return its variables."""
+        frame = value.gi_frame
+        return {} if frame is None else {Key("variable", name): one for name, one in frame.f_locals.items()}
+
+
+class LinkKind(AnyKind):
+    """What leads to another object alone: a bound method, a weak reference, a partial call, a descriptor."""
+
+    name: ClassVar[str] = "function"
+
+    def held(self, value: Any) -> Held:
+        """Return what it leads to."""
+        if isinstance(value, weakref.ref):
+            return {Key("part", "referent"): weakref.ref.__call__(value)}
+        if isinstance(value, partial):
+            found = {"func": value.func, "args": value.args, "keywords": value.keywords}
+        elif isinstance(value, MethodType):
+            found = {"self": value.__self__, "func": value.__func__}
+        else:
+            names = ("__self__", "__wrapped__", "__func__", "fget", "fset", "fdel", "func")
+            found = {name: getattr(value, name, None) for name in names}
+        return {Key("part", n): one for n, one in found.items() if one is not None and not isinstance(one, ModuleType)}
+
+    def put_back(self, value: Any, held: Held, data: Any) -> None:
+        """Empty a cache of a function that holds what a trace has left there: nothing else is ever wrong in it."""
+        if hasattr(value, "cache_clear") and hasattr(value, "__wrapped__") and _holds_proxy(value):
+            value.cache_clear()
+
+
+class EnvironmentKind(AnyKind):
+    """The environment variables of the process."""
+
+    name: ClassVar[str] = "environment"
+    contains: ClassVar[bool] = False
+
+    def held(self, value: Any) -> Held:
+        """Return them."""
+        return {Key("environment variable", name): text for name, text in value.items()}
+
+    def put_back(self, value: Any, held: Held, data: Any) -> None:
+        """Set and delete those that are others now."""
+        wanted = {key.name: text for key, text in held.items()}
+        for name in [n for n in value if n not in wanted]:
+            del value[name]
+        value.update({n: text for n, text in wanted.items() if value.get(n) != text})
+
+
+_OBJECT, _MODULE_KIND, _LIST, _TUPLE, _DICT, _SET = (
+    ObjectKind(),
+    ModuleKind(),
+    SequenceKind(),
+    TupleKind(),
+    TableKind(),
+    SetKind(),
+)
+ENVIRONMENT, TENSOR = EnvironmentKind(), TensorKind()
+_RANDOM = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+_LINKS = (weakref.ref, partial, MethodType, property, staticmethod, classmethod, type(len))
+_KINDS: tuple[tuple[tuple[type, ...], AnyKind | None], ...] = (
+    ((Tensor,), TENSOR),
+    ((nn.Module,), _MODULE_KIND),
+    ((type, ModuleType, FunctionType, fx.Proxy, random.SystemRandom), None),
+    ((list, deque), _LIST),
+    ((tuple,), _TUPLE),
+    ((dict,), _DICT),
+    ((set, frozenset), _SET),
+    ((np.ndarray,), ArrayKind()),
+    ((bytearray, array.array), BytesKind()),
+    (_RANDOM, RandomKind()),
+    (_LINKS, LinkKind()),
+    ((GeneratorType,), GeneratorKind()),
+)
+_KIND_OF: weakref.WeakKeyDictionary[type, AnyKind | None] = weakref.WeakKeyDictionary()
+
+
+def kind_of(type_: type) -> AnyKind | None:
+    """Return how objects of `type_` hold others; None where that is not known, and for classes and functions."""
+    try:
+        return _KIND_OF[type_]
+    except KeyError:
+        found = _KIND_OF[type_] = _find_kind(type_)
+        return found
+
+
+def _find_kind(type_: type) -> AnyKind | None:
+    for types, kind in _KINDS:
+        if issubclass(type_, types):
+            return kind
+    home = type_.__module__
+    if home.partition(".")[0] in _CLOSED or home.startswith(_CLOSED_PARTS):
+        return None
+    if home in ("builtins", "itertools", "collections", "_collections") and hasattr(type_, "__next__"):
+        return IteratorKind()
+    if hasattr(type_, "__wrapped__") or type_.__name__ in ("_lru_cache_wrapper", "cached_property"):
+        return LinkKind()
+    return _OBJECT if type_.__dictoffset__ or _slots(type_) else None
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the table of attributes of `value` itself; an empty one where it has none."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _slots(type_: type) -> list[str]:
+    found: list[str] = []
+    for base in type_.__mro__:
+        own = base.__dict__.get("__slots__", ())
+        for name in (own,) if isinstance(own, str) else own:
+            if name in ("__dict__", "__weakref__"):
+                continue
+            found.append(f"_{base.__name__.lstrip('_')}{name}" if name.startswith("__") and name[-2:] != "__" else name)
+    return found
+
+
+def _refill(table: dict[Any, Any], wanted: Mapping[Any, Any]) -> None:
+    """Let `table` hold `wanted` in its order, without a write where it does."""
+    now = list(dict.items(table))
+    if len(now) == len(wanted) and all(
+        k == name and one is value for (k, one), (name, value) in zip(now, wanted.items(), strict=True)
+    ):
+        return
+    base: Any = OrderedDict if isinstance(table, OrderedDict) else dict
+    base.clear(table)
+    for name, value in wanted.items():
+        base.__setitem__(table, name, value)
+
+
+def _set_attributes(table: dict[str, Any], wanted: Mapping[str, Any]) -> None:
+    for name in [n for n in table if n not in wanted]:
+        del table[name]
+    missing = object()
+    for name, value in wanted.items():
+        if table.get(name, missing) is not value:
+            table[name] = value
+
+
+def _copy_iterator(iterator: Any) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return copy.copy(iterator)
+    except (TypeError, AttributeError):
+        # Python 3.14 copies no iterator of itertools.
+        if isinstance(iterator, itertools.count):
+            return itertools.count(*ast.literal_eval(f"({repr(iterator)[len('count(') : -1]},)"))
+        return None
+
+
+def _holds_proxy(cached: Any) -> bool:
+    """Return whether the cache of a function holds what stands for a tensor in a trace, or a tensor of shapes alone."""
+    pending: list[Any] = [cached]
+    met: set[int] = set()
+    for _ in range(4):
+        pending = [
+            one for outer in pending for one in gc.get_referents(outer) if not isinstance(one, (type, FunctionType))
+        ]
+        if any(isinstance(one, fx.Proxy) or (isinstance(one, Tensor) and one.is_meta) for one in pending):
+            return True
+        pending = [one for one in pending if id(one) not in met]
+        met.update(map(id, pending))
+    return False

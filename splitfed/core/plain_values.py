@@ -1,0 +1,89 @@
+"""Plain values, as numbers, texts and tuples of them: what they are, when two are the same, and names of entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from pathlib import PurePath
+from types import CodeType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Held = dict["Key", Any]
+
+LEAVES: frozenset[type] = frozenset(
+    {bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice, CodeType}
+    | {torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
+)
+"""Types of plain values."""
+
+
+class Key(NamedTuple):
+    """How one object holds another: `role` is "attribute", "item", "global", "variable", "default" and the like."""
+
+    role: str
+    name: Any
+
+
+class Identity:
+    """An object as the name of an entry: a key of a table, a member of a set."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return type(self.value).__name__
+
+
+def is_leaf(value: Any) -> bool:
+    """Return whether `value` is plain: a number, a text, None, a tuple of these."""
+    kind = type(value)
+    if kind in LEAVES:
+        return True
+    if kind is tuple:
+        return all(map(is_leaf, value))
+    return issubclass(kind, (Enum, np.generic, PurePath))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two plain values, or data of objects, are the same; a NaN is the same as itself."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        return one.shape == other.shape and one.dtype == other.dtype and bool(one.tobytes() == other.tobytes())
+    if isinstance(one, Tensor):
+        return same_tensors(one, other)
+    try:
+        return bool(one == other) or repr(one) == repr(other)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
+def same_tensors(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same shape, type and numbers, NaN included; on meta: shape and type."""
+    if one is other:
+        return True
+    if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device or one.layout != other.layout:
+        return False
+    if one.is_meta or torch.equal(one, other):
+        return True
+    return one.is_floating_point() and bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def all_plain(values: Iterable[Any]) -> bool:
+    """Return whether all of `values` are plain."""
+    types = set(map(type, values))
+    return types <= LEAVES or (
+        all(t in LEAVES or t is tuple or issubclass(t, (Enum, np.generic)) for t in types) and all(map(is_leaf, values))
+    )

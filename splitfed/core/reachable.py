@@ -1,0 +1,408 @@
+"""All that a call of a model can read or change in Python, found by following references from the model.
+
+Two regions. What hangs on the model: its modules with attributes and hooks, containers, objects, arrays, iterators,
+generators of random numbers. And what its code names, which all copies of the model share: the classes and functions
+of these objects, default arguments, closures, globals, environment variables; followed through every function and
+method that is named on the way. Code of installed packages is not followed, but objects of their classes are that hang
+on the model.
+
+Every object has a place, the shortest chain of names that leads to it. Two walks are compared place by place, so that
+an object in the stead of an equal one is no change, and cycles and shared objects are met once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor, nn
+
+from splitfed.core.object_kinds import ENVIRONMENT, AnyKind, kind_of
+from splitfed.core.plain_values import LEAVES, Held, Key, is_leaf, same
+
+_CALLED = frozenset({"forward", "train", "eval"})
+_MAKERS = "__init__ __new__ __repr__ __str__ __init_subclass__ __class_getitem__ __del__"
+_COPIERS = "__reduce__ __reduce_ex__ __deepcopy__ __copy__ __getstate__ __setstate__"
+_UNCALLED = frozenset(f"{_MAKERS} {_COPIERS}".split())
+_PLACES = frozenset(("site-packages", "dist-packages"))
+_INSTALLED: dict[str, bool] = {"splitfed": True, "__main__": False}
+
+
+class Location:
+    """Where an object is: what `key` leads to from the object at `parent`."""
+
+    __slots__ = ("children", "key", "parent")
+
+    def __init__(self, parent: Location | None = None, key: Key | None = None) -> None:
+        self.parent, self.key = parent, key
+        self.children: dict[Key, Location] = {}
+
+    def child(self, key: Key) -> Location:
+        """Return the place that `key` leads to from here, the same for every walk."""
+        found = self.children.get(key)
+        if found is None:
+            found = self.children[key] = Location(self, key)
+        return found
+
+    def path(self) -> tuple[Key, ...]:
+        """Return the keys that lead here from the model."""
+        keys: list[Key] = []
+        place: Location | None = self
+        while place is not None and place.key is not None:
+            keys.append(place.key)
+            place = place.parent
+        return tuple(reversed(keys))
+
+
+@dataclass(slots=True)
+class Record:
+    """An object, and what it held: `contents` of other objects (their places) and plain values, `data` of its own.
+
+    `shared`: whether all copies of the model share it. `asked`: the names that were looked up in it; None: all.
+    """
+
+    value: Any
+    kind: AnyKind
+    shared: bool
+    contents: dict[Key, Any] = field(default_factory=dict)
+    data: Any = None
+    asked: set[str] | None = None
+
+
+Records = dict[Location, Record]
+
+
+class Opaque(NamedTuple):
+    """Stands for an object that nothing is known of but its class."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Opaque) and type(self.value) is type(other.value)
+
+    def __hash__(self) -> int:
+        return hash(type(self.value))
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+class _NamesKind(AnyKind):
+    """A class, or the globals of a module, of which some names are looked up."""
+
+    def put_back(self, value: Any, held: Held, data: Any) -> None:
+        """Set what was there."""
+        for key, one in held.items():
+            if self.table(value).get(key.name, self) is not one:
+                self.set(value, key.name, one)
+
+    def table(self, value: Any) -> Mapping[str, Any]:
+        """Return all names."""
+        raise NotImplementedError
+
+    def set(self, value: Any, name: str, one: Any) -> None:
+        """Set one."""
+        raise NotImplementedError
+
+    def remove(self, value: Any, name: str) -> None:
+        """Remove one."""
+        raise NotImplementedError
+
+
+class _ClassKind(_NamesKind):
+    name: ClassVar[str] = "class"
+
+    def table(self, value: Any) -> Mapping[str, Any]:
+        return value.__dict__  # type: ignore[no-any-return]
+
+    def set(self, value: Any, name: str, one: Any) -> None:
+        type.__setattr__(value, name, one)
+
+    def remove(self, value: Any, name: str) -> None:
+        type.__delattr__(value, name)
+
+
+class _GlobalsKind(_NamesKind):
+    name: ClassVar[str] = "globals"
+
+    def table(self, value: dict[str, Any]) -> Mapping[str, Any]:
+        return value
+
+    def set(self, value: Any, name: str, one: Any) -> None:
+        value[name] = one
+
+    def remove(self, value: Any, name: str) -> None:
+        del value[name]
+
+
+class _FunctionKind(AnyKind):
+    """A function: its code, defaults, the variables of its closure, and attributes."""
+
+    name: ClassVar[str] = "function"
+
+    def data(self, value: Any) -> Any:
+        return value.__code__
+
+    def held(self, value: Any) -> Held:
+        code = value.__code__
+        found: Held = {Key("attribute", name): one for name, one in vars(value).items()}
+        positional = code.co_varnames[: code.co_argcount]
+        defaults = value.__defaults__ or ()
+        named = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
+        found |= {Key("default", name): one for name, one in {**named, **(value.__kwdefaults__ or {})}.items()}
+        for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                found[Key("variable", name)] = cell.cell_contents
+            except ValueError:
+                continue
+        return found
+
+    def put_back(self, value: Any, held: Held, data: Any) -> None:
+        now = self.held(value)
+        cells = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=True))
+        for key, one in held.items():
+            if key.role == "variable" and now.get(key, self) is not one:
+                cells[key.name].cell_contents = one
+            elif key.role == "attribute" and now.get(key, self) is not one:
+                setattr(value, key.name, one)
+        for key in now.keys() - held.keys():
+            if key.role == "attribute":
+                delattr(value, key.name)
+
+
+_CLASS, _GLOBALS, _FUNCTION = _ClassKind(), _GlobalsKind(), _FunctionKind()
+
+
+def reach(model: nn.Module, root: Location, code: bool = True) -> Records:
+    """Return what can be reached from `model`, by place, nearest first; without `code` only what hangs on it.
+
+    `root`: the place of the model, the same for walks that are to be compared.
+    """
+    walk = _Reach(root)
+    walk.refer(model, root)
+    walk.follow()
+    if code:
+        walk.follow_code()
+    return walk.records
+
+
+class _Reach:
+    """A walk: records of what was met, objects that are still to be looked into, and names that code has used."""
+
+    def __init__(self, root: Location) -> None:
+        self.records: Records = {}
+        self._root, self._shared = root, False
+        self._met: dict[int, Location] = {}
+        self._pending: deque[tuple[Location, Record]] = deque()
+        self._code: deque[Any] = deque()
+        self._names: set[str] = set()
+        self._named: list[tuple[Location, Record]] = []
+        self._code_met: set[CodeType] = set()
+        self._types: set[type] = set()
+
+    def refer(self, value: Any, place: Location) -> Any:
+        """Return what stands for `value` in the record of its holder: its place, or itself where it is plain."""
+        if is_leaf(value):
+            return value
+        if (found := self._met.get(id(value))) is not None:
+            return found
+        type_ = type(value)
+        if (kind := kind_of(type_)) is not None:
+            record = Record(value, kind, self._shared)
+            self._met[id(value)] = place
+            self.records[place] = record
+            self._pending.append((place, record))
+            return place
+        if issubclass(type_, FunctionType):
+            self._met[id(value)] = place
+            self.records[place] = Record(value, _FUNCTION, True, data=value.__code__)
+            self._code.append(place)
+            return place
+        if issubclass(type_, (type, ModuleType)):
+            self._code.append(value)
+            return value
+        return Opaque(value)
+
+    def follow(self) -> None:
+        """Look into all objects that were met."""
+        while self._pending:
+            place, record = self._pending.popleft()
+            value, kind = record.value, record.kind
+            record.data = kind.data(value)
+            contents, child = record.contents, place.child
+            for key, one in kind.held(value).items():
+                contents[key] = one if type(one) in LEAVES else self.refer(one, child(key))
+            if (type_ := type(value)) not in self._types:
+                self._types.add(type_)
+                self._code.append(type_)
+
+    def follow_code(self) -> None:
+        """Look into functions, classes and globals that were met, until there is nothing new."""
+        self._shared = True
+        place = self._root.child(Key("environment", None))
+        self.records[place] = Record(os.environ, ENVIRONMENT, True)
+        self._pending.append((place, self.records[place]))
+        self._use(_CALLED)
+        while self._code or self._pending:
+            self.follow()
+            while self._code:
+                met = self._code.popleft()
+                if isinstance(met, Location):
+                    self._look_into_function(met)
+                elif isinstance(met, ModuleType):
+                    if not installed(met.__name__):
+                        self._look_into_globals(vars(met))
+                else:
+                    for base in met.__mro__:
+                        self._look_into_class(base)
+
+    def _look_into_function(self, place: Location) -> None:
+        record = self.records[place]
+        function, child = record.value, place.child
+        foreign = installed(function.__globals__.get("__name__", ""))
+        for key, one in _FUNCTION.held(function).items():
+            # A wrapper of an installed package leads to what it wraps.
+            if not foreign or (key.role == "variable" and callable(one)) or key.name == "__wrapped__":
+                record.contents[key] = self.refer(one, child(key))
+        if not foreign:
+            self._look_into_globals(function.__globals__)
+            self._use_code(function.__code__)
+
+    def _use_code(self, code: CodeType) -> None:
+        names: set[str] = set()
+        pending = [code]
+        while pending:
+            code = pending.pop()
+            if code in self._code_met:
+                continue
+            self._code_met.add(code)
+            names.update(code.co_names)
+            for constant in code.co_consts:
+                if isinstance(constant, CodeType):
+                    pending.append(constant)
+                elif isinstance(constant, str) and constant.isidentifier():
+                    names.add(constant)
+        self._use(names)
+
+    def _use(self, names: set[str] | frozenset[str]) -> None:
+        """Look up new `names` in all classes and globals that were met."""
+        new = names - self._names
+        self._names |= new
+        for place, record in self._named:
+            self._look_up(place, record, new)
+
+    def _look_into_class(self, type_: type) -> None:
+        place = self._root.child(Key("class", type_))
+        if place in self.records or installed(type_.__module__):
+            return
+        record = self.records[place] = Record(type_, _CLASS, True, asked=self._names)
+        self._named.append((place, record))
+        special = {n for n, v in vars(type_).items() if _is_data(n, v) or (n not in _UNCALLED and _is_special(n, v))}
+        self._look_up(place, record, special | self._names)
+
+    def _look_into_globals(self, table: dict[str, Any]) -> None:
+        place = self._root.child(Key("globals", id(table)))
+        if place not in self.records:
+            record = self.records[place] = Record(table, _GLOBALS, True, asked=self._names)
+            self._named.append((place, record))
+            self._look_up(place, record, self._names)
+
+    def _look_up(self, place: Location, record: Record, names: set[str] | frozenset[str]) -> None:
+        assert isinstance(record.kind, _NamesKind)
+        table = record.kind.table(record.value)
+        role = "attribute" if record.kind is _CLASS else "global"
+        for name in sorted(names & table.keys()):
+            key = Key(role, name)
+            if key not in record.contents:
+                record.contents[key] = self.refer(table[name], place.child(key))
+
+
+def _is_data(name: str, value: Any) -> bool:
+    described = hasattr(type(value), "__get__") or isinstance(value, type)
+    return not described and not (name.startswith("__") and name.endswith("__")) and not name.startswith("_abc_")
+
+
+def _is_special(name: str, value: Any) -> bool:
+    return name.startswith("__") and name.endswith("__") and isinstance(value, FunctionType)
+
+
+def installed(module: str) -> bool:
+    """Return whether `module` belongs to Python, to an installed package, or to this one."""
+    top = module.partition(".")[0]
+    if (known := _INSTALLED.get(top)) is not None:
+        return known
+    found = sys.modules.get(top)
+    file = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), "")
+    stands = top in sys.stdlib_module_names or not _PLACES.isdisjoint(file.replace("\\", "/").split("/"))
+    if found is not None:
+        _INSTALLED[top] = stands
+    return stands
+
+
+class Change(NamedTuple):
+    """One entry that is another now: of the object at `place`, under `key`; None: the object itself."""
+
+    place: Location
+    key: Key | None
+    shared: bool
+
+
+def differences(
+    before: Records, after: Records, changed: Callable[[Location, Tensor, Tensor], bool]
+) -> Iterator[Change]:
+    """Yield what is another in `after`; `changed` says so of the two tensors at a place.
+
+    What one of the walks alone has looked up is none.
+    """
+    for place, old in before.items():
+        new = after.get(place)
+        if new is None:
+            continue
+        if type(new.value) is not type(old.value):
+            yield Change(place, None, old.shared)
+            continue
+        if isinstance(old.value, Tensor):
+            if changed(place, old.value, new.value):
+                yield Change(place, None, old.shared)
+            continue
+        if old.kind.name != "module" and not same(old.data, new.data):
+            yield Change(place, None, old.shared)
+        for key in old.contents.keys() | new.contents.keys():
+            if not _same_entry(key, old, new):
+                yield Change(place, key, old.shared)
+
+
+def _same_entry(key: Key, old: Record, new: Record) -> bool:
+    if key in old.contents and key in new.contents:
+        one, other = old.contents[key], new.contents[key]
+        return one is other if isinstance(one, Location) or isinstance(other, Location) else same(one, other)
+    if not isinstance(old.kind, _NamesKind) or not isinstance(new.kind, _NamesKind):
+        return False
+    if key in old.contents:
+        return key.name in new.kind.table(new.value)
+    return (
+        not _is_data(key.name, new.value)
+        if old.kind is _CLASS and key.name not in (old.asked or ())
+        else (key.name not in (old.asked or ()))
+    )
+
+
+def put_back(records: Records) -> None:
+    """Let every object hold what it held when `records` were made."""
+    for record in records.values():
+        record.value = record.kind.replacement(record.value, record.data)
+    for record in records.values():
+        held = {
+            key: records[one].value if isinstance(one, Location) else one.value if isinstance(one, Opaque) else one
+            for key, one in record.contents.items()
+        }
+        record.kind.put_back(record.value, held, record.data)
+        if isinstance(record.kind, _NamesKind):
+            known = {key.name for key in record.contents}
+            for name in [n for n in record.kind.table(record.value) if n in (record.asked or ()) and n not in known]:
+                record.kind.remove(record.value, name)

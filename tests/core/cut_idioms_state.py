@@ -1,0 +1,226 @@
+"""Models that keep Python state in every place where people keep it; for `tests/core/test_cut_idioms_state.py`.
+
+Each counts its calls and takes another way from the thousandth on, which no comparison of a few batches reaches.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+LATE = 1000
+VARIABLE = "SPLITFED_TEST_STEPS"
+
+
+class Counting(nn.Module):
+    """Three layers, of which the second is left out once `late` says so; `untraceable` has it replayed."""
+
+    def __init__(self, untraceable: bool = False, **extra: Any) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.untraceable = untraceable
+        for name, value in extra.items():
+            setattr(self, name, value)
+
+    def late(self) -> bool:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x))
+        if self.untraceable:
+            h = h if self.training else h * 1.0
+        h = h if self.late() else self.b(h)
+        return self.c(h)
+
+
+@dataclass
+class Settings:
+    step: int = 0
+
+
+class Slots:
+    """An object without a table of attributes."""
+
+    __slots__ = ("step",)
+
+    def __init__(self) -> None:
+        self.step = 0
+
+
+class InObject(Counting):
+    """`cfg` is any object with a `step`."""
+
+    cfg: Any
+
+    def late(self) -> bool:
+        self.cfg.step += 1
+        return self.cfg.step > LATE
+
+
+class InIterator(Counting):
+    numbers: Iterator[int]
+
+    def late(self) -> bool:
+        return next(self.numbers) > LATE
+
+
+class InEnvironment(Counting):
+    def late(self) -> bool:
+        os.environ[VARIABLE] = str(int(os.environ.get(VARIABLE, "0")) + 1)
+        return int(os.environ[VARIABLE]) > LATE
+
+
+PROGRESS = SimpleNamespace(step=0)
+STEPS = 0
+
+
+class InGlobalObject(Counting):
+    def late(self) -> bool:
+        PROGRESS.step += 1
+        return PROGRESS.step > LATE
+
+
+def count_globally() -> bool:
+    global STEPS
+    STEPS += 1
+    return STEPS > LATE
+
+
+class InGlobalOfHelper(Counting):
+    """A method calls a function that alone names the global."""
+
+    def late(self) -> bool:
+        return self.ask()
+
+    def ask(self) -> bool:
+        return count_globally()
+
+
+class InContainer(Counting):
+    memory: dict[str, list[int]]
+
+    def late(self) -> bool:
+        self.memory["steps"][0] += 1
+        return self.memory["steps"][0] > LATE
+
+
+class InClassObject(Counting):
+    progress: ClassVar[SimpleNamespace] = SimpleNamespace(step=0)
+
+    def late(self) -> bool:
+        self.progress.step += 1
+        return self.progress.step > LATE
+
+
+class InDefault(Counting):
+    def late(self, seen: list[int] = [0]) -> bool:  # noqa: B006
+        seen[0] += 1
+        return seen[0] > LATE
+
+
+def counter() -> Callable[[], bool]:
+    steps = 0
+
+    def count() -> bool:
+        nonlocal steps
+        steps += 1
+        return steps > LATE
+
+    return count
+
+
+class InClosure(Counting):
+    count: Callable[[], bool]
+
+    def late(self) -> bool:
+        return self.count()
+
+
+def add_one(steps: list[int]) -> bool:
+    steps[0] += 1
+    return steps[0] > LATE
+
+
+class InArray(Counting):
+    steps: Any
+
+    def late(self) -> bool:
+        self.steps[0] += 1
+        return bool(self.steps[0] > LATE)
+
+
+class BehindWeakReference(Counting):
+    ref: Any
+
+    def late(self) -> bool:
+        found = self.ref()
+        found.step += 1
+        return bool(found.step > LATE)
+
+
+WATCHED = Settings()
+MODELS: dict[str, tuple[Callable[[bool], Counting], str]] = {
+    "object": (
+        lambda replayed: InObject(replayed, cfg=SimpleNamespace(step=0)),
+        "attribute 'step' of 'cfg' (0 -> 5)",
+    ),
+    "dataclass": (lambda replayed: InObject(replayed, cfg=Settings()), "attribute 'step' of 'cfg' (0 -> 5)"),
+    "slots": (lambda replayed: InObject(replayed, cfg=Slots()), "attribute 'step' of 'cfg' (0 -> 5)"),
+    "itertools_count": (
+        lambda replayed: InIterator(replayed, numbers=itertools.count()),
+        "attribute 'numbers' of the model (count(0) -> count(5))",
+    ),
+    "iterator_of_a_list": (
+        lambda replayed: InIterator(replayed, numbers=iter(list(range(2000)))),
+        "attribute 'numbers' of the model (iterator, 2000 left -> iterator, 1995 left)",
+    ),
+    "environment": (InEnvironment, f"environment variable '{VARIABLE}'"),
+    "global_object": (InGlobalObject, "attribute 'step' of global 'PROGRESS' (0 -> "),
+    "global_of_a_helper": (InGlobalOfHelper, "global 'STEPS' (0 -> "),
+    "container": (
+        lambda replayed: InContainer(replayed, memory={"steps": [0]}),
+        "attribute 'memory' of the model ({'steps': [0]} -> {'steps': [5]})",
+    ),
+    "object_of_the_class": (InClassObject, "attribute 'step' of 'InClassObject.progress' (0 -> "),
+    "default_argument": (InDefault, "default of the argument 'seen' of function 'late' ([0] -> "),
+    "closure": (lambda replayed: InClosure(replayed, count=counter()), "variable 'steps' of function 'count' (0 -> "),
+    "partial": (
+        lambda replayed: InClosure(replayed, count=functools.partial(add_one, [0])),
+        "attribute 'count' of the model",
+    ),
+    "array": (lambda replayed: InArray(replayed, steps=np.zeros(1)), "attribute 'steps' of the model ([0.0] -> [5.0])"),
+    "weak_reference": (
+        lambda replayed: BehindWeakReference(replayed, ref=weakref.ref(WATCHED)),
+        "attribute 'step' of",
+    ),
+}
+
+
+def told(model: Counting) -> list[Any]:
+    """Return all the state that these models keep, as plain values."""
+    cfg, count = getattr(model, "cfg", None), getattr(model, "count", None)
+    numbers = getattr(model, "numbers", None)
+    return [
+        getattr(cfg, "step", None),
+        repr(numbers) if isinstance(numbers, itertools.count) else getattr(numbers, "__length_hint__", int)(),
+        os.environ.get(VARIABLE),
+        PROGRESS.step,
+        STEPS,
+        repr(getattr(model, "memory", None)),
+        InClassObject.progress.step,
+        repr(InDefault.late.__defaults__),
+        count.__closure__[0].cell_contents if getattr(count, "__closure__", None) else None,  # type: ignore[index, union-attr]
+        repr(getattr(count, "args", None)),
+        repr(getattr(model, "steps", None)),
+        WATCHED.step,
+    ]
