@@ -288,8 +288,8 @@ class IteratorKind(AnyKind):
         """Turn it back where it has moved, or return an equal one where it cannot be turned back."""
         if same(data, _IteratorState(value)) or data.there is None:
             return value
-        if type(value) is type(iter([])) and value.__length_hint__():
-            value.__setstate__(data.there.__reduce__()[2])
+        if type(value) is type(iter([])) and value.__length_hint__():  # type: ignore[attr-defined]
+            value.__setstate__(data.there.__reduce__()[2])  # type: ignore[attr-defined]
             return value
         return _copy_iterator(data.there)
 
