@@ -21,6 +21,7 @@ from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.replay import replay
 from splitfed.core.topology import Original
 from splitfed.core.tracing import NotTraceable, cut_by_trace
+from splitfed.core.weight_sharing import FEW_ROWS, is_large
 
 Example = Tensor | Mapping[str, Tensor]
 """Rows of a model's input, by name of the argument where there are several."""
@@ -121,6 +122,12 @@ def _by_name(original: Original, example: Example) -> Mapping[str, Tensor]:
     return {value: example[name] for value, name in original.arguments.items() if name in example}
 
 
+def _first_rows(example: Example, rows: int) -> Example:
+    if isinstance(example, Tensor):
+        return example[:rows]
+    return {name: value[:rows] for name, value in example.items()}
+
+
 def _compared(original: Original, example: Example) -> Original:
     check_original(original, _by_name(original, example))
     return original
@@ -136,7 +143,8 @@ def _cut_by_replay(
 ) -> Original:
     snapshot = ModelSnapshot(model)
     try:
-        replayed = replay(model, cuts, example, output, chain, sent_inputs=sent_inputs)
+        few = _first_rows(example, FEW_ROWS) if is_large(model) else example
+        replayed = replay(model, cuts, few, output, chain, sent_inputs=sent_inputs)
     finally:
         snapshot.restore()
     arguments = {name: name for name in replayed.inputs}

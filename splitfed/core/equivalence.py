@@ -20,10 +20,9 @@ comparable bit for bit.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -48,9 +47,13 @@ from splitfed.core.probe import probe
 from splitfed.core.random import generator
 from splitfed.core.reordered_gradients import reordered_weights
 from splitfed.core.topology import Original, Segment, Topology, frozen_modules
+from splitfed.core.weight_sharing import copy_sharing, is_large, weight_sums
 
-STAGES = ((TRAINING, 8), (TRAINING, 5), (EVALUATION, 8), (NO_GRADIENTS, 5), (TRAINING, 8))
+Stage = tuple[str, int]
+STAGES: tuple[Stage, ...] = ((TRAINING, 8), (TRAINING, 5), (EVALUATION, 8), (NO_GRADIENTS, 5), (TRAINING, 8))
 """The batches that are compared: the mode, and how many rows."""
+FEW_STAGES: tuple[Stage, ...] = ((TRAINING, 3), (NO_GRADIENTS, 2))
+"""Those of a large model; see `weight_sharing.is_large`."""
 EXAMPLES = max(rows for _, rows in STAGES)
 """How many rows are used, at the most."""
 # Of some summands in another order: units in the last place of the largest number of the tensor, cancellation included.
@@ -77,6 +80,15 @@ _TRACE = (
 
 class FailsByItself(InvalidInput):
     """The uncut model fails on the rows that it is compared on."""
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """What both sides run: the modes with how many rows, the rows, and the shapes of outputs without rows."""
+
+    stages: tuple[Stage, ...]
+    inputs: Values
+    shapes: Mapping[str, tuple[int, ...]]
 
 
 class Difference(Exception):
@@ -149,7 +161,7 @@ def _list_units(topology: Topology) -> list[tuple[list[Segment], Original]]:
 def _plain_values(topology: Topology, batch: Values) -> dict[str, Tensor]:
     """Return every value of `topology` on `batch`, from copies of its segments in evaluation mode."""
     values = dict(batch)
-    copies = copy.deepcopy({s.name: s.module for s in topology.segments})
+    copies = copy_sharing({s.name: s.module for s in topology.segments})
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for segment in topology.segments:
             found = as_tuple(copies[segment.name].eval()(*(values[name].clone() for name in segment.inputs)))
@@ -166,28 +178,35 @@ def _compare(segments: list[Segment], original: Original, inputs: Values, in_tra
     # One stream of random numbers runs through all segments, as it does through the uncut model.
     snapshot = ModelSnapshot(original.model)
     try:
-        facts = replace(probe(unit, {n: _first_rows(x, 2) for n, x in inputs.items()}), stochastic=frozenset())
+        facts = probe(unit, {n: _first_rows(x, 2) for n, x in inputs.items()}, shared=True)
+        facts = replace(facts, stochastic=frozenset())
     finally:
         snapshot.restore()
-    shapes = {head.value: facts.shapes[head.value] for head in unit.heads}
+    large = is_large(original.model)
+    batches = _Batches(
+        FEW_STAGES if large else STAGES, inputs, {head.value: facts.shapes[head.value] for head in unit.heads}
+    )
+    reordered = reordered_weights(original)
 
-    def make_sides() -> tuple[Uncut, Parties]:
+    def make_sides(sharing: bool = False) -> tuple[Uncut, Parties]:
         snapshot.restore()
         snapshot.drop_gradients()
-        return Uncut(original, in_training), Parties(unit, facts, frozen_modules(unit, in_training))
+        parties = Parties(unit, facts, frozen_modules(unit, in_training), sharing)
+        return Uncut(original, in_training, parties.shared), parties
 
     try:
-        _run_stages(type(original.model).__name__, make_sides(), shapes, inputs, reordered_weights(original))
+        if not (large and _same_on_shared(original.model, make_sides(True), batches, reordered)):
+            _run_stages(original.model, make_sides(), batches, reordered)
         if original.cuts and (changed := snapshot.changes()):
             raise Difference(f"forward changes the {changed[0]}", _STATE)
     except Difference as error:
         what, advice = str(error), error.advice
         if original.cuts and (changed := snapshot.changes()):
             what, advice = f"forward changes the {changed[0]}", _STATE
-        elif not _repeats(lambda: make_sides()[0], shapes, inputs):
+        elif not _repeats(lambda: make_sides()[0], batches):
             what, advice = "the uncut model itself does not repeat its results from the same seeds", _RANDOM
         elif error.in_outputs:
-            what += _locate_difference(make_sides(), shapes, inputs)
+            what += _locate_difference(make_sides(), batches)
         by_hand = ", or pass segments by hand (splitfed.Segment)" if original.cuts else ""
         raise InvalidInput(f"{_describe_model(segments, original)}: {what}; {advice}{by_hand}") from None
     finally:
@@ -201,27 +220,40 @@ def _describe_model(segments: Sequence[Segment], original: Original) -> str:
     return f"{type(original.model).__name__} cut at {cuts} is another model than the uncut one"
 
 
-def _run_stages(
-    name: str,
-    sides: tuple[Uncut, Parties],
-    shapes: Mapping[str, tuple[int, ...]],
-    inputs: Values,
-    reordered: Collection[str],
-) -> None:
-    for step, (stage, rows) in enumerate(STAGES):
+class _Written(Exception):
+    """A forward pass has written into weights that both sides share."""
+
+
+def _same_on_shared(
+    model: nn.Module, sides: tuple[Uncut, Parties], batches: _Batches, reordered: Collection[str]
+) -> bool:
+    """Return whether the sides are the same where they share weights; False says nothing: they may be with their own."""
+    try:
+        _run_stages(model, sides, batches, reordered)
+    except (Difference, _Written):
+        return False
+    return True
+
+
+def _run_stages(model: nn.Module, sides: tuple[Uncut, Parties], batches: _Batches, reordered: Collection[str]) -> None:
+    name, shared = type(model).__name__, bool(sides[1].shared)
+    sums = weight_sums(model) if shared else []
+    for step, (stage, rows) in enumerate(batches.stages):
         try:
-            uncut = _run(sides[0], step, shapes, inputs)
+            uncut = _run(sides[0], step, batches)
         except FAILURES as error:
             raise FailsByItself(f"{name} fails by itself in {stage} with {rows} rows: {first_line(error)}") from error
         if uncut is not None:
             sides[1].replaced = {n: g for n in reordered if (g := uncut.gradients.get(n)) is not None}
+        if shared and sums != weight_sums(model):
+            raise _Written
         try:
-            cut = _run(sides[1], step, shapes, inputs)
+            cut = _run(sides[1], step, batches)
         except FAILURES as error:
             raise Difference(f"in {stage} with {rows} rows its segments fail ({first_line(error)})", _TRACE) from error
         if uncut is None and cut is None:
             warnings.warn(
-                f"{name} was compared with its cut model for {step} of {len(STAGES)} batches only: its gradients are "
+                f"{name} was compared with its cut model for {step} of {len(batches.stages)} batches only: its gradients are "
                 f"not finite in {stage} with {rows} rows",
                 UserWarning,
                 stacklevel=2,
@@ -233,25 +265,35 @@ def _run_stages(
             _check_same(uncut, cut, reordered)
         except Difference as error:
             raise Difference(f"in {stage} {error}", error.advice, error.in_outputs) from None
+        if shared:
+            if sums != weight_sums(model):
+                raise _Written
+            sides[0].step_shared(uncut.gradients)
+            sums = weight_sums(model)
 
 
-def _run(side: Side, step: int, shapes: Mapping[str, tuple[int, ...]], inputs: Values) -> StepResult | None:
-    """Run the batch of number `step`, towards random numbers of `shapes` a row; None where gradients are not finite."""
-    stage, rows = STAGES[step]
+def _run(side: Side, step: int, batches: _Batches) -> StepResult | None:
+    """Run the batch of number `step`, towards random numbers; None where gradients are not finite."""
+    stage, rows = batches.stages[step]
     draws = generator(step, "targets")
-    targets = {name: torch.randn((rows, *shape), generator=draws) for name, shape in shapes.items()}
+    targets = {name: torch.randn((rows, *shape), generator=draws) for name, shape in batches.shapes.items()}
     seed_generators(step)
     try:
-        result = side.run(stage, {n: _first_rows(x, rows) for n, x in inputs.items()}, targets, step)
+        result = side.run(stage, {n: _first_rows(x, rows) for n, x in batches.inputs.items()}, targets, step)
     except NonFinite:
         return None
-    finite = all(bool(t.isfinite().all()) for t in result.gradients.values() if t is not None)
+    finite = all(_is_finite(t) for t in result.gradients.values() if t is not None)
     return result if finite else None
 
 
-def _repeats(make: Callable[[], Side], shapes: Mapping[str, tuple[int, ...]], inputs: Values) -> bool:
+def _is_finite(tensor: Tensor) -> bool:
+    """Return whether all numbers are finite. So is their sum, as a rule, which is found without a mask of them."""
+    return (tensor.is_floating_point() and bool(tensor.sum().isfinite())) or bool(tensor.isfinite().all())
+
+
+def _repeats(make: Callable[[], Side], batches: _Batches) -> bool:
     """Return whether a side comes to the same bits when it is run again."""
-    first, second = (_all_stages(make(), shapes, inputs) for _ in range(2))
+    first, second = (_all_stages(make(), batches) for _ in range(2))
     try:
         for one, other in zip(first, second, strict=False):
             if one is not None and other is not None:
@@ -261,12 +303,12 @@ def _repeats(make: Callable[[], Side], shapes: Mapping[str, tuple[int, ...]], in
     return len(first) == len(second)
 
 
-def _all_stages(side: Side, shapes: Mapping[str, tuple[int, ...]], inputs: Values) -> list[StepResult | None]:
+def _all_stages(side: Side, batches: _Batches) -> list[StepResult | None]:
     """Run all batches, or those before the first at which the model fails by itself."""
     found = []
-    for step in range(len(STAGES)):
+    for step in range(len(batches.stages)):
         try:
-            found.append(_run(side, step, shapes, inputs))
+            found.append(_run(side, step, batches))
         except FAILURES:
             break
     return found
@@ -332,9 +374,9 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return bool((one - other).abs().max() <= _REORDERED * torch.finfo(one.dtype).eps * one.abs().max())
 
 
-def _locate_difference(sides: tuple[Side, Side], shapes: Mapping[str, tuple[int, ...]], inputs: Values) -> str:
+def _locate_difference(sides: tuple[Side, Side], batches: _Batches) -> str:
     """Say at which submodule the two first differ, by running both again and looking at what each returns."""
-    for step in range(len(STAGES)):
+    for step in range(len(batches.stages)):
         calls_of_sides: list[dict[tuple[str, int], Tensor]] = []
         for side in sides:
             calls: dict[tuple[str, int], Tensor] = {}
@@ -344,7 +386,7 @@ def _locate_difference(sides: tuple[Side, Side], shapes: Mapping[str, tuple[int,
                 if name
             ]
             try:
-                _run(side, step, shapes, inputs)
+                _run(side, step, batches)
             except FAILURES:
                 return ""
             finally:

@@ -21,6 +21,7 @@ from splitfed.core.model_snapshot import generator_states
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
 from splitfed.core.party_state import PartyState
+from splitfed.core.payload import copy_modules
 from splitfed.core.probe import Facts
 from splitfed.core.replay_plan import flatten_result
 from splitfed.core.step_plan import segment_plans
@@ -28,6 +29,7 @@ from splitfed.core.step_state import Batch
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Original, Segment, Topology
 from splitfed.core.traffic import Traffic
+from splitfed.core.weight_sharing import addresses, copy_sharing
 
 LR, MOMENTUM, WEIGHT_DECAY = 2.0**-7, 0.9, 0.01
 """The steps of both sides: with momentum and decay, so that a gradient of zeros differs from none."""
@@ -45,12 +47,14 @@ class RehearsalStep:
     def __init__(self, weights: Iterable[nn.Parameter]) -> None:
         self._weights = list(weights)
         self._buffers: dict[int, Tensor] = {}
+        self.skipped: frozenset[int] = frozenset()
+        """Addresses of weights that are not stepped on here: those that both sides share."""
 
     @torch.no_grad()
     def step(self) -> None:
         """Step on the gradients that there are."""
         for number, weight in enumerate(self._weights):
-            if weight.grad is None:
+            if weight.grad is None or weight.data_ptr() in self.skipped:
                 continue
             gradient = weight.grad.add(weight, alpha=WEIGHT_DECAY)
             if (buffer := self._buffers.get(number)) is None:
@@ -103,16 +107,20 @@ class Side(Protocol):
 
 
 class Uncut:
-    """The user's own model, trained in place."""
+    """The user's own model, trained in place.
 
-    def __init__(self, original: Original, in_training: bool) -> None:
-        self._original = original
+    `shared`: addresses of the weights that the parties compute with too; only `step_shared` steps on these.
+    """
+
+    def __init__(self, original: Original, in_training: bool, shared: frozenset[int] = frozenset()) -> None:
+        self._original, self._shared = original, shared
         self._model = original.model
         # What `forward` never reads has no rows, and may have to be given all the same.
         self._unread = dict.fromkeys(set(required_arguments(original.model)) - set(original.arguments.values()))
         # A model given in evaluation mode as a whole is trained; what is frozen inside stays so.
         self._frozen = [n for n, m in self._model.named_modules() if in_training and not m.training]
         self._step = RehearsalStep(p for p in self._model.parameters() if p.requires_grad)
+        self._step.skipped = shared
 
     def run(self, stage: str, inputs: Values, targets: Values, step: int) -> StepResult:
         """Run one batch as a plain call of the model; see `Side.run`."""
@@ -140,10 +148,17 @@ class Uncut:
         saved = self._model.state_dict()
         return replace(
             step_result,
-            state={n: t.clone() if isinstance(t, Tensor) else torch.zeros(0) for n, t in saved.items()},
+            state={n: _kept(t, self._shared) for n, t in saved.items()},
             modes={name: module.training for name, module in self.modules().items()},
             generators=generator_states(),
         )
+
+    @torch.no_grad()
+    def step_shared(self, gradients: Mapping[str, Tensor | None]) -> None:
+        """Step on the weights that are shared, once for both sides, by `gradients`: the first that they come to."""
+        for name, weight in self._model.named_parameters():
+            if (gradient := gradients.get(name)) is not None and weight.data_ptr() in self._shared:
+                weight.add_(gradient.add(weight, alpha=WEIGHT_DECAY), alpha=-LR)
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the innermost submodules by name."""
@@ -154,10 +169,12 @@ class Parties:
     """Copies of the segments, each with the party of its role, trained by messages as in a run.
 
     `replaced`: gradients by name of weight with which the step of the next batch is taken in place of its own; what
-    `run` returns are its own.
+    `run` returns are its own. `sharing`: whether the copies share the memory of weights; `shared`: where those begin.
     """
 
-    def __init__(self, unit: Topology, facts: Facts, frozen: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(
+        self, unit: Topology, facts: Facts, frozen: Mapping[str, tuple[str, ...]], sharing: bool = False
+    ) -> None:
         self.replaced: Values = {}
         self._outcome = StepResult()
         heads = tuple(self._with_loss(head) for head in unit.heads)
@@ -166,13 +183,28 @@ class Parties:
         work = segment_plans(self._topology, facts, (), frozen)
         modules = {s.name: s.module for s in unit.segments}
         self._parties = {
-            role: Party(PartyState(role, role, work[role], modules, _RehearsalOptim(), 0, facts.shapes))
+            role: Party(
+                PartyState(
+                    role,
+                    role,
+                    work[role],
+                    modules,
+                    _RehearsalOptim(),
+                    0,
+                    facts.shapes,
+                    copies=copy_sharing if sharing else copy_modules,
+                )
+            )
             for role in self._topology.roles
         }
         # What a run's messages are carried by, so that values arrive as they do there.
         self._link = LocalLink(Traffic(), {})
         self._replica = ClientReplica(0, self._topology, self._parties, 0)
         self._modules = {name: m for party in self._parties.values() for name, m in party.state.modules.items()}
+        self.shared = addresses(modules.values()) & addresses(self._modules.values())
+        for party in self._parties.values() if self.shared else ():
+            if (step := party.state.optimizer) is not None:
+                cast(RehearsalStep, step).skipped = self.shared
 
     def run(self, stage: str, inputs: Values, targets: Values, step: int) -> StepResult:
         """Run one batch as an exchange of messages; see `Side.run`."""
@@ -202,7 +234,7 @@ class Parties:
             self._chain(inputs, step_result)
         return replace(
             step_result,
-            state={n: t.clone() for n, t in self._topology.state_dict(self._modules).items()},
+            state={n: _kept(t, self.shared) for n, t in self._topology.state_dict(self._modules).items()},
             modes={name: module.training for name, module in self.modules().items()},
             generators=generator_states(),
         )
@@ -221,7 +253,7 @@ class Parties:
             for name, weight in self._modules[segment.name].named_parameters():
                 gradient = self.replaced.get(segment.full(name))
                 if gradient is not None and weight.grad is not None and gradient.shape == weight.grad.shape:
-                    weight.grad.copy_(gradient)
+                    weight.grad = gradient.clone()
 
     def _with_loss(self, head: Head) -> Head:
         """Return `head` with a loss that is linear in the output, and that notes the output."""
@@ -282,4 +314,12 @@ def unit_of(segments: list[Segment], original: Original, inputs: Values) -> Topo
 
 def _gradients(module: nn.Module) -> dict[str, Tensor | None]:
     named = module.named_parameters(remove_duplicate=False)
-    return {name: None if p.grad is None else p.grad.clone() for name, p in named}
+    # Nothing writes into them any more: those of the next batch are new ones.
+    return {name: p.grad for name, p in named}
+
+
+def _kept(value: Any, shared: frozenset[int]) -> Tensor:
+    """Return what stays of an entry of a state: a copy, and nothing where it is no tensor, or in `shared` memory."""
+    if not isinstance(value, Tensor) or (value.data_ptr() in shared and value.numel()):
+        return torch.zeros(0)
+    return value.clone()

@@ -33,7 +33,7 @@ class PartyState:
     """Keeps the segments in `modules` (copied) for the `segment_plans` of `role`, with an optimizer of its own.
 
     `full_names`: segment -> the name of one of its weights in the whole model, of its name there; parameter groups go
-    by those.
+    by those. `copies`: what copies the segments.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class PartyState:
         task_weight: Callable[[int], float] | None = None,
         relabelled: Mapping[str, tuple[Head, tuple[EdgeDefense[LabelDefense], ...]]] | None = None,
         full_names: Mapping[str, Callable[[str], str]] | None = None,
+        copies: Callable[[Mapping[str, nn.Module]], dict[str, nn.Module]] = copy_modules,
     ) -> None:
         self.name = name
         self.role = role
@@ -56,7 +57,7 @@ class PartyState:
         self.segment_plans = {d.segment: d for d in segment_plans}
         self.one_way = {port.edge for d in segment_plans for port in d.arrivals if not port.returns}
         # Copied together, so that weights a party shares between its own segments stay shared.
-        self.modules = copy_modules({d.segment: modules[d.segment] for d in segment_plans})
+        self.modules = copies({d.segment: modules[d.segment] for d in segment_plans})
         # What the user froze (batch norm in evaluation mode, say) stays frozen.
         self.frozen = {d.segment: d.frozen for d in segment_plans}
         for module in self.modules.values():

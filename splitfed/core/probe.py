@@ -18,6 +18,7 @@ from splitfed.core.errors import InvalidInput, first_line
 from splitfed.core.model_snapshot import generator_states, same_generators, seed_generators, set_generators
 from splitfed.core.random import derive
 from splitfed.core.topology import Edge, Segment, Topology, keeps_names
+from splitfed.core.weight_sharing import copy_sharing
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,12 @@ class Facts:
         return tuple(v for v in edge.values if any(v in reads[r] and (v, r) not in self.no_gradient for r in readers))
 
 
-def probe(topology: Topology, batch: Mapping[str, Tensor]) -> Facts:
+def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = False) -> Facts:
     """Run `batch` (input value -> tensor of at least two rows) through copies of the segments, in training mode.
 
     Raises `InvalidInput` that names the segment, the edge and the shapes where something does not fit, and for a
-    value that is no tensor with the batch first.
+    value that is no tensor with the batch first. `shared`: the copies share the memory of weights, for a caller who puts
+    back what a forward pass has written into them.
     """
     for name in topology.inputs:
         if name not in batch:
@@ -72,7 +74,7 @@ def probe(topology: Topology, batch: Mapping[str, Tensor]) -> Facts:
         try:
             seed_generators(derive(0, "probe", segment.name))
             with torch.enable_grad():
-                outputs, overwritten[segment.name], draws = _run_segment(topology, segment, inputs)
+                outputs, overwritten[segment.name], draws = _run_segment(topology, segment, inputs, shared)
         finally:
             set_generators(states)
         if draws == "torch":
@@ -150,7 +152,7 @@ def check_equal_shapes(topologies: Sequence[Topology], facts: Sequence[Facts]) -
 
 
 def _run_segment(
-    topology: Topology, segment: Segment, values: Mapping[str, Tensor]
+    topology: Topology, segment: Segment, values: Mapping[str, Tensor], shared: bool
 ) -> tuple[tuple[Tensor, ...], frozenset[str], str | None]:
     """Return what `segment` makes of `values`, which of them it overwrites, and the package that it draws from."""
     overwritten: set[str] = set()
@@ -158,7 +160,7 @@ def _run_segment(
     # In evaluation mode first: what it overwrites there counts too, and what it returns in training is handed on.
     for training in (False, True):
         try:
-            module = copy.deepcopy(segment.module).train(training)
+            module = (copy_sharing if shared else copy.deepcopy)(segment.module).train(training)
         except (RuntimeError, TypeError, AttributeError) as error:
             why = first_line(error)
             raise InvalidInput(f"segment {segment.name!r} cannot be copied for its party: {why}") from error

@@ -35,6 +35,7 @@ from splitfed.core.replay_passes import (
     mark_whole_modules,
     tensors_of,
 )
+from splitfed.core.weight_sharing import copy_sharing
 
 INPUT = -1
 """Stands for the operation in `Made` of an input."""
@@ -381,7 +382,7 @@ def _record(
     With `answers` given, even none, it is noted what the run changes in Python.
     """
     targets = [cut.target for cut in cuts]
-    recorded = copy.deepcopy(model)
+    recorded = copy_sharing(model)
     mark_whole_modules(recorded, targets)
     snapshot = None if answers is None else ModelSnapshot(recorded)
     examples = {name: x.clone() for name, x in inputs.items()}

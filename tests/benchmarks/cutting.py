@@ -1,7 +1,7 @@
 """What it costs to cut a model of real size: CPU seconds and memory, beside a pass of the uncut model.
 
-`python -m tests.benchmarks.cutting [cut] [blocks] [start] [bert] [gpt2] [vit] [resnet]`, all by default. Every figure is of
-a fresh process with one thread. A ratio is of the CPU time of one process: a cut after the middle of the model, with
+`python -m tests.benchmarks.cutting [bert] [gpt2] [vit] [resnet]`, all by default. Every figure is of a fresh process
+with one thread. A ratio is of the CPU time of one process: a cut after the middle of the model, with
 its proof, over one forward and backward pass of eight rows (16 tokens, or 224 x 224 images), the better of three after
 one that is not counted. Memory is the most that the process held: with the cut, and with one such pass alone.
 """
@@ -40,7 +40,9 @@ class Workload(NamedTuple):
 
 WORKLOADS: Mapping[str, Workload] = {
     "bert": Workload("BertForSequenceClassification", "BertConfig", {}, "bert.encoder.layer.5"),
-    "gpt2": Workload("GPT2LMHeadModel", "GPT2Config", {"tie_word_embeddings": False, "use_cache": False}, "transformer.h.5"),
+    "gpt2": Workload(
+        "GPT2LMHeadModel", "GPT2Config", {"tie_word_embeddings": False, "use_cache": False}, "transformer.h.5"
+    ),
     "vit": Workload("ViTForImageClassification", "ViTConfig", {}, "vit.layers.5", images=True),
     "resnet": Workload("ResNetForImageClassification", "ResNetConfig", {}, "resnet.encoder.stages.1", images=True),
 }
@@ -114,8 +116,9 @@ def main(names: Sequence[str]) -> None:
         print(
             f"{name}: weights {one['weights']:.0f} MB; a pass {times['pass']:.2f} s, {one['peak']:.0f} MB; "
             f"a cut {times['cut']:.2f} s, {times['cut'] / times['pass']:.2f} passes; {memory['peak']:.0f} MB, "
-            f"{more:.2f} weights more"
-        , flush=True)
+            f"{more:.2f} weights more",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
