@@ -227,7 +227,7 @@ class _Written(Exception):
 def _same_on_shared(
     model: nn.Module, sides: tuple[Uncut, Parties], batches: _Batches, reordered: Collection[str]
 ) -> bool:
-    """Return whether the sides are the same where they share weights; False says nothing: they may be with their own."""
+    """Return whether the sides are the same on shared weights; False says nothing of sides with their own."""
     try:
         _run_stages(model, sides, batches, reordered)
     except (Difference, _Written):
@@ -253,8 +253,8 @@ def _run_stages(model: nn.Module, sides: tuple[Uncut, Parties], batches: _Batche
             raise Difference(f"in {stage} with {rows} rows its segments fail ({first_line(error)})", _TRACE) from error
         if uncut is None and cut is None:
             warnings.warn(
-                f"{name} was compared with its cut model for {step} of {len(batches.stages)} batches only: its gradients are "
-                f"not finite in {stage} with {rows} rows",
+                f"{name} was compared with its cut model for {step} of {len(batches.stages)} batches only: its "
+                f"gradients are not finite in {stage} with {rows} rows",
                 UserWarning,
                 stacklevel=2,
             )

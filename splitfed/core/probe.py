@@ -55,8 +55,8 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
     """Run `batch` (input value -> tensor of at least two rows) through copies of the segments, in training mode.
 
     Raises `InvalidInput` that names the segment, the edge and the shapes where something does not fit, and for a
-    value that is no tensor with the batch first. `shared`: the copies share the memory of weights, for a caller who puts
-    back what a forward pass has written into them.
+    value that is no tensor with the batch first. `shared`: the copies share the memory of weights, for a caller who
+    puts back what a forward pass has written into them.
     """
     for name in topology.inputs:
         if name not in batch:
