@@ -60,6 +60,7 @@ BASE = (
     "encryption_settings",
     "aliasing",
     "payload",
+    "model_call",
     "plain_values",
     "object_kinds",
     "reachable",

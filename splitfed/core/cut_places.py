@@ -24,6 +24,7 @@ from splitfed.core.equivalence import FAILURES, FailsByItself
 from splitfed.core.equivalence_sides import required_arguments
 from splitfed.core.errors import InvalidInput, check_count, first_line
 from splitfed.core.flop_counter import flop_counter
+from splitfed.core.model_call import call_of
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.probe import probe
 from splitfed.core.replay import ReplayedSegment
@@ -192,10 +193,10 @@ def _record(model: nn.Module, inputs: Mapping[str, Tensor]) -> _Recording:
         recording.returns[name].append((operations.number, flops.get_total_flops() // (2 * _ROWS)))
 
     hooks = [m.register_forward_hook(partial(note, name)) for name, m in model.named_modules() if name]
-    unread = {name: None for name in required_arguments(model) if name not in inputs}
+    call = call_of(model, list(inputs))
     try:
         with torch.enable_grad(), flops, operations:
-            model.train()(**{name: rows[:_ROWS].clone() for name, rows in inputs.items()}, **unread)
+            call(model.train(), {name: rows[:_ROWS].clone() for name, rows in inputs.items()})
     except FAILURES as error:
         raise InvalidInput(f"{type(model).__name__} fails by itself with {_ROWS} rows: {first_line(error)}") from error
     finally:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from splitfed.core.cut_names import Cut, read_cuts
 from splitfed.core.equivalence import FailsByItself, check_example, check_original
 from splitfed.core.errors import InvalidInput
+from splitfed.core.model_call import takes_by_name
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.replay import replay
 from splitfed.core.topology import Original
@@ -75,6 +76,8 @@ def cut(
     try:
         if sent_inputs:
             raise NotTraceable("inputs are sent by replay alone")
+        if isinstance(example, Mapping) and not takes_by_name(model, example):
+            raise NotTraceable("rows that are no arguments of their own are followed by replay alone")
         traced = cut_by_trace(model, cuts, output, chain)
     except InvalidInput as error:
         refused = error

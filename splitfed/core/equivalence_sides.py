@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
@@ -17,12 +18,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from splitfed.core.errors import InvalidInput
 from splitfed.core.executor import ClientReplica, exchange, forward
 from splitfed.core.messages import LocalLink
+from splitfed.core.model_call import call_of
 from splitfed.core.model_snapshot import generator_states
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
 from splitfed.core.party_state import PartyState
 from splitfed.core.payload import copy_modules
 from splitfed.core.probe import Facts
+from splitfed.core.replay_passes import is_compiled
 from splitfed.core.replay_plan import flatten_result
 from splitfed.core.step_plan import segment_plans
 from splitfed.core.step_state import Batch
@@ -116,7 +119,7 @@ class Uncut:
         self._original, self._shared = original, shared
         self._model = original.model
         # What `forward` never reads has no rows, and may have to be given all the same.
-        self._unread = dict.fromkeys(set(required_arguments(original.model)) - set(original.arguments.values()))
+        self._call = call_of(original.model, tuple(original.arguments.values()))
         # A model given in evaluation mode as a whole is trained; what is frozen inside stays so.
         self._frozen = [n for n, m in self._model.named_modules() if in_training and not m.training]
         self._step = RehearsalStep(p for p in self._model.parameters() if p.requires_grad)
@@ -129,9 +132,9 @@ class Uncut:
             self._model.get_submodule(name).training = False
         names = self._original.arguments
         copies = {name: value.clone() for name, value in inputs.items()}
-        with torch.set_grad_enabled(stage != NO_GRADIENTS):
+        with torch.set_grad_enabled(stage != NO_GRADIENTS), self._as_written():
             if names:
-                result = self._model(**{names[value]: copies[value] for value in names}, **self._unread)
+                result = self._call(self._model, {names[value]: copies[value] for value in names})
             else:
                 result = self._model(*(copies[value] for value in self._original.pieces[0][1]))
         outputs = dict(zip(self._original.outputs, flatten_result(result, self._original.output).values(), strict=True))
@@ -159,6 +162,12 @@ class Uncut:
         for name, weight in self._model.named_parameters():
             if (gradient := gradients.get(name)) is not None and weight.data_ptr() in self._shared:
                 weight.add_(gradient.add(weight, alpha=WEIGHT_DECAY), alpha=-LR)
+
+    def _as_written(self) -> AbstractContextManager[Any]:
+        """Return a context in which compiled submodules run as they are written, as parties run them."""
+        if any(is_compiled(module) for module in self._model.modules()):
+            return cast(AbstractContextManager[Any], torch.compiler.set_stance("force_eager"))
+        return nullcontext()
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the innermost submodules by name."""

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from splitfed.core.cut_names import Cut
 from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.grouping import group_pairs, nest
+from splitfed.core.model_call import ModelCall, call_of
 from splitfed.core.replay_passes import MetaPass, Stop, is_plain, mark_whole_modules, replace_tensors, tensors_of
 from splitfed.core.replay_plan import INPUT, CrossingForm, Made, Way, align_ways, check_functions, meta_copy, plan_ways
 
@@ -39,16 +40,16 @@ class ReplayPlan:
     """How the segments of one model are replayed: training, gradients -> the ways; input -> its shape a row and type.
 
     The first way of each mode is that of the example; others follow from other numbers in tensors, see
-    `replay_courses`. `forms`: what crosses -> what it looks like. `unread`: arguments that `forward` asks for and never
-    reads. `memory`: for a mode, segment, number of rows, device and way, what operations of other segments return, on
-    the meta device. Shared by all copies of a segment.
+    `replay_courses`. `forms`: what crosses -> what it looks like. `call`: how `forward` takes its rows. `memory`: for a
+    mode, segment, number of rows, device and way, what operations of other segments return, on the meta device. Shared
+    by all copies of a segment.
     """
 
     model: str
     ways: Mapping[tuple[bool, bool], tuple[Way, ...]]
     inputs: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
     forms: Mapping[str, CrossingForm] = field(default_factory=dict)
-    unread: tuple[str, ...] = ()
+    call: ModelCall = field(default_factory=ModelCall)
     memory: dict[Any, dict[int, Any]] = field(default_factory=dict, compare=False, repr=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ReplayPlan:
@@ -84,7 +85,7 @@ class ReplayedSegment(nn.Module):
         run.held |= {Made(INPUT, place): arguments[name] for place, name in enumerate(plan.inputs)}
         try:
             with run:
-                super().forward(**arguments, **dict.fromkeys(plan.unread))
+                plan.call(super().forward, arguments)
         except Stop:
             pass
         finally:
@@ -272,14 +273,14 @@ def replay(
     check_functions(model)
     inputs = _name_inputs(model, example)
     check_names(f"input of {type(model).__name__}", inputs, *sent_inputs)
-    unread = _unread_arguments(model, inputs)
+    call = call_of(model, list(inputs))
     ways: dict[tuple[bool, bool], tuple[Way, ...]] = {}
     for training, gradients in _MODES:
         modes = {module: module.training for module in model.modules()}
         try:
             if training != model.training:
                 model.train(training)
-            ways[training, gradients] = plan_ways(model, inputs, cuts, gradients, unread, output, after)
+            ways[training, gradients] = plan_ways(model, inputs, cuts, gradients, call, output, after)
         finally:
             for module, mode in modes.items():
                 module.training = mode
@@ -314,7 +315,7 @@ def replay(
             forms |= {name: forms[value.origin] for name, value in received.items() if name not in forms}
     holders = _assign_state(model, every, len(first.received))
     shapes = {name: (tuple(x.shape[1:]), x.dtype) for name, x in inputs.items()}
-    plan = ReplayPlan(type(model).__name__, ways, shapes, forms, unread)
+    plan = ReplayPlan(type(model).__name__, ways, shapes, forms, call)
     segments = tuple(_build(model, plan, number, holders, cuts) for number in range(len(first.received)))
     return Replayed(segments, tuple(inputs), tuple(first.outputs), reordered)
 
@@ -332,15 +333,6 @@ def _name_inputs(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> di
     if not parameters:
         raise InvalidInput(f"forward of {type(model).__name__} takes no argument")
     return {parameters[0]: example}
-
-
-def _unread_arguments(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Return the arguments without a default that no rows are given for; whether they are read, the pass shows."""
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    asked = inspect.signature(model.forward).parameters.values()
-    return tuple(
-        p.name for p in asked if p.kind in named and p.default is inspect.Parameter.empty and p.name not in inputs
-    )
 
 
 def _assign_state(model: nn.Module, ways: Sequence[Way], count: int) -> dict[str, tuple[int, ...]]:

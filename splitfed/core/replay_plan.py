@@ -24,6 +24,7 @@ from torch.utils import _pytree
 
 from splitfed.core.cut_names import Cut, check_places, relays
 from splitfed.core.errors import InvalidInput, check_names, describe_error, first_line
+from splitfed.core.model_call import ModelCall
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.replay_courses import ForwardCourse, find_courses
 from splitfed.core.replay_passes import (
@@ -33,6 +34,7 @@ from splitfed.core.replay_passes import (
     RecordingPass,
     Stop,
     mark_whole_modules,
+    open_compiled,
     tensors_of,
 )
 from splitfed.core.weight_sharing import copy_sharing
@@ -256,6 +258,7 @@ def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> 
         made: nn.Module = copy.deepcopy(model, memo)
     except (RuntimeError, TypeError, AttributeError) as error:
         raise InvalidInput(f"{type(model).__name__} cannot be copied for its parties: {first_line(error)}") from error
+    open_compiled(made)
     for module in made.modules():
         vars(module)["_named_members"] = AllMembers(module)
     for path, module in made.named_modules(remove_duplicate=False):
@@ -283,7 +286,7 @@ def plan_ways(
     inputs: Mapping[str, Tensor],
     cuts: Sequence[Cut],
     gradients: bool,
-    unread: Sequence[str],
+    call: ModelCall,
     output: str | None = None,
     after: str | None = None,
 ) -> tuple[Way, ...]:
@@ -296,9 +299,9 @@ def plan_ways(
     kind = type(model).__name__
 
     def record(answers: Mapping[int, Any]) -> ForwardCourse | None:
-        return _record(model, inputs, cuts, gradients, unread, after, answers)
+        return _record(model, inputs, cuts, gradients, call, after, answers)
 
-    natural = _record(model, inputs, cuts, gradients, unread, after, None)
+    natural = _record(model, inputs, cuts, gradients, call, after, None)
     assert natural is not None
     ways: list[Way] = []
     for course in find_courses(kind, record) if natural.questions else [natural]:
@@ -373,7 +376,7 @@ def _record(
     inputs: Mapping[str, Tensor],
     cuts: Sequence[Cut],
     gradients: bool,
-    unread: Sequence[str],
+    call: ModelCall,
     after: str | None,
     answers: Mapping[int, Any] | None,
 ) -> ForwardCourse | None:
@@ -383,6 +386,7 @@ def _record(
     """
     targets = [cut.target for cut in cuts]
     recorded = copy_sharing(model)
+    open_compiled(recorded)
     mark_whole_modules(recorded, targets)
     snapshot = None if answers is None else ModelSnapshot(recorded)
     examples = {name: x.clone() for name, x in inputs.items()}
@@ -393,11 +397,14 @@ def _record(
             # They come again where the model runs.
             warnings.simplefilter("ignore")
             logging.disable(logging.CRITICAL if answers else quiet)
-            result = recorded(**examples, **dict.fromkeys(unread))
+            result = call(recorded, examples)
     except Exception as error:  # the user's own forward may raise anything
         if answers:
             return None
-        raise InvalidInput(f"{type(model).__name__} fails by itself{_where(error)}: {describe_error(error)}") from error
+        hint = "; of rows named '0' and '1' it gets a tuple, of others a table" if call.batch is not None else ""
+        raise InvalidInput(
+            f"{type(model).__name__} fails by itself{_where(error)}: {describe_error(error)}{hint}"
+        ) from error
     finally:
         logging.disable(quiet)
         changes = () if snapshot is None else snapshot.changes()
@@ -415,7 +422,7 @@ def _record(
             raise InvalidInput(f"result {after!r} of {type(model).__name__} is one of its inputs, weights or buffers")
         ends = (*ends, place.operation + 1)
     course = ForwardCourse(recording, result, ends, changes=changes)
-    _find_constants(model, examples, targets, course, gradients, unread)
+    _find_constants(model, examples, targets, course, gradients, call)
     return course
 
 
@@ -441,7 +448,7 @@ def _find_constants(
     targets: Sequence[str],
     course: ForwardCourse,
     gradients: bool,
-    unread: Sequence[str],
+    call: ModelCall,
 ) -> None:
     """Fill in what a pass with one row more, in which inputs and weights have shapes alone, shows of a `course`.
 
@@ -487,7 +494,7 @@ def _find_constants(
     try:
         with warnings.catch_warnings(), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]), run:
             warnings.simplefilter("ignore")
-            shapes(**arguments, **dict.fromkeys(unread))
+            call(shapes, arguments)
     except Stop:
         pass
     except Exception as error:  # what a user's own forward raises of tensors without numbers can be anything

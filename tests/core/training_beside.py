@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -36,11 +36,12 @@ def check_trains_beside(
     size: int = 4,
     output: str | None = None,
     near: float = 0.0,
+    call: Callable[[nn.Module, Mapping[str, Tensor]], Any] = lambda model, rows: model(**rows),
 ) -> None:
     """Hold that `topology` trains as `model` over batches of `size` of `rows`, in their order, twice.
 
-    `output`: which result has the loss; `near`: by how much weights may differ. What is sent has the bytes that were
-    predicted.
+    `output`: which result has the loss; `near`: by how much weights may differ; `call`: how the uncut model is called.
+    What is sent has the bytes that were predicted.
     """
     count = len(next(iter(rows.values())))
     y, uncut = torch.arange(count) % CLASSES, copy.deepcopy(model)
@@ -55,7 +56,7 @@ def check_trains_beside(
     optimizer, _ = DECAY.build([p for p in uncut.parameters() if p.requires_grad])
     for chosen in steps:
         optimizer.zero_grad()
-        (found,) = flatten_result(uncut(**{name: x[chosen] for name, x in rows.items()}), output).values()
+        (found,) = flatten_result(call(uncut, {name: x[chosen] for name, x in rows.items()}), output).values()
         functional.cross_entropy(found, y[chosen]).backward()
         optimizer.step()
     state = topology.state_dict(engine.modules(0))
