@@ -99,7 +99,9 @@ class ModuleKind(AnyKind):
 
     def data(self, value: Any) -> Any:
         """Return what else `nn.Module` keeps: the mode, and which buffers are not saved."""
-        plain = {name: vars(value)[name] for name in _MODULE if type(vars(value).get(name)) in LEAVES}
+        # A compiled module keeps its mode elsewhere.
+        kept = {name: one for name, one in vars(value).items() if name in _MODULE}
+        plain = {name: one for name, one in kept.items() if type(one) in LEAVES}
         return {**plain, "_non_persistent_buffers_set": set(value._non_persistent_buffers_set)}
 
     def put_back(self, value: Any, held: Held, data: Any) -> None:
