@@ -2,7 +2,7 @@
 
 The user's own model is trained for a few small batches as anybody would train it, beside parties that hold copies of
 its segments, and everything is compared bit for bit: what comes out, which weights get a gradient and which one,
-weights and buffers after the optimizer's step, names of the state, modes, random numbers drawn, and plain Python
+weights and buffers after the optimizer's step (every copy of a buffer that is held twice), names of the state, modes, random numbers drawn, and plain Python
 attributes that `forward` changes. Outputs that are not finite (-inf for a masked class) are compared as they are; the
 comparison ends, with a warning, at the batch where the gradients of both are no longer finite. Afterwards the model is
 as it was. A difference is a refusal that names it: what cannot be cut exactly is not cut.
@@ -21,6 +21,7 @@ comparable bit for bit.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -324,6 +325,8 @@ def _check_same(uncut: StepResult, cut: StepResult, reordered: Collection[str]) 
             raise Difference(f"submodule {name!r} is not in {_MODES[mode]} mode, as it is in the uncut model", _MODE)
     if package := same_generators(uncut.generators, cut.generators):
         raise Difference(f"other random numbers are drawn from {package}", _RANDOM)
+    # A copy that does not change with the other explains what comes out.
+    _check_buffers(uncut, cut, alone=False)
     for name, value in uncut.outputs.items():
         _check_output(name, value, cut.outputs[name])
     for name, attached in uncut.attached.items():
@@ -339,6 +342,16 @@ def _check_same(uncut: StepResult, cut: StepResult, reordered: Collection[str]) 
             raise Difference(f"the state has {name!r} besides", _TRACE)
         if not _same(uncut.state[name], value):
             raise Difference(f"{name!r} is another after the step", _BUFFER)
+    _check_buffers(uncut, cut, alone=True)
+
+
+def _check_buffers(uncut: StepResult, cut: StepResult, alone: bool) -> None:
+    """Compare every buffer of every segment; those that one segment alone has if `alone`, else those of several."""
+    buffers, holders = {**uncut.state, **uncut.unsaved}, Counter(name for _, name, _ in cut.copies)
+    for segment, name, value in cut.copies:
+        if name in buffers and (holders[name] == 1) == alone and not _same(buffers[name], value):
+            whose = "" if alone else "the copy of "
+            raise Difference(f"{whose}buffer {name!r} in {segment!r} is another after the step", _BUFFER)
 
 
 def _check_output(name: str, uncut: Tensor, cut: Tensor) -> None:

@@ -88,13 +88,16 @@ class _RehearsalOptim(Optim):
 class StepResult:
     """What one batch leaves behind: outputs by value, gradients and state by name, modes and random generators.
 
-    `attached`: whether autograd knows where each output comes from.
+    `attached`: whether autograd knows where each output comes from. `unsaved`: buffers that are no part of the state;
+    `copies`: every buffer of every segment, with the names of both.
     """
 
     outputs: dict[str, Tensor] = field(default_factory=dict)
     attached: dict[str, bool] = field(default_factory=dict)
     gradients: dict[str, Tensor | None] = field(default_factory=dict)
     state: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    copies: list[tuple[str, str, Tensor]] = field(default_factory=list)
     modes: dict[str, bool] = field(default_factory=dict)
     generators: tuple[Any, ...] = ()
 
@@ -152,6 +155,7 @@ class Uncut:
         return replace(
             step_result,
             state={n: _kept(t, self._shared) for n, t in saved.items()},
+            buffers={n: t.clone() for n, t in self._model.named_buffers(remove_duplicate=False)},
             modes={name: module.training for name, module in self.modules().items()},
             generators=generator_states(),
         )
@@ -244,6 +248,11 @@ class Parties:
         return replace(
             step_result,
             state={n: _kept(t, self.shared) for n, t in self._topology.state_dict(self._modules).items()},
+            copies=[
+                (segment.name, segment.full(name), buffer.clone())
+                for segment in self._topology.segments
+                for name, buffer in self._modules[segment.name].named_buffers(remove_duplicate=False)
+            ],
             modes={name: module.training for name, module in self.modules().items()},
             generators=generator_states(),
         )

@@ -340,8 +340,13 @@ def _assign_state(model: nn.Module, ways: Sequence[Way], count: int) -> dict[str
     saved, changed = set(model.state_dict()), set().union(*(way.changed for way in ways))
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     readers: dict[int, set[int]] = {}
+    keepers: dict[int, set[int]] = {}
     for name, tensor in named:
         readers.setdefault(id(tensor), set()).update(*(way.state.get(name, ()) for way in ways))
+        keepers.setdefault(id(tensor), set()).update(*(way.kept.get(name, ()) for way in ways))
+    for tensor_id, found_keepers in keepers.items():
+        if len(readers[tensor_id]) != 1 or max(found_keepers, default=0) > max(readers[tensor_id]):
+            readers[tensor_id] |= found_keepers
     found: dict[str, tuple[int, ...]] = {}
     before = 0
     for name, tensor in named:

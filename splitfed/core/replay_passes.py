@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from splitfed.core.grouping import group_pairs
+from splitfed.core.payload import not_dense
 
 _ACTIVE = threading.local()
 _LIKE_NAMES = "zeros_like ones_like full_like new_zeros new_ones new_full new_tensor new_empty empty_like"
@@ -27,6 +28,8 @@ _LIKE = frozenset(_LIKE_NAMES.split())
 _SIZES = "__len__ size dim ndimension numel nelement stride element_size is_floating_point is_complex is_contiguous"
 _ABOUT = frozenset((*_SIZES.split(), "__get__"))
 """What asks a tensor for its shape or type, which everybody knows, and for no number."""
+_COMPARED = 2**17
+"""Numbers of a weight or buffer up to which a pass that is recorded looks for changes by value."""
 _MOVES = frozenset(("to", "cpu", "cuda", "type_as", "pin_memory"))
 
 
@@ -191,6 +194,7 @@ class Operation:
     `results`: of all tensors in what it returned, None for a weight or buffer. `deep`: whether it is a call of a
     submodule that may read a value more than once. `draws`: whether it drew at random. `answer`: what it returned
     where that is a plain number, else nothing. `form`: what it was called with, for `replay_courses.same_course`.
+    `alone`: whether all that it does is to change one weight or buffer by constants, as whoever holds that one can do.
     """
 
     name: str
@@ -203,6 +207,7 @@ class Operation:
     writes: list[int] = field(default_factory=list)
     state: set[str] = field(default_factory=set)
     changed: set[str] = field(default_factory=set)
+    alone: bool = False
 
 
 def _may_read_twice(module: nn.Module) -> bool:
@@ -232,6 +237,10 @@ class RecordingPass(Pass):
         # Kept, for one that `forward` replaces would leave its identity to another tensor.
         self._kept = [tensor for _, tensor in named]
         self._state = group_pairs((id(tensor), name) for name, tensor in named)
+        self._before = [(tensor, self._contents_of(tensor)) for tensor in self._kept]
+        self._memory: dict[int, tuple[list[str], Any]] = {}
+        for _, tensor in named:
+            self._note_memory(tensor, self._state[id(tensor)])
         self.inputs = [self._index_of(x) for x in inputs]
         self.starts: dict[str, list[int]] = {target: [] for target in targets}
         """Submodule -> number of operations at the beginning of each call of it."""
@@ -249,8 +258,8 @@ class RecordingPass(Pass):
         self.number += 1
         given = tensors_of((args, kwargs))
         for tensor in given:
-            if id(tensor) in self._state:
-                noted.state |= set(self._state[id(tensor)])
+            if names := self._names_of(tensor):
+                noted.state |= set(names)
             else:
                 noted.reads.append(self._index_of(tensor))
         leaves, spec = _pytree.tree_flatten((args, dict(kwargs)))
@@ -259,27 +268,48 @@ class RecordingPass(Pass):
             own = [*module.parameters(), *module.buffers()]
             noted.state |= {found for tensor in own for found in self._state.get(id(tensor), ())}
             given += own
-        versions = [version_of(tensor) for tensor in given]
+        before = [self._contents_of(tensor) for tensor in given]
         generator = torch.default_generator.get_state()
         asked = self.number - 1
         returned = self._answers[asked] if asked in self._answers else self.whole(func, args, kwargs)
         noted.answer = (returned,) if is_number(returned) else ()
         noted.draws = not torch.equal(generator, torch.default_generator.get_state())
-        for tensor, version in zip(given, versions, strict=True):
-            if version_of(tensor) != version:
-                if id(tensor) in self._state:
-                    noted.changed |= set(self._state[id(tensor)])
-                else:
-                    noted.writes.append(self._index_of(tensor))
+        for tensor, contents in zip(given, before, strict=True):
+            if _same_contents(contents, self._contents_of(tensor)):
+                continue
+            if id(tensor) not in self._state:
+                noted.writes.append(self._index_of(tensor))
+            # Of what an operation made of a weight or buffer (`n.detach()`), it is that one that changes.
+            if names := self._state.get(id(tensor)) or self._names_by_memory(tensor):
+                noted.changed |= set(names)
+                noted.state |= set(names)
+                # It may lie elsewhere now (`set_`).
+                self._note_memory(tensor, names)
         for tensor in tensors_of(returned):
             noted.results.append(None if id(tensor) in self._state else self._index_of(tensor))
+        own = noted.changed == noted.state and len({id(tensor) for tensor in given}) == 1
+        noted.alone = (
+            own and module is None and not (noted.reads or noted.draws or any(r is not None for r in noted.results))
+        )
         return returned
 
     def within(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Note what state it reads."""
-        for tensor in tensors_of((args, kwargs)) if self.operations else ():
-            self.operations[-1].state |= set(self._state.get(id(tensor), ()))
-        return func(*args, **kwargs)
+        """Note what state it reads, and changes under another name (`n.data`)."""
+        given = tensors_of((args, kwargs)) if self.operations else []
+        versions = [version_of(tensor) for tensor in given]
+        returned = func(*args, **kwargs)
+        for tensor, version in zip(given, versions, strict=True):
+            names = set(self._names_of(tensor))
+            self.operations[-1].state |= names
+            if version_of(tensor) != version:
+                self.operations[-1].changed |= names
+        return returned
+
+    def changed_unseen(self) -> str | None:
+        """Return the name of a weight or buffer that changed by no operation; None where there is none."""
+        seen = set().union(*(operation.changed for operation in self.operations))
+        changed = (t for t, contents in self._before if not _same_contents(contents, self._contents_of(t)))
+        return next((name for tensor in changed for name in self._state[id(tensor)] if name not in seen), None)
 
     def index(self, tensor: Tensor) -> int | None:
         """Return the index of a tensor that was met, None for any other."""
@@ -289,7 +319,35 @@ class RecordingPass(Pass):
         """Return `leaf`, or where it is a tensor its index, or its names as a weight or buffer."""
         if not isinstance(leaf, Tensor):
             return leaf
-        return ArgumentTensor(self._state.get(id(leaf)) or self._index_of(leaf))
+        return ArgumentTensor(self._names_of(leaf) or self._index_of(leaf))
+
+    def _names_of(self, tensor: Tensor) -> Sequence[str]:
+        """Return the names of a weight or buffer, of one that is met as `n.data` too; none for another tensor."""
+        if id(tensor) not in self._state and id(tensor) not in self._index and (names := self._names_by_memory(tensor)):
+            self._state[id(tensor)] = list(names)
+            self._kept.append(tensor)
+        return self._state.get(id(tensor), ())
+
+    def _names_by_memory(self, tensor: Tensor) -> Sequence[str]:
+        """Return the names of the weights and buffers that lie where `tensor` does."""
+        return self._memory[key][0] if (key := _storage_of(tensor)) in self._memory else ()
+
+    def _note_memory(self, tensor: Tensor, names: Sequence[str]) -> None:
+        """Note that the weight or buffer `names` lies where `tensor` does; the memory is kept, so that nobody gets it."""
+        if key := _storage_of(tensor):
+            known, _ = self._memory.setdefault(key, ([], tensor.untyped_storage()))
+            known += [name for name in names if name not in known]
+
+    def _contents_of(self, tensor: Tensor) -> tuple[Any, ...]:
+        """Return what tells whether `tensor` is overwritten: its version, and of weights and buffers more.
+
+        `n.data`, and NumPy, are written without a new version of `n`; what is too large to be compared here shows in
+        the comparison with the uncut model.
+        """
+        if id(tensor) not in self._state or not_dense(tensor) or tensor.is_meta:
+            return (version_of(tensor),)
+        kept = tensor.detach().clone() if tensor.numel() <= _COMPARED else None
+        return version_of(tensor), tensor.data_ptr(), kept
 
     def _index_of(self, tensor: Tensor) -> int:
         """Return the index of `tensor`, which is kept, so that no other gets its identity."""
@@ -362,6 +420,21 @@ class MetaPass(Pass):
 
         plain_args, plain_kwargs = _pytree.tree_map(changed, (args, dict(kwargs)))
         return func(*plain_args, **plain_kwargs)
+
+
+def _same_contents(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
+    """Return whether `RecordingPass` has found a tensor as it was."""
+    if before[:2] != after[:2] or len(before) < 3 or before[2] is None:
+        return before[:2] == after[:2]
+    one, other = before[2], after[2]
+    if one.shape != other.shape:
+        return False
+    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def _storage_of(tensor: Tensor) -> int:
+    """Return where the storage of `tensor` lies; 0 for one that has none of its own."""
+    return 0 if not_dense(tensor) or tensor.is_meta else tensor.untyped_storage().data_ptr()
 
 
 def version_of(tensor: Tensor) -> int:

@@ -102,7 +102,8 @@ class Way:
     computed from. `after`: the result behind which the last cut stands, if a result was named. `numbers`: operations
     that ask a tensor for a number -> what it is in this way, of which those `told` are asked by everybody, and those
     `free` may be any; see `replay_courses`. `labels`: what crosses or is returned -> its name; `forms`: name -> shape a
-    row, type, and whether a gradient comes back.
+    row, type, and whether a gradient comes back. `kept`: weight or buffer -> the segments that
+    change it by constants and nothing else, as whoever holds it and comes no earlier does too.
     """
 
     names: tuple[str, ...]
@@ -118,6 +119,7 @@ class Way:
     reads: dict[str, dict[int, int]] = field(default_factory=dict)
     upstream: dict[str, set[str]] = field(default_factory=dict)
     after: Made | None = None
+    kept: dict[str, set[int]] = field(default_factory=dict)
     numbers: dict[int, Any] = field(default_factory=dict)
     told: frozenset[int] = frozenset()
     free: frozenset[int] = frozenset()
@@ -322,6 +324,9 @@ def _plan_course(
     for number, operation in enumerate(operations):
         # In an order that is the same in another process, which may go on with the run.
         for name in sorted(operation.state):
+            if operation.alone:
+                way.kept.setdefault(name, set()).add(_segment(way, number))
+                continue
             counts, segment = way.state.setdefault(name, {}), _segment(way, number)
             counts[segment] = counts.get(segment, 0) + (2 if operation.deep else 1)
         way.changed |= operation.changed
@@ -410,6 +415,11 @@ def _record(
         changes = () if snapshot is None else snapshot.changes()
         if snapshot is not None:
             snapshot.restore()
+    if (name := recording.changed_unseen()) is not None:
+        raise InvalidInput(
+            f"forward of {type(model).__name__} changes {name!r} by what is no operation on tensors (set_, NumPy): "
+            "change it in place by copy_, add_ or mul_"
+        )
     try:
         ends = _find_ends(model, recording, cuts)
     except InvalidInput as error:
