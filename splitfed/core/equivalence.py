@@ -2,10 +2,11 @@
 
 The user's own model is trained for a few small batches as anybody would train it, beside parties that hold copies of
 its segments, and everything is compared bit for bit: what comes out, which weights get a gradient and which one,
-weights and buffers after the optimizer's step (every copy of a buffer that is held twice), names of the state, modes, random numbers drawn, and plain Python
-attributes that `forward` changes. Outputs that are not finite (-inf for a masked class) are compared as they are; the
-comparison ends, with a warning, at the batch where the gradients of both are no longer finite. Afterwards the model is
-as it was. A difference is a refusal that names it: what cannot be cut exactly is not cut.
+weights and buffers after the optimizer's step (every copy of a buffer that is held twice), names of the state, modes,
+random numbers drawn, and plain Python attributes that `forward` changes. Outputs that are not finite (-inf for a masked
+class) are compared as they are; the comparison ends, with a warning, at the batch where the gradients of both are no
+longer finite. Afterwards the model is as it was. A difference is a refusal that names it: what cannot be cut exactly is
+not cut.
 
 Batches of 8 and of 5 rows in training, then evaluation with and without gradients, then training again, because each
 of these is the first to show some difference. A finite test does not exclude a branch that is taken later, which is

@@ -287,10 +287,9 @@ class RecordingPass(Pass):
                 self._note_memory(tensor, names)
         for tensor in tensors_of(returned):
             noted.results.append(None if id(tensor) in self._state else self._index_of(tensor))
-        own = noted.changed == noted.state and len({id(tensor) for tensor in given}) == 1
-        noted.alone = (
-            own and module is None and not (noted.reads or noted.draws or any(r is not None for r in noted.results))
-        )
+        made = [result for result in noted.results if result is not None]
+        single = noted.changed == noted.state and len({id(tensor) for tensor in given}) == 1
+        noted.alone = single and module is None and not (noted.reads or made or noted.draws)
         return returned
 
     def within(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -333,7 +332,7 @@ class RecordingPass(Pass):
         return self._memory[key][0] if (key := _storage_of(tensor)) in self._memory else ()
 
     def _note_memory(self, tensor: Tensor, names: Sequence[str]) -> None:
-        """Note that the weight or buffer `names` lies where `tensor` does; the memory is kept, so that nobody gets it."""
+        """Note that the weight or buffer `names` lies where `tensor` does, whose memory is kept: nobody else gets it."""
         if key := _storage_of(tensor):
             known, _ = self._memory.setdefault(key, ([], tensor.untyped_storage()))
             known += [name for name in names if name not in known]
