@@ -332,7 +332,7 @@ class RecordingPass(Pass):
         return self._memory[key][0] if (key := _storage_of(tensor)) in self._memory else ()
 
     def _note_memory(self, tensor: Tensor, names: Sequence[str]) -> None:
-        """Note that the weight or buffer `names` lies where `tensor` does, whose memory is kept: nobody else gets it."""
+        """Note that the weight or buffer `names` lies where `tensor` does; its memory is kept, so that nobody gets it."""
         if key := _storage_of(tensor):
             known, _ = self._memory.setdefault(key, ([], tensor.untyped_storage()))
             known += [name for name in names if name not in known]
