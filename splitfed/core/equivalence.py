@@ -348,7 +348,7 @@ def _check_same(uncut: StepResult, cut: StepResult, reordered: Collection[str]) 
 
 def _check_buffers(uncut: StepResult, cut: StepResult, alone: bool) -> None:
     """Compare every buffer of every segment; those that one segment alone has if `alone`, else those of several."""
-    buffers, holders = {**uncut.state, **uncut.unsaved}, Counter(name for _, name, _ in cut.copies)
+    buffers, holders = uncut.buffers, Counter(name for _, name, _ in cut.copies)
     for segment, name, value in cut.copies:
         if name in buffers and (holders[name] == 1) == alone and not _same(buffers[name], value):
             whose = "" if alone else "the copy of "

@@ -88,7 +88,7 @@ class _RehearsalOptim(Optim):
 class StepResult:
     """What one batch leaves behind: outputs by value, gradients and state by name, modes and random generators.
 
-    `attached`: whether autograd knows where each output comes from. `unsaved`: buffers that are no part of the state;
+    `attached`: whether autograd knows where each output comes from. `buffers`: all of the uncut model;
     `copies`: every buffer of every segment, with the names of both.
     """
 
