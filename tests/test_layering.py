@@ -66,6 +66,7 @@ BASE = (
     "reachable",
     "reachable_names",
     "model_snapshot",
+    "warming",
 )
 CORE = (
     "topology",

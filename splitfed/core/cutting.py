@@ -11,17 +11,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 
 from torch import Tensor, nn
 
 from splitfed.core.cut_names import Cut, read_cuts
 from splitfed.core.equivalence import FailsByItself, check_example, check_original
+from splitfed.core.equivalence_sides import required_arguments
 from splitfed.core.errors import InvalidInput
 from splitfed.core.model_call import takes_by_name
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.replay import replay
 from splitfed.core.topology import Original
 from splitfed.core.tracing import NotTraceable, cut_by_trace
+from splitfed.core.warming import warm_up
 from splitfed.core.weight_sharing import FEW_ROWS, is_large
 
 Example = Tensor | Mapping[str, Tensor]
@@ -145,7 +148,10 @@ def _cut_by_replay(
     sent_inputs: Sequence[str],
 ) -> Original:
     snapshot = ModelSnapshot(model)
+    unread = dict.fromkeys(set(required_arguments(model)) - set(_as_table(model, example)))
     try:
+        # A party takes the same way in its first step as in all others.
+        warm_up(snapshot, [lambda row=row: model(**_repeat_row(model, example, row), **unread) for row in (0, -1)])  # type: ignore[misc]
         few = _first_rows(example, FEW_ROWS) if is_large(model) else example
         replayed = replay(model, cuts, few, output, chain, sent_inputs=sent_inputs)
     finally:
@@ -153,3 +159,11 @@ def _cut_by_replay(
     arguments = {name: name for name in replayed.inputs}
     names = tuple(cut.name for cut in cuts)
     return Original(model, arguments, replayed.outputs, replayed.segments, names, replayed.reordered, output)
+
+
+def _as_table(model: nn.Module, example: Example) -> Mapping[str, Tensor]:
+    return example if isinstance(example, Mapping) else {next(iter(signature(model.forward).parameters), ""): example}
+
+
+def _repeat_row(model: nn.Module, example: Example, row: int) -> dict[str, Tensor]:
+    return {name: x[row].expand(2, *x.shape[1:]).clone() for name, x in _as_table(model, example).items()}

@@ -196,14 +196,18 @@ def _compare(segments: list[Segment], original: Original, inputs: Values, in_tra
         parties = Parties(unit, facts, frozen_modules(unit, in_training), sharing)
         return Uncut(original, in_training, parties.shared), parties
 
+    changed: list[str] | None = None
     try:
         if not (large and _same_on_shared(original.model, make_sides(True), batches, reordered)):
             _run_stages(original.model, make_sides(), batches, reordered)
-        if original.cuts and (changed := snapshot.changes()):
+        changed = _going_on(snapshot, Uncut(original, in_training), batches) if original.cuts else []
+        if changed:
             raise Difference(f"forward changes the {changed[0]}", _STATE)
     except Difference as error:
         what, advice = str(error), error.advice
-        if original.cuts and (changed := snapshot.changes()):
+        if original.cuts and changed is None:
+            changed = _going_on(snapshot, Uncut(original, in_training), batches)
+        if changed:
             what, advice = f"forward changes the {changed[0]}", _STATE
         elif not _repeats(lambda: make_sides()[0], batches):
             what, advice = "the uncut model itself does not repeat its results from the same seeds", _RANDOM
@@ -291,6 +295,20 @@ def _run(side: Side, step: int, batches: _Batches) -> StepResult | None:
 def _is_finite(tensor: Tensor) -> bool:
     """Return whether all numbers are finite. So is their sum, as a rule, which is found without a mask of them."""
     return (tensor.is_floating_point() and bool(tensor.sum().isfinite())) or bool(tensor.isfinite().all())
+
+
+def _going_on(snapshot: ModelSnapshot, side: Side, batches: _Batches) -> list[str]:
+    """Return the Python state that the uncut model changed since `snapshot`, and changes again in the same batches.
+
+    What is the same after them is a cache, such as a table of positions, that the first batches filled.
+    """
+    if not (changed := snapshot.changes()):
+        return []
+    warm = ModelSnapshot(snapshot.model, like=snapshot)
+    _all_stages(side, replace(batches, shapes={}))
+    going_on = warm.changes()
+    names = {change.rpartition(" (")[0] for change in going_on}
+    return [change for change in changed if change.rpartition(" (")[0] in names] or going_on
 
 
 def _repeats(make: Callable[[], Side], batches: _Batches) -> bool:

@@ -7,7 +7,7 @@ code names (see `splitfed.core.reachable`); the generators of torch, NumPy and P
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,13 +81,17 @@ class ModelSnapshot:
         """Put everything back."""
         put_back(self.records)
         self.restore_tensors()
+        self.restore_generators()
+
+    def restore_generators(self) -> None:
+        """Put back the random generators of the process."""
         set_generators(self._generators)
 
-    def restore_tensors(self) -> None:
-        """Put back the numbers and gradients of all tensors."""
+    def restore_tensors(self, but: Collection[int] = ()) -> None:
+        """Put back the numbers and gradients of all tensors, but for the numbers of those with the identities `but`."""
         with torch.no_grad():
             for tensor, numbers, requires_grad, gradient in self._tensors.values():
-                if not same_tensors(numbers, tensor):
+                if id(tensor) not in but and not same_tensors(numbers, tensor):
                     tensor.copy_(numbers)
                 if tensor.is_leaf:
                     tensor.requires_grad_(requires_grad)

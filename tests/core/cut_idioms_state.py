@@ -224,3 +224,32 @@ def told(model: Counting) -> list[Any]:
         repr(getattr(model, "steps", None)),
         WATCHED.step,
     ]
+
+
+class Table(nn.Module):
+    """Layers with a table of positions that is made when it is first needed, and held as `keep` says."""
+
+    def __init__(self, keep: str, untraceable: bool = False) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(2, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.keep, self.untraceable = keep, untraceable
+        self.table: Tensor | None = None
+        self.length = 0
+        self.tables: dict[int, Tensor] = {}
+
+    def positions(self, length: int) -> Tensor:
+        if self.keep == "dict":
+            if length not in self.tables:
+                self.tables[length] = torch.sin(torch.outer(torch.arange(length) / 3, torch.arange(8) + 1.0))
+            return self.tables[length]
+        if self.table is None or (self.keep == "length" and self.length != length):
+            self.table = torch.sin(torch.outer(torch.arange(length) / 3, torch.arange(8) + 1.0))
+            self.length = length
+        return self.table
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x.reshape(-1, 4, 2))
+        if self.untraceable:
+            h = h if self.training else h * 1.0
+        h = torch.relu(self.b(h + self.positions(4))) + self.positions(4)
+        return self.c(h.mean(1))

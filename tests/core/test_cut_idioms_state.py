@@ -7,11 +7,12 @@ import re
 
 import pytest
 import torch
+from torch import Tensor
 
 from splitfed.core.cutting import cut
 from splitfed.core.errors import InvalidInput
-from tests.core.cut_idioms_state import MODELS, told
-from tests.core.idioms import left_alone
+from tests.core.cut_idioms_state import MODELS, Table, told
+from tests.core.idioms import Idiom, check_left_alone, check_training, left_alone
 
 
 @pytest.mark.parametrize("replayed", [False, True])
@@ -26,3 +27,33 @@ def test_state_that_goes_on_changing_is_refused_by_its_name_and_put_back(name: s
         cut(model, ["a"], x)
     assert "\n" not in str(caught.value)
     assert told(model) == before
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.parametrize("keep", ["attribute", "length", "dict"])
+@pytest.mark.parametrize("at", [("a",), ("a", "b")])
+def test_a_cache_that_the_first_call_fills_is_held_by_each_party_that_reads_it(
+    at: tuple[str, ...], keep: str, replayed: bool
+) -> None:
+    # A table has no rows, which a trace would have to send.
+    idiom = Idiom(lambda: Table(keep, replayed), at=at, replayed=replayed or len(at) == 2)
+    check_training(idiom)
+    check_left_alone(idiom)
+
+
+def test_what_the_first_rows_decide_is_no_cache() -> None:
+    """Started from its first batch, as in data-dependent initialization: warmed, it would be another model."""
+
+    class FromTheFirstBatch(Table):
+        def positions(self, length: int) -> Tensor:
+            return torch.zeros(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x.reshape(-1, 4, 2))
+            if not self.length:
+                self.a.bias.data.copy_(-h.detach().mean((0, 1)))
+                self.length = 1
+            return super().forward(x)
+
+    with pytest.raises(InvalidInput, match="is another model than the uncut one"):
+        cut(FromTheFirstBatch("length", True), ["a"], torch.randn(8, 8))
