@@ -9,17 +9,17 @@ are compared with the uncut model, in `splitfed.core.equivalence`: by `cut` wher
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
 
 from torch import Tensor, nn
 
 from splitfed.core.cut_names import Cut, read_cuts
 from splitfed.core.equivalence import FailsByItself, check_example, check_original
-from splitfed.core.equivalence_sides import required_arguments
 from splitfed.core.errors import InvalidInput
-from splitfed.core.model_call import takes_by_name
+from splitfed.core.model_call import call_of, takes_by_name
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.replay import replay
 from splitfed.core.topology import Original
@@ -148,10 +148,9 @@ def _cut_by_replay(
     sent_inputs: Sequence[str],
 ) -> Original:
     snapshot = ModelSnapshot(model)
-    unread = dict.fromkeys(set(required_arguments(model)) - set(_as_table(model, example)))
     try:
         # A party takes the same way in its first step as in all others.
-        warm_up(snapshot, [lambda row=row: model(**_repeat_row(model, example, row), **unread) for row in (0, -1)])  # type: ignore[misc]
+        warm_up(snapshot, _calls_on_rows(model, example))
         few = _first_rows(example, FEW_ROWS) if is_large(model) else example
         replayed = replay(model, cuts, few, output, chain, sent_inputs=sent_inputs)
     finally:
@@ -161,9 +160,13 @@ def _cut_by_replay(
     return Original(model, arguments, replayed.outputs, replayed.segments, names, replayed.reordered, output)
 
 
-def _as_table(model: nn.Module, example: Example) -> Mapping[str, Tensor]:
-    return example if isinstance(example, Mapping) else {next(iter(signature(model.forward).parameters), ""): example}
+def _calls_on_rows(model: nn.Module, example: Example) -> list[Callable[[], object]]:
+    """Return a call of `model` on its first row, twice, and one on its last."""
+    first = next(iter(signature(model.forward).parameters), "")
+    table = example if isinstance(example, Mapping) else {first: example}
+    call = call_of(model, tuple(table))
 
+    def run(row: int) -> object:
+        return call(model, {name: x[row].expand(2, *x.shape[1:]).clone() for name, x in table.items()})
 
-def _repeat_row(model: nn.Module, example: Example, row: int) -> dict[str, Tensor]:
-    return {name: x[row].expand(2, *x.shape[1:]).clone() for name, x in _as_table(model, example).items()}
+    return [partial(run, 0), partial(run, -1)]
