@@ -259,7 +259,7 @@ def _measure_values(before: Piece, after: Piece, inputs: Mapping[str, Tensor]) -
     )
     owners = {**dict.fromkeys(before.inputs, "client"), **dict.fromkeys(raw, "server")}
     makers = {value: segment.role for segment in segments for value in segment.outputs}
-    heads = tuple(Head(value, makers[value], makers[value]) for value in original.outputs)
+    heads = tuple(Head(value, makers[value], makers[value]) for value in dict.fromkeys(original.outputs))
     topology = Topology("cut", segments, owners, heads)
     facts = probe(topology, {v: inputs[original.arguments[v]][:_ROWS] for v in owners})
     (edge,) = topology.crossings

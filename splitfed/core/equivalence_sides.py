@@ -326,7 +326,7 @@ def unit_of(segments: list[Segment], original: Original, inputs: Values) -> Topo
         segments = [Segment(s.name, "model", s.module, s.inputs, s.outputs, s.prefix) for s in segments]
         readers = {v: {"model"} for v in readers}
     role_of = {v: s.role for s in segments for v in s.outputs}
-    heads = tuple(Head(v, role_of[v], role_of[v]) for v in original.outputs if v in role_of)
+    heads = tuple(Head(v, role_of[v], role_of[v]) for v in dict.fromkeys(original.outputs) if v in role_of)
     return Topology("model", tuple(segments), {v: min(roles) for v, roles in readers.items()}, heads)
 
 

@@ -317,7 +317,7 @@ def replay(
     shapes = {name: (tuple(x.shape[1:]), x.dtype) for name, x in inputs.items()}
     plan = ReplayPlan(type(model).__name__, ways, shapes, forms, call)
     segments = tuple(_build(model, plan, number, holders, cuts) for number in range(len(first.received)))
-    return Replayed(segments, tuple(inputs), tuple(first.outputs), reordered)
+    return Replayed(segments, tuple(inputs), first.results, reordered)
 
 
 def _list_reads(ways: Sequence[Way]) -> list[dict[str, None]]:

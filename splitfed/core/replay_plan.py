@@ -95,8 +95,8 @@ class Way:
     """One way of a model through its `forward`: the names of all operations, and how many have run at each cut.
 
     `received`: for each segment, what it reads of earlier ones; `raw`: the inputs of the model that it reads;
-    `outputs`: what the model returns. `state`: weight or buffer -> segment -> in how many places it is read there;
-    `changed`: buffers that change; `draws`: operations that draw random numbers; `constants`: those whose results
+    `outputs`: what the model returns, `results`: their names as they are returned. `state`: weight or buffer -> segment
+    -> in how many places it is read there; `changed`: buffers that change; `draws`: operations that draw random numbers; `constants`: those whose results
     follow from shapes; `reshapes`: whether one changes a shape in place. `reads`: crossing value -> segment -> in
     how many places it is read, its own segment included; `upstream`: crossing value -> the weights that it is
     computed from. `after`: the result behind which the last cut stands, if a result was named. `numbers`: operations
@@ -111,6 +111,7 @@ class Way:
     received: tuple[dict[str, CrossingValue], ...]
     raw: tuple[dict[str, None], ...]
     outputs: dict[str, CrossingValue]
+    results: tuple[str, ...] = ()
     state: dict[str, dict[int, int]] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
     draws: frozenset[int] = frozenset()
@@ -584,8 +585,8 @@ class _Values:
             if (made, holder) not in self._names and not key.isdecimal():
                 self._names[made, holder] = key
             name = self._name(made, holder, found)
-            if name in self._way.outputs:
-                raise InvalidInput(f"a model that returns a value twice, {name!r} here, cannot be cut")
+            # What is returned twice is one value.
+            self._way.results = (*self._way.results, name)
             self._way.outputs[name] = CrossingValue(name, holder, made)
             for received in self._way.received:
                 if name in received:
