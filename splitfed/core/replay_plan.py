@@ -95,15 +95,16 @@ class Way:
     """One way of a model through its `forward`: the names of all operations, and how many have run at each cut.
 
     `received`: for each segment, what it reads of earlier ones; `raw`: the inputs of the model that it reads;
-    `outputs`: what the model returns, `results`: their names as they are returned. `state`: weight or buffer -> segment
-    -> in how many places it is read there; `changed`: buffers that change; `draws`: operations that draw random numbers; `constants`: those whose results
-    follow from shapes; `reshapes`: whether one changes a shape in place. `reads`: crossing value -> segment -> in
-    how many places it is read, its own segment included; `upstream`: crossing value -> the weights that it is
-    computed from. `after`: the result behind which the last cut stands, if a result was named. `numbers`: operations
-    that ask a tensor for a number -> what it is in this way, of which those `told` are asked by everybody, and those
-    `free` may be any; see `replay_courses`. `labels`: what crosses or is returned -> its name; `forms`: name -> shape a
-    row, type, and whether a gradient comes back. `kept`: weight or buffer -> the segments that
-    change it by constants and nothing else, as whoever holds it and comes no earlier does too.
+    `outputs`: what the model returns, `results`: their names as they are returned. `state`: weight or buffer ->
+    segment -> in how many places it is read there; `changed`: buffers that change; `draws`: operations that draw
+    random numbers; `constants`: those whose results follow from shapes; `reshapes`: whether one changes a shape in
+    place. `reads`: crossing value -> segment -> in how many places it is read, its own segment included;
+    `upstream`: crossing value -> the weights that it is computed from. `after`: the result behind which the last
+    cut stands, if a result was named. `numbers`: operations that ask a tensor for a number -> what it is in this
+    way, of which those `told` are asked by everybody, and those `free` may be any; see `replay_courses`. `labels`:
+    what crosses or is returned -> its name; `forms`: name -> shape a row, type, and whether a gradient comes back.
+    `kept`: weight or buffer -> the segments that change it by constants and nothing else, as whoever holds it and
+    comes no earlier does too.
     """
 
     names: tuple[str, ...]
