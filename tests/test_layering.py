@@ -65,6 +65,7 @@ BASE = (
     "object_kinds",
     "reachable",
     "reachable_names",
+    "unsaved_state",
     "model_snapshot",
     "warming",
 )

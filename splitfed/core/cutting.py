@@ -161,12 +161,13 @@ def _cut_by_replay(
 
 
 def _calls_on_rows(model: nn.Module, example: Example) -> list[Callable[[], object]]:
-    """Return a call of `model` on its first row, twice, and one on its last."""
+    """Return a call of `model` on its first row, twice, and one on its last, of numbers halved: rows may be alike."""
     first = next(iter(signature(model.forward).parameters), "")
     table = example if isinstance(example, Mapping) else {first: example}
     call = call_of(model, tuple(table))
 
     def run(row: int) -> object:
-        return call(model, {name: x[row].expand(2, *x.shape[1:]).clone() for name, x in table.items()})
+        rows = {name: x[row].expand(2, *x.shape[1:]).clone() for name, x in table.items()}
+        return call(model, {n: x * 0.5 if row and x.is_floating_point() else x for n, x in rows.items()})
 
     return [partial(run, 0), partial(run, -1)]

@@ -74,6 +74,10 @@ _STATE = (
     "each party has only a part of the model, so that Python values cannot steer it: keep what must change in a buffer "
     "that is changed in place, and nothing else"
 )
+_UNKEPT = (
+    "keep what changes in buffers, or in attributes that are tensors, numbers, arrays, or lists, tuples, dicts and sets "
+    "of these"
+)
 _TRACE = (
     "the trace does not show what forward does there (autocast, a branch, a number taken out of a tensor): write it as "
     "operations on tensors, or as a submodule"
@@ -203,6 +207,8 @@ def _compare(segments: list[Segment], original: Original, inputs: Values, in_tra
         changed = _going_on(snapshot, Uncut(original, in_training), batches) if original.cuts else []
         if changed:
             raise Difference(f"forward changes the {changed[0]}", _STATE)
+        if not original.cuts and (unkept := snapshot.unkept_changes()):
+            raise Difference(f"forward changes the {unkept[0]}, which a checkpoint cannot hold", _UNKEPT)
     except Difference as error:
         what, advice = str(error), error.advice
         if original.cuts and changed is None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from splitfed.core.plain_values import same_tensors
 from splitfed.core.reachable import Change, Location, Records, differences, put_back, reach
 from splitfed.core.reachable_names import describe_changes
+from splitfed.core.unsaved_state import cannot_be_kept
 
 
 class _Kept(NamedTuple):
@@ -62,6 +63,14 @@ class ModelSnapshot:
         before, after = since or self.records, now or self.reach()
         found = [c for c in differences(before, after, self._shared_differs(before)) if not _is_new_tensor(c, after)]
         return list(describe_changes(found, before, after))
+
+    def unkept_changes(self) -> list[str]:
+        """Return the changes that a checkpoint of a party cannot hold, as `changes` tells them."""
+        now = self.reach()
+        found = [
+            c for c in differences(self.records, now, self._shared_differs(self.records)) if cannot_be_kept(c, now)
+        ]
+        return list(describe_changes(found, self.records, now))
 
     def _shared_differs(self, before: Records) -> Callable[[Location, Tensor, Tensor], bool]:
         return lambda place, old, new: before[place].shared and self.tensor_changed(old, new)

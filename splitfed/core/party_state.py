@@ -26,6 +26,7 @@ from splitfed.core.random import derive, wide_generator
 from splitfed.core.rows import RowSource, read_rows
 from splitfed.core.step_plan import EdgeDefense, SegmentPlan
 from splitfed.core.topology import Head, weights
+from splitfed.core.unsaved_state import first_state, load_unsaved_state, unsaved_state
 from splitfed.core.usage_counts import SCORED, UsageCounts, labels_of_head
 
 
@@ -58,6 +59,7 @@ class PartyState:
         self.one_way = {port.edge for d in segment_plans for port in d.arrivals if not port.returns}
         # Copied together, so that weights a party shares between its own segments stay shared.
         self.modules = copies({d.segment: modules[d.segment] for d in segment_plans})
+        self._first = {d.segment: first_state(modules[d.segment]) for d in segment_plans}
         # What the user froze (batch norm in evaluation mode, say) stays frozen.
         self.frozen = {d.segment: d.frozen for d in segment_plans}
         for module in self.modules.values():
@@ -269,8 +271,11 @@ class PartyState:
             with self.separate_optimizer(name):
                 assert self.optimizer is not None
                 separate[name] = copy.deepcopy(self.optimizer.state_dict()["state"])
+        found = {name: unsaved_state(module, self._first[name]) for name, module in self.modules.items()}
+        unsaved = {name: state for name, state in found.items() if state}
         return {
             **({"separate optimizers": separate} if separate else {}),
+            **({"unsaved": unsaved} if unsaved else {}),
             "segments": {name: copy.deepcopy(module.state_dict()) for name, module in self.modules.items()},
             "optimizer": None if self.optimizer is None else copy.deepcopy(self.optimizer.state_dict()),
             "scheduler": None if self._scheduler is None else copy.deepcopy(self._scheduler.state_dict()),
@@ -286,6 +291,7 @@ class PartyState:
         state = current_state(state)
         for name, module in self.modules.items():
             module.load_state_dict(state["segments"][name])
+            load_unsaved_state(module, state.get("unsaved", {}).get(name, ()))
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state["optimizer"])
             self._separate.clear()

@@ -1,0 +1,238 @@
+"""State of a module that its state dict lacks: buffers that are not saved, and attributes that training changes.
+
+What a party's segment holds besides its weights is compared with what it held at first, and what is another is kept as
+plain values and tensors, by the place where it is. Tensors, numbers, texts, arrays, generators of random numbers, and
+lists, deques, tuples, dicts and sets of these; objects of other classes where the module had them before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from splitfed.core.object_kinds import kind_of
+from splitfed.core.plain_values import Identity, Key, is_leaf
+from splitfed.core.reachable import Change, Location, Opaque, Record, Records, reach
+
+Path = tuple[tuple[str, Any], ...]
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_MAKERS: dict[str, Any] = {t.__name__: t for t in (list, tuple, dict, set, frozenset, OrderedDict, deque)}
+_FIRST: weakref.WeakKeyDictionary[nn.Module, dict[Path, str]] = weakref.WeakKeyDictionary()
+
+
+def first_state(module: nn.Module) -> dict[Path, str]:
+    """Return digests, by place, of all that `module` holds outside of its state dict; of each module found once."""
+    if (found := _FIRST.get(module)) is None:
+        found = _FIRST[module] = _digests(module, reach(module, Location(), code=False))
+    return found
+
+
+def unsaved_state(module: nn.Module, first: Mapping[Path, str]) -> list[Any]:
+    """Return what `module` holds outside of its state dict that is not as `first` says, as tensors and plain values."""
+    records = reach(module, Location(), code=False)
+    paths = {place: _path(place) for place in records}
+    digests = _digests(module, records)
+    changed = {place for place, path in paths.items() if path in digests and digests[path] != first.get(path)}
+    for place in reversed(records):
+        # A tuple is made anew with what has changed in it.
+        if isinstance(records[place].value, tuple) and changed & {
+            one for one in records[place].contents.values() if isinstance(one, Location)
+        }:
+            changed.add(place)
+    return [_encode(record, paths, paths[place]) for place, record in records.items() if place in changed]
+
+
+def load_unsaved_state(module: nn.Module, saved: Sequence[Any]) -> None:
+    """Go back to what `unsaved_state` returned."""
+    if not saved:
+        return
+    fresh = reach(module, Location(), code=False)
+    _Loading({_path(place): record for place, record in fresh.items()}, saved).run()
+
+
+def cannot_be_kept(change: Change, after: Records) -> bool:
+    """Return whether `change` leaves what a checkpoint cannot hold: shared state, an iterator, a new object."""
+    if change.shared:
+        return True
+    if change.key is None:
+        return after[change.place].kind.name in ("iterator", "function")
+    pending = [after[change.place].contents.get(change.key)]
+    met: set[Location] = set()
+    while pending:
+        value = pending.pop()
+        if not isinstance(value, Location):
+            if not is_leaf(value):
+                return True
+            continue
+        if value in met:
+            continue
+        met.add(value)
+        record = after[value]
+        if record.kind.name in ("iterator", "function", "object", "module"):
+            return True
+        pending += record.contents.values()
+    return False
+
+
+def _path(place: Location) -> Path:
+    return tuple((key.role, key.name) for key in place.path())
+
+
+def _digests(module: nn.Module, records: Records) -> dict[Path, str]:
+    saved = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
+    saved |= {id(weight) for weight in module.parameters()}
+    found: dict[Path, str] = {}
+    for place, record in records.items():
+        path = _path(place)
+        if any(isinstance(name, Identity) for _, name in path) or id(record.value) in saved:
+            continue
+        if isinstance(record.value, Tensor) and record.value.is_meta:
+            # Another party's.
+            continue
+        found[path] = _digest(record)
+    return found
+
+
+def _digest(record: Record) -> str:
+    value, made = record.value, hashlib.blake2b(digest_size=16)
+    made.update(type(value).__name__.encode())
+    if isinstance(value, Tensor):
+        made.update(f"{tuple(value.shape)} {value.dtype}".encode())
+        made.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, np.ndarray):
+        made.update(f"{value.shape} {value.dtype}".encode() + value.tobytes())
+    elif isinstance(record.data, Tensor):
+        made.update(record.data.numpy().tobytes())
+    elif record.kind.name != "module":
+        made.update(repr(record.data).encode())
+    for key, one in record.contents.items():
+        made.update(repr((key, _path(one) if isinstance(one, Location) else one)).encode())
+    return made.hexdigest()
+
+
+def _encode(record: Record, paths: Mapping[Location, Path], path: Path) -> list[Any]:
+    value = record.value
+    entries = []
+    for key, one in record.contents.items():
+        if isinstance(one, Location):
+            entries.append([key.role, key.name, "place", paths[one]])
+        elif _is_storable(one):
+            entries.append([key.role, key.name, "value", one])
+        else:
+            entries.append([key.role, key.name, "kept", None])
+    if isinstance(value, Tensor):
+        return [path, "tensor", [], value.detach().clone()]
+    if isinstance(value, np.ndarray):
+        return [path, "array", [], torch.from_numpy(value.copy())]
+    if record.kind.name == "generator":
+        return [path, "generator", [], _plain(record.data)]
+    tag = type(value).__name__ if type(value) in _MAKERS.values() else record.kind.name
+    limit = value.maxlen if isinstance(value, deque) else None
+    data = None if record.kind.name == "module" or not _is_storable(record.data) else record.data
+    return [path, tag, entries, {"limit": limit, "data": data}]
+
+
+def _is_storable(value: Any) -> bool:
+    if type(value) in (tuple, list, set, frozenset):
+        return all(map(_is_storable, value))
+    if type(value) is dict:
+        return all(_is_storable(k) and _is_storable(v) for k, v in value.items())
+    return type(value) in _PLAIN
+
+
+def _plain(data: Any) -> Any:
+    """Return the state of a generator with tensors in place of arrays."""
+    if isinstance(data, np.ndarray):
+        return {"array": torch.from_numpy(data.astype(np.int64)), "dtype": str(data.dtype)}
+    return {k: _plain(v) for k, v in data.items()} if isinstance(data, dict) else data
+
+
+def _unplain(data: Any) -> Any:
+    if isinstance(data, dict) and data.keys() == {"array", "dtype"}:
+        return data["array"].numpy().astype(data["dtype"])
+    return {k: _unplain(v) for k, v in data.items()} if isinstance(data, dict) else data
+
+
+class _Loading:
+    """Objects by their place: those that the fresh module has, filled anew, and those that it lacks."""
+
+    def __init__(self, fresh: Mapping[Path, Record], saved: Sequence[Any]) -> None:
+        self._fresh = fresh
+        self._saved = {tuple((role, name) for role, name in path): rest for path, *rest in saved}
+        self._objects: dict[Path, Any] = {}
+        self._replaced: set[Path] = set()
+
+    def run(self) -> None:
+        for path in self._saved:
+            self._object(path)
+        for path, (_tag, entries, stored) in self._saved.items():
+            value = self._objects[path]
+            if entries or isinstance(stored, dict):
+                self._fill(path, value, entries, stored)
+        for path, record in self._fresh.items():
+            places = {k: _path(one) for k, one in record.contents.items() if isinstance(one, Location)}
+            if path not in self._saved and self._replaced & set(places.values()):
+                held = {k: self._object(places[k]) if k in places else _bare(one) for k, one in record.contents.items()}
+                record.kind.put_back(record.value, held, record.data)
+
+    def _object(self, path: Path) -> Any:
+        if path in self._objects:
+            return self._objects[path]
+        record = self._fresh.get(path)
+        now = None if record is None else record.value
+        if path not in self._saved:
+            return now
+        tag, entries, stored = self._saved[path]
+        made = now
+        if tag == "tensor":
+            if isinstance(now, Tensor) and now.shape == stored.shape and now.dtype == stored.dtype:
+                with torch.no_grad():
+                    now.copy_(stored)
+            else:
+                made = stored.clone().to(now.device) if isinstance(now, Tensor) else stored.clone()
+        elif tag == "array":
+            made = stored.numpy().copy()
+        elif tag == "generator":
+            assert record is not None
+            record.kind.put_back(now, {}, _unplain(stored))
+        elif tag in ("tuple", "frozenset"):
+            made = _MAKERS[tag](self._entry(path, entry) for entry in entries)
+        elif tag in _MAKERS and type(now) is not _MAKERS[tag]:
+            made = deque(maxlen=stored["limit"]) if tag == "deque" else _MAKERS[tag]()
+        if made is not now:
+            self._replaced.add(path)
+        self._objects[path] = made
+        return made
+
+    def _entry(self, path: Path, entry: Sequence[Any]) -> Any:
+        role, name, how, what = entry
+        if how == "value":
+            return what
+        if how == "place":
+            return self._object(tuple((r, n) for r, n in what))
+        kept = self._fresh[path].contents.get(Key(role, name)) if path in self._fresh else None
+        return self._object(_path(kept)) if isinstance(kept, Location) else _bare(kept)
+
+    def _fill(self, path: Path, value: Any, entries: Sequence[Any], stored: Mapping[str, Any]) -> None:
+        held = {Key(entry[0], entry[1]): self._entry(path, entry) for entry in entries}
+        data = stored["data"]
+        if path in self._fresh and self._fresh[path].kind.name == "module":
+            data = self._fresh[path].data
+        kind = (
+            self._fresh[path].kind if path in self._fresh and self._objects[path] is self._fresh[path].value else None
+        )
+        if kind is None:
+            kind = kind_of(type(value))
+        if kind is not None and value is not None:
+            kind.put_back(value, held, data)
+
+
+def _bare(value: Any) -> Any:
+    return value.value if isinstance(value, Opaque) else value
