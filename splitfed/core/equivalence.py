@@ -10,7 +10,7 @@ not cut.
 
 Batches of 8 and of 5 rows in training, then evaluation with and without gradients, then training again, because each
 of these is the first to show some difference. A finite test does not exclude a branch that is taken later, which is
-why a `forward` that changes a Python attribute is refused whatever it computes.
+why a `forward` that goes on changing Python state, wherever it is kept, is refused whatever it computes.
 
 One thing is compared loosely: where a value is read twice or more behind a cut and again elsewhere, its gradients are
 added in another order than in the uncut model. The gradients of the weights behind that value, and of no others, may
@@ -75,8 +75,8 @@ _STATE = (
     "that is changed in place, and nothing else"
 )
 _UNKEPT = (
-    "keep what changes in buffers, or in attributes that are tensors, numbers, arrays, or lists, tuples, dicts and sets "
-    "of these"
+    "keep what changes in buffers, or in attributes that are tensors, numbers, arrays, or lists, tuples, dicts and "
+    "sets of these"
 )
 _TRACE = (
     "the trace does not show what forward does there (autocast, a branch, a number taken out of a tensor): write it as "

@@ -180,7 +180,7 @@ SHARED = {"steps": 0}
 
 def in_global(m: Any, h: Tensor) -> Tensor:
     SHARED["steps"] += 1
-    return h / SHARED["steps"]
+    return h
 
 
 def in_iterator(m: Any, h: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ def in_iterator(m: Any, h: Tensor) -> Tensor:
         (
             with_(numbers=lambda: iter(range(1, 999))),
             in_iterator,
-            "forward changes the attribute 'numbers' of the model",
+            "changes the attribute 'numbers' of the model",
         ),
         (
             with_(last=lambda: None),
