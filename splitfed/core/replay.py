@@ -25,12 +25,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from splitfed.core.attribute_reads import Reads
 from splitfed.core.cut_names import Cut
 from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.grouping import group_pairs, nest
+from splitfed.core.held_arrays import check_references
 from splitfed.core.model_call import ModelCall, call_of
+from splitfed.core.replay_parts import leave_out, machinery_reads
 from splitfed.core.replay_passes import MetaPass, Stop, is_plain, mark_whole_modules, replace_tensors, tensors_of
-from splitfed.core.replay_plan import INPUT, CrossingForm, Made, Way, align_ways, check_functions, meta_copy, plan_ways
+from splitfed.core.replay_plan import INPUT, CrossingForm, Made, Way, align_ways, meta_copy, plan_ways
 
 _MODES = ((True, True), (True, False), (False, True), (False, False))
 
@@ -221,6 +224,13 @@ class _SegmentPass(MetaPass):
             self.number += 1
             # All parties share what is remembered: what was received is put into a copy.
             return replace_tensors(self._memory[number], received, copies=True)
+        if number in self._way.calls:
+            self.number += 1
+            known = self._way.calls[number]
+            returned = known.build(self._key[3], tensors_of((args, dict(kwargs))))
+            if not known.hands_through:
+                self._memory[number] = returned
+            return replace_tensors(returned, received, copies=True)
         # Others' work is none of this party's, where operations or memory are counted.
         with _disable_current_modes():
             returned = super().operation(name, func, args, kwargs, module)
@@ -270,7 +280,6 @@ def replay(
     `cut_names.relays`. `after`: a result of the model behind which there is one more cut, the last.
     `sent_inputs`: inputs that the first segment may send. Raises `InvalidInput` for what cannot be cut.
     """
-    check_functions(model)
     inputs = _name_inputs(model, example)
     check_names(f"input of {type(model).__name__}", inputs, *sent_inputs)
     call = call_of(model, list(inputs))
@@ -316,7 +325,8 @@ def replay(
     holders = _assign_state(model, every, len(first.received))
     shapes = {name: (tuple(x.shape[1:]), x.dtype) for name, x in inputs.items()}
     plan = ReplayPlan(type(model).__name__, ways, shapes, forms, call)
-    segments = tuple(_build(model, plan, number, holders, cuts) for number in range(len(first.received)))
+    machinery = machinery_reads(meta_copy(model, (), ()))
+    segments = tuple(_build(model, plan, number, holders, cuts, machinery) for number in range(len(first.received)))
     return Replayed(segments, tuple(inputs), first.results, reordered)
 
 
@@ -350,7 +360,7 @@ def _assign_state(model: nn.Module, ways: Sequence[Way], count: int) -> dict[str
     found: dict[str, tuple[int, ...]] = {}
     before = 0
     for name, tensor in named:
-        readers_here = sorted(readers[id(tensor)]) or ([before] if name in saved else list(range(count)))
+        readers_here = sorted(readers[id(tensor)]) or [before]
         if len(readers_here) > 1 and name in changed and name not in saved:
             raise InvalidInput(f"buffer {name!r} changes and is read on two sides of a cut; cut elsewhere")
         if name in saved:
@@ -360,7 +370,12 @@ def _assign_state(model: nn.Module, ways: Sequence[Way], count: int) -> dict[str
 
 
 def _build(
-    model: nn.Module, plan: ReplayPlan, number: int, holders: Mapping[str, tuple[int, ...]], cuts: Sequence[Cut]
+    model: nn.Module,
+    plan: ReplayPlan,
+    number: int,
+    holders: Mapping[str, tuple[int, ...]],
+    cuts: Sequence[Cut],
+    machinery: Reads,
 ) -> tuple[ReplayedSegment, tuple[str, ...], tuple[str, ...]]:
     saved = set(model.state_dict())
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -368,9 +383,13 @@ def _build(
     one_tensor = weights | changed
     own = {n for n, held in holders.items() if number in (held if n in one_tensor else held[:1])}
     real = {n for n, held in holders.items() if n not in weights and n not in own and (number in held)}
-    real |= {n for n in holders if n not in weights and n not in saved and n not in changed and n not in own}
+    constant = {n for n in holders if n not in weights and n not in saved and n not in changed and n not in own}
+    every, targets = [way for ways in plan.ways.values() for way in ways], [cut.target for cut in cuts]
+    real |= {n for n in constant if any(way.runs(number, o) for way in every for o in way.readers.get(n, ()))}
     made = meta_copy(model, own, real)
-    mark_whole_modules(made, [cut.target for cut in cuts])
+    leave_out(made, every, number, machinery, targets)
+    check_references(made, type(model).__name__)
+    mark_whole_modules(made, targets)
     kind = type(model)
     made.__class__ = type(f"{kind.__name__}Segment{number}", (ReplayedSegment, kind), {"__module__": kind.__module__})
     assert isinstance(made, ReplayedSegment)

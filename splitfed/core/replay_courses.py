@@ -19,7 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from splitfed.core.attribute_reads import Reads
 from splitfed.core.errors import InvalidInput
+from splitfed.core.replay_answers import Answer
 from splitfed.core.replay_passes import ArgumentTensor, Operation, RecordingPass
 
 MOST_COURSES = 24
@@ -33,6 +35,7 @@ class ForwardCourse:
     `result`: what the model returned; `ends`: how many operations have run at each cut; `questions`: the operations
     before the last cut that ask a tensor whose holder alone can answer. `constants` and `batches`: see
     `replay_plan._find_constants`. `changes`: the Python attributes that it changed. `told` and `free`: see above.
+    `attributes`: what it read of the model's objects; `calls`: what submodules return, for those that do not run them.
     """
 
     recording: RecordingPass
@@ -44,6 +47,8 @@ class ForwardCourse:
     changes: Sequence[str] = ()
     told: set[int] = field(default_factory=set)
     free: set[int] = field(default_factory=set)
+    attributes: Reads = field(default_factory=Reads)
+    calls: dict[int, Answer] = field(default_factory=dict)
 
     @property
     def operations(self) -> list[Operation]:

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
+from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs
+from splitfed.core.held_arrays import OTHERS
 from splitfed.core.payload import not_dense
 
 _ACTIVE = threading.local()
@@ -43,6 +45,7 @@ class WholeModule:
     def __init__(self, module: nn.Module, path: str) -> None:
         self.module, self.path = module, path
         self._inner = vars(module).get("forward")
+        self._foreign = OTHERS in vars(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the submodule, as an operation of the pass at work where there is one."""
@@ -53,6 +56,11 @@ class WholeModule:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run what the user wrote."""
+        if self._foreign:
+            raise InvalidInput(
+                f"submodule {self.path!r} is called by a party that does not hold it, outside of forward: "
+                "a checkpoint around a cut, say, calls it again"
+            )
         if self._inner is not None:
             return self._inner(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
@@ -195,9 +203,12 @@ class Operation:
     submodule that may read a value more than once. `draws`: whether it drew at random. `answer`: what it returned
     where that is a plain number, else nothing. `form`: what it was called with, for `replay_courses.same_course`.
     `alone`: whether all that it does is to change one weight or buffer by constants, as whoever holds that one can do.
+    `whole`: whether it is a call of a submodule; then `given` are the tensors that it was given, and `returned` is what
+    it returned.
     """
 
     name: str
+    whole: bool = False
     deep: bool = False
     draws: bool = False
     answer: tuple[Any, ...] = ()
@@ -208,6 +219,8 @@ class Operation:
     state: set[str] = field(default_factory=set)
     changed: set[str] = field(default_factory=set)
     alone: bool = False
+    given: list[Tensor] = field(default_factory=list)
+    returned: Any = None
 
 
 def _may_read_twice(module: nn.Module) -> bool:
@@ -253,7 +266,7 @@ class RecordingPass(Pass):
 
     def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
         """Run it, and note it."""
-        noted = Operation(name, module is not None and _may_read_twice(module))
+        noted = Operation(name, module is not None, module is not None and _may_read_twice(module))
         self.operations.append(noted)
         self.number += 1
         given = tensors_of((args, kwargs))
@@ -267,6 +280,7 @@ class RecordingPass(Pass):
         if module is not None:
             own = [*module.parameters(), *module.buffers()]
             noted.state |= {found for tensor in own for found in self._state.get(id(tensor), ())}
+            noted.given = list(given)
             given += own
         before = [self._contents_of(tensor) for tensor in given]
         generator = torch.default_generator.get_state()
@@ -290,7 +304,12 @@ class RecordingPass(Pass):
         made = [result for result in noted.results if result is not None]
         single = noted.changed == noted.state and len({id(tensor) for tensor in given}) == 1
         noted.alone = single and module is None and not (noted.reads or made or noted.draws)
+        noted.returned = returned if module is not None else None
         return returned
+
+    def place(self) -> tuple[int, bool]:
+        """Return the number of the operation at work and True, or how many have run and False."""
+        return (self.number - 1, True) if self.inside else (self.number, False)
 
     def within(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Note what state it reads, and changes under another name (`n.data`)."""
@@ -332,7 +351,7 @@ class RecordingPass(Pass):
         return self._memory[key][0] if (key := _storage_of(tensor)) in self._memory else ()
 
     def _note_memory(self, tensor: Tensor, names: Sequence[str]) -> None:
-        """Note that the weight or buffer `names` lies where `tensor` does; its memory is kept, so that nobody gets it."""
+        """Note that the weight or buffer `names` lies where `tensor` does; its memory is kept."""
         if key := _storage_of(tensor):
             known, _ = self._memory.setdefault(key, ([], tensor.untyped_storage()))
             known += [name for name in names if name not in known]

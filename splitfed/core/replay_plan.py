@@ -7,25 +7,26 @@ crosses. Values that follow from shapes and constants alone (masks, positions) c
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import inspect
 import logging
 import traceback
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
 from pathlib import Path
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree
 
+from splitfed.core.attribute_reads import AttributeReads, Reads
 from splitfed.core.cut_names import Cut, check_places, relays
 from splitfed.core.errors import InvalidInput, check_names, describe_error, first_line
 from splitfed.core.model_call import ModelCall
 from splitfed.core.model_snapshot import ModelSnapshot
+from splitfed.core.replay_answers import Answer, SeenCall, answer, numbers_in
 from splitfed.core.replay_courses import ForwardCourse, find_courses
 from splitfed.core.replay_passes import (
     AllMembers,
@@ -104,7 +105,9 @@ class Way:
     way, of which those `told` are asked by everybody, and those `free` may be any; see `replay_courses`. `labels`:
     what crosses or is returned -> its name; `forms`: name -> shape a row, type, and whether a gradient comes back.
     `kept`: weight or buffer -> the segments that change it by constants and nothing else, as whoever holds it and
-    comes no earlier does too.
+    comes no earlier does too. `attributes`: what is read of the model's objects; `calls`: of
+    calls of submodules, what those are told that do not run them; `wholes`: which operations are such calls;
+    `readers`: weight or buffer -> the operations that read it.
     """
 
     names: tuple[str, ...]
@@ -127,6 +130,15 @@ class Way:
     free: frozenset[int] = frozenset()
     labels: dict[tuple[Made, int], str] = field(default_factory=dict)
     forms: dict[str, CrossingForm] = field(default_factory=dict)
+    attributes: Reads = field(default_factory=Reads)
+    calls: Mapping[int, Answer] = field(default_factory=dict)
+    wholes: frozenset[int] = frozenset()
+    readers: dict[str, set[int]] = field(default_factory=dict)
+
+    def runs(self, segment: int, operation: int) -> bool:
+        """Return whether the party of `segment` runs the code of `operation`, be it on shapes."""
+        first, last = self.bounds(segment)
+        return operation < last and (operation >= first or operation not in self.calls)
 
     def next_told(self, number: int) -> int | None:
         """Return the first operation from `number` on whose answer is told."""
@@ -216,29 +228,6 @@ def flatten_result(result: Any, output: str | None = None) -> dict[str, Tensor]:
         return found
     check_names("output of the model", found, output)
     return {output: found[output]}
-
-
-def check_functions(model: nn.Module) -> None:
-    """Refuse attributes and hooks that are functions with a submodule or tensor of the model in their closure.
-
-    A copy of the model would go on using the original's, which belong to no party.
-    """
-    for path, module in model.named_modules():
-        for key, value in vars(module).items():
-            for function in value.values() if isinstance(value, Mapping) else (value,):
-                if isinstance(function, FunctionType) and (held := _held_by(function)):
-                    raise InvalidInput(
-                        f"{key!r} of {path or type(model).__name__!r} is a function that holds {held!r}: copies of it "
-                        "would use the weights of the model itself; make it a method, or hand that over as an argument"
-                    )
-
-
-def _held_by(function: FunctionType) -> str:
-    """Return the name of the first variable of a function's closure or defaults that holds modules or tensors."""
-    values = dict(inspect.getclosurevars(function).nonlocals)
-    values |= {name: p.default for name, p in inspect.signature(function).parameters.items()}
-    leaves = ((name, leaf) for name, value in values.items() for leaf in _pytree.tree_leaves(value))
-    return next((name for name, leaf in leaves if isinstance(leaf, (Tensor, nn.Module))), "")
 
 
 def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> nn.Module:
@@ -331,8 +320,10 @@ def _plan_course(
                 continue
             counts, segment = way.state.setdefault(name, {}), _segment(way, number)
             counts[segment] = counts.get(segment, 0) + (2 if operation.deep else 1)
+            way.readers.setdefault(name, set()).add(number)
         way.changed |= operation.changed
-    way.constants = course.constants
+    way.wholes = frozenset(number for number, operation in enumerate(operations) if operation.whole)
+    way.constants, way.attributes, way.calls = course.constants, course.attributes, course.calls
     way.numbers, way.told, way.free = course.answers(), frozenset(course.told), frozenset(course.free)
     recording = course.recording
     arguments = dict(zip(recording.inputs, inputs, strict=True))
@@ -395,16 +386,18 @@ def _record(
     recorded = copy_sharing(model)
     open_compiled(recorded)
     mark_whole_modules(recorded, targets)
+    noting = AttributeReads(recorded, lambda: recording.place())
     snapshot = None if answers is None else ModelSnapshot(recorded)
     examples = {name: x.clone() for name, x in inputs.items()}
     recording = RecordingPass(recorded, list(examples.values()), list(dict.fromkeys(targets)), answers or {})
     quiet = logging.root.manager.disable
     try:
-        with warnings.catch_warnings(), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]), recording:
+        with warnings.catch_warnings(), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]):
             # They come again where the model runs.
             warnings.simplefilter("ignore")
             logging.disable(logging.CRITICAL if answers else quiet)
-            result = call(recorded, examples)
+            with recording, noting:
+                result = call(recorded, examples)
     except Exception as error:  # the user's own forward may raise anything
         if answers:
             return None
@@ -433,7 +426,7 @@ def _record(
         if place is None:
             raise InvalidInput(f"result {after!r} of {type(model).__name__} is one of its inputs, weights or buffers")
         ends = (*ends, place.operation + 1)
-    course = ForwardCourse(recording, result, ends, changes=changes)
+    course = ForwardCourse(recording, result, ends, changes=changes, attributes=noting.reads)
     _find_constants(model, examples, targets, course, gradients, call)
     return course
 
@@ -476,6 +469,8 @@ def _find_constants(
     found: set[int] = set()
     batches: dict[Made, int | None] = {}
     questions: list[int] = []
+    rows = len(next(iter(inputs.values())))
+    seen = _OtherCalls(model, inputs, targets, course, gradients, call)
 
     class Constants(MetaPass):
         def operation(
@@ -485,11 +480,17 @@ def _find_constants(
             recorded = operations[number] if number < len(operations) else Operation("")
             try:
                 returned = super().operation(name, func, args, kwargs, module)
-            except Exception:
-                if not recorded.answer:
+            except Exception as error:
+                if recorded.answer:
+                    questions.extend([number] if number < last else [])
+                    return recorded.answer[0]
+                if module is None or number >= last:
                     raise
-                questions.extend([number] if number < last else [])
-                return recorded.answer[0]
+                course.calls[number] = seen.answer(number, error)
+                returned = course.calls[number].build(rows + 1, tensors_of((args, dict(kwargs))))
+            else:
+                if module is not None and number < last:
+                    self.note_call(number, args, kwargs, returned)
             tensors = tensors_of(returned)
             if tensors and not any(tensor.is_meta for tensor in tensors):
                 found.add(number)
@@ -497,6 +498,17 @@ def _find_constants(
                 if index is not None and (batch := _batch(course.recording.tensors[index], tensor)) != 0:
                     batches[Made(number, place)] = batch
             return returned
+
+        def note_call(self, number: int, args: Any, kwargs: Mapping[str, Any], returned: Any) -> None:
+            """Note what those are told that do not run this call of a submodule."""
+            tensors = tensors_of(returned)
+            if (tensors and not any(tensor.is_meta for tensor in tensors)) or course.attributes.leaves_behind(number):
+                return
+            known = answer(seen.first(number), SeenCall(rows + 1, tensors_of((args, dict(kwargs))), returned))
+            if isinstance(known, str) and (calls := seen.all(number)):
+                known = answer(*calls)
+            if isinstance(known, Answer):
+                course.calls[number] = known
 
     device = next((x.device for x in inputs.values()), torch.device("cpu"))
     arguments = {name: torch.cat([x.to("meta"), x[:1].to("meta")]) for name, x in inputs.items()}
@@ -507,8 +519,9 @@ def _find_constants(
         with warnings.catch_warnings(), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]), run:
             warnings.simplefilter("ignore")
             call(shapes, arguments)
-    except Stop:
-        pass
+    except (Stop, InvalidInput) as error:
+        if isinstance(error, InvalidInput):
+            raise
     except Exception as error:  # what a user's own forward raises of tensors without numbers can be anything
         # The party of the last segment holds what a later operation needs, and nobody comes after it.
         if run.number <= last:
@@ -518,6 +531,71 @@ def _find_constants(
                 "write it as operations on tensors"
             ) from error
     course.constants, course.questions = frozenset(found), tuple(questions)
+
+
+class _OtherCalls:
+    """Calls of submodules with other numbers of rows, with numbers; made where shapes alone do not do."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Tensor],
+        targets: Sequence[str],
+        course: ForwardCourse,
+        gradients: bool,
+        call: ModelCall,
+    ) -> None:
+        self._model, self._inputs, self._targets, self._course = model, inputs, targets, course
+        self._gradients, self._call = gradients, call
+        self._rows = len(next(iter(inputs.values())))
+
+    def first(self, number: int) -> SeenCall:
+        """Return the call that was recorded."""
+        operation = self._course.operations[number]
+        return SeenCall(self._rows, operation.given, operation.returned)
+
+    def all(self, number: int) -> list[SeenCall]:
+        """Return that call, one with a row more, and one of equal rows; none where the model takes another way."""
+        return [self.first(number), *(calls[number] for calls in self._others)] if all(self._others) else []
+
+    def answer(self, number: int, error: Exception) -> Answer:
+        """Return the answer of a submodule that fails without numbers, by `error`."""
+        what = f"submodule {self._course.operations[number].name!r} of {type(self._model).__name__}"
+        calls = self.all(number)
+        if not calls:
+            raise error
+        known = answer(*calls)
+        if self._course.attributes.leaves_behind(number):
+            known = "sets an attribute that is read outside of it"
+        elif numbers := numbers_in(calls[0].returned):
+            known = f"returns the number {numbers[0]!r}, which may depend on values"
+        if isinstance(known, str):
+            raise InvalidInput(
+                f"{what} takes a number out of a tensor{_where(error)} ({describe_error(error)}) and {known}: parties "
+                "that do not hold it cannot follow; return tensors alone, of a shape that follows from the input's"
+            ) from error
+        return known
+
+    @cached_property
+    def _others(self) -> list[dict[int, SeenCall]]:
+        choices = ([*range(self._rows), 0], [0] * self._rows)
+        return [self._run(choice) for choice in choices]
+
+    def _run(self, choice: list[int]) -> dict[int, SeenCall]:
+        copied = copy_sharing(self._model)
+        open_compiled(copied)
+        mark_whole_modules(copied, self._targets)
+        given = {name: x[choice] for name, x in self._inputs.items()}
+        operations = self._course.operations
+        answers = {n: operation.answer[0] for n, operation in enumerate(operations) if operation.answer}
+        run = RecordingPass(copied, list(given.values()), [], answers)
+        with warnings.catch_warnings(), torch.set_grad_enabled(self._gradients), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")
+            with run, contextlib.suppress(RuntimeError, TypeError, ValueError, LookupError):
+                self._call(copied, given)
+        if [operation.name for operation in run.operations] != [operation.name for operation in operations]:
+            return {}
+        return {n: SeenCall(len(choice), o.given, o.returned) for n, o in enumerate(run.operations) if o.whole}
 
 
 def _batch(value: Tensor, with_one_row_more: Tensor) -> int | None:

@@ -148,9 +148,7 @@ TABLES = {
     "moving_average": table(tables.MovingAverage, "inp", "mid", replayed=True),
     "dense_experts": table(tables.DenseExperts, "inp", "experts.1", rounds=True),
     "sparse_experts_after_the_cut": table(tables.SparseNet, "inp", replayed=True),
-    "sparse_experts_before_the_cut": table(
-        tables.SparseNet, "moe", refused="batch_idx, nth = torch.where(chosen == i)"
-    ),
+    "sparse_experts_before_the_cut": table(tables.SparseNet, "moe", replayed=True),
     "largest_by_scatter": table(tables.TopKMask, "inp", "mid"),
     "graph_convolution": table(tables.GraphConvolution, "gc1"),
     "graph_on_two_sides": table(tables.GraphConvolution, "gc2", replayed=True),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.core import replay, replay_plan
+from splitfed.core import replay
 from splitfed.core.party import Party
 from splitfed.core.replay import ReplayedSegment
 from splitfed.engines.local import LocalEngine
@@ -117,14 +118,16 @@ def test_the_walk_finds_what_a_replayed_segment_would_leak(leak: str) -> None:
 
 def test_a_weight_that_is_left_in_a_copy_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cutter itself is broken: it leaves one weight of the client in everybody's copy."""
-    kept = replay_plan.meta_copy
+    kept = replay.leave_out
 
-    def leaves_one(model: nn.Module, own: set[str], real: set[str]) -> nn.Module:
-        made = kept(model, own, real)
-        if "stem.1.weight" not in own and real:
-            vars(made.get_submodule("stem.1"))["weight"] = model.get_parameter("stem.1.weight").detach().clone()
-        return made
+    def leaves_one(made: nn.Module, *given: Any) -> None:
+        kept(made, *given)
+        weight = made.get_submodule("stem.1").weight
+        if weight.is_meta:
+            vars(made.get_submodule("stem.1"))["weight"] = torch.as_tensor(stem)
 
-    monkeypatch.setattr(replay, "meta_copy", leaves_one)
+    model = replayed_net()
+    stem = model.get_parameter("stem.1.weight").detach().clone()
+    monkeypatch.setattr(replay, "leave_out", leaves_one)
     engine, initial = train("vanilla")
     assert "server holds weights of client0" in foreign(engine, initial)

@@ -1,0 +1,237 @@
+"""Arrays that a module holds beside its weights and buffers, wherever its objects lead: what else its party could read.
+
+Followed are attributes, containers, user objects, closures, defaults, bound methods, partials, weak references, hooks,
+and class attributes and globals that the user's own code names. Not followed is what belongs to installed packages.
+"""
+
+from __future__ import annotations
+
+import array
+import dis
+import gc
+import logging
+import sys
+import sysconfig
+import types
+import weakref
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from splitfed.core.errors import InvalidInput
+
+OWN = frozenset(vars(nn.Module()))
+"""The tables that every module has."""
+OTHERS = "_belongs_to_others"
+"""Name of an attribute of a module that stands for one of another party, none of whose code is run."""
+_PROGRAM = (types.ModuleType, type, types.CodeType, types.FrameType, logging.Logger, torch.Generator)
+_NUMBER = (bool, int, float, np.generic)
+_INSTALLED = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
+# Numbers of a Python container that are named: below are sizes of kernels and the like.
+_FEW = 8
+
+
+@dataclass(frozen=True)
+class HeldArray:
+    """An array that is held: how a user would name it, its shape, and its numbers."""
+
+    name: str
+    shape: tuple[int, ...]
+    numbers: np.ndarray[Any, Any] = field(repr=False, compare=False)
+    named: bool = field(default=True, repr=False, compare=False)
+
+
+class _Met(NamedTuple):
+    """Something that a module leads to. `shared`: a copy of the module would lead to the same object."""
+
+    label: str
+    thing: object
+    shared: bool
+
+
+def held_arrays(module: nn.Module) -> list[HeldArray]:
+    """Return the arrays that `module` leads to and that are none of its weights and buffers, each once."""
+    found = [
+        HeldArray(label, numbers.shape, numbers, named)
+        for label, thing, _ in _walk(module)
+        for numbers, named in _numbers(thing)
+    ]
+    for name in getattr(module, "trace_constants", ()):
+        numbers = _as_array(module.get_buffer(name))
+        found.append(HeldArray(f"{name!r} of the model", numbers.shape, numbers))
+    return found
+
+
+def check_references(module: nn.Module, model: str) -> None:
+    """Refuse attributes and hooks of `module` that lead to modules or tensors that copies of it would share.
+
+    `model`: the class that it is a copy of. Through closures, defaults and weak references, copies would go on using
+    the original's, which belong to no party.
+    """
+    for label, thing, shared in _walk(module):
+        if shared and (isinstance(thing, nn.Module) or (isinstance(thing, Tensor) and not thing.is_meta)):
+            what = f"a {type(thing).__name__}" if isinstance(thing, nn.Module) else f"a tensor {tuple(thing.shape)}"
+            raise InvalidInput(
+                f"{label.replace('the model', model)} leads to {what} by a function or a weak reference that holds it: "
+                "copies of it would use the weights of the model itself; make it a method, or hand that over as an "
+                "argument"
+            )
+
+
+def _walk(module: nn.Module) -> Iterator[_Met]:
+    """Yield what the attributes of all submodules lead to, tensors and foreign modules included, each once."""
+    own: set[int] = {id(one) for one in (*module.modules(), *module.parameters(), *module.buffers())}
+    seen: dict[int, object] = {}
+    for path, inner in module.named_modules():
+        for name, value, of_class in _attributes(inner):
+            label = f"{name!r} of {path!r}" if path else f"{name!r} of the model"
+            waiting = [_Met(label, value, False)]
+            while waiting:
+                met = waiting.pop()
+                thing = met.thing
+                mine = id(thing) in own
+                if id(thing) in seen or isinstance(thing, _PROGRAM) or (mine and not met.shared):
+                    continue
+                if type(thing).__module__ == "splitfed.core.replay":
+                    continue  # The plan: names and shapes.
+                seen[id(thing)] = thing
+                yield met
+                if not mine:
+                    waiting += [
+                        _Met(label, one, met.shared or (shared and not of_class)) for one, shared in _followed(thing)
+                    ]
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any, bool]]:
+    """Yield name and value of the attributes of `module` and of its classes, and whether it is one of a class."""
+    for name, value in vars(module).items():
+        if name == "_flat_weight_refs" and isinstance(module, nn.RNNBase):
+            continue  # Every copy makes them anew.
+        if name not in OWN or ("hooks" in name and value):
+            yield name, value, False
+    if OTHERS in vars(module):
+        return
+    for kind in type(module).__mro__:
+        if not is_installed(kind):
+            for name, value in vars(kind).items():
+                if not name.startswith("__"):
+                    yield name, value, True
+
+
+def is_installed(thing: Any) -> bool:
+    """Return whether a class or function belongs to an installed package, and not to the user."""
+    name = getattr(thing, "__module__", None) or ""
+    top = name.partition(".")[0]
+    if top in sys.stdlib_module_names and top != "__main__":
+        return True
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    return top in ("torch", "splitfed") or file.startswith(_INSTALLED)
+
+
+def _followed(thing: Any) -> Iterator[tuple[object, bool]]:
+    """Yield what `thing` refers to, and whether a copy of it would refer to the same."""
+    if isinstance(thing, (Tensor, np.ndarray)) and not _is_of_objects(thing):
+        return
+    if isinstance(thing, nn.Module):
+        yield from ((one, False) for one in vars(thing).values())
+    elif isinstance(thing, types.FunctionType):
+        cells = [cell.cell_contents for cell in thing.__closure__ or () if _is_full(cell)]
+        held = [*cells, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values(), *vars(thing).values()]
+        yield from ((one, True) for one in held)
+        if not is_installed(thing):
+            named = [thing.__globals__.get(name) for name in _names(thing.__code__)]
+            yield from ((one, False) for one in named if _may_hold(one))
+    elif isinstance(thing, weakref.ref):
+        yield thing(), True
+    elif isinstance(thing, weakref.ProxyTypes):
+        yield thing.__repr__.__self__, True
+    elif isinstance(thing, types.BuiltinFunctionType):
+        yield thing.__self__, True
+    elif isinstance(thing, fx.Graph):
+        yield from (((node.args, dict(node.kwargs)), False) for node in thing.nodes)
+    elif not isinstance(thing, (fx.Node, *_NUMBER, str, bytes, type(None))):
+        yield from ((one, False) for one in gc.get_referents(thing))
+
+
+def _may_hold(value: Any) -> bool:
+    """Return whether a global that the user's code names is a value of the user's, and no part of a program."""
+    simple = isinstance(value, (Tensor, np.ndarray, list, tuple, set, dict, deque, array.array, bytearray))
+    return simple or (isinstance(value, types.FunctionType) and not is_installed(value))
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Return the names that a function's code looks up, those of functions within it included."""
+    inner = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
+    return {*code.co_names, *(name for names in inner for name in names)}
+
+
+def names_in_code(kinds: Collection[type]) -> set[str]:
+    """Return the attributes, and texts that may name one, that the methods of classes read, but to make an object."""
+    found: set[str] = set()
+    waiting: list[Any] = [value for kind in kinds for name, value in vars(kind).items() if name != "__init__"]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, property):
+            waiting += [one.fget, one.fset]
+        elif isinstance(one, (staticmethod, classmethod)):
+            waiting.append(one.__func__)
+        elif isinstance(one, types.FunctionType):
+            waiting += [one.__code__, getattr(one, "__wrapped__", None)]
+        elif isinstance(one, types.CodeType):
+            found.update(i.argval for i in dis.get_instructions(one) if i.opname in ("LOAD_ATTR", "LOAD_METHOD"))
+            waiting += one.co_consts
+        elif isinstance(one, str) and one.isidentifier():
+            found.add(one)
+        elif isinstance(one, tuple):
+            waiting += one
+    return found
+
+
+def _is_full(cell: types.CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def _is_of_objects(thing: Any) -> bool:
+    return isinstance(thing, np.ndarray) and thing.dtype.hasobject
+
+
+def _numbers(thing: Any) -> Iterator[tuple[np.ndarray[Any, Any], bool]]:
+    """Yield the numbers that `thing` itself holds, and whether it is an array that is worth a name."""
+    if isinstance(thing, Tensor):
+        if not thing.is_meta and thing.numel() > 0 and thing.layout == torch.strided:
+            yield _as_array(thing), thing.numel() > 1
+    elif isinstance(thing, np.ndarray):
+        if thing.dtype.kind in "biuf" and thing.size > 1:
+            yield thing, True
+    elif isinstance(thing, (bytearray, array.array)) and len(thing) > 1:
+        yield np.frombuffer(thing, dtype=np.uint8) if isinstance(thing, bytearray) else np.array(thing), True
+    elif isinstance(thing, (list, tuple, set, frozenset, deque)):
+        items = list(thing)
+        if len(items) > 1 and all(isinstance(one, _NUMBER) for one in items):
+            yield np.array(items), len(items) >= _FEW
+    elif isinstance(thing, Mapping):
+        items = [one for one in thing.values() if isinstance(one, _NUMBER)]
+        if len(items) > 1:
+            yield np.array(items), False
+    elif hasattr(type(thing), "__array__"):
+        numbers = np.asarray(thing)
+        if numbers.dtype.kind in "biuf" and numbers.size > 1:
+            yield numbers, True
+
+
+def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    plain = tensor.detach().cpu()
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
+    if plain.dtype not in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float64):
+        plain = plain.float()
+    return np.asarray(plain.resolve_conj().resolve_neg())
