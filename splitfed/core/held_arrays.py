@@ -77,7 +77,7 @@ def check_references(module: nn.Module, model: str) -> None:
         if shared and (isinstance(thing, nn.Module) or (isinstance(thing, Tensor) and not thing.is_meta)):
             what = f"a {type(thing).__name__}" if isinstance(thing, nn.Module) else f"a tensor {tuple(thing.shape)}"
             raise InvalidInput(
-                f"{label.replace('the model', model)} leads to {what} by a function or a weak reference that holds it: "
+                f"{label.replace('the model', model)} is a function or a reference that leads to {what}: "
                 "copies of it would use the weights of the model itself; make it a method, or hand that over as an "
                 "argument"
             )

@@ -55,7 +55,7 @@ CONVOLUTIONS = {
     "spectral_norm_by_hooks": image(convolutions.OldSpectralNorm, "one", "value", replayed=True),
     "checkpoint": image(partial(convolutions.CheckpointedBlocks, False), "blocks.0", "blocks.1", replayed=True),
     "checkpoint_from_inside": image(
-        partial(convolutions.CheckpointedBlocks, False), "blocks.0.1", refused="torch.utils.checkpoint: Recomputed"
+        partial(convolutions.CheckpointedBlocks, False), "blocks.0.1", refused="a checkpoint around a cut"
     ),
     "reentrant_checkpoint": image(partial(convolutions.CheckpointedBlocks, True), "stem", "head.pool", replayed=True),
     "reentrant_checkpoint_from_inside": image(
@@ -132,7 +132,7 @@ TRANSFORMERS = {
     "function_that_holds_submodules": words(
         partial(transformers.GPT, True, False, transformers.ClosureBlock),
         "transformer.drop",
-        refused="'mlpf' of 'transformer.h.0' is a function that holds 'm'",
+        refused="'mlpf' of 'transformer.h.0' is a function or a reference that leads to a ModuleDict",
     ),
     "llama": words(transformers.Llama, "layers.0", "layers.1.attention_norm", replayed=True, rounds=True),
     "llama_without_end": words(transformers.Llama, "output", refused="'output' leaves an empty segment after 'output'"),
