@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
@@ -60,13 +60,30 @@ def unknown(kind: str, name: object, allowed: Iterable[str]) -> InvalidInput:
 def check_names(kind: str, allowed: Collection[Any], *names: object) -> None:
     """Refuse the first of `names` that no `kind` has: those `allowed`."""
     for name in names:
-        if name not in allowed:
+        if not isinstance(name, Hashable) or name not in allowed:
             raise unknown(kind, name, allowed)
 
 
 def first_line(error: BaseException) -> str:
     """Return the first line of what `error` says, or its kind where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def short(value: object) -> str:
+    """Return what `value` is in one line of at most `WIDEST` characters, for the text of an error."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= WIDEST else f"{text[:WIDEST]}..."
+
+
+def check_kind(name: str, value: object, kind: type | tuple[type, ...], expected: str) -> None:
+    """Refuse a `value` that is no `kind`, in the words of `expected`."""
+    if not isinstance(value, kind):
+        told = value if value is None or isinstance(value, (str, bool, int, float)) else _name_of(value)
+        raise InvalidInput(f"{name}={short(told)} is not allowed; expected {expected}")
+
+
+def _name_of(value: object) -> str:
+    return str(getattr(value, "__name__", type(value).__name__))
 
 
 def describe_error(error: BaseException) -> str:

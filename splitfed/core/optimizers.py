@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from splitfed.core.errors import InvalidInput, check_fields, require_name, require_number
+from splitfed.core.errors import InvalidInput, check_fields, check_kind, require_name, require_number, short
 from splitfed.core.optimizer_arguments import (
     Factory,
     check_optimizer,
@@ -62,13 +62,17 @@ class Optim:
     def __post_init__(self) -> None:
         """Refuse names and arguments that torch does not know; nothing is built yet."""
         check_fields(self)
+        if not (isinstance(self.name, str) or callable(self.name)):
+            raise InvalidInput(f"optimizer {short(self.name)} is not allowed; expected a class of torch.optim")
         if isinstance(self.options, _OptionsOfSgd):
             object.__setattr__(self, "options", dict(self.options) if self.name == "SGD" else {})
         if self.scheduler_every != "round" and self.scheduler is None:
             raise InvalidInput(f"scheduler_every={self.scheduler_every!r} is not allowed without a scheduler; name one")
-        groups = (self.groups,) if isinstance(self.groups, ParameterGroup) else tuple(self.groups)
-        if wrong := next((one for one in groups if not isinstance(one, ParameterGroup)), None):
-            raise InvalidInput(f"groups={wrong!r} is not allowed; expected splitfed.ParameterGroup(match, options)")
+        for name in ("options", "scheduler_options"):
+            check_kind(name, getattr(self, name), Mapping, "a table of arguments by name")
+        groups = tuple(self.groups) if isinstance(self.groups, (list, tuple)) else (self.groups,)
+        for wrong in (one for one in groups if not isinstance(one, ParameterGroup)):
+            raise InvalidInput(f"groups={short(wrong)} is not allowed; expected ParameterGroup(match, options)")
         object.__setattr__(self, "groups", groups)
         defaults = check_optimizer(self.name, self.options, [group.options for group in groups])
         if self.scheduler is not None:

@@ -7,12 +7,14 @@ on what was drawn before, so a run can be resumed and its clients can run in any
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-from splitfed.core.errors import check_count
+from splitfed.core.errors import InvalidInput, check_count, short
 
 _WORDS = 624
 _AT = 24
@@ -20,8 +22,20 @@ _AT = 24
 
 def derive(root: int, *purpose: str | int) -> int:
     """Return a 63-bit seed for `purpose` under `root`; equal arguments give equal seeds on every machine."""
-    text = "\x1f".join([f"{type(word).__name__}:{word}" for word in (root, *purpose)])
+    text = "\x1f".join([f"{type(word).__name__}:{word}" for word in (read_seed(root), *purpose)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def read_seed(seed: Any, name: str = "seed") -> int:
+    """Return `seed` as Python's int, so that 0 and `numpy.int64(0)` draw alike; refuse what is no whole number."""
+    if type(seed) is int:
+        return seed
+    try:
+        if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+            raise TypeError
+        return operator.index(seed)
+    except TypeError:
+        raise InvalidInput(f"{name}={short(seed)} is not allowed; expected a whole number of at least 0") from None
 
 
 def generator(root: int, *purpose: str | int, device: torch.device | str = "cpu") -> torch.Generator:
@@ -39,7 +53,7 @@ def wide_generator(root: int, *purpose: str | int, device: torch.device | str = 
     wide = generator(root, *purpose, device=device)
     if wide.device.type != "cpu":
         return wide
-    text = "\x1f".join([f"{type(word).__name__}:{word}" for word in (root, "wide", *purpose)])
+    text = "\x1f".join([f"{type(word).__name__}:{word}" for word in (read_seed(root), "wide", *purpose)])
     state_words = torch.frombuffer(bytearray(hashlib.shake_256(text.encode()).digest(4 * _WORDS)), dtype=torch.int32)
     state = wide.get_state()
     # The state's 624 words of 32 bits stand behind three numbers, in 64 bits each.

@@ -16,7 +16,7 @@ from splitfed.core.defense import (
     PenaltyDefense,
     ReceiverPenaltyDefense,
 )
-from splitfed.core.errors import InvalidInput, about
+from splitfed.core.errors import InvalidInput, about, check_kind
 from splitfed.core.initial_weights import first_weights, local_segments, resolve_starts
 from splitfed.core.optimizers import Optim
 from splitfed.core.per_client_defenses import check_clients, of_client
@@ -98,7 +98,7 @@ def prepare(
     Raises `InvalidInput`.
     """
     plan, extra, given = _resolve_algorithms(schedule, method, defenses)
-    _check_kind("data", data, Federation, "what Dataset.clients(count) returns")
+    check_kind("data", data, Federation, "what Dataset.clients(count) returns")
     topologies, facts = assemble(topology, data, plan, extra, training.seed, probes)
     return complete(topologies, facts, data, plan, extra, given, optimizer, training)
 
@@ -205,7 +205,7 @@ def check_method(
     method.check_run(MethodContext(topologies, facts, plan.binds(len(data.clients)), public, of_clients))
     if method.restart is None:
         return training
-    _check_kind(f"{type(method).__name__} restart", method.restart, bool, "True, False, or None for the run's")
+    check_kind(f"{type(method).__name__} restart", method.restart, bool, "True, False, or None for the run's")
     return replace(training, restart_optimizers=method.restart)
 
 
@@ -359,12 +359,6 @@ def fit_defenses(
     return topology, facts
 
 
-def _check_kind(name: str, value: object, kind: type, expected: str) -> None:
-    if not isinstance(value, kind):
-        told = value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
-        raise InvalidInput(f"{name}={told!r} is not allowed; expected {expected}")
-
-
 def _resolve_algorithms(
     schedule: str | Schedule, method: str | Method | None, defenses: Defense | Sequence[Defense]
 ) -> tuple[Schedule, Method | None, tuple[Defense, ...]]:
@@ -374,11 +368,11 @@ def _resolve_algorithms(
     stated: object = defenses
     several = isinstance(stated, Sequence) and not isinstance(stated, str)
     given = tuple(cast("Sequence[Defense]", defenses)) if several else (cast("Defense", defenses),)
-    _check_kind("schedule", plan, Schedule, "a name or a schedule, such as splitfed.schedules.SplitFedV1()")
+    check_kind("schedule", plan, Schedule, "a name or a schedule, such as splitfed.schedules.SplitFedV1()")
     if extra is not None:
-        _check_kind("method", extra, Method, "a name or a method, such as splitfed.federated.FedProto()")
+        check_kind("method", extra, Method, "a name or a method, such as splitfed.federated.FedProto()")
     for one in given:
-        _check_kind("defenses", one, Defense, "defenses, such as splitfed.defenses.Noise(scale=0.5)")
+        check_kind("defenses", one, Defense, "defenses, such as splitfed.defenses.Noise(scale=0.5)")
     return plan, extra, given
 
 
@@ -422,7 +416,7 @@ def _topology_per_client(topology: Topology | Sequence[Topology], clients: int) 
         return [topology] * clients
     topologies: list[Topology] = list(topology) if isinstance(topology, (list, tuple)) else [cast(Topology, topology)]
     for one in topologies:
-        _check_kind("topology", one, Topology, "what a builder of splitfed.topologies returns, or one a client")
+        check_kind("topology", one, Topology, "what a builder of splitfed.topologies returns, or one a client")
     if len(topologies) != clients:
         raise InvalidInput(
             f"{len(topologies)} topologies were given for {clients} clients; expected one a client, or one"

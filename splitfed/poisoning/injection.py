@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, check_kind
 from splitfed.core.messages import Message
 from splitfed.core.random import derive, generator
 from splitfed.data.federation import Federation
@@ -15,10 +15,9 @@ from splitfed.poisoning.base import HonestObserver, Poisoning, Tensors
 
 def check_poisonings(given: Poisoning | Sequence[Poisoning]) -> tuple[Poisoning, ...]:
     """Return what was given as a tuple; refuse what is no poisoning."""
-    found = (given,) if isinstance(given, Poisoning) else tuple(given)
+    found = tuple(given) if isinstance(given, (list, tuple)) else (given,)
     for one in found:
-        if not isinstance(one, Poisoning):
-            raise InvalidInput(f"poisoning {one!r} is not allowed; expected one of splitfed.poisoning")
+        check_kind("poisoning", one, Poisoning, "one of splitfed.poisoning, or a list of them")
     return found
 
 

@@ -58,8 +58,8 @@ class Training:
             if not isinstance(given := getattr(self, name), bool):
                 raise InvalidInput(f"{name}={given!r} is not allowed; expected True or False")
         # "given" is what `prepare` says of topologies that clients were given one each.
-        if self.starts not in (None, GIVEN, *STARTS):
-            raise unknown("starts", str(self.starts), STARTS)
+        if not (self.starts is None or (isinstance(self.starts, str) and self.starts in (GIVEN, *STARTS))):
+            raise unknown("starts", self.starts, STARTS)
         check_fields(self)
         if self.drop_last and self.sampling == "poisson":
             raise InvalidInput(
@@ -120,7 +120,7 @@ class LocalUpdate:
 
     def __post_init__(self) -> None:
         """Refuse what `Training` refuses, and starts that only topologies can have."""
-        if self.starts == GIVEN:
+        if isinstance(self.starts, str) and self.starts == GIVEN:
             raise unknown("starts", self.starts, STARTS)
         self.training()
 

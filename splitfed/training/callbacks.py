@@ -8,7 +8,7 @@ would itself depend on what was released (Rogers, Roth, Ullman, Vadhan, "Privacy
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +83,7 @@ class Callback:
 
 def check_callbacks(given: object) -> tuple[Callback, ...]:
     """Return the callbacks in a list, refusing everything else."""
-    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    found = tuple(given) if isinstance(given, (list, tuple)) else (given,)
     if wrong := [one for one in found if not isinstance(one, Callback)]:
         raise InvalidInput(f"callbacks={wrong[0]!r} is not allowed; expected a list of callbacks, [EarlyStopping()]")
     return found

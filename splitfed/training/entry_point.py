@@ -10,9 +10,10 @@ import torch
 
 from splitfed.core.defense import Defense, privacy_event
 from splitfed.core.deprecation import accept_old_keywords
-from splitfed.core.errors import InvalidInput, about, check_count
+from splitfed.core.errors import InvalidInput, about, check_count, check_kind, short
 from splitfed.core.messages import LocalLink, Recording
 from splitfed.core.optimizers import Optim
+from splitfed.core.random import read_seed
 from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
 from splitfed.engines.engine import Engine
@@ -74,6 +75,16 @@ def train(
     `NonFinite` when training diverges.
     """
     check_count("rounds", rounds, low=1)
+    seed = read_seed(seed)
+    check_count("seed", seed)
+    find_device(device)
+    for name, given in (
+        ("local", local),
+        ("adversaries", adversaries),
+        ("evaluation", evaluation),
+        ("logging", logging),
+    ):
+        check_kind(name, given, GROUPS[name], f"splitfed.{GROUPS[name].__name__}(...)")
     arguments = {
         "schedule": schedule,
         "method": method,
@@ -279,10 +290,11 @@ def _expected_batch_sizes(prepared: Prepared) -> list[float] | None:
 
 def find_device(name: torch.device | str) -> torch.device:
     """Return the device called `name`; refuse one that torch does not train on here."""
+    check_kind("device", name, (str, torch.device), "cpu, cuda or cuda:N")
     try:
         device = torch.device(name)
-    except RuntimeError:
-        raise InvalidInput(f"device={name!r} is not allowed; expected cpu, cuda or cuda:N") from None
+    except (RuntimeError, ValueError):
+        raise InvalidInput(f"device={short(name)} is not allowed; expected cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
         raise InvalidInput(f"device={str(name)!r} is not allowed; expected cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from splitfed.attacks.training_time.training_attack import TrainingAttack
-from splitfed.core.errors import InvalidInput, check_count, check_fields, require_count, require_name, require_number
+from splitfed.core.errors import (
+    InvalidInput,
+    check_count,
+    check_fields,
+    check_kind,
+    require_count,
+    require_name,
+    require_number,
+    short,
+)
 from splitfed.core.messages import LocalLink, Recording
 from splitfed.costs.speeds import Speeds
 from splitfed.detectors.base import Detector
@@ -114,8 +123,8 @@ class Evaluation:
     def __post_init__(self) -> None:
         """Refuse numbers out of their range, and a switch that is none."""
         check_fields(self)
-        if not isinstance(self.across_clients, bool):
-            raise InvalidInput(f"across_clients={self.across_clients!r} is not allowed; expected True or False")
+        check_kind("across_clients", self.across_clients, bool, "True or False")
+        check_kind("speeds", self.speeds, (Speeds, type(None)), "splitfed.Speeds(...)")
 
     def due(self, number: int, rounds: int) -> bool:
         """Return whether round `number` (from 0) of `rounds` is scored."""
@@ -144,6 +153,13 @@ class Logging:
     def __post_init__(self) -> None:
         """Refuse an unknown link, what is no callback, and to resume what has no folder."""
         check_fields(self)
+        check_kind("folder", self.folder, (str, Path, type(None)), "a path")
+        check_kind("resume", self.resume, bool, "True or False")
+        check_kind("record", self.record, (Recording, type(None)), "splitfed.Recording(...)")
+        if not (self.progress is None or callable(self.progress)):
+            raise InvalidInput(
+                f"progress={short(self.progress)} is not allowed; expected a function of round, rounds and metrics"
+            )
         object.__setattr__(self, "callbacks", check_callbacks(self.callbacks))
         if self.resume and self.folder is None:
             raise InvalidInput("resume=True needs the folder of the run to resume")

@@ -340,7 +340,7 @@ MISFITS: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"schedule": "sequential"},
         "SignFlip bends what a client uploads; no client uploads weights under this schedule",
     ),
-    "no poisoning": (("sign_flip",), {}, "poisoning 'sign_flip' is not allowed"),
+    "no poisoning": (("sign_flip",), {}, "poisoning='sign_flip' is not allowed"),
 }
 
 
