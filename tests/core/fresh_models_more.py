@@ -281,7 +281,10 @@ class HyperNetwork(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.z, self.hyper = nn.Parameter(torch.randn(1, 4)), nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 48))
+        self.z, self.hyper = (
+            nn.Parameter(torch.randn(1, 4)),
+            nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 48)),
+        )
         self.stem, self.head = nn.Linear(8, 8), nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,61 +1,19 @@
-"""Forty models that nobody had in mind when the cutters were written: trained to the uncut model's bits, or refused."""
+"""Models that nobody had in mind when the cutters were written: trained to the uncut model's bits, or refused."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import random
-import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-import splitfed as sf
-from splitfed.core.errors import InvalidInput
-from splitfed.core.messages import Stamp
-from splitfed.core.optimizers import Optim
-from splitfed.core.random import stream
-from splitfed.core.step_state import forward_seed
-from splitfed.core.topology import Topology
-from splitfed.topologies import u_shaped, vanilla
 from tests.core import fresh_models as made
 from tests.core import fresh_models_by_hand as by_hand
 from tests.core import fresh_models_more as more
-from tests.core.idioms import left_alone
-
-TRAIN, TEST, SIZE, ROUNDS, SEED = 19, 5, 8, 3, 2
-"""Batches of 8, 8 and 3 rows."""
-OPTIM = Optim("SGD", {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01})
-Rows = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Fresh:
-    """A model, the submodules it is cut behind (one: vanilla, two: U-shaped), its rows, and what must come of it.
-
-    `refused`: a text that the refusal contains (None: trained to the bits of the uncut model). `open`: why it is
-    neither yet. `draws`: it draws random numbers, so that the reference draws from the streams of the parties. `near`:
-    gradients of one value are added up in parts, so that last digits are others. `output`, `sent`: as for `vanilla`.
-    """
-
-    model: Callable[[], nn.Module]
-    at: tuple[str, ...]
-    inputs: Callable[[int], Rows]
-    refused: str | None = None
-    open: str | None = None
-    draws: bool = False
-    near: bool = False
-    output: str | None = None
-    sent: tuple[str, ...] | None = None
+from tests.core.fresh_runs import TEST, TRAIN, Fresh, Rows, check
 
 
 def drawn(count: int, *shape: int, seed: int = 5) -> Tensor:
@@ -183,15 +141,33 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "
 WIDTH = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 TEXT = {**NO_DROPOUT, **WIDTH, "vocab_size": 16, "max_position_embeddings": 16, "pad_token_id": 0}
 SPEECH = {
-    **{"conv_dim": (8,), "conv_stride": (2,), "conv_kernel": (3,), "num_feat_extract_layers": 1},
-    **{"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "layerdrop": 0.0, "mask_time_prob": 0.0},
-    **{"hidden_dropout": 0.0, "attention_dropout": 0.0, "feat_proj_dropout": 0.0, "final_dropout": 0.0},
-    **{"activation_dropout": 0.0, "classifier_proj_size": 8, "num_labels": 4},
+    "conv_dim": (8,),
+    "conv_stride": (2,),
+    "conv_kernel": (3,),
+    "num_feat_extract_layers": 1,
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "layerdrop": 0.0,
+    "mask_time_prob": 0.0,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "feat_proj_dropout": 0.0,
+    "final_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "classifier_proj_size": 8,
+    "num_labels": 4,
 }
 SEGMENTS = {
-    **{"num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [4, 8], "strides": [2, 2]},
-    **{"patch_sizes": [3, 3], "num_attention_heads": [1, 2], "mlp_ratios": [2, 2], "drop_path_rate": 0.0},
-    **{"classifier_dropout_prob": 0.0},
+    "num_encoder_blocks": 2,
+    "depths": [1, 1],
+    "sr_ratios": [2, 1],
+    "hidden_sizes": [4, 8],
+    "strides": [2, 2],
+    "patch_sizes": [3, 3],
+    "num_attention_heads": [1, 2],
+    "mlp_ratios": [2, 2],
+    "drop_path_rate": 0.0,
+    "classifier_dropout_prob": 0.0,
 }
 TRANSFORMERS: dict[str, Fresh] = {
     "albert": transformer(
@@ -243,142 +219,6 @@ TRANSFORMERS: dict[str, Fresh] = {
 MODELS = {**PUBLISHED, **BY_HAND, **TRANSFORMERS}
 
 
-def build(fresh: Fresh) -> nn.Module:
-    """Return the model, from the same weights each time."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        return fresh.model()
-
-
-def topology_of(fresh: Fresh, model: nn.Module) -> Topology:
-    """Cut the model, with eight rows as an example."""
-    rows = fresh.inputs(SIZE)
-    example: Any = rows if len(rows) > 1 else next(iter(rows.values()))
-    rest: dict[str, Any] = {"example": example, "output": fresh.output, "sent_inputs": fresh.sent}
-    return u_shaped(model, fresh.at, **rest) if len(fresh.at) == 2 else vanilla(model, fresh.at[0], **rest)
-
-
-def data_of(fresh: Fresh) -> sf.Federation:
-    """Return the rows as those of one client."""
-    rows, labels = fresh.inputs(TRAIN + TEST), torch.arange(TRAIN + TEST) % 4
-    whole = "float32" if next(iter(rows.values())).is_floating_point() else "int64"
-    given: Any = rows if len(rows) > 1 else next(iter(rows.values()))
-    data = sf.data.from_arrays(given, labels, task=sf.classification(4), dtype=whole)  # type: ignore[arg-type]
-    return data.clients(1, auxiliary=0, victims=0, validation=0.0, test=TEST / (TRAIN + TEST), seed=0)
-
-
-def train_split(fresh: Fresh, model: nn.Module) -> sf.Run:
-    """Cut and train, scored at the end alone."""
-    seldom = sf.Evaluation(every=ROUNDS)
-    topology, data = topology_of(fresh, model), data_of(fresh)
-    return sf.train(
-        topology, data, rounds=ROUNDS, batch_size=SIZE, optimizer=OPTIM, seed=SEED, evaluation=seldom
-    )
-
-
-def train_whole(fresh: Fresh, model: nn.Module, positions: Tensor) -> None:
-    """Train the uncut model as anybody would, on the same rows in the same order."""
-    rows, labels = fresh.inputs(TRAIN + TEST), torch.arange(TRAIN + TEST) % 4
-    order = sf.LocalUpdate().training(SIZE, SEED)
-    model.train()
-    optimizer, _ = OPTIM.build([p for p in model.parameters() if p.requires_grad])
-    for epoch in range(ROUNDS):
-        batches = order.batches(len(positions), epoch, 0)
-        assert sorted(torch.cat(batches).tolist()) == list(range(TRAIN))
-        assert [len(b) for b in batches] == [8, 8, 3]
-        for step, batch in enumerate(batches):
-            chosen = positions[batch]
-            optimizer.zero_grad()
-            with streams_of_parties(fresh, model, Stamp("train", 0, epoch, step)):
-                output = model(**{name: part[chosen] for name, part in rows.items()})
-            functional.cross_entropy(logits(output), labels[chosen]).backward()
-            optimizer.step()
-
-
-@contextlib.contextmanager
-def streams_of_parties(fresh: Fresh, model: nn.Module, stamp: Stamp) -> Iterator[None]:
-    """Let what comes before the cut draw from the client's stream, and what comes behind from the server's."""
-    if not fresh.draws:
-        yield
-        return
-    with ExitStack() as stack:
-        stack.enter_context(stream(forward_seed(SEED, "client0", "bottom", stamp)))
-
-        def changed(module: nn.Module, inputs: Any, output: Any) -> None:
-            stack.enter_context(stream(forward_seed(SEED, "server", "top", stamp)))
-
-        (at,) = fresh.at
-        hook = model.get_submodule(at).register_forward_hook(changed)
-        yield
-        hook.remove()
-
-
-def logits(output: Any) -> Tensor:
-    """Return the scores among what a model returned."""
-    if isinstance(output, Tensor):
-        return output
-    if hasattr(output, "logits"):
-        return output.logits  # type: ignore[no-any-return]
-    return output[0]  # type: ignore[no-any-return]
-
-
-def described(value: Any, depth: int = 0) -> Any:
-    """Return what a value holds, in a form that compares by contents."""
-    if isinstance(value, Tensor):
-        return (value.dtype, value.tolist())
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, nn.Module) or depth > 4:
-        return id(value)
-    if isinstance(value, Mapping):
-        return {str(k): described(v, depth + 1) for k, v in value.items()}
-    if isinstance(value, (list, tuple, by_hand.deque)):
-        return [described(v, depth + 1) for v in value]
-    if is_dataclass(value):
-        return {f.name: described(getattr(value, f.name), depth + 1) for f in fields(value)}
-    if isinstance(value, SimpleNamespace):
-        return described(vars(value), depth + 1)
-    return repr(value)
-
-
-@contextlib.contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Hold that the block leaves the model, what it refers to, and all generators of random numbers as they were."""
-
-    def everything() -> Any:
-        known = vars(nn.Module())
-        plain = {
-            n: {k: described(v) for k, v in vars(m).items() if k not in known} for n, m in model.named_modules()
-        }
-        return plain, dict(by_hand.SEEN), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
-
-    before = everything()
-    with left_alone(model):
-        yield
-    assert everything() == before
-
-
-def check(fresh: Fresh) -> None:
-    """Hold that a row is exact or refused, as it says, and that nothing of the user's is changed."""
-    model = build(fresh)
-    uncut = build(fresh)
-    if fresh.refused is not None:
-        with untouched(model), pytest.raises(InvalidInput) as caught:
-            train_split(fresh, model)
-        assert "\n" not in str(caught.value)
-        assert fresh.refused in str(caught.value)
-        return
-    with untouched(model):
-        run = train_split(fresh, model)
-    train_whole(fresh, uncut, data_of(fresh).sources["client0/train"])
-    state = run.export(build(fresh)).state_dict()
-    assert state.keys() == uncut.state_dict().keys()
-    for key, value in uncut.state_dict().items():
-        # Nine steps of sums of five numbers below 1, each off by a unit in the last place.
-        near = 9 * 5 * torch.finfo(torch.float32).eps if fresh.near else 0.0
-        torch.testing.assert_close(state[key], value, rtol=0, atol=near, msg=lambda text: f"{key}: {text}")
-
-
 def test_the_table_is_long_enough() -> None:
     assert len(MODELS) >= 40
     assert len(PUBLISHED) + len(TRANSFORMERS) >= 24
@@ -387,7 +227,8 @@ def test_the_table_is_long_enough() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(n, marks=[pytest.mark.xfail(strict=True, reason=f.open)] if f.open else []) for n, f in MODELS.items()
+        pytest.param(n, marks=[pytest.mark.xfail(strict=True, reason=f.open)] if f.open else [])
+        for n, f in MODELS.items()
     ],
 )
 def test_a_model_that_nobody_had_in_mind_is_exact_or_refused(name: str) -> None:
