@@ -210,16 +210,21 @@ class TCN(nn.Module):
 class RevIN(nn.Module):
     """Reversible instance norm: what it took off a series it keeps on itself, and puts on again at the end."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, affine: bool) -> None:
         super().__init__()
-        self.affine_weight, self.affine_bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.affine = affine
+        if affine:
+            self.affine_weight, self.affine_bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor, mode: str) -> Tensor:
         if mode == "norm":
             self.mean = torch.mean(x, dim=1, keepdim=True).detach()
             self.stdev = torch.sqrt(torch.var(x, dim=1, keepdim=True, unbiased=False) + 1e-5).detach()
-            return (x - self.mean) / self.stdev * self.affine_weight + self.affine_bias
-        return (x - self.affine_bias) / (self.affine_weight + 1e-10) * self.stdev + self.mean
+            x = (x - self.mean) / self.stdev
+            return x * self.affine_weight + self.affine_bias if self.affine else x
+        if self.affine:
+            x = (x - self.affine_bias) / (self.affine_weight + 1e-10)
+        return x * self.stdev + self.mean
 
 
 class MovingMean(nn.Module):
@@ -234,9 +239,9 @@ class MovingMean(nn.Module):
 class Forecaster(nn.Module):
     """Autoformer's decomposition into season and trend, between the two ends of a reversible norm."""
 
-    def __init__(self) -> None:
+    def __init__(self, affine: bool = True) -> None:
         super().__init__()
-        self.revin, self.decomp = RevIN(4), MovingMean()
+        self.revin, self.decomp = RevIN(4, affine), MovingMean()
         self.embed, self.season, self.trend = nn.Linear(4, 4), nn.Linear(6, 6), nn.Linear(6, 6)
 
     def forward(self, x: Tensor) -> Tensor:

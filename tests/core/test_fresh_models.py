@@ -69,7 +69,7 @@ PUBLISHED: dict[str, Fresh] = {
     "point_net": row((6, 3), made.PointNet, "conv1", output="0"),
     "tcn": series(made.TCN, "network.0.net.1", "network.1"),
     "reversible_norm": series(made.Forecaster, "embed", "trend"),
-    "reversible_norm_between_parties": series(made.Forecaster, "embed", refused="sent_inputs"),
+    "reversible_norm_between_parties": series(partial(made.Forecaster, False), "embed", refused="sent_inputs"),
     "n_beats": table(made.NBeats, "before:blocks.1", "blocks.1.fc"),
     "n_beats_past_the_first_block": table(made.NBeats, "blocks.0", refused="sent_inputs"),
     "tab_net": table(made.TabNet, "initial", near=True),
