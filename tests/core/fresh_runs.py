@@ -174,10 +174,15 @@ def check(fresh: Fresh) -> None:
         return
     with untouched(model):
         run = train_split(fresh, model)
-    train_whole(fresh, uncut, data_of(fresh).sources["client0/train"])
+    data = data_of(fresh)
+    train_whole(fresh, uncut, data.sources["client0/train"])
     state = run.export(build(fresh)).state_dict()
     assert state.keys() == uncut.state_dict().keys()
     for key, value in uncut.state_dict().items():
         # Nine steps of sums of five numbers below 1, each off by a unit in the last place.
         near = 9 * 5 * torch.finfo(torch.float32).eps if fresh.near else 0.0
         torch.testing.assert_close(state[key], value, rtol=0, atol=near, msg=key)
+    rows, tested = fresh.inputs(TRAIN + TEST), data.sources["client0/test"]
+    with torch.no_grad():
+        expected = logits(uncut.eval()(**{name: part[tested] for name, part in rows.items()}))
+    torch.testing.assert_close(run.predict(data.clients[0].test.x), expected, rtol=0, atol=1e-5 if fresh.near else 0.0)
