@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +40,7 @@ class Fresh:
 
     `refused`: a text that the refusal contains (None: trained to the bits of the uncut model). `open`: why it is
     neither yet. `draws`: it draws random numbers, so that the reference draws from the streams of the parties. `near`:
-    gradients of one value are added up in parts, so that last digits are others. `output`, `sent`: as for `vanilla`.
+    gradients of one value are added up in parts, so that last digits are others. `output`, `sent`: as for `vanilla`. `slow`: takes longer than a second.
     """
 
     model: Callable[[], nn.Module]
@@ -51,6 +52,7 @@ class Fresh:
     near: bool = False
     output: str | None = None
     sent: tuple[str, ...] | None = None
+    slow: bool = False
 
 
 def build(fresh: Fresh) -> nn.Module:
@@ -136,6 +138,10 @@ def described(value: Any, depth: int = 0) -> Any:
         return (value.dtype, value.tolist())
     if isinstance(value, np.ndarray):
         return value.tolist()
+    if isinstance(value, torch.Generator):
+        return value.get_state().tolist()
+    if inspect.isgenerator(value):
+        return (inspect.getgeneratorstate(value), inspect.getgeneratorlocals(value))
     if isinstance(value, nn.Module) or depth > 4:
         return id(value)
     if isinstance(value, Mapping):

@@ -80,7 +80,7 @@ PUBLISHED: dict[str, Fresh] = {
         more.NeuMF, ("item_mlp",), lambda n: {"user": tokens(n, 1), "item": tokens(n, 1, seed=6)}
     ),
     "state_space": series(more.S4D, "encoder", "norm"),
-    "rwkv": words("idx", more.RWKV, "ln0", "blocks.0.output"),
+    "rwkv": words("idx", more.RWKV, "ln0", "blocks.0.output", slow=True),
     "set_transformer": series(more.SetTransformer, "inp", "enc.0"),
     "graph_attention": series(more.GraphAttention, "heads.1"),
     "byol": table(more.BYOL, "target"),
@@ -106,6 +106,7 @@ BY_HAND: dict[str, Fresh] = {
     "schedule_object": table(by_hand.Annealed, "a", refused="schedule"),
     "branches_in_turn": table(by_hand.Turns, "a", refused="turn"),
     "generator_as_an_attribute": table(by_hand.Generated, "a", refused="factors"),
+    "lock_as_an_attribute": table(by_hand.Locked, "a", refused="lock"),
     "window_in_a_deque": table(by_hand.Window, "a", refused="means"),
     "global_of_a_helper_of_a_helper": table(by_hand.WarmUp, "a", refused="SEEN"),
     "small_batches": table(by_hand.SmallBatches, "a"),
@@ -207,6 +208,7 @@ TRANSFORMERS: dict[str, Fresh] = {
         {**NO_DROPOUT, **SEGMENTS},
         "segformer.stages.0.patch_embeddings",
         "segformer.stages.0.blocks.0",
+        slow=True,
         inputs=lambda count: {"pixel_values": drawn(count, 3, 8, 8)},
     ),
     "nystromformer": transformer(
@@ -214,6 +216,7 @@ TRANSFORMERS: dict[str, Fresh] = {
         {**TEXT, "num_landmarks": 3, "segment_means_seq_len": 6, "conv_kernel_size": 3},
         "nystromformer.embeddings",
         "nystromformer.encoder.layer.0",
+        slow=True,
     ),
 }
 MODELS = {**PUBLISHED, **BY_HAND, **TRANSFORMERS}
@@ -224,12 +227,24 @@ def test_the_table_is_long_enough() -> None:
     assert len(PUBLISHED) + len(TRANSFORMERS) >= 24
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=[pytest.mark.xfail(strict=True, reason=f.open)] if f.open else [])
-        for n, f in MODELS.items()
-    ],
-)
+def cases(models: dict[str, Fresh]) -> list[Any]:
+    """Return the names of a table: what takes longer than a second is a proof for the long run of the tests."""
+    marks = {
+        name: [
+            *([pytest.mark.xfail(strict=True, reason=fresh.open)] if fresh.open else []),
+            *([pytest.mark.exhaustive] if fresh.slow else []),
+        ]
+        for name, fresh in models.items()
+    }
+    return [pytest.param(name, marks=found) for name, found in marks.items()]
+
+
+@pytest.mark.parametrize("name", cases({**PUBLISHED, **BY_HAND}))
 def test_a_model_that_nobody_had_in_mind_is_exact_or_refused(name: str) -> None:
     check(MODELS[name])
+
+
+@pytest.mark.xdist_group("transformers")
+@pytest.mark.parametrize("name", cases(TRANSFORMERS))
+def test_a_model_of_the_transformers_package_that_its_user_made_is_exact_or_refused(name: str) -> None:
+    check(TRANSFORMERS[name])
