@@ -40,7 +40,8 @@ class Fresh:
 
     `refused`: a text that the refusal contains (None: trained to the bits of the uncut model). `open`: why it is
     neither yet. `draws`: it draws random numbers, so that the reference draws from the streams of the parties. `near`:
-    gradients of one value are added up in parts, so that last digits are others. `output`, `sent`: as for `vanilla`. `slow`: takes longer than a second.
+    gradients of one value are added up in parts, so that last digits are others. `output`, `sent`: as for `vanilla`.
+    `slow`: takes longer than a second.
     """
 
     model: Callable[[], nn.Module]

@@ -106,7 +106,7 @@ BY_HAND: dict[str, Fresh] = {
     "schedule_object": table(by_hand.Annealed, "a", refused="schedule"),
     "branches_in_turn": table(by_hand.Turns, "a", refused="turn"),
     "generator_as_an_attribute": table(by_hand.Generated, "a", refused="factors"),
-    "lock_as_an_attribute": table(by_hand.Locked, "a", refused="lock"),
+    "lock_as_an_attribute": table(by_hand.Locked, "a"),
     "window_in_a_deque": table(by_hand.Window, "a", refused="means"),
     "global_of_a_helper_of_a_helper": table(by_hand.WarmUp, "a", refused="SEEN"),
     "small_batches": table(by_hand.SmallBatches, "a"),
