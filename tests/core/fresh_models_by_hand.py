@@ -241,6 +241,16 @@ class Centroids(Layers):
         return self.c(torch.relu(self.b(h)) - self.center)
 
 
+class LateCentroids(Centroids):
+    """The same, moved behind the second layer and subtracted in front of it: in the next pass, at another party."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.b(torch.relu(self.a(x)) - self.center))
+        if self.training:
+            self.center.data = 0.9 * self.center.data + 0.1 * h.detach().mean(0)
+        return self.c(h)
+
+
 class KeptCentroids(Centroids):
     """The same, read by the side that moves it alone."""
 
