@@ -169,15 +169,16 @@ class Locked(Layers):
 
 
 class Window(Layers):
-    """Centers on the mean of the last three batches, which a deque holds at the server."""
+    """Centers on the mean of the last three batches of training, which a deque holds at the server."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.means: deque[Tensor] = deque(maxlen=3)
+        self.means: deque[Tensor] = deque([torch.zeros(8)], maxlen=3)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.b(torch.relu(self.a(x)))
-        self.means.append(h.detach().mean(0))
+        if self.training:
+            self.means.append(h.detach().mean(0))
         return self.c(torch.relu(h - torch.stack(list(self.means)).mean(0)))
 
 

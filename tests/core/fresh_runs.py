@@ -38,8 +38,7 @@ Rows = dict[str, Tensor]
 class Fresh:
     """A model, the submodules it is cut behind (one: vanilla, two: U-shaped), its rows, and what must come of it.
 
-    `refused`: a text that the refusal contains (None: trained to the bits of the uncut model). `open`: why it is
-    neither yet. `draws`: it draws random numbers, so that the reference draws from the streams of the parties. `near`:
+    `refused`: a text that the refusal contains (None: trained to the bits of the uncut model). `draws`: it draws random numbers, so that the reference draws from the streams of the parties. `near`:
     gradients of one value are added up in parts, so that last digits are others. `output`, `sent`: as for `vanilla`.
     `slow`: takes longer than a second.
     """
@@ -48,7 +47,6 @@ class Fresh:
     at: tuple[str, ...]
     inputs: Callable[[int], Rows]
     refused: str | None = None
-    open: str | None = None
     draws: bool = False
     near: bool = False
     output: str | None = None

@@ -82,7 +82,7 @@ PUBLISHED: dict[str, Fresh] = {
     "state_space": series(more.S4D, "encoder", "norm"),
     "rwkv": words("idx", more.RWKV, "ln0", "blocks.0.output", slow=True),
     "set_transformer": series(more.SetTransformer, "inp", "enc.0"),
-    "graph_attention": series(more.GraphAttention, "heads.1"),
+    "graph_attention": series(more.GraphAttention, "out"),
     "byol": table(more.BYOL, "target"),
     "moco_queue": table(more.MoCo, "encoder"),
     "manifold_mixup": table(more.ManifoldMixup, "stem", draws=True),
@@ -95,12 +95,12 @@ PUBLISHED: dict[str, Fresh] = {
     ),
     "mixture_density": table(more.MixtureDensity, "z_h", output="logits"),
     "batch_renorm": table(more.Renormed, "brn1", "fc2"),
-    "act_norm": table(more.Flow, "nets.0"),
+    "act_norm": table(more.Flow, "nets.0", refused="takes a number out of a tensor"),
     "prototypes": table(more.Prototypes, "trunk"),
 }
 BY_HAND: dict[str, Fresh] = {
     "table_in_a_dictionary": series(by_hand.SharedTable, "a"),
-    "states_by_the_number_of_rows": series(by_hand.StatesByRows, "a"),
+    "states_by_the_number_of_rows": series(by_hand.StatesByRows, "a", refused="takes another way than when it was cut"),
     "mask_made_when_first_asked_for": series(by_hand.LazyMask, "b"),
     "cached_function": table(by_hand.CachedFunction, "a", "b"),
     "schedule_object": table(by_hand.Annealed, "a", refused="schedule"),
@@ -109,7 +109,7 @@ BY_HAND: dict[str, Fresh] = {
     "lock_as_an_attribute": table(by_hand.Locked, "a"),
     "window_in_a_deque": table(by_hand.Window, "a"),
     "global_of_a_helper_of_a_helper": table(by_hand.WarmUp, "a", refused="SEEN"),
-    "small_batches": table(by_hand.SmallBatches, "a"),
+    "small_batches": table(by_hand.SmallBatches, "a", refused="takes another way than when it was cut"),
     "overwritten_behind_the_cut": table(by_hand.HiddenUnits, "a", "b"),
     "buffer_by_data_on_two_sides": table(by_hand.Centroids, "a"),
     "buffer_by_data_read_in_the_next_pass": table(by_hand.LateCentroids, "b", refused="center"),
@@ -121,7 +121,7 @@ BY_HAND: dict[str, Fresh] = {
     "rows_kept_by_the_model": table(lambda: by_hand.Neighbours(training_rows()), "a", refused="bank"),
     "tied_by_a_list": table(by_hand.TiedByList, "encoder", refused="would be shared by roles"),
     "sorted_by_length": Fresh(by_hand.SortedByLength, ("inp",), lambda n: {"x": padded(n)}),
-    "range_seen_by_a_hook": table(by_hand.Observed, "a", "b"),
+    "range_seen_by_a_hook": table(by_hand.Observed, "a", "b", refused="give the parts by name"),
 }
 
 
@@ -203,6 +203,7 @@ TRANSFORMERS: dict[str, Fresh] = {
         {**TEXT, "num_key_value_heads": 1, "num_local_experts": 3, "num_experts_per_tok": 2},
         "model.embed_tokens",
         "model.layers.1",
+        refused="takes a number out of a tensor",
     ),
     "segformer": transformer(
         "SegformerForImageClassification",
@@ -221,6 +222,15 @@ TRANSFORMERS: dict[str, Fresh] = {
     ),
 }
 MODELS = {**PUBLISHED, **BY_HAND, **TRANSFORMERS}
+OPEN: dict[str, str] = {
+    "reversible_norm_between_parties": "mean and deviation of the raw rows cross, and nobody is told",
+    "n_beats_past_the_first_block": "the raw rows cross in another order, and nobody is told",
+    "differences_of_the_rows": "differences of the raw rows cross, and nobody is told",
+    "rows_kept_by_the_model": "the server's segment holds the rows that are trained on, and nobody is told",
+    "generator_as_an_attribute": "TypeError: cannot pickle 'generator' object",
+    "generator_of_its_own": "AttributeError: no attribute '_opaque_obj0'",
+}
+"""What is neither exact nor refused as it should be, and what comes of it."""
 
 
 def test_the_table_is_long_enough() -> None:
@@ -232,7 +242,7 @@ def cases(models: dict[str, Fresh]) -> list[Any]:
     """Return the names of a table: what takes longer than a second is a proof for the long run of the tests."""
     marks = {
         name: [
-            *([pytest.mark.xfail(strict=True, reason=fresh.open)] if fresh.open else []),
+            *([pytest.mark.xfail(strict=True, reason=OPEN[name])] if name in OPEN else []),
             *([pytest.mark.exhaustive] if fresh.slow else []),
         ]
         for name, fresh in models.items()
