@@ -38,9 +38,9 @@ Rows = dict[str, Tensor]
 class Fresh:
     """A model, the submodules it is cut behind (one: vanilla, two: U-shaped), its rows, and what must come of it.
 
-    `refused`: a text that the refusal contains (None: trained to the bits of the uncut model). `draws`: it draws random numbers, so that the reference draws from the streams of the parties. `near`:
-    gradients of one value are added up in parts, so that last digits are others. `output`, `sent`: as for `vanilla`.
-    `slow`: takes longer than a second.
+    `refused`: a text that the refusal contains (None: trained to the bits of the uncut model). `draws`: it draws random
+    numbers, so that the reference draws from the streams of the parties. `near`: gradients of one value are added up in
+    parts, so that last digits are others. `output`, `sent`: as for `vanilla`. `slow`: takes longer than a second.
     """
 
     model: Callable[[], nn.Module]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tests.core import fresh_models as made
 from tests.core import fresh_models_by_hand as by_hand
 from tests.core import fresh_models_more as more
+from tests.core import fresh_runs
 from tests.core.fresh_runs import TEST, TRAIN, Fresh, Rows, check
 
 
@@ -236,6 +237,13 @@ OPEN: dict[str, str] = {
 def test_the_table_is_long_enough() -> None:
     assert len(MODELS) >= 40
     assert len(PUBLISHED) + len(TRANSFORMERS) >= 24
+
+
+def test_a_row_that_was_trained_in_another_order_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = fresh_runs.train_whole
+    monkeypatch.setattr(fresh_runs, "train_whole", lambda fresh, model, rows: train(fresh, model, rows.flip(0)))
+    with pytest.raises(AssertionError, match=r"z_h\.0\.weight|head"):
+        check(MODELS["mixture_density"])
 
 
 def cases(models: dict[str, Fresh]) -> list[Any]:
