@@ -40,6 +40,13 @@ def only_output(segments: Sequence[Segment]) -> str:
     return finals[0]
 
 
+def sent_values(segments: Sequence[Segment], sent_inputs: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the values of the arguments `sent_inputs` of the model that `segments` were cut from."""
+    original = segments[0].original
+    arguments = {} if original is None else original.arguments
+    return tuple(value for value, name in arguments.items() if name in (sent_inputs or ()))
+
+
 def model_inputs(segments: Sequence[Segment], role: str) -> dict[str, str]:
     """Return `role` for every value that no segment makes, the arguments of the model, in the order they are read."""
     made = {value for s in segments for value in s.outputs}

@@ -23,13 +23,15 @@ def custom(
     heads: Sequence[Head | Mapping[str, Any]],
     task: Task | None = None,
     holders: Sequence[str] = (),
+    sent_inputs: Sequence[str] = (),
 ) -> Topology:
     """Return the topology of `segments`, `inputs` (value -> the role that owns it) and `heads`.
 
     A segment is a `Segment` or a mapping with name, role, module and inputs, and outputs where these are not the one
     value that bears the segment's name; likewise a `Head`, or a mapping with value and labels, whose role is that of
     the segment which makes the value. `task` goes to heads that have none. `holders`: roles that hold nothing but
-    labels; any other role of a head must be that of a segment or an input. Raises `InvalidInput`.
+    labels; any other role of a head must be that of a segment or an input. `sent_inputs`: inputs that others may see as
+    they are, or changed by constants alone. Raises `InvalidInput`.
     """
     _check_list("segments", segments)
     _check_list("heads", heads)
@@ -40,7 +42,9 @@ def custom(
     losses = [_head(f"heads[{i}]", one, makers) for i, one in enumerate(heads)]
     _check_roles(losses, {*(s.role for s in parsed_segments), *inputs.values(), *holders})
     ready = tuple(head if head.task else replace(head, task=task) for head in losses)
-    return Topology("custom", _sort_segments(parsed_segments, inputs), dict(inputs), ready)
+    return Topology(
+        "custom", _sort_segments(parsed_segments, inputs), dict(inputs), ready, sent_inputs=tuple(sent_inputs)
+    )
 
 
 def _check_roles(heads: Sequence[Head], roles: set[str]) -> None:

@@ -29,11 +29,12 @@ def extended_vanilla(
     server: str = "server",
     task: Task | None = None,
     inputs: Mapping[str, Sequence[str]] | None = None,
+    sent_inputs: Sequence[str] = (),
 ) -> Topology:
     """Join what the `bottoms` (role -> module) release at `relay`, run `middle` there and `top` at `server`.
 
-    `labels`: the role that holds them; they cross to the server unless it does. `fusion` and `inputs` as for
-    `vertical`.
+    `labels`: the role that holds them; they cross to the server unless it does. `fusion`, `inputs` and
+    `sent_inputs` as for `vertical`.
     """
     check_free(bottoms, relay=relay, server=server)
     if relay == server:
@@ -46,4 +47,5 @@ def extended_vanilla(
         Segment("middle", relay, middle, joined.outputs, ("middle_out",), "middle."),
         Segment("top", server, top, ("middle_out",), ("top_out",), "top."),
     )
-    return Topology("extended_vanilla", segments, owners, (Head("top_out", server, labels, task),))
+    heads = (Head("top_out", server, labels, task),)
+    return Topology("extended_vanilla", segments, owners, heads, sent_inputs=tuple(sent_inputs))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
-from splitfed.topologies._chain import cut_in_roles, model_inputs, only_output
+from splitfed.topologies._chain import cut_in_roles, model_inputs, only_output, sent_values
 from splitfed.topologies.auto_cuts import asks_auto, with_auto_cuts
 
 LABELS = ("relayed", "client", "server")
@@ -74,4 +74,6 @@ def multi_hop(
     holder = chain[-1] if labels == "server" else chain[0]
     via = chain[1:-1] if labels == "relayed" else ()
     head = Head(only_output(segments), segments[-1].role, holder, task, via=via)
-    return Topology("multi_hop", segments, model_inputs(segments, chain[0]), (head,))
+    return Topology(
+        "multi_hop", segments, model_inputs(segments, chain[0]), (head,), sent_inputs=sent_values(segments, sent_inputs)
+    )

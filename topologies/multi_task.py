@@ -27,12 +27,13 @@ def multi_task(
     weights: Mapping[str, float] | None = None,
     fusion: str = "concat",
     inputs: Mapping[str, Sequence[str]] | None = None,
+    sent_inputs: Sequence[str] = (),
 ) -> Topology:
     """Give the releases of the `bottoms` (role -> module) to every server of `tops` (role -> module).
 
     `targets`: server -> the label set it learns (None: the data's main one); `labels`: server -> the role that holds
     those labels (default: the server itself); `weights`: server -> what its loss is multiplied by (default: 1).
-    `fusion` as for `vertical`, by name, since every server needs one of its own, and `inputs` as there.
+    `fusion` as for `vertical`, by name, since every server needs one of its own, `inputs` and `sent_inputs` as there.
     """
     if not isinstance(tops, Mapping) or not tops:
         raise InvalidInput("tops must name at least one server with its module")
@@ -51,4 +52,4 @@ def multi_task(
         segments += [joined, Segment(f"top_{server}", server, top, joined.outputs, (out,), f"tops.{server}.")]
         holder, weight = (labels or {}).get(server, server), (weights or {}).get(server, 1.0)
         heads.append(Head(out, server, holder, None, weight, targets[server]))
-    return Topology("multi_task", tuple(segments), owners, tuple(heads))
+    return Topology("multi_task", tuple(segments), owners, tuple(heads), sent_inputs=tuple(sent_inputs))

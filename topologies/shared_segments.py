@@ -64,6 +64,7 @@ def _join(
         segments=_with_distinct_names(segments, shared),
         inputs={renamed[value]: role for value, role in topology.inputs.items()},
         heads=tuple(replace(head, value=renamed[head.value]) for head in topology.heads),
+        sent_inputs=tuple(renamed[value] for value in topology.sent_inputs),
     )
 
 

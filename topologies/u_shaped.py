@@ -15,7 +15,7 @@ from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
-from splitfed.topologies._chain import cut_in_roles, model_inputs, only_output
+from splitfed.topologies._chain import cut_in_roles, model_inputs, only_output, sent_values
 from splitfed.topologies.auto_cuts import asks_auto, with_auto_cuts
 
 
@@ -52,4 +52,11 @@ def u_shaped(
     roles = [("client", "server")[i % 2] for i in range(len(cuts) + 1)]
     segments = cut_in_roles(model, tuple(cuts), names, roles, example, output, (), sent_inputs)
     head = Head(only_output(segments), "client", "client", task)
-    return Topology("u_shaped", segments, model_inputs(segments, "client"), (head,), encryption=encryption)
+    return Topology(
+        "u_shaped",
+        segments,
+        model_inputs(segments, "client"),
+        (head,),
+        encryption=encryption,
+        sent_inputs=sent_values(segments, sent_inputs),
+    )

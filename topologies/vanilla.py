@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
-from splitfed.topologies._chain import cut_in_roles, model_inputs, only_output
+from splitfed.topologies._chain import cut_in_roles, model_inputs, only_output, sent_values
 from splitfed.topologies.auto_cuts import asks_auto, with_auto_cuts
 
 
@@ -42,4 +42,6 @@ def vanilla(
         raise InvalidInput(f"cut={cut!r} is not allowed; expected the name of one submodule, or 'auto'")
     segments = cut_in_roles(model, (cut,), ("bottom", "top"), ("client", "server"), example, output, (), sent_inputs)
     head = Head(only_output(segments), "server", "client", task)
-    return Topology("vanilla", segments, model_inputs(segments, "client"), (head,))
+    return Topology(
+        "vanilla", segments, model_inputs(segments, "client"), (head,), sent_inputs=sent_values(segments, sent_inputs)
+    )

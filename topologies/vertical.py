@@ -28,6 +28,7 @@ def vertical(
     server: str = "server",
     task: Task | None = None,
     inputs: Mapping[str, Sequence[str]] | None = None,
+    sent_inputs: Sequence[str] = (),
 ) -> Topology:
     """Join what the `bottoms` (role -> module) release at `server`, and run `top` on it.
 
@@ -36,6 +37,7 @@ def vertical(
     the loss is computed there and they stay. `fusion`: "concat", "sum", "mean" or a module that takes all releases.
     `inputs`: role -> the features that its bottom takes, in the order of its arguments (default: the one called like
     the role). Bottoms may be of any make, each of its own; each returns one tensor, (rows, ...), see `Output`.
+    `sent_inputs`: features that the server may see as they are, or changed by constants alone.
     """
     check_free(bottoms, server=server)
     parties, owners = bottoms_of(bottoms, inputs)
@@ -44,4 +46,5 @@ def vertical(
     if head is not None:
         segments.append(Segment("head", labels, head, ("top_out",), ("head_out",), "head."))
     last = segments[-1]
-    return Topology("vertical", tuple(segments), owners, (Head(last.outputs[0], last.role, labels, task),))
+    heads = (Head(last.outputs[0], last.role, labels, task),)
+    return Topology("vertical", tuple(segments), owners, heads, sent_inputs=tuple(sent_inputs))

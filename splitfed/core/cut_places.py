@@ -231,7 +231,7 @@ def _try_cut(
 ) -> CutPlace:
     try:
         before, after = cut(model, (attempt.name,), inputs, output, sent_inputs=sent_inputs)
-        values = _measure_values(before, after, inputs)
+        values = _measure_values(before, after, inputs, sent_inputs)
     except FailsByItself:
         raise
     except InvalidInput as error:
@@ -246,8 +246,10 @@ def _try_cut(
     )
 
 
-def _measure_values(before: Piece, after: Piece, inputs: Mapping[str, Tensor]) -> tuple[CutValue, ...]:
-    """Return what crosses between two pieces at two parties; refuse where raw data would."""
+def _measure_values(
+    before: Piece, after: Piece, inputs: Mapping[str, Tensor], sent_inputs: Sequence[str]
+) -> tuple[CutValue, ...]:
+    """Return what crosses between two pieces at two parties; refuse where raw data would, but for `sent_inputs`."""
     original = before.original
     assert original is not None
     raw = [value for value in after.inputs if value not in before.outputs]
@@ -260,7 +262,8 @@ def _measure_values(before: Piece, after: Piece, inputs: Mapping[str, Tensor]) -
     owners = {**dict.fromkeys(before.inputs, "client"), **dict.fromkeys(raw, "server")}
     makers = {value: segment.role for segment in segments for value in segment.outputs}
     heads = tuple(Head(value, makers[value], makers[value]) for value in dict.fromkeys(original.outputs))
-    topology = Topology("cut", segments, owners, heads)
+    allowed = [value for value in owners if original.arguments[value] in sent_inputs]
+    topology = Topology("cut", segments, owners, heads, sent_inputs=allowed)
     facts = probe(topology, {v: inputs[original.arguments[v]][:_ROWS] for v in owners})
     (edge,) = topology.crossings
     returned = facts.returned(topology, edge)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from splitfed.core.cut_names import Cut, read_cuts
 from splitfed.core.equivalence import FailsByItself, check_example, check_original
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.model_call import call_of, takes_by_name
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.replay import replay
@@ -59,7 +59,8 @@ def cut(
     replay, where "name#n" is after the n-th call of a submodule. `output`: which one of several results of the model
     is used, by key or place ("logits", "0"); None for all. `chain`: the party of each piece, where neighbours alone
     send to each other, and those between two others hand on what they do not read. `sent_inputs`: inputs of the model
-    that the first piece sends, as they are, to later ones that read them (an attention mask); by replay alone.
+    that may cross, changed by constants or as they are; the first piece sends them to later ones that read them (an
+    attention mask), by replay alone.
 
     Weights that two pieces read are one tensor in both. Raises `InvalidInput` for a name that is not there, for a cut
     that leaves an empty piece, for an in-place operation whose effect would have to cross a cut, and for pieces that
@@ -67,21 +68,19 @@ def cut(
     """
     cuts = read_cuts(model, (at,) if isinstance(at, str) else tuple(at))
     if example is None:
-        if sent_inputs:
-            raise InvalidInput(f"sent_inputs={sent_inputs!r} needs rows as example, too")
         if called := [cut.name for cut in cuts if cut.call is not None]:
             raise InvalidInput(f"cut {called[0]!r} names a call of a submodule; give rows as example too")
         try:
-            return _pieces(cut_by_trace(model, cuts, output, chain))
+            return _pieces(_traced(model, cuts, output, chain, sent_inputs))
         except NotTraceable as error:
+            if sent_inputs:
+                raise InvalidInput(f"sent_inputs={sent_inputs!r} needs rows as example, too") from error
             raise NotTraceable(f"{error}, or give rows of its input as example, to cut it by replay") from error
     refused: InvalidInput
     try:
-        if sent_inputs:
-            raise NotTraceable("inputs are sent by replay alone")
         if isinstance(example, Mapping) and not takes_by_name(model, example):
             raise NotTraceable("rows that are no arguments of their own are followed by replay alone")
-        traced = cut_by_trace(model, cuts, output, chain)
+        traced = _traced(model, cuts, output, chain, sent_inputs)
     except InvalidInput as error:
         refused = error
     else:
@@ -108,6 +107,18 @@ def cut(
         return _pieces(_compared(replayed, example))
     except InvalidInput as error:
         raise error from refused
+
+
+def _traced(
+    model: nn.Module, cuts: Sequence[Cut], output: str | None, chain: Sequence[str], sent_inputs: Sequence[str]
+) -> Original:
+    """Return the pieces by trace; refuse where a later one reads an input that is to be sent to it."""
+    traced = cut_by_trace(model, cuts, output, chain)
+    read = {traced.arguments.get(value) for _, inputs, _ in traced.pieces[1:] for value in inputs}
+    if read.intersection(sent_inputs):
+        raise NotTraceable("inputs are sent by replay alone")
+    check_names(f"input of {type(model).__name__}", traced.arguments.values(), *sent_inputs)
+    return traced
 
 
 def _count_shared(pieces: Sequence[Piece]) -> int:

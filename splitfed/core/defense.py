@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -375,11 +375,6 @@ def penalty_term(penalty: Tensor | PenaltyGradient | None, z: Tensor) -> Tensor:
 def concatenate_values(values: Sequence[Tensor]) -> Tensor:
     """Return all that leaves on an edge as one tensor: itself, or the values side by side, flattened: (batch, ...)."""
     return values[0] if len(values) == 1 else torch.cat([v.reshape(len(v), -1) for v in values], 1)
-
-
-def floating_values(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return those of `values` that a release or a penalty acts on: no masks and whole numbers."""
-    return {name: z for name, z in values.items() if z.is_floating_point()}
 
 
 def packed_bytes(

@@ -191,7 +191,7 @@ class Parties:
         self.replaced: Values = {}
         self._outcome = StepResult()
         heads = tuple(self._with_loss(head) for head in unit.heads)
-        self._topology = Topology(unit.name, unit.segments, unit.inputs, heads)
+        self._topology = replace(unit, heads=heads)
         self._facts = facts
         work = segment_plans(self._topology, facts, (), frozen)
         modules = {s.name: s.module for s in unit.segments}
@@ -327,7 +327,9 @@ def unit_of(segments: list[Segment], original: Original, inputs: Values) -> Topo
         readers = {v: {"model"} for v in readers}
     role_of = {v: s.role for s in segments for v in s.outputs}
     heads = tuple(Head(v, role_of[v], role_of[v]) for v in dict.fromkeys(original.outputs) if v in role_of)
-    return Topology("model", tuple(segments), {v: min(roles) for v, roles in readers.items()}, heads)
+    # Nothing leaves the comparison, whatever is cut.
+    owners = {v: min(roles) for v, roles in readers.items()}
+    return Topology("model", tuple(segments), owners, heads, sent_inputs=tuple(owners))
 
 
 def _gradients(module: nn.Module) -> dict[str, Tensor | None]:

@@ -64,7 +64,8 @@ class Message(NamedTuple):
     `kind`: "activation", "gradient", "label", "weights", what a method sends, or a step of a secure sum. `edge` names
     the place (`source->target`, whichever way the message goes); `tensors` are detached. `packed`: the bytes they take
     where a defense sends them in a shorter form than the tensors themselves. `layouts`: how those tensors lay at the
-    sender that had to be copied, for a receiver that must compute to the same bits.
+    sender that had to be copied, for a receiver that must compute to the same bits. `dataless`: names of those that
+    hold no data: constants, and what tells of lengths and masks alone.
     """
 
     sender: str
@@ -75,6 +76,7 @@ class Message(NamedTuple):
     stamp: Stamp
     packed: int | None = None
     layouts: Mapping[str, Layout] | None = None
+    dataless: frozenset[str] = frozenset()
 
     def in_own_memory(self) -> Message:
         """Return the message with plain tensors that fill a storage each; itself where they do so already.
@@ -238,9 +240,17 @@ class View:
         """Return the view with copies of its tensors and segments, for somebody who may write into them."""
         return View(self.party, tuple(m.copy() for m in self.messages), copy_modules(self.segments))
 
-    def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-        """Join what was received over all messages, on `device`: value -> (rows, ...), in the order of arrival."""
-        joined = group_pairs((name, t.to(device)) for message in self.messages for name, t in message.tensors.items())
+    def tensors(self, device: torch.device | str = "cpu", dataless: bool = False) -> dict[str, Tensor]:
+        """Join what was received over all messages, on `device`: value -> (rows, ...), in the order of arrival.
+
+        What holds no data (constants, masks) is left out, unless `dataless`: there is nothing in it to attack.
+        """
+        joined = group_pairs(
+            (name, t.to(device))
+            for message in self.messages
+            for name, t in message.tensors.items()
+            if dataless or name not in message.dataless
+        )
         return {name: torch.cat(parts) for name, parts in joined.items()}
 
 
@@ -304,7 +314,10 @@ class Recorder:
             )
         self._folder.mkdir(parents=True, exist_ok=True)
         tensors = {f"{i}/{n}": t.contiguous() for i, m in enumerate(self._held) for n, t in m.tensors.items()}
-        index = [[m.sender, m.receiver, m.kind, m.edge, list(m.tensors), list(m.stamp)] for m in self._held]
+        index = [
+            [m.sender, m.receiver, m.kind, m.edge, list(m.tensors), list(m.stamp), sorted(m.dataless)]
+            for m in self._held
+        ]
         path = self._file(len(self._digests))
         save_file(_copy_shared_tensors(tensors), path, metadata={"messages": json.dumps(index)})
         with path.open("rb") as file:
@@ -320,9 +333,9 @@ class Recorder:
                 self._checked.add(part)
             with safe_open(self._file(part), framework="pt") as stored:
                 index = json.loads(stored.metadata()["messages"])
-                for i, (sender, receiver, kind, edge, names, stamp) in enumerate(index):
+                for i, (sender, receiver, kind, edge, names, stamp, *dataless) in enumerate(index):
                     tensors = {name: stored.get_tensor(f"{i}/{name}") for name in names}
-                    yield Message(sender, receiver, kind, edge, tensors, Stamp(*stamp))
+                    yield Message(sender, receiver, kind, edge, tensors, Stamp(*stamp), dataless=frozenset(*dataless))
         yield from self._held
 
     def view(self, segments: Mapping[str, nn.Module] | None = None) -> View:
@@ -341,6 +354,7 @@ class Recorder:
                 "edge": m.edge,
                 "tensors": dict(m.tensors),
                 "stamp": list(m.stamp),
+                "dataless": sorted(m.dataless),
             }
             for m in self._held
         ]
@@ -349,7 +363,10 @@ class Recorder:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`, removing files written after it."""
         self._held = [
-            Message(m["sender"], self.party, m["kind"], m["edge"], m["tensors"], Stamp(*m["stamp"]))
+            Message(
+                *(m["sender"], self.party, m["kind"], m["edge"], m["tensors"], Stamp(*m["stamp"])),
+                dataless=frozenset(m.get("dataless", ())),
+            )
             for m in state.get("messages", ())
         ]
         self._held_bytes = sum(m.nbytes for m in self._held)

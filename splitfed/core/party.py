@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from splitfed.core.defense import Defense, PenaltyGradient, concatenate_values, floating_values, packed_bytes
+from splitfed.core.defense import Defense, PenaltyGradient, concatenate_values, packed_bytes
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.local_objective import LocalObjective
@@ -103,7 +103,8 @@ class Party:
                 value = value.to(self.device)
                 if message.layouts is not None and name in message.layouts:
                     value = message.layouts[name].lay_out(value)
-                step_state.held[name] = self._leaf(value, step_state, returns)
+                asks = returns and name not in segment_plan.dataless
+                step_state.held[name] = self._leaf(value, step_state, asks)
         outputs = self._run(segment_plan, self._arguments(segment_plan, step_state), stamp)
         step_state.values.update(zip(segment_plan.outputs, outputs, strict=True))
         if self._training and segment_plan.penalized_arrivals:
@@ -256,7 +257,8 @@ class Party:
                 value = step_state.held[name]
             else:
                 if name not in leaves:
-                    leaves[name] = self._leaf(step_state.values[name], step_state)
+                    asks = name not in segment_plan.dataless
+                    leaves[name] = self._leaf(step_state.values[name], step_state, asks)
                 value = leaves[name]
             # An operation in place may neither touch a leaf nor the sender's memory.
             arguments.append(value.clone() if name in segment_plan.overwritten else value)
@@ -292,17 +294,17 @@ class Party:
         for guard in port.release_defenses:
             context = self._context(segment_plan, port, guard.position, step_state, stamp)
             if self._training and guard.penalty_defense is not None:
-                z = concatenate_values(list(floating_values(values).values()))
+                z = concatenate_values([values[name] for name in port.defended])
                 penalty = guard.penalty_defense.penalty(z, context)
                 self._add_penalty(segment_plan.segment, z, penalty, guard.share * step_state.scale, step_state)
             if guard.release_defense is None:
                 continue
             if "activation" in guard.counts:
-                self.state.uses.replace(port.edge, sum(map(infinite_rows, values.values())))
+                self.state.uses.replace(port.edge, sum(infinite_rows(values[name]) for name in port.defended))
             release = guard.release_defense.release
-            values |= {name: release(name, z, context) for name, z in values.items() if z.is_floating_point()}
+            values |= {name: release(name, values[name], context) for name in port.defended}
             if "activation" in guard.counts:
-                self._count(port.edge, guard, step_state, stamp, len(values))
+                self._count(port.edge, guard, step_state, stamp, len(port.defended))
         fresh = not step_state.sent
         step_state.sent[port.edge] = values
         leaving = {}
@@ -367,13 +369,16 @@ class Party:
     ) -> Message:
         assert port.role is not None
         receiver = peers[port.role]
-        if not port.packs:
+        if not (port.packs or port.dataless):
             return Message(self.name, receiver, kind, port.edge, tensors, stamp)
         defenses = [guard.defense for guard in port.guards]
-        sizes = {n: packed_bytes(defenses, kind, len(t), tuple(t.shape[1:]), t.dtype) for n, t in tensors.items()}
+        sizes = {
+            n: packed_bytes(defenses, kind, len(t), tuple(t.shape[1:]), t.dtype) if n in port.defended else None
+            for n, t in tensors.items()
+        }
         short = any(size is not None for size in sizes.values())
         packed = sum(t.nbytes if (size := sizes[n]) is None else size for n, t in tensors.items()) if short else None
-        return Message(self.name, receiver, kind, port.edge, tensors, stamp, packed)
+        return Message(self.name, receiver, kind, port.edge, tensors, stamp, packed, None, port.dataless)
 
     def _add_objective_terms(self, objective: LocalObjective, step_state: StepState, stamp: Stamp) -> None:
         """Add the terms of the local objective to the losses, while all values of the step are still there."""

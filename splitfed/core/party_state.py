@@ -102,7 +102,7 @@ class PartyState:
         self.learned_defenses: list[tuple[LearnedDefense, Any]] = []
         for (edge, position), (port, guard) in guards.items():
             if isinstance(guard.defense, LearnedDefense):
-                sent, words = {v: shapes[v] for v in port.values}, ("start", name, edge, position)
+                sent, words = {v: shapes[v] for v in port.defended}, ("start", name, edge, position)
                 state = guard.defense.start(DefenseSite(name, edge, sent, inputs, derive(seed, *words), self.device))
                 self.defense_states[edge, position] = state
                 self.learned_defenses.append((guard.defense, state))

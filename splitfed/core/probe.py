@@ -1,24 +1,56 @@
 """Send one example batch through a topology before anything is trained, and note what each segment does.
 
 The shapes tell a misfit by cut; whether a segment overwrites its input decides who needs a copy; whether it draws
-random numbers decides who is reseeded at every step. Modules, buffers and random state are left as they were, and
+random numbers decides who is reseeded at every step; what a value is made of decides whether it may cross, and whether
+there is anything in it to defend. Modules, buffers and random state are left as they were, and
 what is found depends on none of the process's random generators.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.contents import (
+    FEATURES,
+    Content,
+    Origin,
+    RowTracking,
+    Traces,
+    describe,
+    origin_of,
+    together,
+    traces_of_input,
+)
 from splitfed.core.errors import InvalidInput, first_line
 from splitfed.core.model_snapshot import generator_states, same_generators, seed_generators, set_generators
 from splitfed.core.random import derive
 from splitfed.core.topology import Edge, Segment, Topology, keeps_names
 from splitfed.core.weight_sharing import copy_sharing
+
+
+class Told(NamedTuple):
+    """What a value that crosses on `edge`, between two roles, tells the receiver of inputs that it does not own."""
+
+    edge: str
+    source: str
+    target: str
+    value: str
+    origin: Origin
+
+    @property
+    def what(self) -> str:
+        """What it does and of what, in a few words."""
+        return f"{'carries' if self.origin.content is Content.INPUT else 'reveals'} {describe(self.origin)}"
+
+    def __str__(self) -> str:
+        """Say it in a clause, with value and edge."""
+        return f"value {self.value!r} on {self.edge} ({self.source} to {self.target}) {self.what}"
 
 
 @dataclass(frozen=True)
@@ -28,7 +60,8 @@ class Facts:
     `overwritten`: segment -> the inputs it overwrites in place; `stochastic`: segments that draw random numbers in
     training; `batch_norm`: segments that need at least two rows in training; `no_gradient`: value and segment that
     reads it, where no gradient comes back: whatever the segment makes of it, no head learns from it. One that a user
-    wrote by hand and that draws random numbers is never among these: another draw may take another way.
+    wrote by hand and that draws random numbers is never among these: another draw may take another way. `origins`: what
+    each value is made of.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -37,26 +70,48 @@ class Facts:
     stochastic: frozenset[str]
     batch_norm: frozenset[str]
     no_gradient: frozenset[tuple[str, str]] = frozenset()
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+
+    def origin(self, value: str) -> Origin:
+        """Return what `value` is made of: features, where the probe did not see it."""
+        return self.origins.get(value, FEATURES)
+
+    def data(self, values: Iterable[str]) -> tuple[str, ...]:
+        """Return those of `values` that hold data: no constants, and nothing that tells of lengths and masks alone."""
+        return tuple(value for value in values if self.origin(value).is_data)
+
+    def defended(self, values: Iterable[str]) -> tuple[str, ...]:
+        """Return those of `values` that a defense of releases acts on: floating numbers that hold data."""
+        return tuple(value for value in self.data(values) if self.dtypes[value].is_floating_point)
+
+    def told(self, topology: Topology) -> tuple[Told, ...]:
+        """Return what crosses and tells of inputs by itself: values that carry one, lengths and masks.
+
+        Under encryption nobody is told.
+        """
+        return _told(topology, self.origins)
 
     def returned(self, topology: Topology, edge: Edge) -> tuple[str, ...]:
         """Return the values of `edge` whose gradient comes back on it in training, in their order."""
         if edge.name in topology.forward_only:
             return ()
+        # Behind what holds no data nothing learns.
+        data = self.data(edge.values)
         if not self.no_gradient:
-            return edge.values
+            return data
         # A value that several segments of another role read crosses once, and so does the sum of its gradients.
         crosses = topology.role_of(edge.source) != topology.role_of(edge.target)
         readers = topology.readers(edge) if crosses else (edge.target,)
         reads = {name: topology.segment(name).inputs for name in readers}
-        return tuple(v for v in edge.values if any(v in reads[r] and (v, r) not in self.no_gradient for r in readers))
+        return tuple(v for v in data if any(v in reads[r] and (v, r) not in self.no_gradient for r in readers))
 
 
 def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = False) -> Facts:
     """Run `batch` (input value -> tensor of at least two rows) through copies of the segments, in training mode.
 
-    Raises `InvalidInput` that names the segment, the edge and the shapes where something does not fit, and for a
-    value that is no tensor with the batch first. `shared`: the copies share the memory of weights, for a caller who
-    puts back what a forward pass has written into them.
+    Raises `InvalidInput` that names the segment, the edge and the shapes where something does not fit, for a value that
+    is no tensor with the batch first, and for one that carries an input to a role that may not see it. `shared`: the
+    copies share the memory of weights, for a caller who puts back what a forward pass has written into them.
     """
     for name in topology.inputs:
         if name not in batch:
@@ -67,16 +122,22 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
     stochastic: set[str] = set()
     reached_leaves: dict[tuple[str, str], set[int]] = {}
     leaves: dict[tuple[str, str], Tensor] = {}
+    traces = {name: traces_of_input(name, batch[name]) for name in topology.inputs}
+    zeros = frozenset(name for name in topology.inputs if not bool(batch[name].any()))
     for segment in topology.segments:
-        inputs = {name: _arrived(topology, name, values[name]) for name in segment.inputs}
+        origins_read = {name: origin_of(traces[name]) for name in segment.inputs}
+        inputs = {name: _arrived(topology, name, values[name], origins_read[name]) for name in segment.inputs}
         leaves |= {(segment.name, name): leaf for name, leaf in inputs.items()}
         states = generator_states()
         try:
             seed_generators(derive(0, "probe", segment.name))
             with torch.enable_grad():
-                outputs, overwritten[segment.name], draws = _run_segment(topology, segment, inputs, shared)
+                outputs, overwritten[segment.name], draws, found = _run_segment(
+                    topology, segment, inputs, traces, zeros, shared
+                )
         finally:
             set_generators(states)
+        traces.update(zip(segment.outputs, found, strict=True))
         if draws == "torch":
             stochastic.add(segment.name)
         # A trace has no branch; of other segments the graph of one random draw tells nothing for certain.
@@ -89,6 +150,8 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
             values[name] = value.detach()
     batch_norm = nn.modules.batchnorm._BatchNorm
     norm = {s.name for s in topology.segments if any(isinstance(m, batch_norm) for m in s.module.modules())}
+    origins = {name: origin_of(found) for name, found in traces.items()}
+    _check_carried_inputs(topology, origins)
     return Facts(
         {name: tuple(v.shape[1:]) for name, v in values.items()},
         {name: v.dtype for name, v in values.items()},
@@ -96,13 +159,42 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
         frozenset(stochastic),
         frozenset(norm),
         _without_gradient(topology, leaves, reached_leaves),
+        origins,
     )
 
 
-def _arrived(topology: Topology, name: str, value: Tensor) -> Tensor:
-    """Return `value` as a segment gets it: raw data and whole numbers ask for no gradient, other values do."""
+def _told(topology: Topology, origins: Mapping[str, Origin]) -> tuple[Told, ...]:
+    found = []
+    for edge in topology.crossings if topology.encryption is None else ():
+        source, target = topology.role_of(edge.source), topology.role_of(edge.target)
+        for value in edge.values:
+            one = origins.get(value, FEATURES)
+            names = tuple(name for name in one.inputs if topology.inputs[name] != target)
+            if names:
+                found.append(Told(edge.name, source, target, value, one._replace(inputs=names)))
+    return tuple(found)
+
+
+def _check_carried_inputs(topology: Topology, origins: Mapping[str, Origin]) -> None:
+    """Refuse a value that carries an input to a role that neither owns it nor may see it."""
+    for told in _told(topology, origins):
+        carried = told.origin.inputs if told.origin.content is Content.INPUT else ()
+        if closed := [name for name in carried if name not in topology.sent_inputs]:
+            rows, reader = f"rows of {', '.join(map(repr, closed))}", told.target
+            arguments = {v: n for s in topology.segments if s.original for v, n in s.original.arguments.items()}
+            names = tuple(arguments.get(name, name) for name in (*topology.sent_inputs, *closed))
+            raise InvalidInput(
+                f"value {told.value!r} on edge {told.edge!r} {told.what}: it is made of {rows} without any weight, and "
+                f"{reader} reads them off it; cut behind a layer with weights, or allow it where {reader} may see "
+                f"them: sent_inputs={names!r}"
+            )
+
+
+def _arrived(topology: Topology, name: str, value: Tensor, origin: Origin) -> Tensor:
+    """Return `value` as a segment gets it: raw data, masks and whole numbers ask for no gradient, other values do."""
     leaf = value.detach()
-    return leaf if name in topology.inputs or not leaf.is_floating_point() else leaf.requires_grad_()
+    asks = name not in topology.inputs and origin.is_data and leaf.is_floating_point()
+    return leaf.requires_grad_() if asks else leaf
 
 
 def _autograd_leaves(value: Tensor) -> set[int]:
@@ -152,9 +244,18 @@ def check_equal_shapes(topologies: Sequence[Topology], facts: Sequence[Facts]) -
 
 
 def _run_segment(
-    topology: Topology, segment: Segment, values: Mapping[str, Tensor], shared: bool
-) -> tuple[tuple[Tensor, ...], frozenset[str], str | None]:
-    """Return what `segment` makes of `values`, which of them it overwrites, and the package that it draws from."""
+    topology: Topology,
+    segment: Segment,
+    values: Mapping[str, Tensor],
+    traces: Mapping[str, Traces],
+    zeros: frozenset[str],
+    shared: bool,
+) -> tuple[tuple[Tensor, ...], frozenset[str], str | None, list[Traces]]:
+    """Return what `segment` makes of `values`, which of them it overwrites, and the package that it draws from.
+
+    The last are the traces of what it returns, by those of `values` in `traces`; see `RowTracking`.
+    """
+    found: list[Traces] = [{} for _ in segment.outputs]
     overwritten: set[str] = set()
     draws: str | None = None
     # In evaluation mode first: what it overwrites there counts too, and what it returns in training is handed on.
@@ -168,7 +269,10 @@ def _run_segment(
         versions = [tensor._version for tensor in inputs]
         before = generator_states() if training else None
         try:
-            result = module(*inputs)
+            with RowTracking(
+                module, [(x, traces[n]) for n, x in zip(segment.inputs, inputs, strict=True)], zeros
+            ) as follow:
+                result = module(*inputs)
         except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
             raise InvalidInput(_describe_misfit(topology, segment, values, error)) from error
         if before is not None:
@@ -179,13 +283,18 @@ def _run_segment(
             for name, tensor, version in zip(segment.inputs, inputs, versions, strict=True)
             if tensor._version != version or not torch.equal(tensor, values[name])
         }
-    outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
-    if len(outputs) != len(segment.outputs):
-        raise InvalidInput(
-            f"segment {segment.name!r} returned {len(outputs)} values; it names {len(segment.outputs)}: "
-            f"{', '.join(segment.outputs)}"
-        )
-    return outputs, frozenset(overwritten), draws
+        outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+        if len(outputs) != len(segment.outputs):
+            raise InvalidInput(
+                f"segment {segment.name!r} returned {len(outputs)} values; it names {len(segment.outputs)}: "
+                f"{', '.join(segment.outputs)}"
+            )
+        # In either mode it may send what it does not in the other.
+        found = [
+            together(before, follow.traces(value)) if isinstance(value, Tensor) else before
+            for before, value in zip(found, outputs, strict=True)
+        ]
+    return outputs, frozenset(overwritten), draws, found
 
 
 def _describe_misfit(topology: Topology, segment: Segment, values: Mapping[str, Tensor], error: BaseException) -> str:

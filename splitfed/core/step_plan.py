@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, TypeVar, cast
 
+from splitfed.core.contents import describe
 from splitfed.core.defense import (
     Codec,
     Defense,
@@ -59,7 +60,8 @@ class EdgeDefense(Generic[D_co]):
 class Port:
     """One edge as a segment sees it: the segment and the role at its other end (None: the same party).
 
-    `returned`: the values whose gradient comes back on it.
+    `returned`: the values whose gradient comes back on it. `defended`: those that defenses of releases act on;
+    `dataless`: those that hold no data (constants, masks), which cross as they are.
     """
 
     edge: str
@@ -68,6 +70,8 @@ class Port:
     values: tuple[str, ...]
     guards: tuple[EdgeDefense[Defense], ...]
     returned: tuple[str, ...]
+    defended: tuple[str, ...]
+    dataless: frozenset[str] = frozenset()
 
     @property
     def returns(self) -> bool:
@@ -101,7 +105,8 @@ class Port:
 class SegmentPlan:
     """One segment's work: what it reads and from where, what it returns and to whom, the heads on it.
 
-    `frozen`: the modules inside it that stay in evaluation mode in training; see `topology.frozen_modules`.
+    `frozen`: the modules inside it that stay in evaluation mode in training; see `topology.frozen_modules`. `dataless`:
+    those of its inputs that hold no data, for which no gradient is asked.
     """
 
     segment: str
@@ -114,6 +119,7 @@ class SegmentPlan:
     departures: tuple[Port, ...]
     heads: tuple[Head, ...]
     frozen: tuple[str, ...]
+    dataless: frozenset[str] = frozenset()
 
     @cached_property
     def ports_to_others(self) -> tuple[Port, ...]:
@@ -159,7 +165,9 @@ def segment_plans(
     def port(edge: Edge, near: str, far: str) -> Port:
         crosses = topology.role_of(near) != topology.role_of(far)
         role = topology.role_of(far) if crosses else None
-        return Port(edge.name, far, role, edge.values, guards[edge.name], facts.returned(topology, edge))
+        dataless = frozenset(edge.values).difference(facts.data(edge.values))
+        returned, defended = facts.returned(topology, edge), facts.defended(edge.values)
+        return Port(edge.name, far, role, edge.values, guards[edge.name], returned, defended, dataless)
 
     frozen = frozen_modules(topology) if frozen is None else frozen
     work: dict[str, list[SegmentPlan]] = {role: [] for role in topology.roles}
@@ -176,6 +184,7 @@ def segment_plans(
                 tuple(port(e, segment.name, e.target) for e in topology.edges if e.source == segment.name),
                 tuple(h for h in topology.heads if h.value in segment.outputs),
                 frozen[segment.name],
+                frozenset(segment.inputs).difference(facts.data(segment.inputs)),
             )
         )
     return {role: tuple(found) for role, found in work.items()}
@@ -196,16 +205,25 @@ def _check_order(edge: str, guards: Sequence[EdgeDefense[Defense]]) -> None:
 
 
 def _check_numbers(edge: Edge, guards: Sequence[EdgeDefense[Defense]], facts: Facts) -> None:
-    """Refuse masks and whole numbers on `edge` beside what must change all that crosses, and warn beside the rest."""
-    left = [v for v in edge.values if not facts.dtypes[v].is_floating_point]
+    """Refuse whole numbers that hold data on `edge` beside what must change all that does, and warn beside the rest.
+
+    What holds no data is nothing to defend, and an edge that carries nothing else no place for a defense.
+    """
+    data, defended = facts.data(edge.values), facts.defended(edge.values)
+    if guards and not data:
+        kind, told = type(guards[0].defense).__name__, facts.origin(edge.values[0])
+        raise InvalidInput(
+            f"{kind} finds nothing to act on: edge {edge.name!r} carries {describe(told)} alone; leave it out of on"
+        )
+    left = [v for v in data if v not in defended]
     for guard in guards if left else ():
         kind, what = type(guard.defense).__name__, f"{left[0]!r}, {facts.dtypes[left[0]]}, on edge {edge.name!r}"
         if "activation" in guard.counts or isinstance(guard.defense, (LayerDefense, LearnedDefense, Codec)):
             raise InvalidInput(f"{kind} cannot act on {what}: cut where only floating numbers cross")
-        if len(left) == len(edge.values):
+        if not defended:
             raise InvalidInput(f"{kind} finds no floating number to act on: {what}; cut elsewhere")
         if guard.release_defense is not None or guard.penalty_defense is not None:
-            warnings.warn(f"{kind} leaves {what} as it is: masks and whole numbers cross undefended", stacklevel=2)
+            warnings.warn(f"{kind} leaves {what} as it is: whole numbers cross undefended", stacklevel=2)
 
 
 def find_relabelled_heads(

@@ -116,7 +116,8 @@ class Topology:
     of its own alone. `lessons`: names of segments that are there to train on, for who teaches their party (see
     `splitfed.core.local_objective`): no prediction waits for them, unless one asks for a head on them by name, and
     nobody else needs to read what they return. `cut_choice`: which cuts a rule has chosen and why, in a line, where
-    they were left to it.
+    they were left to it. `sent_inputs`: the inputs that may cross as they are, or changed by constants alone, to roles
+    that do not own them.
     """
 
     name: str
@@ -127,6 +128,7 @@ class Topology:
     lessons: frozenset[str] = frozenset()
     cut_choice: str = field(default="", compare=False)
     encryption: Encryption | None = None
+    sent_inputs: Collection[str] = ()
 
     def __post_init__(self) -> None:
         """Refuse a graph that could not run, with one line that names the segment, value or role."""
@@ -139,6 +141,7 @@ class Topology:
         _check_values(self)
         _check_state(self)
         check_names("crossing in forward_only", [edge.name for edge in self.crossings], *self.forward_only)
+        check_names(f"sent input of topology {self.name!r}:", self.inputs, *self.sent_inputs)
         for name in self.lessons:
             self.segment(name)
         if not self.answering:

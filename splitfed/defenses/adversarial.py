@@ -61,7 +61,7 @@ class Adversarial(PenaltyDefense, LearnedDefense, LayerDefense):
                     f"adversarial compares images, and role {role!r} has rows of {', '.join(map(str, owned))}; "
                     "expected one (channels, height, width)"
                 )
-        for value in values_of(topology, edges) if self.bottleneck else ():
+        for value in values_of(topology, edges, facts) if self.bottleneck else ():
             if len(facts.shapes[value]) != 3:
                 raise InvalidInput(
                     f"adversarial has no bottleneck for {value!r} of shape {facts.shapes[value]} a row: cut where an "
@@ -74,7 +74,7 @@ class Adversarial(PenaltyDefense, LearnedDefense, LayerDefense):
         if not self.bottleneck:
             return topology
         edges = self.edges(topology)
-        check_readers("adversarial narrows {value!r}", topology, edges, ", or give bottleneck=0")
+        check_readers("adversarial narrows {value!r}", topology, edges, facts, ", or give bottleneck=0")
 
         def narrow(value: str, shape: tuple[int, ...]) -> Narrow:
             return Narrow(value, shape[0], self.bottleneck)
@@ -84,7 +84,7 @@ class Adversarial(PenaltyDefense, LearnedDefense, LayerDefense):
             return nn.Sequential(convolution, nn.ReLU()).to(facts.dtypes[value])
 
         narrowed = append_layers("adversarial", topology, edges, facts, seed, narrow)
-        guarded = values_of(topology, edges)
+        guarded = values_of(topology, edges, facts)
         segments = tuple(
             prepend_layers(s, guarded, derive(seed, "adversarial", "wide", s.name), widen) for s in narrowed.segments
         )

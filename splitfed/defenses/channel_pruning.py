@@ -60,7 +60,7 @@ class ChannelPruning(PenaltyDefense, LearnedDefense, LayerDefense):
         """Refuse a sender without raw input, and a release without channels to choose from."""
         edges = self.edges(topology)
         check_raw("channel_pruning", topology, edges, facts)
-        for value in values_of(topology, edges):
+        for value in values_of(topology, edges, facts):
             shape = facts.shapes[value]
             if len(shape) not in (1, 3) or shape[0] < 2:
                 raise InvalidInput(

@@ -49,7 +49,7 @@ def noisy_release(
 def check_values(name: str, topology: Topology, facts: Facts, edges: tuple[str, ...]) -> None:
     """Refuse the defense `name` on `edges` where a value of half precision crosses."""
     for edge in edges:
-        for value in topology.edge(edge).values:
+        for value in facts.data(topology.edge(edge).values):
             check_precision(name, f"{value!r} on {edge}", facts.dtypes[value])
 
 

@@ -295,7 +295,7 @@ def _check_beside(other: Defense, terms: Terms) -> None:
     topology, facts = terms.topologies[0], terms.facts[0]
     for name in other.edges(topology):
         edge = topology.edge(name)
-        for value in edge.values:
+        for value in facts.data(edge.values):
             z = torch.linspace(-1, 1, 4 * math.prod(facts.shapes[value])).reshape(4, *facts.shapes[value])
             one, two = (_release_rows(other, value, t, edge.name) for t in (z, torch.cat([z[:1] + 1, z[1:]])))
             if not torch.allclose(one[1:], two[1:], rtol=1e-4, atol=1e-5):

@@ -71,9 +71,9 @@ class InputLayers(nn.Module):
         return self.module(*given)
 
 
-def values_of(topology: Topology, edges: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the values that cross on `edges`, each once."""
-    return tuple(dict.fromkeys(value for name in edges for value in topology.edge(name).values))
+def values_of(topology: Topology, edges: tuple[str, ...], facts: Facts) -> tuple[str, ...]:
+    """Return the values that cross on `edges` and hold data, each once."""
+    return tuple(dict.fromkeys(value for name in edges for value in facts.data(topology.edge(name).values)))
 
 
 def append_layers(
@@ -84,11 +84,11 @@ def append_layers(
     seed: int,
     make: Callable[[str, tuple[int, ...]], Layer],
 ) -> Topology:
-    """Return `topology` with `make(value, shape)` behind every value that crosses on `edges`, started from `seed`.
+    """Return `topology` with `make(value, shape)` behind every value of `values_of` on `edges`, started from `seed`.
 
     `name`: of the defense, which is refused where a value has a layer of its make already.
     """
-    guarded = values_of(topology, edges)
+    guarded = values_of(topology, edges, facts)
 
     def fitted(segment: Segment) -> Segment:
         layers = {}
@@ -123,22 +123,22 @@ def layers_on(module: nn.Module | None, kind: type[L], edge: str) -> list[L]:
     return [m for m in ([] if module is None else module.modules()) if isinstance(m, kind) and edge in m.edges]
 
 
-def check_all_guarded(name: str, topology: Topology, edges: tuple[str, ...]) -> None:
+def check_all_guarded(name: str, topology: Topology, edges: tuple[str, ...], facts: Facts) -> None:
     """Raise `InvalidInput` if a value of the guarded `edges` also crosses on an edge that is not guarded."""
-    wanted = set(values_of(topology, edges))
+    wanted = set(values_of(topology, edges, facts))
     for edge in topology.crossings:
         for value in wanted.intersection(edge.values) if edge.name not in edges else ():
             raise InvalidInput(f"{name} guards {value!r}, which also leaves on edge {edge.name!r}; guard that one too")
 
 
-def check_readers(what: str, topology: Topology, edges: tuple[str, ...], instead: str = "") -> None:
+def check_readers(what: str, topology: Topology, edges: tuple[str, ...], facts: Facts, instead: str = "") -> None:
     """Refuse a value of `edges` that somebody reads to whom it crosses on none of them: it would arrive changed.
 
     `what` is done to the value, with a place for its name; `instead`: what else may be done than to cut elsewhere.
     """
     reached = {topology.role_of(topology.edge(name).target) for name in edges}
     for segment in topology.segments:
-        for value in set(values_of(topology, edges)).intersection(segment.inputs):
+        for value in set(values_of(topology, edges, facts)).intersection(segment.inputs):
             if segment.role not in reached:
                 raise InvalidInput(
                     f"{what.format(value=value)}, but segment {segment.name!r} at {segment.role!r} reads it too, on no "

@@ -111,18 +111,18 @@ class Latent(ReleaseDefense, LayerDefense, Codec, Accounted, Calibrated):
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
         """Return `topology` with layers that make bits at the senders and, with `dense`, dense layers at receivers."""
         edges = self.edges(topology)
-        values = set(values_of(topology, edges))
-        check_readers("latent turns {value!r} into bits", topology, edges)
+        values = set(values_of(topology, edges, facts))
+        check_readers("latent turns {value!r} into bits", topology, edges, facts)
         made = freeze_segments(topology, edges) if self.freeze else topology
         return changed(made, segments=tuple(self._with_bits(s, values, facts, seed) for s in made.segments))
 
     def settle(self, terms: Terms) -> Latent:
         """Return this defense with the number of bits, of those that a row's values have, that costs most."""
         topology = terms.topologies[0]
-        values = [value for name in self.edges(topology) for value in topology.edge(name).values]
+        edges = self.edges(topology)
         made = changed(self)
         # Not the largest number: "unary" and "modified" cost more the fewer bits share the epsilon.
-        sizes = sorted({facts.shapes[v][0] for facts in terms.facts for v in values})
+        sizes = sorted({facts.shapes[v][0] for facts in terms.facts for v in values_of(topology, edges, facts)})
         object.__setattr__(made, "_bits", max(sizes, key=self.true_epsilon))
         return made
 

@@ -63,9 +63,9 @@ class Marvell(GradientDefense):
         for name in self.edges(topology):
             edge = topology.edge(name)
             sender = topology.role_of(edge.target)
-            if len(edge.values) != 1:
+            if len(values := facts.data(edge.values)) != 1:
                 raise InvalidInput(
-                    f"marvell guards the gradient of one value; edge {name!r} carries {', '.join(edge.values)}"
+                    f"marvell guards the gradient of one value; edge {name!r} carries {', '.join(values) or 'none'}"
                 )
             if any(head.labels != sender for head in leaking_heads(topology, edge)):
                 raise InvalidInput(

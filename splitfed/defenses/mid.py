@@ -47,7 +47,7 @@ class Mid(ReleaseDefense, PenaltyDefense, LayerDefense):
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
         """Return `topology` with a bottleneck behind every value that is guarded."""
         edges = self.edges(topology)
-        check_all_guarded("mid", topology, edges)
+        check_all_guarded("mid", topology, edges, facts)
         return append_layers("mid", topology, edges, facts, seed, Variational)
 
     peeks = True

@@ -61,7 +61,7 @@ class MidLabels(ReceiverPenaltyDefense, LayerDefense):
         edges = [topology.edge(name) for name in self.edges(topology)]
         segments = []
         for segment in topology.segments:
-            arriving = {value: edge.name for edge in edges if edge.target == segment.name for value in edge.values}
+            arriving = {v: edge.name for edge in edges if edge.target == segment.name for v in facts.data(edge.values)}
             for value in arriving:
                 _check_only_reader(topology, segment, value)
             segments.append(_prepend_bottlenecks(segment, arriving, facts, seed))

@@ -47,7 +47,7 @@ class Shredder(ReleaseDefense, PenaltyDefense, LayerDefense):
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
         """Return `topology` with everything before the guarded edges frozen, and a set for every value on them."""
         edges = self.edges(topology)
-        check_all_guarded("shredder", topology, edges)
+        check_all_guarded("shredder", topology, edges, facts)
 
         def noises(value: str, shape: tuple[int, ...]) -> NoiseSet:
             return NoiseSet(value, self.members, shape, self.scale)

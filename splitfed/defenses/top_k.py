@@ -42,7 +42,7 @@ class TopK(ReleaseDefense, Codec):
 
     def check(self, topology: Topology, facts: Facts) -> None:
         """Refuse a release that has fewer numbers a row."""
-        for value in values_of(topology, self.edges(topology)):
+        for value in values_of(topology, self.edges(topology), facts):
             if (numbers := prod(facts.shapes[value])) < self.k:
                 raise InvalidInput(f"top_k k={self.k} is not allowed: {value!r} has {numbers} numbers a row")
 

@@ -90,6 +90,7 @@ def to_bytes(message: Message) -> bytes:
         {
             **{name: getattr(message, name) for name in ("sender", "receiver", "kind", "edge", "packed")},
             "stamp": list(message.stamp),
+            "dataless": sorted(message.dataless),
             "order": sys.byteorder,
             "tensors": entries,
         }
@@ -130,6 +131,7 @@ def from_bytes(data: bytes) -> Message:
         Stamp(*header["stamp"]),
         header["packed"],
         layouts or None,
+        header["dataless"],
     )
 
 
@@ -165,7 +167,10 @@ def _parse_header(data: bytes) -> tuple[dict[str, Any], int]:
         raise InvalidInput(f"message: packed={packed!r} is not allowed; expected a number of bytes, or nothing")
     if [type(item) for item in stamp] != [str, int, int, int, str]:
         raise InvalidInput(f"message: stamp={stamp!r} is not allowed; expected phase, replica, epoch, step and part")
-    return {**header, "packed": packed}, _FIXED.size + length
+    dataless = header.get("dataless", [])
+    if not isinstance(dataless, list) or not all(isinstance(name, str) for name in dataless):
+        raise InvalidInput(f"message: dataless={dataless!r} is not allowed; expected names of tensors")
+    return {**header, "packed": packed, "dataless": frozenset(dataless)}, _FIXED.size + length
 
 
 def _parse_tensor_entry(entry: object) -> tuple[str, torch.dtype, list[int], list[int], int, Layout | None]:

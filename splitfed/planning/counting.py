@@ -206,7 +206,11 @@ def _norm_size(topology: Topology, role: str) -> int:
 
 
 def _size(facts: Facts, values: Sequence[str], kind: str, guards: Sequence[Defense], rows: int) -> int:
-    packed = {value: packed_bytes(guards, kind, rows, facts.shapes[value], facts.dtypes[value]) for value in values}
+    defended = facts.defended(values)
+    packed = {
+        value: packed_bytes(guards, kind, rows, facts.shapes[value], facts.dtypes[value]) if value in defended else None
+        for value in values
+    }
     return sum(value_bytes(facts, value) * rows if size is None else size for value, size in packed.items())
 
 

@@ -10,8 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from splitfed.core.contents import Content
 from splitfed.core.defense import UPLOAD, Calibrated, Defense, LabelDefense, privacy_event
 from splitfed.core.per_client_defenses import missing, of_client
+from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology, member
 from splitfed.core.traffic import Traffic
 from splitfed.core.upload_defenses import Sent, count, find_upload_defenses, private_kinds
@@ -61,7 +63,8 @@ class UsageCountingTrainer(CountingTrainer):
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
         self.uses: dict[tuple[int, str], UsageCounts] = {}
-        everybody = {id(t): list_sites(t, prepared.defenses) for t in prepared.topologies}
+        pairs = zip(prepared.topologies, prepared.facts, strict=True)
+        everybody = {id(topology): list_sites(topology, facts, prepared.defenses) for topology, facts in pairs}
         self._sites = [
             [site for site in everybody[id(topology)] if site.position not in missing(prepared.defenses, replica)]
             for replica, topology in enumerate(prepared.topologies)
@@ -122,16 +125,18 @@ class UsageCountingTrainer(CountingTrainer):
         self._uses(replica, site).add((site.place, site.position, replica, part), rows, site.values)
 
 
-def list_sites(topology: Topology, defenses: Sequence[Defense]) -> list[Site]:
+def list_sites(topology: Topology, facts: Facts, defenses: Sequence[Defense]) -> list[Site]:
     """Return where private mechanisms act in `topology`."""
     sites = []
     for position, defense in enumerate(defenses):
         kinds = counted_kinds(defense)
         for name in defense.edges(topology) if kinds else ():
             edge = topology.edge(name)
-            values, trains = len(edge.values), topology.serving.isdisjoint(topology.readers(edge))
+            trains = topology.serving.isdisjoint(topology.readers(edge))
+            acted_on = {"activation": facts.defended(edge.values), "gradient": facts.returned(topology, edge)}
             for kind, end in (("activation", edge.source), ("gradient", edge.target)):
-                if kind in kinds and not (kind == "gradient" and name in topology.forward_only):
+                if kind in kinds and acted_on[kind]:
+                    values = len(acted_on[kind])
                     sites.append(Site(topology.role_of(end), name, position, values, frozenset({kind}), trains))
         relabelled = defense.heads(topology) if isinstance(defense, LabelDefense) else ()
         for head in topology.heads:
@@ -184,13 +189,16 @@ def cost_of_releases(engine: Observable, client: int, releases: int, delta: floa
     """
     parties = engine.run_parties
     topology, defenses = parties.topologies[client], of_client(parties.defenses, client)
+    facts = parties.facts[client]
     released = [edge for edge in topology.crossings if not topology.serving.isdisjoint(topology.readers(edge))]
     sites = [
         site
-        for site in list_sites(topology, defenses)
+        for site in list_sites(topology, facts, defenses)
         if "activation" in site.kinds and not site.trains and privacy_event(defenses[site.position]) is not None
     ]
     covered = {site.place for site in sites}
+    if any(told.origin.content is Content.MASK for told in facts.told(topology)):
+        return None
     if not sites or any(e.name not in covered for e in released if topology.role_of(e.source) in topology.data_roles):
         return None
     counts = [
@@ -199,7 +207,7 @@ def cost_of_releases(engine: Observable, client: int, releases: int, delta: floa
         )
         for s in sites
     ]
-    (total, *others) = make_ledger(lent_charges(topology, parties.facts[client], defenses, counts), delta).totals
+    (total, *others) = make_ledger(lent_charges(topology, facts, defenses, counts), delta).totals
     return None if others or total.counted != PER_ROW else total.epsilon
 
 
@@ -225,10 +233,11 @@ def _make_ledger(
     # A method moves weights that sends them, or what they make.
     by_method = bool(kinds) and method is not None and ("weights" in kinds or method.traits(topology).post_processing)
     exposed = [
-        *unprotected(topology, defenses, run.placement.fused, by_schedule or by_method),
+        *unprotected(topology, defenses, run.placement.fused, by_schedule or by_method, run.facts[0]),
         *_uploads(topology, method, defenses, kinds),
     ]
-    return make_ledger(run_charges, _delta(defenses, released.rows, delta), exposed, released.replaced)
+    carried = [str(told) for told in run.facts[0].told(topology) if told.origin.content is Content.INPUT]
+    return make_ledger(run_charges, _delta(defenses, released.rows, delta), exposed, released.replaced, carried)
 
 
 def _delta(defenses: Sequence[Defense], rows: int, wanted: float | None) -> float:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from splitfed.core.contents import Content
 from splitfed.core.defense import UPLOAD, Defense, LabelDefense, WeightDefense, privacy_event
 from splitfed.core.grouping import nest
 from splitfed.core.privacy_events import Neighbours, Protects
@@ -63,7 +64,7 @@ def charges(
         event = privacy_event(defense)
         assert event is not None
         if place.endswith(UPLOAD):
-            # Made of all of a client's rows of a class, by segments that learn: nothing is provable but all together.
+            # Origin of all of a client's rows of a class, by segments that learn: nothing is provable but all together.
             named = replace(event, protects=Protects.MESSAGES, neighbours=Neighbours.SAME_CLASS)
             label, some = type(defense).__name__, bool(defense.clients)
             charge_list.append(Charge(client, party, place, label, named, parts, 0, True, mingles, False, some))
@@ -103,8 +104,17 @@ def lent_charges(
     return charge_list
 
 
-def unprotected(topology: Topology, defenses: Sequence[Defense], fused: Sequence[str], travels: bool) -> list[str]:
-    """Return what leaves a data owner without a promise, a few words each, in the order of the topology."""
+def unprotected(
+    topology: Topology,
+    defenses: Sequence[Defense],
+    fused: Sequence[str],
+    travels: bool,
+    facts: Facts | None = None,
+) -> list[str]:
+    """Return what leaves a data owner without a promise, a few words each, in the order of the topology.
+
+    `facts` tell what crosses beside features: lengths and masks, which no mechanism covers.
+    """
     covered: dict[str, set[str]] = {"activation": set(), "gradient": set(), "labels": set()}
     covered_clients: dict[tuple[str, str], set[int]] = {}
     for defense in defenses:
@@ -121,6 +131,8 @@ def unprotected(topology: Topology, defenses: Sequence[Defense], fused: Sequence
     owners, exposed = topology.data_roles, []
     for edge in topology.crossings:
         source, target = topology.role_of(edge.source), topology.role_of(edge.target)
+        if facts is not None and not facts.data(edge.values):
+            continue
         if source in owners and edge.name not in covered["activation"]:
             exposed.append(
                 f"releases on {edge.name} ({source} to {target})"
@@ -131,6 +143,8 @@ def unprotected(topology: Topology, defenses: Sequence[Defense], fused: Sequence
                 f"gradients on {edge.name} ({target} to {source})"
                 + _exception_text(covered_clients.get(("gradient", edge.name)))
             )
+    told = () if facts is None else facts.told(topology)
+    exposed += [str(one) for one in told if one.origin.content is Content.MASK]
     exposed_heads = [head for head in topology.heads if len(head.path) > 1 and head.value not in covered["labels"]]
     exposed += [
         f"labels of {h.value} ({' to '.join(h.path)})" + _exception_text(covered_clients.get(("labels", h.value)))

@@ -141,7 +141,7 @@ class Ledger:
     `lines` and `totals`; `open`: what leaves a data owner without any promise.
 
     `replaced`: where rows that were not finite were taken for zeros, and how many. `uncharged`: what may tell of rows
-    as well, and is in no figure.
+    as well, and is in no figure. `carried`: which values carry an input, whatever guards them.
     """
 
     delta: float
@@ -150,6 +150,7 @@ class Ledger:
     open: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
     uncharged: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
 
     @property
     def epsilon(self) -> float | None:
@@ -173,10 +174,11 @@ class Ledger:
 
 def describe_ledger(ledger: Mapping[str, Any]) -> list[str]:
     """Say what a ledger, as plain values, promises, what crosses without a promise, and what no figure counts."""
+    carried = list(ledger.get("carried", ()))
     if not ledger["totals"]:
-        return ["no formal guarantee"]
+        return ["no formal guarantee", *carried]
     said = [describe_total(total, ledger["open"]) for total in ledger["totals"]]
-    said += ledger["replaced"]
+    said += [*ledger["replaced"], *carried]
     return [*said, f"not charged: {'; '.join(ledger['uncharged'])}"]
 
 
@@ -216,11 +218,16 @@ def default_delta(rows: int) -> float:
 
 
 def make_ledger(
-    charges: Iterable[Charge], delta: float, unprotected: Sequence[str] = (), replaced: Mapping[str, int] | None = None
+    charges: Iterable[Charge],
+    delta: float,
+    unprotected: Sequence[str] = (),
+    replaced: Mapping[str, int] | None = None,
+    carried: Sequence[str] = (),
 ) -> Ledger:
     """Return the ledger of `charges` at `delta`.
 
-    `unprotected`: what else leaves a data owner. `replaced`: place -> rows that were not finite there.
+    `unprotected`: what else leaves a data owner. `replaced`: place -> rows that were not finite there. `carried` as in
+    `Ledger`.
     """
     used = [charge for charge in charges if charge.sum]
     groups = group_pairs((charge.group, charge) for charge in used)
@@ -230,7 +237,8 @@ def make_ledger(
         f"{rows} row{'' if rows == 1 else 's'} of {place} {'was' if rows == 1 else 'were'} not finite, taken for zeros"
         for place, rows in sorted((replaced or {}).items())
     ]
-    return Ledger(delta, tuple(lines), tuple(totals), tuple(unprotected), tuple(zeros), UNCHARGED if totals else ())
+    uncharged = UNCHARGED if totals else ()
+    return Ledger(delta, tuple(lines), tuple(totals), tuple(unprotected), tuple(zeros), uncharged, tuple(carried))
 
 
 def _lines(charges: Sequence[Charge], delta: float) -> list[Line]:

@@ -60,7 +60,9 @@ class LocalLoss(Averaged):
         edges = _first_edges(topology)
         segments, heads = list(topology.segments), list(topology.heads)
         for source in dict.fromkeys(edge.source for edge in edges):
-            values = tuple(dict.fromkeys(v for e in edges if e.source == source for v in e.values))
+            values = tuple(dict.fromkeys(v for e in edges if e.source == source for v in facts.data(e.values)))
+            if not values:
+                continue
             main = _head_for(topology, next(e for e in edges if e.source == source))
             assert main.task is not None
             name = f"auxiliary_{source}"

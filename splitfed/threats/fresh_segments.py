@@ -80,7 +80,7 @@ class Architecture:
                 DefenseSite(
                     "",
                     port.edge,
-                    {v: shapes[v] for v in port.values},
+                    {v: shapes[v] for v in port.defended},
                     {v: shapes[v] for v in plan.own},
                     derive(seed, "start", port.edge, guard.position),
                     self._device,

@@ -86,7 +86,9 @@ class Grants:
             architecture=self.architecture(party, client, releases),
             loss=self._downstream_loss(party, client),
             places=places(self.data.shape, topology.inputs, self.data.features),
-            origins={v: topology.origins(v) for edge in topology.crossings for v in edge.values},
+            origins={
+                v: topology.origins(v) for e in topology.crossings for v in engine.all_facts[client].data(e.values)
+            },
         )
 
     def trained_segments(
@@ -131,7 +133,11 @@ class Grants:
             values={value: value},
             given=arriving,
         )
-        return lambda x, releases, y: task.loss(own(x, releases)[value], y)
+        if not {v for v in arriving.intersection(read) if v not in engine.all_facts[client].data(arriving)}:
+            return lambda x, releases, y: task.loss(own(x, releases)[value], y)
+        # Masks arrive beside the releases, and are sent as they are.
+        upstream = self.trained_segments(client, role)
+        return lambda x, releases, y: task.loss(own(x, {**upstream.dataless(x), **releases})[value], y)
 
     def architecture(self, party: str, client: int, releases: int = 1) -> Architecture:
         """Return what draws the segments upstream of `party` anew; nothing of the trained ones can be reached."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.defense import Defense, concatenate_values, floating_values, penalty_term
+from splitfed.core.defense import Defense, concatenate_values, penalty_term
 from splitfed.core.defense_context import Context
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts
@@ -30,7 +30,8 @@ class _Penalties(NamedTuple):
 class SegmentRunner:
     """Copies of segments in evaluation mode, run from raw rows on; differentiable in the rows.
 
-    With `role` the segments upstream of it are run, and what arrives there is returned: value -> (n, ...). Otherwise
+    With `role` the segments upstream of it are run, and what arrives there is returned, value -> (n, ...), but for what
+    holds no data (constants, masks). Otherwise
     those are run that compute `values` (name in the result -> value), from values `given` on. `modules`: the segments
     to copy, by name; those in `trainable` may learn, all others are frozen. `defenses` act on the edges between roles,
     with copies of `states` (edge and position -> what `start` returned), and draw from `seed`; `epoch`: of the run,
@@ -66,6 +67,7 @@ class SegmentRunner:
         plans = {p.segment: (sender, p) for sender, parts in work.items() for p in parts}
         self._steps = [plans[name] for name in names]
         ports = [port for _, plan in plans.values() for port in plan.departures]
+        self._dataless = frozenset().union(*(port.dataless for port in ports))
         self._held = {(port.edge, guard.position): guard.defense for port in ports for guard in port.guards}
         self._roles, self._owners = topology.roles, dict(topology.inputs)
         self.modules = copy.deepcopy({name: modules[name] for name in names})
@@ -75,6 +77,11 @@ class SegmentRunner:
     def __call__(self, x: Tensor, received: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return the releases of raw rows x (n, *shape), every defense at its mean; `received`: the values given."""
         return self._run(x, received or {}, None)
+
+    def dataless(self, x: Tensor) -> dict[str, Tensor]:
+        """Return what arrives at the role of raw rows x and holds no data: constants and masks."""
+        with torch.no_grad():
+            return {name: z for name, z in self._walk(x, {}, None).items() if name in self._dataless}
 
     def sample(self, x: Tensor, number: int | None = None) -> dict[str, Tensor]:
         """Return a sample of the releases of rows x: every defense draws afresh, or as `number` fixes."""
@@ -127,6 +134,12 @@ class SegmentRunner:
     def _run(
         self, x: Tensor, received: Mapping[str, Tensor], sample: int | None, penalties: _Penalties | None = None
     ) -> dict[str, Tensor]:
+        found = self._walk(x, received, sample, penalties)
+        return found if self._role is None else {n: z for n, z in found.items() if n not in self._dataless}
+
+    def _walk(
+        self, x: Tensor, received: Mapping[str, Tensor], sample: int | None, penalties: _Penalties | None = None
+    ) -> dict[str, Tensor]:
         inputs = dict(self._feed(x))
         made = {**inputs, **received}
         arrived: dict[str, dict[str, Tensor]] = {role: {} for role in self._roles}
@@ -160,9 +173,9 @@ class SegmentRunner:
             context = replace(sender, position=guard.position, state=state)
             if penalties is not None and guard.penalty_defense is not None:
                 step_context = training_context(context, sample or 0, penalties.epoch, arrived)
-                z = concatenate_values(list(floating_values(values).values()))
+                z = concatenate_values([values[name] for name in port.defended])
                 penalties.terms.append(guard.share * penalty_term(guard.penalty_defense.penalty(z, step_context), z))
             if (defense := guard.release_defense) is not None:
                 act = defense.expected if sample is None else defense.release
-                values = {**values, **{name: act(name, z, context) for name, z in floating_values(values).items()}}
+                values = {**values, **{name: act(name, values[name], context) for name in port.defended}}
         return values

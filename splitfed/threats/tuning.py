@@ -149,7 +149,7 @@ class Bench:
                 self._party,
                 "activation",
                 edge.name,
-                {value: released[value] for value in edge.values},
+                {value: released[value] for value in engine.all_facts[replica].data(edge.values)},
                 stamp,
             )
             for edge in topology.crossings

@@ -134,7 +134,7 @@ class RunFolder:
             # Cuts by the same names are the same cuts, whoever chose them.
             if key == "makes" and key not in there:  # the first release did not say who has which
                 continue
-            if key not in ("code", "cut_choice") and there.get(key) != value:
+            if key not in ("code", "cut_choice", "told") and there.get(key) != value:
                 raise InvalidInput(
                     f"folder {str(self.path)!r} holds another run: its {key} is {there.get(key)!r}, not {value!r}"
                 )

@@ -112,7 +112,8 @@ def split_at(cut: str) -> Topology:
         top = Top(sum(p[0].numel() for p in (made if isinstance(made, tuple) else (made,))))
     values = ("z", "w") if isinstance(made, tuple) else ("z",)
     segments = (Segment("bottom", "client", bottom, ("x",), values), Segment("top", "server", top, values, ("out",)))
-    return Topology("views", segments, {"x": "client"}, (Head("out", "server", "client", task=classification(3)),))
+    heads = (Head("out", "server", "client", task=classification(3)),)
+    return Topology("views", segments, {"x": "client"}, heads, sent_inputs=("x",))
 
 
 STEPS = [torch.arange(33), torch.arange(33, 64), torch.arange(0, 64, 2)]
@@ -272,7 +273,8 @@ def test_an_attack_finds_no_row_in_the_storage_of_a_release(link: str) -> None:
         Segment("bottom", "client", Columns(), ("x",), ("z",)),
         Segment("top", "server", nn.Linear(3, 10), ("z",), ("out",)),
     )
-    topology = Topology("columns", segments, {"x": "client"}, (Head("out", "server", "client"),))
+    heads = (Head("out", "server", "client"),)
+    topology = Topology("columns", segments, {"x": "client"}, heads, sent_inputs=("x",))
     data = toy_data(60).clients(1, auxiliary=10, victims=8)
     run = sf.train(topology, data, rounds=1, logging=sf.Logging(link=link))
     (found,) = run.attack(Thief())

@@ -118,7 +118,8 @@ class Half(nn.Module):
 
 @pytest.mark.parametrize("defense", RELEASES, ids=["gaussian", "laplace"])
 def test_half_precision_is_refused_before_anything_is_trained(defense: Defense) -> None:
-    topology = vanilla(nn.Sequential(Half(), nn.Linear(6, 3, dtype=torch.bfloat16)), "0").with_task(classification(3))
+    topology = vanilla(nn.Sequential(Half(), nn.Linear(6, 3, dtype=torch.bfloat16)), "0", sent_inputs=("input",))
+    topology = topology.with_task(classification(3))
     facts = probe(topology, {next(iter(topology.inputs)): torch.rand(4, 6)})
     with pytest.raises(InvalidInput, match="in bfloat16: half precision is too coarse for noise"):
         defense.check(topology, facts)

@@ -180,7 +180,7 @@ def test_without_dense_the_segment_must_read_bits_itself() -> None:
     with pytest.raises(InvalidInput, match="cannot take what arrives on edge"):
         probe(bare.fit(topology(), probe(topology(), {"x": x}), 0), {"x": x})
     top = nn.Sequential(nn.Linear(64 * 2, 16), nn.Linear(16, 10))
-    known = vanilla(nn.Sequential(nn.Flatten(), top), "0").with_task(classification(10))
+    known = vanilla(nn.Sequential(nn.Flatten(), top), "0", sent_inputs=("input",)).with_task(classification(10))
     # 64 numbers of two bits: a flat model whose first layer is as wide as they are.
     value = known.segments[0].outputs[0]
     ready = bare.fit(known, Facts({value: (64,)}, {}, {}, frozenset(), frozenset()), 0)

@@ -119,7 +119,7 @@ def test_rows_that_are_not_finite_are_released_as_zeros_and_counted() -> None:
     data = sf.data.from_arrays(x, rows.y).clients(1, test=0.0, validation=0.0, auxiliary=0, victims=0, seed=0)
     squared = nn.Sequential(Squared(), nn.Flatten(), nn.Linear(64, 10))
     for defense in (GaussianRelease(noise_multiplier=1.0, freeze=True), LaplaceRelease(epsilon=1.0, freeze=True)):
-        shape = vanilla(squared, "0")
+        shape = vanilla(squared, "0", sent_inputs=("input",))
         run = sf.train(
             shape,
             data,
@@ -135,7 +135,9 @@ def test_rows_that_are_not_finite_are_released_as_zeros_and_counted() -> None:
         assert run.ledger.replaced == (f"2 rows of {edge.name} were not finite, taken for zeros",)
         assert run.ledger.replaced[0] in str(run.ledger).splitlines()
     shape = u_shaped(
-        nn.Sequential(Squared(), nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10)), ("1", "3")
+        nn.Sequential(Squared(), nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10)),
+        ("1", "3"),
+        sent_inputs=("input",),
     )
     run = sf.train(shape, data, defenses=DpSgd(noise_multiplier=1.0), rounds=1, batch_size=20, optimizer=SLOW)
     # Behind the hyperbolic tangent a row with a single infinite number is finite again.

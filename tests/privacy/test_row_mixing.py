@@ -170,7 +170,9 @@ def test_rows_in_a_hidden_buffer_cost_what_they_cost_in_a_stored_one() -> None:
 
 
 def made(front: nn.Module) -> tuple[Topology, Facts, str]:
-    topology = vanilla(nn.Sequential(nn.Tanh(), nn.Linear(6, 3)), "0").with_task(classification(3))
+    topology = vanilla(nn.Sequential(nn.Tanh(), nn.Linear(6, 3)), "0", sent_inputs=("input",)).with_task(
+        classification(3)
+    )
     bottom, top = topology.segments
     topology = replace(topology, segments=(replace(bottom, module=front), top))
     (edge,) = topology.crossings
@@ -199,7 +201,7 @@ def test_attention_across_the_batch_is_found() -> None:
     for first, mixes in ((True, False), (False, True)):
         front = nn.TransformerEncoderLayer(4, 1, 8, batch_first=first)
         top = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
-        topology = vanilla(nn.Sequential(front, top), "0").with_task(classification(3))
+        topology = vanilla(nn.Sequential(front, top), "0", sent_inputs=("input",)).with_task(classification(3))
         facts = probe(topology, {next(iter(topology.inputs)): torch.rand(4, 3, 4)})
         assert segments_mix(topology, facts, {topology.segments[0].name}) is mixes
 

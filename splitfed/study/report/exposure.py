@@ -76,13 +76,17 @@ def _received_in_steps(
     settings = topology.encryption
     # As messages of a leaking protocol are: gradients in plain, everything else encrypted.
     sealed = () if settings is None else ("activation",) if settings.leaks else ("activation", "gradient")
+    told = {(one.edge, one.value): one.what for one in facts.told(topology)}
     for edge in topology.crossings:
         source, target = topology.role_of(edge.source), topology.role_of(edge.target)
-        returns = edge.name not in topology.forward_only
+        data = facts.data(edge.values)
         for value in edge.values:
             shape, size = list(facts.shapes[value]), value_bytes(facts, value)
-            guard = ENCRYPTED if "activation" in sealed else guards.get(edge.name, "")
-            yield target, _entry("activation", value, shape, size, source, edge.name, guard, returns)
+            returns = value in data and edge.name not in topology.forward_only
+            acting = guards.get(edge.name, "") if value in data else ""
+            guard = ENCRYPTED if "activation" in sealed else acting
+            entry = _entry("activation", value, shape, size, source, edge.name, guard, returns)
+            yield target, {**entry, **({"tells": told[edge.name, value]} if (edge.name, value) in told else {})}
             if returns:
                 guard = ENCRYPTED if "gradient" in sealed else back.get(edge.name, "")
                 yield source, _entry("gradient", value, shape, size, target, edge.name, guard)

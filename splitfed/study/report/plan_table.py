@@ -39,6 +39,8 @@ def print_plan(plan: Json, console: Console) -> None:
             say(place["cut_choice"])
         if place["replayed"]:
             say("cut by replay, as its model cannot be traced: every party goes through the whole forward")
+        for told in place["told"]:
+            say(told)
         rows = [row for row in place["schedules"] if row["refused"] is None]
         console.print(_traffic_table(rows))
         say("")

@@ -137,7 +137,8 @@ def _edge_routes(run: Run, client: int) -> Iterator[Route]:
         )
         if any("activation" in counted_kinds(defense) for _, defense in guards):
             party = engine.party(client, topology.role_of(edge.source)).name
-            yield from (Route(party, edge.name, value, guards, run.seed, circuit) for value in edge.values)
+            defended = engine.all_facts[client].defended(edge.values)
+            yield from (Route(party, edge.name, value, guards, run.seed, circuit) for value in defended)
 
 
 def _upload_routes(run: Run, client: int) -> Iterator[Route]:

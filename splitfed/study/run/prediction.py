@@ -70,7 +70,7 @@ def predict(
     if output is not None:
         write_atomic(output, _format_csv(table).encode())
     if view is not None and view_output is not None:
-        received = recorders[view].view().tensors()
+        received = recorders[view].view().tensors(dataless=True)
         write_atomic(view_output, save({name: tensor.contiguous() for name, tensor in received.items()}))
     return {
         "run": str(folder),

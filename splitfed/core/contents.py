@@ -1,0 +1,333 @@
+"""What a value that crosses is made of, found by following the rows of every input through a segment as it runs.
+
+There are four contents. CONSTANT: from shapes and constants. MASK: from lengths, masks or comparisons of ids. INPUT:
+from rows through no weight, as x, 2x - 1 or a normalisation by constants. FEATURES: from rows through weights, or from
+weights alone. What meets becomes the higher of the two, so that a weight makes features of whatever it is combined
+with, a single number that multiplies an image included; buffers are constants. A value may have several contents in
+different places (`cat([x, h])`): one that has an input anywhere carries that input.
+
+Of an input of whole numbers or booleans every comparison is a mask, and so are the additive form of one, zeros and a
+huge negative number, and the place of its largest number, by which the end of a text is found. A comparison of real
+numbers stays an input: a thresholded image is an image.
+
+Every operation is seen below autograd, custom functions and submodules; what is noted is noted for the memory that an
+operation has written, so that views and operations in place need no rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+MASKED = -1000.0
+"""What an additive mask adds to a masked place is this or less."""
+
+_JOINED = frozenset(("cat", "stack", "_cat", "hstack", "vstack"))
+_PICKED_NAMES = """
+gather index index_select take masked_select embedding index_put index_put_ _unsafe_index _unsafe_masked_index
+scatter scatter_ where masked_fill masked_fill_ masked_scatter masked_scatter_ index_copy index_copy_ index_fill
+index_fill_
+"""
+_PICKED = frozenset(_PICKED_NAMES.split())
+_WITH_NUMBERS = frozenset(["where", "masked_fill", "masked_fill_", "scatter", "scatter_", "index_fill", "index_fill_"])
+_OVERWRITING = frozenset(("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "set_"))
+_SHAPED_LIKE_NAMES = """
+zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full new_empty
+new_empty_strided
+"""
+_SHAPED_LIKE = frozenset(_SHAPED_LIKE_NAMES.split())
+_PLACES = frozenset(("argmax", "argmin"))
+_CASTS = frozenset(("_to_copy", "clone", "copy_", "lift_fresh_copy", "lift_fresh", "alias", "detach", "contiguous"))
+_LEAVES = frozenset(("numpy", "tolist", "__array__", "item", "__float__", "__int__", "__dlpack__"))
+
+
+class Content(IntEnum):
+    """What a value is made of; whatever is INPUT or FEATURES is data."""
+
+    CONSTANT = 0
+    MASK = 1
+    INPUT = 2
+    FEATURES = 3
+
+
+class _Grade(IntEnum):
+    """The contents as they are followed: rows of whole numbers may still become a mask."""
+
+    CONSTANT = 0
+    MASK = 1
+    IDS = 2
+    REAL = 3
+    FEATURES = 4
+
+
+_CONTENT = {
+    _Grade.CONSTANT: Content.CONSTANT,
+    _Grade.MASK: Content.MASK,
+    _Grade.IDS: Content.INPUT,
+    _Grade.REAL: Content.INPUT,
+    _Grade.FEATURES: Content.FEATURES,
+}
+
+Traces = Mapping[_Grade, frozenset[str]]
+"""Every grade that some place of a value has -> the inputs whose rows are behind it there."""
+
+_NOTHING: Traces = {_Grade.CONSTANT: frozenset()}
+_WEIGHT: Traces = {_Grade.FEATURES: frozenset()}
+
+
+class Origin(NamedTuple):
+    """What a value is made of: its `content`, and of INPUT and MASK the names of the inputs that it tells of."""
+
+    content: Content
+    inputs: tuple[str, ...] = ()
+
+    @property
+    def is_data(self) -> bool:
+        """Whether there is something in it to defend, to score and to attack."""
+        return self.content >= Content.INPUT
+
+
+def describe(made: Origin) -> str:
+    """Say what a value tells that is made so, in a few words that may follow "reveals" or "carries"."""
+    named = ", ".join(map(repr, made.inputs))
+    told = {
+        Content.CONSTANT: "constants",
+        Content.MASK: f"lengths or a mask of {named}" if named else "lengths or a mask",
+        Content.INPUT: f"the input {named}",
+        Content.FEATURES: "features",
+    }
+    return told[made.content]
+
+
+FEATURES = Origin(Content.FEATURES)
+"""What a value of which nothing is known is taken for."""
+
+
+def traces_of_input(name: str, rows: Tensor) -> Traces:
+    """Return the traces of the raw input `name`."""
+    real = rows.is_floating_point() or rows.is_complex()
+    return {_Grade.REAL if real else _Grade.IDS: frozenset((name,))}
+
+
+def origin_of(traces: Traces) -> Origin:
+    """Return what a value with `traces` is made of."""
+    carried = [grade for grade in (_Grade.IDS, _Grade.REAL) if grade in traces]
+    if carried:
+        return Origin(Content.INPUT, tuple(sorted(set().union(*(traces[grade] for grade in carried)))))
+    highest = max(traces)
+    return Origin(_CONTENT[highest], tuple(sorted(traces[highest])) if highest is _Grade.MASK else ())
+
+
+def together(*found: Traces) -> dict[_Grade, frozenset[str]]:
+    """Return the traces of values that stand side by side, each as it is."""
+    made: dict[_Grade, frozenset[str]] = {}
+    for traces in found:
+        for grade, names in traces.items():
+            made[grade] = made.get(grade, frozenset()) | names
+    return made
+
+
+def _combined(found: Iterable[Traces]) -> Traces:
+    """Return the traces of what is computed from values with the traces `found`: everything may meet everything."""
+    made: Traces = _NOTHING
+    for traces in found:
+        met: dict[_Grade, frozenset[str]] = {}
+        for grade, names in made.items():
+            for other, more in traces.items():
+                highest = max(grade, other)
+                met[highest] = met.get(highest, frozenset()) | names | more
+        made = met
+    return made
+
+
+def _picked(sources: Collection[Traces], pickers: Collection[Traces]) -> Traces:
+    """Return the traces of what `pickers` choose among `sources`: rows that were chosen are still rows.
+
+    Of what holds no rows, the choice is what is told.
+    """
+    choice = _combined(pickers)
+    found: list[Traces] = []
+    for grade, names in together(*sources).items():
+        one: Traces = {grade: names}
+        found.append(one if grade in (_Grade.IDS, _Grade.REAL) else _combined((one, choice)))
+    return together(*found)
+
+
+class RowTracking:
+    """Follows the rows of `inputs` (tensor and its traces) through what `module` does within its block."""
+
+    def __init__(self, module: nn.Module, inputs: Iterable[tuple[Tensor, Traces]], zeros: Collection[str] = ()) -> None:
+        self._operations = _Operations(zeros)
+        self._exits = _Exits(self._operations)
+        for inner in module.modules():
+            known = (*inner._buffers.values(), *vars(inner).values())
+            for tensor in (one for one in known if isinstance(one, Tensor)):
+                self._operations.note(tensor, _NOTHING)
+        for weight in module.parameters():
+            self._operations.note(weight, _WEIGHT)
+        for tensor, traces in inputs:
+            self._operations.note(tensor, traces)
+
+    def __enter__(self) -> RowTracking:
+        """Begin."""
+        self._exits.__enter__()  # type: ignore[no-untyped-call]
+        self._operations.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """End."""
+        self._operations.__exit__(*error)  # type: ignore[no-untyped-call]
+        self._exits.__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def traces(self, tensor: Tensor) -> Traces:
+        """Return the traces of a tensor that was made."""
+        return self._operations.traces(tensor)
+
+
+class _Exits(TorchFunctionMode):
+    """Sees where numbers leave torch (NumPy, lists), and may come back as tensors that nothing is known of."""
+
+    def __init__(self, operations: _Operations) -> None:
+        super().__init__()
+        self._operations = operations
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one call, and note what leaves by it."""
+        if getattr(func, "__name__", "") in _LEAVES and isinstance(args[0], Tensor):
+            self._operations.let_out(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+class _Operations(TorchDispatchMode):
+    """Notes of every operation what it has made."""
+
+    def __init__(self, zeros: Collection[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._found: dict[Any, Traces] = {}
+        self._zeros = frozenset(zeros)
+        # What has no storage is told apart by its identity, and kept so that nothing else gets that.
+        self._kept: list[Tensor] = []
+        self._outside: Traces = _NOTHING
+
+    def note(self, tensor: Tensor, traces: Traces) -> None:
+        """Note the traces of all that shares the memory of `tensor`."""
+        key = _memory(tensor)
+        if isinstance(key, int):
+            self._kept.append(tensor)
+        self._found[key] = traces
+
+    def traces(self, tensor: Tensor) -> Traces:
+        """Return the traces of `tensor`; of one that no operation has made those of what has left torch so far."""
+        return self._found.get(_memory(tensor), self._outside)
+
+    def let_out(self, tensor: Tensor) -> None:
+        """Note that the numbers of `tensor` are read outside of torch."""
+        if tensor.dtype is not torch.bool:
+            self._outside = together(self._outside, self.traces(tensor))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operation, and note what it has made."""
+        given = kwargs or {}
+        read = [(one, self.traces(one)) for one in _tensors((args, given))]
+        name = func._schema.name.partition("::")[2]
+        written = _written(func, args, given)
+        returned = func(*args, **given)
+        made = _tensors(returned)
+        if not (written or made):
+            return returned
+        with torch._C.DisableTorchFunction():
+            self._note_made(name, args, read, written, made)
+        return returned
+
+    def _note_made(
+        self, name: str, args: Any, read: list[tuple[Tensor, Traces]], written: list[Tensor], made: list[Tensor]
+    ) -> None:
+        memory = {_memory(one) for one, _ in read}
+        kept = [traces for one, traces in read if not (name in _OVERWRITING and one is args[0])]
+        traces = self._result(name, args, kept)
+        for tensor in written:
+            result = self._as_mask(name, tensor, traces)
+            whole = tensor.numel() * tensor.element_size() >= _size(tensor)
+            self.note(tensor, result if whole else together(self.traces(tensor), result))
+        for tensor in made:
+            # A view has what is noted for its memory.
+            if _memory(tensor) not in memory:
+                self.note(tensor, self._as_mask(name, tensor, traces))
+
+    def _result(self, name: str, args: Any, read: list[Traces]) -> Traces:
+        if name in _SHAPED_LIKE:
+            return _NOTHING
+        if name in _JOINED:
+            return together(*read) if read else _NOTHING
+        if name not in _PICKED:
+            return _combined(read)
+        of = [[self.traces(one) for one in _tensors(argument)] for argument in args]
+        # Of torch.where the first is the choice; of all others the first is chosen from, the second is the choice.
+        if name == "where":
+            pickers, sources = of[:1], of[1:]
+        elif name in ("gather", "index", "index_select", "take", "masked_select", "embedding", "_unsafe_index"):
+            pickers, sources = of[1:], of[:1]
+        elif name.startswith(("masked_", "index_put")):
+            pickers, sources = of[1:2], [*of[:1], *of[2:]]
+        else:
+            # scatter, index_copy, index_fill: self, dimension, index, source.
+            pickers, sources = of[2:3], [*of[:1], *of[3:]]
+        flat = [one for found in sources for one in found]
+        if name in _WITH_NUMBERS or not flat:
+            # What they put in may be a plain number.
+            flat.append(_NOTHING)
+        return _picked(flat, [one for found in pickers for one in found])
+
+    def _as_mask(self, name: str, tensor: Tensor, traces: Traces) -> Traces:
+        """Return `traces` of a result, or those of a mask where it is one."""
+        if max(traces) > _Grade.IDS or _Grade.IDS not in traces:
+            return traces
+        mask = {_Grade.MASK: frozenset().union(*traces.values())}
+        if tensor.dtype is torch.bool or name in _PLACES:
+            return mask
+        if name in _CASTS or tensor.is_meta or tensor.is_complex() or not tensor.numel():
+            return traces
+        zero, blocked = tensor == 0, tensor <= MASKED
+        if not bool((zero | blocked).all()):
+            return traces
+        if bool(blocked.any()):
+            return mask if bool((tensor == tensor.min()).logical_or(zero).all()) else traces
+        # Nothing is masked in these rows; but of an input that is zero throughout nothing can be said.
+        return mask if not self._zeros.intersection(traces[_Grade.IDS]) else traces
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [one for one in _pytree.tree_leaves(values) if isinstance(one, Tensor)]
+
+
+def _memory(tensor: Tensor) -> Any:
+    """Return what tells the memory of `tensor` from any other."""
+    try:
+        return StorageWeakRef(tensor.untyped_storage())
+    except (NotImplementedError, RuntimeError):
+        return id(tensor)
+
+
+def _size(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
+def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the tensors that an operation writes into."""
+    written: list[Tensor] = []
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[place] if place < len(args) else kwargs.get(argument.name)
+            written += _tensors(given)
+    return written
