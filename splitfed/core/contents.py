@@ -8,7 +8,8 @@ different places (`cat([x, h])`): one that has an input anywhere carries that in
 
 Of an input of whole numbers or booleans every comparison is a mask, and so are the additive form of one, zeros and a
 huge negative number, and the place of its largest number, by which the end of a text is found. A comparison of real
-numbers stays an input: a thresholded image is an image.
+numbers stays an input: a thresholded image is an image. A single number of a whole batch, by which `forward` branches,
+tells as much as a length.
 
 Every operation is seen below autograd, custom functions and submodules; what is noted is noted for the memory that an
 operation has written, so that views and operations in place need no rule.
@@ -260,7 +261,8 @@ class _Operations(TorchDispatchMode):
         for tensor in made:
             # A view has what is noted for its memory.
             if _memory(tensor) not in memory:
-                self.note(tensor, self._as_mask(name, tensor, traces))
+                one = tensor.dim() == 0 and any(_is_whole(given) for given, _ in read)
+                self.note(tensor, _as_number(traces) if one else self._as_mask(name, tensor, traces))
 
     def _result(self, name: str, args: Any, read: list[Traces]) -> Traces:
         if name in _SHAPED_LIKE:
@@ -302,6 +304,17 @@ class _Operations(TorchDispatchMode):
             return mask if bool((tensor == tensor.min()).logical_or(zero).all()) else traces
         # Nothing is masked in these rows; but of an input that is zero throughout nothing can be said.
         return mask if not self._zeros.intersection(traces[_Grade.IDS]) else traces
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Return whether `tensor` holds several numbers, all of its memory, and not a row of it alone."""
+    return tensor.numel() > 1 and tensor.numel() * tensor.element_size() >= _size(tensor)
+
+
+def _as_number(traces: Traces) -> Traces:
+    """Return the traces of a single number of a whole batch: it steers, as a length does, and tells of no row."""
+    carried = _Grade.IDS in traces or _Grade.REAL in traces
+    return {_Grade.MASK: frozenset().union(*traces.values())} if carried and _Grade.FEATURES not in traces else traces
 
 
 def _tensors(values: Any) -> list[Tensor]:
