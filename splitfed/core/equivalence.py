@@ -63,7 +63,7 @@ _REORDERED = 2.0**10
 FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, AttributeError, KeyError)
 _MODES = {True: "training", False: "evaluation"}
 _MODE = "a party switches modes itself: call .eval() on that submodule before the cut, not in train()"
-_RANDOM = "draw by a module such as nn.Dropout, or by a function of torch from its default generator"
+_RANDOM = "draw within a submodule that no cut lies in, such as nn.Dropout, or by a function of torch"
 _GRADIENT = (
     "hooks on weights, no_grad and functions with a backward of their own do not survive the cut: use detach(), or put "
     "that part into a submodule"
@@ -185,7 +185,7 @@ def _compare(segments: list[Segment], original: Original, inputs: Values, in_tra
     snapshot = ModelSnapshot(original.model)
     try:
         facts = probe(unit, {n: _first_rows(x, 2) for n, x in inputs.items()}, shared=True)
-        facts = replace(facts, stochastic=frozenset())
+        facts = replace(facts, stochastic=frozenset(), plain_draws=frozenset())
     finally:
         snapshot.restore()
     large = is_large(original.model)

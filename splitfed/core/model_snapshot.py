@@ -136,6 +136,16 @@ def seed_generators(seed: int) -> None:
     np.random.seed(seed % 2**32)  # noqa: NPY002
 
 
+def drawn_packages(before: tuple[Any, ...], after: tuple[Any, ...]) -> frozenset[str]:
+    """Return the packages (torch, random, numpy.random) whose default generators differ between two states."""
+    drawn = {
+        "torch": not torch.equal(before[0], after[0]),
+        "random": before[1] != after[1],
+        "numpy.random": same_generators(before, (*before[:2], after[2])) is not None,
+    }
+    return frozenset(package for package, found in drawn.items() if found)
+
+
 def same_generators(one: tuple[Any, ...], other: tuple[Any, ...]) -> str | None:
     """Return the package whose default generator differs between the two states, None where none does."""
     if not torch.equal(one[0], other[0]):

@@ -276,13 +276,14 @@ class Party:
     def _run(self, segment_plan: SegmentPlan, arguments: list[Tensor], stamp: Stamp) -> tuple[Tensor, ...]:
         module, privatizer = self.state.modules[segment_plan.segment], self.state.privatizer
         watched = privatizer is not None and privatizer.active
-        if watched or segment_plan.stochastic:
+        draws = segment_plan.stochastic or segment_plan.plain_draws
+        if watched or draws:
             with ExitStack() as blocks:
                 if privatizer is not None and watched:
                     blocks.enter_context(privatizer.watching(module))
-                if segment_plan.stochastic:
+                if draws:
                     seed = forward_seed(self.state.seed, self.name, segment_plan.segment, stamp)
-                    blocks.enter_context(stream(seed, self.device))
+                    blocks.enter_context(stream(seed, self.device, everywhere=segment_plan.plain_draws))
                 result = module(*arguments)
         else:
             result = module(*arguments)

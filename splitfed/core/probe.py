@@ -28,7 +28,7 @@ from splitfed.core.contents import (
     traces_of_input,
 )
 from splitfed.core.errors import InvalidInput, first_line
-from splitfed.core.model_snapshot import generator_states, same_generators, seed_generators, set_generators
+from splitfed.core.model_snapshot import drawn_packages, generator_states, seed_generators, set_generators
 from splitfed.core.random import derive
 from splitfed.core.topology import Edge, Segment, Topology, keeps_names
 from splitfed.core.weight_sharing import copy_sharing
@@ -61,7 +61,7 @@ class Facts:
     training; `batch_norm`: segments that need at least two rows in training; `no_gradient`: value and segment that
     reads it, where no gradient comes back: whatever the segment makes of it, no head learns from it. One that a user
     wrote by hand and that draws random numbers is never among these: another draw may take another way. `origins`: what
-    each value is made of.
+    each value is made of. `plain_draws`: segments that draw from NumPy's or Python's default generators in training.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -71,6 +71,7 @@ class Facts:
     batch_norm: frozenset[str]
     no_gradient: frozenset[tuple[str, str]] = frozenset()
     origins: Mapping[str, Origin] = field(default_factory=dict)
+    plain_draws: frozenset[str] = frozenset()
 
     def origin(self, value: str) -> Origin:
         """Return what `value` is made of: features, where the probe did not see it."""
@@ -120,6 +121,7 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
     rows, heads = len(next(iter(batch.values()))), {head.value for head in topology.heads}
     overwritten: dict[str, frozenset[str]] = {}
     stochastic: set[str] = set()
+    plain_draws: set[str] = set()
     reached_leaves: dict[tuple[str, str], set[int]] = {}
     leaves: dict[tuple[str, str], Tensor] = {}
     traces = {name: traces_of_input(name, batch[name]) for name in topology.inputs}
@@ -138,10 +140,12 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
         finally:
             set_generators(states)
         traces.update(zip(segment.outputs, found, strict=True))
-        if draws == "torch":
+        if "torch" in draws:
             stochastic.add(segment.name)
+        if draws - {"torch"}:
+            plain_draws.add(segment.name)
         # A trace has no branch; of other segments the graph of one random draw tells nothing for certain.
-        certain = draws is None or keeps_names(segment.module)
+        certain = not draws or keeps_names(segment.module)
         for name, value in zip(segment.outputs, outputs, strict=True):
             _check_value(segment, name, value, rows, name in heads)
             reached_leaves[segment.name, name] = (
@@ -160,6 +164,7 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
         frozenset(norm),
         _without_gradient(topology, leaves, reached_leaves),
         origins,
+        frozenset(plain_draws),
     )
 
 
@@ -250,14 +255,14 @@ def _run_segment(
     traces: Mapping[str, Traces],
     zeros: frozenset[str],
     shared: bool,
-) -> tuple[tuple[Tensor, ...], frozenset[str], str | None, list[Traces]]:
-    """Return what `segment` makes of `values`, which of them it overwrites, and the package that it draws from.
+) -> tuple[tuple[Tensor, ...], frozenset[str], frozenset[str], list[Traces]]:
+    """Return what `segment` makes of `values`, which of them it overwrites, and the packages that it draws from.
 
     The last are the traces of what it returns, by those of `values` in `traces`; see `RowTracking`.
     """
     found: list[Traces] = [{} for _ in segment.outputs]
     overwritten: set[str] = set()
-    draws: str | None = None
+    draws: frozenset[str] = frozenset()
     # In evaluation mode first: what it overwrites there counts too, and what it returns in training is handed on.
     for training in (False, True):
         try:
@@ -276,7 +281,7 @@ def _run_segment(
         except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
             raise InvalidInput(_describe_misfit(topology, segment, values, error)) from error
         if before is not None:
-            draws = same_generators(before, generator_states())
+            draws = drawn_packages(before, generator_states())
         # `tensor.data` and storages are written without a new version.
         overwritten |= {
             name

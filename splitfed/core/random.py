@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from splitfed.core.errors import InvalidInput, check_count, short
@@ -62,11 +64,23 @@ def wide_generator(root: int, *purpose: str | int, device: torch.device | str = 
 
 
 @contextmanager
-def stream(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+def stream(seed: int, device: torch.device | str = "cpu", everywhere: bool = False) -> Iterator[None]:
     """Let whatever draws from torch's default generators of the CPU and `device` draw from `seed` inside the block.
 
     Modules (dropout, initialisation) take no generator; the default ones are put back as they were afterwards.
+    `everywhere`: so do those that draw from NumPy's and Python's default generators; NumPy takes 32 bits of the seed.
     """
+    if everywhere:
+        plain, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            with stream(seed, device):
+                yield
+        finally:
+            random.setstate(plain)
+            np.random.set_state(numbers)  # noqa: NPY002
+        return
     place = torch.device(device)
     cuda = [place] if place.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from torch.utils import _pytree
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs
 from splitfed.core.held_arrays import OTHERS
+from splitfed.core.model_snapshot import drawn_packages, generator_states, set_generators
 from splitfed.core.payload import not_dense
 
 _ACTIVE = threading.local()
@@ -200,8 +201,9 @@ class Operation:
     """What one operation read, returned and overwrote: indices of tensors, and weights and buffers by name.
 
     `results`: of all tensors in what it returned, None for a weight or buffer. `deep`: whether it is a call of a
-    submodule that may read a value more than once. `draws`: whether it drew at random. `answer`: what it returned
-    where that is a plain number, else nothing. `form`: what it was called with, for `replay_courses.same_course`.
+    submodule that may read a value more than once. `draws`: the packages that it drew random numbers from.
+    `answer`: what it returned where that is a plain number, else nothing. `form`: what it was called with, for
+    `replay_courses.same_course`.
     `alone`: whether all that it does is to change one weight or buffer by constants, as whoever holds that one can do.
     `whole`: whether it is a call of a submodule; then `given` are the tensors that it was given, and `returned` is what
     it returned.
@@ -210,7 +212,7 @@ class Operation:
     name: str
     whole: bool = False
     deep: bool = False
-    draws: bool = False
+    draws: frozenset[str] = frozenset()
     answer: tuple[Any, ...] = ()
     form: tuple[Any, list[Any]] = (None, [])
     reads: list[int] = field(default_factory=list)
@@ -283,11 +285,11 @@ class RecordingPass(Pass):
             noted.given = list(given)
             given += own
         before = [self._contents_of(tensor) for tensor in given]
-        generator = torch.default_generator.get_state()
+        states = generator_states()
         asked = self.number - 1
         returned = self._answers[asked] if asked in self._answers else self.whole(func, args, kwargs)
         noted.answer = (returned,) if is_number(returned) else ()
-        noted.draws = not torch.equal(generator, torch.default_generator.get_state())
+        noted.draws = drawn_packages(states, generator_states())
         for tensor, contents in zip(given, before, strict=True):
             if _same_contents(contents, self._contents_of(tensor)):
                 continue
@@ -379,10 +381,10 @@ class MetaPass(Pass):
     """A pass in which what others compute has shapes alone, on the meta device, and constants are real.
 
     `device`: where tensors without numbers say that they are. `stop`: the number of the operation before which it ends;
-    `draws`: the numbers of those that draw random numbers, of which nobody else draws any.
+    `draws`: the numbers of those that draw random numbers, which nobody else draws -> the packages that they draw from.
     """
 
-    def __init__(self, device: torch.device, stop: int, draws: Collection[int]) -> None:
+    def __init__(self, device: torch.device, stop: int, draws: Mapping[int, frozenset[str]]) -> None:
         super().__init__()
         self.device, self.stop, self.draws = device, stop, draws
 
@@ -391,12 +393,17 @@ class MetaPass(Pass):
         if self.number >= self.stop:
             raise Stop
         self.number += 1
-        generator = torch.default_generator.get_state() if self.number - 1 in self.draws else None
+        packages = self.draws.get(self.number - 1)
+        # Those of NumPy and Python take longer to read than most operations.
+        states = None if packages is None or packages == {"torch"} else generator_states()
+        generator = None if packages is None else torch.default_generator.get_state()
         whole = module is not None
         returned = self.whole(func, args, kwargs) if whole else self.on_shapes(name, func, args, kwargs)
         if generator is None:
             return returned
         torch.default_generator.set_state(generator)
+        if states is not None:
+            set_generators(states)
         # What it hands through is not drawn.
         given = {id(tensor) for tensor in tensors_of((args, dict(kwargs)))}
         drawn = {i: t.to("meta") for i, t in enumerate(tensors_of(returned)) if id(t) not in given}

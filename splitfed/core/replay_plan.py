@@ -98,7 +98,7 @@ class Way:
     `received`: for each segment, what it reads of earlier ones; `raw`: the inputs of the model that it reads;
     `outputs`: what the model returns, `results`: their names as they are returned. `state`: weight or buffer ->
     segment -> in how many places it is read there; `changed`: buffers that change; `draws`: operations that draw
-    random numbers; `constants`: those whose results follow from shapes; `reshapes`: whether one changes a shape in
+    random numbers -> of which packages; `constants`: those whose results follow from shapes; `reshapes`: whether one changes a shape in
     place. `reads`: crossing value -> segment -> in how many places it is read, its own segment included;
     `upstream`: crossing value -> the weights that it is computed from. `after`: the result behind which the last
     cut stands, if a result was named. `numbers`: operations that ask a tensor for a number -> what it is in this
@@ -118,7 +118,7 @@ class Way:
     results: tuple[str, ...] = ()
     state: dict[str, dict[int, int]] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
-    draws: frozenset[int] = frozenset()
+    draws: Mapping[int, frozenset[str]] = field(default_factory=dict)
     constants: frozenset[int] = frozenset()
     reshapes: bool = False
     reads: dict[str, dict[int, int]] = field(default_factory=dict)
@@ -311,7 +311,7 @@ def _plan_course(
     if after is not None:
         way.after = _place_of(course.recording, flatten_result(course.result, after)[after])
     way.reshapes = not _RESHAPES.isdisjoint(way.names)
-    way.draws = frozenset(number for number, operation in enumerate(operations) if operation.draws)
+    way.draws = {number: operation.draws for number, operation in enumerate(operations) if operation.draws}
     for number, operation in enumerate(operations):
         # In an order that is the same in another process, which may go on with the run.
         for name in sorted(operation.state):
@@ -512,7 +512,7 @@ def _find_constants(
 
     device = next((x.device for x in inputs.values()), torch.device("cpu"))
     arguments = {name: torch.cat([x.to("meta"), x[:1].to("meta")]) for name, x in inputs.items()}
-    draws = frozenset(number for number, operation in enumerate(operations) if operation.draws)
+    draws = {number: operation.draws for number, operation in enumerate(operations) if operation.draws}
     run = Constants(device, len(operations), draws)
     course.constants, course.batches, course.questions = frozenset(), batches, ()
     try:

@@ -106,7 +106,8 @@ class SegmentPlan:
     """One segment's work: what it reads and from where, what it returns and to whom, the heads on it.
 
     `frozen`: the modules inside it that stay in evaluation mode in training; see `topology.frozen_modules`. `dataless`:
-    those of its inputs that hold no data, for which no gradient is asked.
+    those of its inputs that hold no data, for which no gradient is asked. `stochastic`, `plain_draws`: whether it draws
+    random numbers of torch, of NumPy or Python.
     """
 
     segment: str
@@ -120,6 +121,7 @@ class SegmentPlan:
     heads: tuple[Head, ...]
     frozen: tuple[str, ...]
     dataless: frozenset[str] = frozenset()
+    plain_draws: bool = False
 
     @cached_property
     def ports_to_others(self) -> tuple[Port, ...]:
@@ -185,6 +187,7 @@ def segment_plans(
                 tuple(h for h in topology.heads if h.value in segment.outputs),
                 frozen[segment.name],
                 frozenset(segment.inputs).difference(facts.data(segment.inputs)),
+                segment.name in facts.plain_draws,
             )
         )
     return {role: tuple(found) for role, found in work.items()}

@@ -10,12 +10,9 @@ NIPS 2012, section 4.1, with draws that are derived and not taken from a stream.
 from __future__ import annotations
 
 import inspect
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,7 +69,7 @@ class TransformedRows(RowSource):
             if self._takes_generator:
                 made = self.transform(row.clone(), torch.Generator().manual_seed(seed))
             else:
-                with _default_generators(seed):
+                with stream(seed, everywhere=True):
                     made = self.transform(row.clone())
         except InvalidInput:
             raise
@@ -96,17 +93,3 @@ def _takes_two(transform: Transform) -> bool:
         return False
     named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(p.kind in named and p.default is inspect.Parameter.empty for p in parameters) == 2
-
-
-@contextmanager
-def _default_generators(seed: int) -> Iterator[None]:
-    """Let torch, NumPy and `random` draw from `seed` inside the block, and go on afterwards as if nothing had been."""
-    plain, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with stream(seed):
-            random.seed(seed)
-            np.random.seed(seed % 2**32)  # noqa: NPY002
-            yield
-    finally:
-        random.setstate(plain)
-        np.random.set_state(numbers)  # noqa: NPY002
