@@ -116,7 +116,7 @@ class _SegmentPass(MetaPass):
         self, plan: ReplayPlan, segment: int, given: Mapping[str, Tensor], device: torch.device, key: tuple[Any, ...]
     ) -> None:
         ways = plan.ways[key[0], key[1]]
-        super().__init__(device, 0, ())
+        super().__init__(device, 0, {})
         self._plan, self._segment, self._given, self._key = plan, segment, given, key
         self.held: dict[Made, Tensor] = {}
         self._off = False
