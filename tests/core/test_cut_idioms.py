@@ -192,7 +192,7 @@ IDIOMS: dict[str, Idiom] = {
     "numpy_random_numbers": whole(made.numpy_random, "other random numbers are drawn from numpy.random"),
     "random_numbers_of_the_system": Idiom(
         lambda: forward_hooked(Net(ends), lambda output: output * made.SYSTEM.random()),
-        "the uncut model itself does not repeat its results from the same seeds; draw by a module such as nn.Dropout",
+        "the uncut model itself does not repeat its results from the same seeds; draw within a submodule",
     ),
     "random_numbers_in_training_only": whole(
         made.stochastic_depth, "other values cross in evaluation than in training"
