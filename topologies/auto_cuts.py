@@ -23,6 +23,7 @@ from torch import nn
 from splitfed.core.cut_places import CutPlace, cut_places, deepest
 from splitfed.core.cutting import Example
 from splitfed.core.errors import InvalidInput
+from splitfed.core.model_checks import check_model, open_wrappers
 from splitfed.core.topology import Topology
 
 AUTO = "auto"
@@ -35,7 +36,8 @@ _TRIED = 32
 
 def asks_auto(model: nn.Module, given: object) -> bool:
     """Return whether `given`, the cuts of a builder, leaves them to the rule; a submodule of that name goes before."""
-    return given == AUTO and isinstance(given, str) and AUTO not in dict(model.named_modules())
+    asked = given == AUTO and isinstance(given, str)
+    return asked and not (isinstance(model, nn.Module) and AUTO in dict(open_wrappers(model)[0].named_modules()))
 
 
 def with_auto_cuts(
@@ -58,6 +60,8 @@ def with_auto_cuts(
     given = f"cut{'s' * (count > 1)}={AUTO!r}"
     if example is None:
         raise InvalidInput(f"{given} tries the places of the model on rows of its input; give them as example")
+    check_model(model)
+    model, _ = open_wrappers(model)
     refused, last = "", deepest(model)
     for depth in range(min(_DEPTH, last), last + 1):
         if places_at is None:

@@ -47,14 +47,16 @@ class Cut(NamedTuple):
 
 def read_cuts(model: nn.Module, names: Sequence[str]) -> tuple[Cut, ...]:
     """Return the places in `model` that `names` say. Raises `InvalidInput` for a submodule that is not there."""
-    modules = {name for name, _ in model.named_modules() if name}
+    # One submodule under two names is known by the first.
+    first = {id(module): name for name, module in model.named_modules()}
+    modules = {name: first[id(module)] for name, module in model.named_modules(remove_duplicate=False) if name}
     cuts = []
     for name in names:
         target, mark, call = name.removeprefix(_BEFORE).partition("#")
         check_names(f"submodule of {type(model).__name__}", modules, target)
         if mark and not (call.isdecimal() and int(call) >= 1):
             raise InvalidInput(f"cut {name!r} is not allowed; expected the number of a call, such as '{target}#2'")
-        cuts.append(Cut(name, target, name.startswith(_BEFORE), int(call) if mark else None))
+        cuts.append(Cut(name, modules[target], name.startswith(_BEFORE), int(call) if mark else None))
     return tuple(cuts)
 
 

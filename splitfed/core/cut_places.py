@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from splitfed.core.cutting import Example, Piece, cut
-from splitfed.core.equivalence import FAILURES, FailsByItself
+from splitfed.core.equivalence import FailsByItself
 from splitfed.core.equivalence_sides import required_arguments
-from splitfed.core.errors import InvalidInput, check_count, first_line
+from splitfed.core.errors import InvalidInput, check_count, describe_failure, others_code
 from splitfed.core.flop_counter import flop_counter
 from splitfed.core.model_call import call_of
+from splitfed.core.model_checks import check_model, open_wrappers
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.probe import probe
 from splitfed.core.replay import ReplayedSegment
@@ -127,8 +128,8 @@ def cut_places(
     many submodules takes long: every name is one `cut` with its comparison. The model is left as it was. Raises
     `InvalidInput` for a model that fails by itself on these rows.
     """
-    if not isinstance(model, nn.Module):
-        raise InvalidInput(f"model is a {type(model).__name__}; expected an nn.Module")
+    check_model(model)
+    model, _ = open_wrappers(model)
     if depth is not None:
         check_count("depth", depth, low=1)
     inputs = _inputs_by_name(model, example)
@@ -195,15 +196,17 @@ def _record(model: nn.Module, inputs: Mapping[str, Tensor]) -> _Recording:
     hooks = [m.register_forward_hook(partial(note, name)) for name, m in model.named_modules() if name]
     call = call_of(model, list(inputs))
     try:
-        with torch.enable_grad(), flops, operations:
+        with others_code(partial(_fails_by_itself, model)), torch.enable_grad(), flops, operations:
             call(model.train(), {name: rows[:_ROWS].clone() for name, rows in inputs.items()})
-    except FAILURES as error:
-        raise InvalidInput(f"{type(model).__name__} fails by itself with {_ROWS} rows: {first_line(error)}") from error
     finally:
         for hook in hooks:
             hook.remove()
     recording.total = flops.get_total_flops() // (2 * _ROWS)
     return recording
+
+
+def _fails_by_itself(model: nn.Module, error: BaseException) -> InvalidInput:
+    return InvalidInput(f"{type(model).__name__} fails by itself with {_ROWS} rows: {describe_failure(error)}")
 
 
 def _list_attempts(model: nn.Module, recording: _Recording, depth: int | None) -> list[_Attempt]:

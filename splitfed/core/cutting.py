@@ -20,7 +20,10 @@ from splitfed.core.cut_names import Cut, read_cuts
 from splitfed.core.equivalence import FailsByItself, check_example, check_original
 from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.model_call import call_of, takes_by_name
+from splitfed.core.model_checks import check_model, open_wrappers, without_prefix
 from splitfed.core.model_snapshot import ModelSnapshot
+from splitfed.core.payload import not_dense
+from splitfed.core.probe import CannotCross
 from splitfed.core.replay import replay
 from splitfed.core.topology import Original
 from splitfed.core.tracing import NotTraceable, cut_by_trace
@@ -66,7 +69,9 @@ def cut(
     that leaves an empty piece, for an in-place operation whose effect would have to cross a cut, and for pieces that
     do not train as the model does.
     """
-    cuts = read_cuts(model, (at,) if isinstance(at, str) else tuple(at))
+    check_model(model)
+    model, prefix = open_wrappers(model)
+    cuts = read_cuts(model, without_prefix(model, prefix, (at,) if isinstance(at, str) else tuple(at)))
     if example is None:
         if called := [cut.name for cut in cuts if cut.call is not None]:
             raise InvalidInput(f"cut {called[0]!r} names a call of a submodule; give rows as example too")
@@ -76,6 +81,7 @@ def cut(
             if sent_inputs:
                 raise InvalidInput(f"sent_inputs={sent_inputs!r} needs rows as example, too") from error
             raise NotTraceable(f"{error}, or give rows of its input as example, to cut it by replay") from error
+    _check_rows(example)
     refused: InvalidInput
     try:
         if isinstance(example, Mapping) and not takes_by_name(model, example):
@@ -87,7 +93,7 @@ def cut(
         check_example(traced, _by_name(traced, example))
         try:
             pieces = _pieces(_compared(traced, example))
-        except FailsByItself:
+        except (FailsByItself, CannotCross):
             raise
         except InvalidInput as error:
             refused = error
@@ -119,6 +125,18 @@ def _traced(
         raise NotTraceable("inputs are sent by replay alone")
     check_names(f"input of {type(model).__name__}", traced.arguments.values(), *sent_inputs)
     return traced
+
+
+def _check_rows(example: Example) -> None:
+    """Refuse an `example` that is no rows."""
+    named = example if isinstance(example, Mapping) else {"": example}
+    for name, rows in named.items():
+        what = f"example[{name!r}]" if name else "example"
+        if not isinstance(rows, Tensor):
+            raise InvalidInput(f"{what} is a {type(rows).__name__}; expected a tensor of rows, or argument -> rows")
+        if rows.is_meta or (kind := not_dense(rows)) is not None:
+            found = "on the meta device, without numbers" if rows.is_meta else f"{kind}"
+            raise InvalidInput(f"{what} is {found}; expected a dense tensor of rows")
 
 
 def _count_shared(pieces: Sequence[Piece]) -> int:

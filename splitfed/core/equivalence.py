@@ -43,7 +43,7 @@ from splitfed.core.equivalence_sides import (
     as_tuple,
     unit_of,
 )
-from splitfed.core.errors import InvalidInput, NonFinite, first_line
+from splitfed.core.errors import InvalidInput, NonFinite, describe_failure, others_code
 from splitfed.core.model_snapshot import ModelSnapshot, same_generators, seed_generators
 from splitfed.core.probe import probe
 from splitfed.core.random import generator
@@ -60,7 +60,6 @@ EXAMPLES = max(rows for _, rows in STAGES)
 """How many rows are used, at the most."""
 # Of some summands in another order: units in the last place of the largest number of the tensor, cancellation included.
 _REORDERED = 2.0**10
-FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, AttributeError, KeyError)
 _MODES = {True: "training", False: "evaluation"}
 _MODE = "a party switches modes itself: call .eval() on that submodule before the cut, not in train()"
 _RANDOM = "draw within a submodule that no cut lies in, such as nn.Dropout, or by a function of torch"
@@ -86,6 +85,10 @@ _TRACE = (
 
 class FailsByItself(InvalidInput):
     """The uncut model fails on the rows that it is compared on."""
+
+
+class SideFailed(Exception):
+    """What the code of one of the two sides raised, the user's own, in one line."""
 
 
 @dataclass(frozen=True)
@@ -253,16 +256,16 @@ def _run_stages(model: nn.Module, sides: tuple[Uncut, Parties], batches: _Batche
     for step, (stage, rows) in enumerate(batches.stages):
         try:
             uncut = _run(sides[0], step, batches)
-        except FAILURES as error:
-            raise FailsByItself(f"{name} fails by itself in {stage} with {rows} rows: {first_line(error)}") from error
+        except SideFailed as error:
+            raise FailsByItself(f"{name} fails by itself in {stage} with {rows} rows: {error}") from error
         if uncut is not None:
             sides[1].replaced = {n: g for n in reordered if (g := uncut.gradients.get(n)) is not None}
         if shared and sums != weight_sums(model):
             raise _Written
         try:
             cut = _run(sides[1], step, batches)
-        except FAILURES as error:
-            raise Difference(f"in {stage} with {rows} rows its segments fail ({first_line(error)})", _TRACE) from error
+        except SideFailed as error:
+            raise Difference(f"in {stage} with {rows} rows its segments fail ({error})", _TRACE) from error
         if uncut is None and cut is None:
             warnings.warn(
                 f"{name} was compared with its cut model for {step} of {len(batches.stages)} batches only: its "
@@ -290,8 +293,10 @@ def _run(side: Side, step: int, batches: _Batches) -> StepResult | None:
     draws = generator(step, "targets")
     targets = {name: torch.randn((rows, *shape), generator=draws) for name, shape in batches.shapes.items()}
     seed_generators(step)
+    given = {n: _first_rows(x, rows) for n, x in batches.inputs.items()}
     try:
-        result = side.run(stage, {n: _first_rows(x, rows) for n, x in batches.inputs.items()}, targets, step)
+        with others_code(_side_failed):
+            result = side.run(stage, given, targets, step)
     except NonFinite:
         return None
     finite = all(_is_finite(t) for t in result.gradients.values() if t is not None)
@@ -317,6 +322,10 @@ def _going_on(snapshot: ModelSnapshot, side: Side, batches: _Batches) -> list[st
     return [change for change in changed if change.rpartition(" (")[0] in names] or going_on
 
 
+def _side_failed(error: BaseException) -> BaseException:
+    return error if isinstance(error, NonFinite) else SideFailed(describe_failure(error))
+
+
 def _repeats(make: Callable[[], Side], batches: _Batches) -> bool:
     """Return whether a side comes to the same bits when it is run again."""
     first, second = (_all_stages(make(), batches) for _ in range(2))
@@ -335,7 +344,7 @@ def _all_stages(side: Side, batches: _Batches) -> list[StepResult | None]:
     for step in range(len(batches.stages)):
         try:
             found.append(_run(side, step, batches))
-        except FAILURES:
+        except SideFailed:
             break
     return found
 
@@ -425,7 +434,7 @@ def _locate_difference(sides: tuple[Side, Side], batches: _Batches) -> str:
             ]
             try:
                 _run(side, step, batches)
-            except FAILURES:
+            except SideFailed:
                 return ""
             finally:
                 for hook in hooks:

@@ -91,6 +91,29 @@ def describe_error(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(" :")
 
 
+def describe_failure(error: BaseException) -> str:
+    """Return what `error` says, in one line: of ours and of torch, which speak in sentences, without its kind."""
+    if isinstance(error, SplitfedError):
+        return " ".join(str(error).split())
+    return first_line(error) if type(error) in (RuntimeError, ValueError, TypeError) else describe_error(error)
+
+
+@contextmanager
+def others_code(refusal: Callable[[BaseException], BaseException]) -> Iterator[None]:
+    """Raise, in place of whatever the block raises, what `refusal` makes of it, which may be the error itself.
+
+    For code of other people, which may raise anything: errors of a class of their own, or the end of the process. An
+    interrupt goes on as it is.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        made = refusal(error)
+        if made is error:
+            raise
+        raise made from error
+
+
 @contextmanager
 def about(part: str) -> Iterator[None]:
     """Say of an `InvalidInput` raised inside the block which `part` of a run it is about; the innermost counts."""

@@ -46,7 +46,8 @@ class ModelSnapshot:
             # A replayed segment has shapes of what others hold.
             if isinstance(tensor := record.value, Tensor) and not tensor.is_meta:
                 copied = known[id(tensor)].numbers if id(tensor) in known else tensor.detach().clone()
-                self._tensors[id(tensor)] = _Kept(tensor, copied, tensor.requires_grad, tensor.grad)
+                gradient = tensor.grad if tensor.is_leaf else None
+                self._tensors[id(tensor)] = _Kept(tensor, copied, tensor.requires_grad, gradient)
         self._generators = generator_states()
 
     def reach(self) -> Records:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -27,8 +28,9 @@ from splitfed.core.contents import (
     together,
     traces_of_input,
 )
-from splitfed.core.errors import InvalidInput, first_line
+from splitfed.core.errors import InvalidInput, describe_failure, others_code
 from splitfed.core.model_snapshot import drawn_packages, generator_states, seed_generators, set_generators
+from splitfed.core.payload import not_dense
 from splitfed.core.random import derive
 from splitfed.core.topology import Edge, Segment, Topology, keeps_names
 from splitfed.core.weight_sharing import copy_sharing
@@ -51,6 +53,19 @@ class Told(NamedTuple):
     def __str__(self) -> str:
         """Say it in a clause, with value and edge."""
         return f"value {self.value!r} on {self.edge} ({self.source} to {self.target}) {self.what}"
+
+
+class CannotCross(InvalidInput):
+    """A value that is a tensor of a kind that no message carries, however the model is cut there."""
+
+
+_DENSE = {
+    "sparse": "return its to_dense() there, and take to_sparse() of that behind the cut",
+    "quantized": "return its dequantize() there",
+    "nested": "return torch.nested.to_padded_tensor of it there",
+    "": "return a dense one there",
+}
+"""What to write before a cut in place of a tensor of each kind."""
 
 
 @dataclass(frozen=True)
@@ -265,30 +280,27 @@ def _run_segment(
     draws: frozenset[str] = frozenset()
     # In evaluation mode first: what it overwrites there counts too, and what it returns in training is handed on.
     for training in (False, True):
-        try:
+        with others_code(partial(_not_copied, segment)):
             module = (copy_sharing if shared else copy.deepcopy)(segment.module).train(training)
-        except (RuntimeError, TypeError, AttributeError) as error:
-            why = first_line(error)
-            raise InvalidInput(f"segment {segment.name!r} cannot be copied for its party: {why}") from error
         inputs = [values[name].clone() for name in segment.inputs]
         versions = [tensor._version for tensor in inputs]
         before = generator_states() if training else None
-        try:
-            with RowTracking(
-                module, [(x, traces[n]) for n, x in zip(segment.inputs, inputs, strict=True)], zeros
-            ) as follow:
-                result = module(*inputs)
-        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
-            raise InvalidInput(_describe_misfit(topology, segment, values, error)) from error
+        with (
+            others_code(lambda error: InvalidInput(_describe_misfit(topology, segment, values, error))),
+            RowTracking(module, [(x, traces[n]) for n, x in zip(segment.inputs, inputs, strict=True)], zeros) as follow,
+        ):
+            result = module(*inputs)
         if before is not None:
             draws = drawn_packages(before, generator_states())
+        outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+        for name, value in zip(segment.outputs, outputs, strict=False):
+            _check_kind(segment, name, value)
         # `tensor.data` and storages are written without a new version.
         overwritten |= {
             name
             for name, tensor, version in zip(segment.inputs, inputs, versions, strict=True)
             if tensor._version != version or not torch.equal(tensor, values[name])
         }
-        outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
         if len(outputs) != len(segment.outputs):
             raise InvalidInput(
                 f"segment {segment.name!r} returned {len(outputs)} values; it names {len(segment.outputs)}: "
@@ -302,19 +314,32 @@ def _run_segment(
     return outputs, frozenset(overwritten), draws, found
 
 
+def _not_copied(segment: Segment, error: BaseException) -> InvalidInput:
+    return InvalidInput(f"segment {segment.name!r} cannot be copied for its party: {describe_failure(error)}")
+
+
 def _describe_misfit(topology: Topology, segment: Segment, values: Mapping[str, Tensor], error: BaseException) -> str:
     shapes = ", ".join(f"{name} {tuple(values[name].shape)}" for name in segment.inputs)
     edges = [e.name for e in topology.edges if e.target == segment.name]
     place = f"edge{'s' * (len(edges) > 1)} {', '.join(edges)}" if edges else f"input of {segment.name!r}"
-    return f"segment {segment.name!r} cannot take what arrives on {place} ({shapes}): {first_line(error)}"
+    return f"segment {segment.name!r} cannot take what arrives on {place} ({shapes}): {describe_failure(error)}"
 
 
-def _check_value(segment: Segment, name: str, value: object, rows: int, learns: bool) -> None:
+def _check_kind(segment: Segment, name: str, value: object) -> None:
+    """Refuse a `value` that no message carries."""
+    what = f"value {name!r} of segment {segment.name!r}"
     if not isinstance(value, Tensor):
-        raise InvalidInput(
-            f"value {name!r} of segment {segment.name!r} is a {type(value).__name__}, no tensor: it cannot cross a "
-            "cut; cut elsewhere"
+        raise InvalidInput(f"{what} is a {type(value).__name__}, no tensor: it cannot cross a cut; return tensors")
+    if (kind := not_dense(value)) is not None:
+        raise CannotCross(f"{what} is {kind}, and messages carry dense tensors alone: {_DENSE.get(kind, _DENSE[''])}")
+    if value.is_complex():
+        raise CannotCross(
+            f"{what} is {value.dtype}, and messages carry real numbers alone: return torch.view_as_real of it, and "
+            "take torch.view_as_complex of that behind the cut"
         )
+
+
+def _check_value(segment: Segment, name: str, value: Tensor, rows: int, learns: bool) -> None:
     if value.dim() == 0 or len(value) != rows:
         raise InvalidInput(
             f"value {name!r} of segment {segment.name!r} has shape {tuple(value.shape)}; the first dimension must "

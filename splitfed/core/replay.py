@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from splitfed.core.attribute_reads import Reads
+from splitfed.core.computed_tensors import plain_copies
 from splitfed.core.cut_names import Cut
 from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.grouping import group_pairs, nest
@@ -33,7 +34,7 @@ from splitfed.core.held_arrays import check_references
 from splitfed.core.model_call import ModelCall, call_of
 from splitfed.core.replay_parts import leave_out, machinery_reads
 from splitfed.core.replay_passes import MetaPass, Stop, is_plain, mark_whole_modules, replace_tensors, tensors_of
-from splitfed.core.replay_plan import INPUT, CrossingForm, Made, Way, align_ways, meta_copy, plan_ways
+from splitfed.core.replay_plan import INPUT, UNSEEN, CrossingForm, Made, Way, align_ways, meta_copy, plan_ways
 
 _MODES = ((True, True), (True, False), (False, True), (False, False))
 
@@ -105,6 +106,7 @@ class ReplayedSegment(nn.Module):
         """Return a copy with weights of its own."""
         made: ReplayedSegment = object.__new__(type(self))
         memo[id(self)] = made
+        memo |= plain_copies(self)
         made.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return made
 
@@ -159,8 +161,7 @@ class _SegmentPass(MetaPass):
             value = self._received_values[made] if made in self._received_values else self.held[made]
             if value.is_meta:
                 raise InvalidInput(
-                    f"segment {self._segment} of {self._plan.model} reads a value that was not sent to it; cut "
-                    "elsewhere"
+                    f"segment {self._segment} of {self._plan.model} returns a tensor without numbers: {UNSEEN}"
                 )
             found.append(sent[name].send(value, rows))
         return tuple(found)
@@ -182,6 +183,10 @@ class _SegmentPass(MetaPass):
             return self._decide(number, self._hold(number, self._answer(number, name, func, args, kwargs, module)))
         self.number += 1
         if module is None:
+            for one in args:
+                # Products of numbers and of shapes alone would come out as what memory happens to hold.
+                if isinstance(one, Tensor) and one.is_meta:
+                    raise self._without_numbers(name)
             returned = func(*args, **kwargs)
         else:
             # What happens within a submodule of its own is nobody's business, and costs nothing.
@@ -242,6 +247,13 @@ class _SegmentPass(MetaPass):
             bare = dict(enumerate(tensor.detach() for tensor in tensors))
             self._memory[number] = replace_tensors(returned, bare, copies=True)
         return replace_tensors(returned, received) if received else returned
+
+    def _without_numbers(self, name: str) -> InvalidInput:
+        """Return the error of an operation of this segment that reads what the party has no numbers of."""
+        return InvalidInput(
+            f"{name!r}, operation {self.number - 1} of {self._plan.model}, reads a tensor of which its party has no "
+            f"numbers: {UNSEEN}"
+        )
 
     def strayed(self) -> InvalidInput:
         """Return the error of a pass that is another one than the plan's."""
@@ -307,12 +319,19 @@ def replay(
     reads = [_list_reads(planned) for planned in ways.values()]
     if not all(set(a) == set(b) for other in reads for a, b in zip(reads[0], other, strict=True)):
         raise InvalidInput(
-            f"in {type(model).__name__} other values cross in evaluation than in training; cut elsewhere"
+            f"in {type(model).__name__} other values cross in evaluation than in training: let what stands behind the "
+            "cut read the same in both modes"
         )
     for number in range(len(cuts) + 1 if cuts else 0):
         if not (first.raw[number] or first.received[number]) or not first.sent(number):
             place = f"after {cuts[-1].name!r}" if number == len(cuts) else f"before {cuts[number].name!r}"
-            raise InvalidInput(f"cut {cuts[min(number, len(cuts) - 1)].name!r} leaves an empty segment {place}")
+            begin, end = first.bounds(number)
+            idle = end - begin == len(first.constants.intersection(range(begin, end)))
+            hint = (
+                "" if idle else f": nothing there is seen to read an input and to be read behind it; if it is, {UNSEEN}"
+            )
+            name = cuts[min(number, len(cuts) - 1)].name
+            raise InvalidInput(f"cut {name!r} leaves an empty segment {place}{hint}")
     reordered = frozenset().union(*(_find_reordered(way) for way in ways[True, True]))
     for way in every:
         way.send_inputs(sent_inputs, list(inputs))
@@ -362,7 +381,7 @@ def _assign_state(model: nn.Module, ways: Sequence[Way], count: int) -> dict[str
     for name, tensor in named:
         readers_here = sorted(readers[id(tensor)]) or [before]
         if len(readers_here) > 1 and name in changed and name not in saved:
-            raise InvalidInput(f"buffer {name!r} changes and is read on two sides of a cut; cut elsewhere")
+            raise InvalidInput(f"buffer {name!r} changes and is read on two sides of a cut: let one side alone read it")
         if name in saved:
             before = readers_here[0]
         found[name] = tuple(readers_here)

@@ -33,6 +33,8 @@ _ABOUT = frozenset((*_SIZES.split(), "__get__"))
 """What asks a tensor for its shape or type, which everybody knows, and for no number."""
 _COMPARED = 2**17
 """Numbers of a weight or buffer up to which a pass that is recorded looks for changes by value."""
+_VIEWS = {getattr(Tensor, name).__get__: name for name in ("T", "mT", "H", "mH", "real", "imag", "data")}
+"""Attributes that are tensors, computed when they are read."""
 _MOVES = frozenset(("to", "cpu", "cuda", "type_as", "pin_memory"))
 
 
@@ -159,7 +161,10 @@ class Pass(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self.inside:
             return self.within(name, func, args, given)
-        return self.read(func, args, given) if name in _ABOUT else self.operation(name, func, args, given, None)
+        if name not in _ABOUT:
+            return self.operation(name, func, args, given, None)
+        view = _VIEWS.get(func) if name == "__get__" else None
+        return self.read(func, args, given) if view is None else self.operation(view, func, args, given, None)
 
     def within(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Take a call within an operation."""
@@ -263,7 +268,10 @@ class RecordingPass(Pass):
         """Submodule -> number of operations at each of its returns."""
         for target in self.ends:
             module = model.get_submodule(target)
-            module.register_forward_pre_hook(lambda *_, target=target: self.starts[target].append(self.number))
+            # Before the user's own hooks, which may compute what the submodule reads.
+            module.register_forward_pre_hook(
+                lambda *_, target=target: self.starts[target].append(self.number), prepend=True
+            )
             module.register_forward_hook(lambda *_, target=target: self.ends[target].append(self.number))
 
     def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:

@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.attribute_reads import AttributeReads, Reads
+from splitfed.core.computed_tensors import plain_copies
 from splitfed.core.cut_names import Cut, check_places, relays
-from splitfed.core.errors import InvalidInput, check_names, describe_error, first_line
+from splitfed.core.errors import InvalidInput, check_names, describe_error, describe_failure, others_code
 from splitfed.core.model_call import ModelCall
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.replay_answers import Answer, SeenCall, answer, numbers_in
@@ -42,6 +43,12 @@ from splitfed.core.weight_sharing import copy_sharing
 
 INPUT = -1
 """Stands for the operation in `Made` of an input."""
+UNSEEN = (
+    "it is computed before forward, made by what torch shows to nobody (functions of TorchScript or torch.func, a "
+    "class of tensors of your own), or kept in an object; give functions as they were before they were compiled, and "
+    "compute such a tensor within one submodule that returns a plain one"
+)
+"""Why nobody knows where a tensor comes from, and what to write instead."""
 _RESHAPE_NAMES = "squeeze_ unsqueeze_ transpose_ t_ swapaxes_ swapdims_ resize_ resize_as_ as_strided_ set_"
 _RESHAPES = frozenset(_RESHAPE_NAMES.split())
 
@@ -209,7 +216,7 @@ def flatten_result(result: Any, output: str | None = None) -> dict[str, Tensor]:
         named = result
     elif hasattr(result, "_asdict"):
         named = result._asdict()
-    elif is_dataclass(result):
+    elif is_dataclass(result) and not isinstance(result, type):
         named = {f.name: getattr(result, f.name) for f in fields(result)}
     elif isinstance(result, (tuple, list)):
         named = dict(enumerate(result))
@@ -237,7 +244,7 @@ def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> 
     Those others are no parameters and buffers of the copy: they stand on the meta device, as plain attributes. Names
     of one tensor go together. Raises `InvalidInput` for a model that cannot be copied.
     """
-    memo: dict[int, Any] = {}
+    memo = plain_copies(model, numbers=False)
     for name, weight in model.named_parameters(remove_duplicate=False):
         if name in own:
             memo[id(weight)] = weight
@@ -248,10 +255,8 @@ def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> 
             memo[id(buffer)] = buffer
         elif name not in real:
             memo[id(buffer)] = buffer.detach().to("meta")
-    try:
+    with others_code(partial(_not_copied, model)):
         made: nn.Module = copy.deepcopy(model, memo)
-    except (RuntimeError, TypeError, AttributeError) as error:
-        raise InvalidInput(f"{type(model).__name__} cannot be copied for its parties: {first_line(error)}") from error
     open_compiled(made)
     for module in made.modules():
         vars(module)["_named_members"] = AllMembers(module)
@@ -269,6 +274,10 @@ def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> 
             # Batch normalisation would look for its count in every state that is loaded.
             vars(module)["_load_from_state_dict"] = _load_nothing
     return made
+
+
+def _not_copied(model: nn.Module, error: BaseException) -> InvalidInput:
+    return InvalidInput(f"{type(model).__name__} cannot be copied for its parties: {describe_failure(error)}")
 
 
 def _load_nothing(*given: Any) -> None:
@@ -384,7 +393,8 @@ def _record(
     With `answers` given, even none, it is noted what the run changes in Python.
     """
     targets = [cut.target for cut in cuts]
-    recorded = copy_sharing(model)
+    with others_code(partial(_not_copied, model)):
+        recorded = copy_sharing(model)
     open_compiled(recorded)
     mark_whole_modules(recorded, targets)
     noting = AttributeReads(recorded, lambda: recording.place())
@@ -399,7 +409,7 @@ def _record(
             logging.disable(logging.CRITICAL if answers else quiet)
             with recording, noting:
                 result = call(recorded, examples)
-    except Exception as error:  # the user's own forward may raise anything
+    except (Exception, SystemExit) as error:  # the user's own forward may raise anything
         if answers:
             return None
         hint = "; of rows named '0' and '1' it gets a tuple, of others a table" if call.batch is not None else ""
@@ -520,10 +530,11 @@ def _find_constants(
         with warnings.catch_warnings(), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]), run:
             warnings.simplefilter("ignore")
             call(shapes, arguments)
-    except (Stop, InvalidInput) as error:
-        if isinstance(error, InvalidInput):
-            raise
-    except Exception as error:  # what a user's own forward raises of tensors without numbers can be anything
+    except Stop:
+        pass
+    except InvalidInput:
+        raise
+    except (Exception, SystemExit) as error:  # what a user's own forward raises of shapes can be anything
         # The party of the last segment holds what a later operation needs, and nobody comes after it.
         if run.number <= last:
             raise InvalidInput(
@@ -706,6 +717,8 @@ class _Values:
             return
         source = self._holder.get(index)
         if source is None:
+            if operation is not None and index not in self._made and self._tensors[index].grad_fn is not None:
+                raise InvalidInput(f"{operation.name!r} reads a tensor of which it is not seen what made it: {UNSEEN}")
             return
         name = self._name(self._made[index], source, index) if source != segment else None
         counts = self._readers.setdefault(index, {})

@@ -26,8 +26,9 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from splitfed.core.aliasing import check_in_place
+from splitfed.core.computed_tensors import plain_copies
 from splitfed.core.cut_names import Cut, check_places, relays
-from splitfed.core.errors import InvalidInput, check_names, first_line
+from splitfed.core.errors import InvalidInput, check_names, describe_error, others_code
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.topology import CutPiece, Original
 
@@ -75,6 +76,12 @@ class _Tracer(fx.Tracer):
 
     proxy_buffer_attributes = True
 
+    def create_arg(self, a: Any) -> Any:
+        """Return `a` as an argument of an operation of the graph."""
+        if isinstance(a, torch.Generator):
+            raise TypeError("a torch.Generator is no part of a trace")
+        return super().create_arg(a)
+
     def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
         """Return the graph of `root`."""
         with _Factories(self):
@@ -107,6 +114,7 @@ class PieceModule(fx.GraphModule):
         self.graph._owning_module = None
         memo[id(self.graph)] = self.graph
         # Most tables of a module are its hooks, all empty, and to copy one takes as long as to copy a weight.
+        memo |= plain_copies(self)
         for module in self.modules():
             memo.update((id(table), type(table)()) for table in vars(module).values() if _is_empty_table(table))
         made.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -123,14 +131,11 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
     try:
         for mode in (False, True):
             snapshot.restore()
-            graphs.append(_Tracer().trace(model.train(mode)))
+            # The user's own forward may raise anything of what it is not meant for.
+            with others_code(partial(_not_traceable, model)):
+                graphs.append(_Tracer().trace(model.train(mode)))
             constants = {n: v for n, v in vars(model).items() if n not in own_names and isinstance(v, Tensor)}
             _check_replaced(model)
-    except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError, KeyError, NameError) as error:
-        raise NotTraceable(
-            f"{type(model).__name__} cannot be traced{_where(error)}: {first_line(error)}; "
-            "rewrite that line, or pass segments by hand (splitfed.Segment)"
-        ) from error
     finally:
         snapshot.restore()
     for evaluation_node, training_node in zip(graphs[0].nodes, graphs[1].nodes, strict=False):
@@ -140,6 +145,16 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
                 "freeze that: use a module (say nn.Dropout) there, or pass segments by hand (splitfed.Segment)"
             )
     return graphs[1], constants
+
+
+def _not_traceable(model: nn.Module, error: BaseException) -> InvalidInput:
+    """Return the refusal of a model whose trace ended in `error`."""
+    if isinstance(error, InvalidInput):
+        return error
+    return NotTraceable(
+        f"{type(model).__name__} cannot be traced{_where(error)}: {describe_error(error)}; rewrite that line, or pass "
+        "segments by hand (splitfed.Segment)"
+    )
 
 
 def _check_replaced(model: nn.Module) -> None:
@@ -282,7 +297,9 @@ def _build(
         copied = (*(copies[index][n] for n in returned), *handed_on[index].values())
         pieces[index].output(copied[0] if len(copied) == 1 else copied)
         pieces[index].lint()
-        module = PieceModule(model, pieces[index], class_name=f"{type(model).__name__}Part{index}")
+        # A name that is no name in Python, say, has no place in the code that is written.
+        with others_code(partial(_not_traceable, model)):
+            module = PieceModule(model, pieces[index], class_name=f"{type(model).__name__}Part{index}")
         # Without fx's own call, which prints the code of a module whose `forward` fails, and costs two calls a step.
         type(module).__call__ = nn.Module.__call__  # type: ignore[method-assign]
         for prefix, inner in module.named_modules():

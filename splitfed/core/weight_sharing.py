@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.computed_tensors import plain_copies
+
 LARGE = 2**24
 """From how many weights on a model is looked at with fewer rows."""
 FEW_ROWS = 2
@@ -36,6 +38,7 @@ def copy_sharing(modules: T) -> T:
     held = modules.values() if isinstance(modules, Mapping) else [modules]
     memo: dict[int, Any] = {}
     for module in held:
+        memo |= plain_copies(module)
         for weight in module.parameters():
             if _can_be_shared(weight):
                 memo[id(weight)] = nn.Parameter(weight.data, weight.requires_grad)

@@ -77,7 +77,7 @@ def check_training(idiom: Idiom) -> None:
     assert replayed == [idiom.replayed] * len(replayed) or (all(replayed) and TRACES_LESS)
     if idiom.draws:
         return  # Parties draw from streams of their own, so that the bits of a run are others.
-    uncut = copy.deepcopy(model)
+    uncut = build(idiom)
     engine = engine_of(topology, x, y, optim=DECAY)
     steps = [chosen for _ in range(3) for chosen in torch.arange(24).split(8)]
     engine.train(0, 0, steps)

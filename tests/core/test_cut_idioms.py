@@ -167,7 +167,7 @@ IDIOMS: dict[str, Idiom] = {
     "autocast": whole(made.autocast, replayed=True),
     "gradients_in_training_only": whole(made.gradients_by_the_mode, replayed=True),
     "state_of_its_own": Idiom(
-        lambda: made.OwnState(ends), "its segments fail ('dict' object has no attribute 'clone')"
+        lambda: made.OwnState(ends), "'_extra_state' in the state of OwnState is a dict; parties keep and send state as"
     ),
     "buffer_replaced": Idiom(lambda: buffer(Net(made.replaced_buffer), "n", torch.zeros(())), replayed=True),
     "buffer_changed_in_training_only": Idiom(

@@ -1,0 +1,81 @@
+"""What a model must be before it is cut: a module with numbers, of which nothing is hidden from whoever runs it.
+
+Wrappers that add nothing to what a model computes are opened: the model within is what is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim.swa_utils import AveragedModel
+
+from splitfed.core.errors import InvalidInput, describe_error, others_code
+
+_BEFORE = "before:"
+_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
+
+
+def open_wrappers(model: nn.Module) -> tuple[nn.Module, str]:
+    """Return the model within `model`, and what the names of its submodules begin with there.
+
+    Opened are the wrappers of torch for several devices, for averaged weights, and of `torch.compile`.
+    """
+    prefix = ""
+    while True:
+        if isinstance(model, _PARALLEL):
+            name = "module"
+        elif type(model).__module__ == "torch._dynamo.eval_frame" and isinstance(model, nn.Module):
+            name = "_orig_mod"
+        else:
+            return model, prefix
+        model, prefix = model.get_submodule(name), f"{prefix}{name}."
+
+
+def without_prefix(model: nn.Module, prefix: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the `names` of cuts as `model` calls its submodules, for those that name them from outside a wrapper."""
+    if not prefix:
+        return tuple(names)
+    inner = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    found = []
+    for name in names:
+        side, target = (_BEFORE, name.removeprefix(_BEFORE)) if name.startswith(_BEFORE) else ("", name)
+        known = target.partition("#")[0] in inner
+        found.append(name if known else side + target.removeprefix(prefix))
+    return tuple(found)
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse what is no module, or one whose weights have no numbers yet, or whose operations nobody sees."""
+    if isinstance(model, type):
+        raise InvalidInput(f"model is the class {model.__name__}; expected a module of it, {model.__name__}(...)")
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(f"model is a {type(model).__name__}; expected an nn.Module")
+    kind = type(model).__name__
+    if "_modules" not in vars(model) and not isinstance(model, torch.jit.ScriptModule):
+        raise InvalidInput(f"{kind} was never made a module: call super().__init__() first in its __init__")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            what = f"submodule {name!r} of {kind}" if name else f"the model, a {kind},"
+            raise InvalidInput(
+                f"{what} is compiled by TorchScript, which hides what it computes: give what it was compiled from "
+                "(before torch.jit.script or torch.jit.trace)"
+            )
+    with others_code(lambda error: InvalidInput(f"state_dict() of {kind} fails by itself: {describe_error(error)}")):
+        state = model.state_dict()
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):
+            raise InvalidInput(
+                f"{name!r} in the state of {kind} is a {type(tensor).__name__}; parties keep and send state as tensors "
+                "alone: keep it in a buffer, or out of the state"
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise InvalidInput(f"{name!r} of {kind} has no shape yet: run the model once on rows of its input first")
+        if tensor.is_meta:
+            raise InvalidInput(
+                f"{name!r} of {kind} is on the meta device, without numbers: load or draw its weights first (say "
+                "model.to_empty(device='cpu') and load_state_dict)"
+            )

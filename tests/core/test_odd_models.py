@@ -1,0 +1,183 @@
+"""Whatever a model is and does, what leaves a cut is the library's own error, in one line, and it says what helps."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from splitfed.core.cutting import cut
+from splitfed.core.errors import InvalidInput
+from tests.core import odd_models as odd
+from tests.core.cut_idioms import Net, ends
+from tests.core.idioms import Idiom, check_training
+from tests.core.odd_models import MODELS, Applied, chain, fails, make, net
+
+ROWS = torch.randn(8, 8, generator=torch.Generator().manual_seed(5))
+PLACES = {"names": "größe", "scripted": "0"}
+
+
+def cut_at(name: str, example: Any) -> str:
+    """Cut a model of the table; return what is said of it, nothing where it is cut."""
+    model = make(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            cut(model, (PLACES.get(name, "a"),), example)
+        except InvalidInput as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("example", [None, ROWS], ids=["trace", "example"])
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_leaves_a_cut_but_an_error_of_one_line(name: str, example: Any) -> None:
+    odd.LEFT.clear()
+    said = cut_at(name, example)
+    assert "\n" not in said
+    assert "Traceback" not in said
+
+
+EXACT: dict[str, tuple[str, ...]] = {
+    "wants a tensor": ("a", "b"),
+    "wants a tensor in its own words": ("a", "b"),
+    "looks up a place that is not there": ("a", "b"),
+    "pruned": ("a", "b"),
+    "pruned twice": ("a",),
+    "weight norm of old": ("a", "b"),
+    "one layer under two names": ("d",),
+}
+REPLAYED = {"wants a tensor", "wants a tensor in its own words", "looks up a place that is not there"}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_is_cut_trains_as_the_uncut_model_does(name: str) -> None:
+    check_training(Idiom(lambda: make(name), at=EXACT[name], replayed=name in REPLAYED))
+
+
+@pytest.mark.parametrize("before", ["", "before:"])
+def test_what_a_hook_computes_of_weights_is_replayed(before: str) -> None:
+    def model() -> Net:
+        made = Net(lambda m, x: m.c(torch.relu(m.b(m.a(x) * (2 if m.training else 1)))))
+        odd.prune.l1_unstructured(made.b, "weight", 0.3)
+        return made
+
+    check_training(Idiom(model, at=(f"{before}b",), replayed=True))
+
+
+@pytest.mark.parametrize("name", ["parallel", "compiled", "averaged", "averaged and parallel"])
+def test_a_wrapper_is_opened_and_its_names_are_taken_with_and_without_its_prefix(name: str) -> None:
+    wrapped = make(name)
+    prefix = next(n for n, m in wrapped.named_modules() if isinstance(m, Net))
+    for at in ("a", f"{prefix}.a", f"before:{prefix}.b"):
+        first, second = cut(wrapped, (at,), ROWS)
+        assert set(first.module.state_dict()) == {"a.weight", "a.bias"}
+        assert first.original is not None
+        assert isinstance(first.original.model, Net)
+        torch.testing.assert_close(second.module(first.module(ROWS)), wrapped(ROWS), rtol=0, atol=0)
+
+
+def evaluated(model: nn.Module) -> nn.Module:
+    """Return `model` after one call."""
+    model(ROWS)
+    return model
+
+
+REFUSED: dict[str, tuple[str, Callable[[], nn.Module] | None]] = {
+    "a scripted layer": ("submodule 'b' of Net is compiled by TorchScript", net),
+    "a traced layer": ("submodule 'b' of Net is compiled by TorchScript", net),
+    "a lazy layer": ("'b.weight' of Net has no shape yet: run the model once", lambda: evaluated(make("a lazy layer"))),
+    "without numbers": (
+        "'a.weight' of Net is on the meta device, without numbers",
+        lambda: net().to("meta").to_empty(device="cpu"),
+    ),
+    "sparse": (
+        "value 'to_sparse' of segment 'piece0' is sparse, and messages carry dense tensors alone: return its",
+        lambda: chain(lambda x: x.to_sparse().to_dense(), lambda x: x.to_sparse().to_dense()),
+    ),
+    "quantized value": (
+        "value 'a' of segment 'piece0' is quantized",
+        lambda: chain(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(), lambda x: x),
+    ),
+    "complex": (
+        "value 'fft_rfft' of segment 'piece0' is torch.complex64, and messages carry real numbers alone: return torch",
+        lambda: chain(
+            lambda x: torch.view_as_real(torch.fft.rfft(x)), lambda x: torch.fft.irfft(torch.view_as_complex(x), n=8)
+        ),
+    ),
+    "a scripted function": (
+        "'b' reads a tensor of which it is not seen what made it: ",
+        lambda: net(lambda m, h: odd.shifted(h)),
+    ),
+    "a class of tensors of its own": (
+        "cut 'a' leaves an empty segment before 'a': nothing there is seen",
+        None,
+    ),
+    "vmap": (
+        "'b' reads a tensor of which it is not seen what made it: ",
+        lambda: net(lambda m, h: m.d(h), d=Applied(lambda h: torch.vmap(torch.relu)(h))),
+    ),
+    "fails on five rows": ("Net fails by itself in training with 5 rows: OwnError: not five", None),
+    "always fails": ("OwnError: never ever", None),
+    "not copied, by replay": ("NotCopied cannot be copied for its parties: OwnError: nobody copies this", None),
+    "forward hook that fails": ("OwnError: no hook", None),
+    "backward hook that fails": ("OwnError: no hook", None),
+    "never made": ("NeverMade was never made a module: call super().__init__() first", None),
+    "a function": ("model is a function; expected an nn.Module", None),
+    "a class": ("model is the class Tables; expected a module of it, Tables(...)", None),
+    "quantized": ("'a._packed_params.dtype' in the state of Net is a dtype", None),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_names_what_it_is_and_a_way_out_that_is_one(name: str) -> None:
+    text, mended = REFUSED[name]
+    assert text in cut_at(name, ROWS)
+    if mended is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            cut(mended(), ("a",), ROWS)
+
+
+ROWS_REFUSED: dict[str, tuple[Any, str]] = {
+    "a list": ([ROWS], "example is a list; expected a tensor of rows"),
+    "an array": (ROWS.numpy(), "example is a ndarray; expected a tensor of rows"),
+    "nothing": ({"x": None}, "example['x'] is a NoneType; expected a tensor of rows"),
+    "sparse": (ROWS.to_sparse(), "example is sparse; expected a dense tensor of rows"),
+    "shapes": (ROWS.to("meta"), "example is on the meta device, without numbers"),
+    "another argument": ({"y": ROWS}, "example has no rows for the input 'x' of Net"),
+    "one row": (ROWS[:1], "example has 1 rows for the input 'x' of Net; expected at least 2"),
+}
+
+
+@pytest.mark.parametrize("name", ROWS_REFUSED)
+def test_rows_that_are_none_are_refused_in_a_line(name: str) -> None:
+    example, text = ROWS_REFUSED[name]
+    with pytest.raises(InvalidInput) as error:
+        cut(Net(ends), ("a",), example)
+    assert text in str(error.value)
+
+
+@pytest.mark.parametrize("example", [None, ROWS], ids=["trace", "example"])
+def test_an_interrupt_goes_on_and_leaves_the_model_as_it_was(example: Any) -> None:
+    model = fails(odd.Interrupted("stop"))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(odd.Interrupted):
+        cut(model, ("a",), example)
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("view", ["T", "mT", "H", "mH"])
+def test_a_view_by_attribute_is_an_operation_whose_source_crosses(view: str) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = torch.tanh(m.a(x)) * (0.2 if m.training else 0.1)
+        k = m.b(h)
+        return m.c(k @ torch.tanh(getattr(h, view) @ h))
+
+    check_training(Idiom(lambda: Net(forward), at=("b",), replayed=True))
