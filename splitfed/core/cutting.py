@@ -8,6 +8,7 @@ are compared with the uncut model, in `splitfed.core.equivalence`: by `cut` wher
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,44 +83,91 @@ def cut(
                 raise InvalidInput(f"sent_inputs={sent_inputs!r} needs rows as example, too") from error
             raise NotTraceable(f"{error}, or give rows of its input as example, to cut it by replay") from error
     _check_rows(example)
-    refused: InvalidInput
+    # Whatever looks at the model leaves it as it was, so that one copy of it serves them all.
+    snapshot = ModelSnapshot(model)
     try:
-        if isinstance(example, Mapping) and not takes_by_name(model, example):
-            raise NotTraceable("rows that are no arguments of their own are followed by replay alone")
-        traced = _traced(model, cuts, output, chain, sent_inputs)
-    except InvalidInput as error:
-        refused = error
-    else:
-        check_example(traced, _by_name(traced, example))
+        return _Cutter(model, example, output, chain, sent_inputs, snapshot).cut(cuts)
+    finally:
+        snapshot.restore()
+
+
+@dataclass(frozen=True)
+class _Cutter:
+    """Cuts one model by the rows of an example, as `cut` describes it; `snapshot`: what the model was before."""
+
+    model: nn.Module
+    example: Example
+    output: str | None
+    chain: Sequence[str]
+    sent_inputs: Sequence[str]
+    snapshot: ModelSnapshot
+
+    def cut(self, cuts: Sequence[Cut]) -> tuple[Piece, ...]:
+        """Return the pieces between `cuts`, by trace or else by replay."""
+        refused: InvalidInput
         try:
-            pieces = _pieces(_compared(traced, example))
-        except (FailsByItself, CannotCross):
-            raise
+            traced = self._by_trace(cuts)
         except InvalidInput as error:
             refused = error
         else:
-            if not _count_shared(pieces):
-                return pieces
-            # What a trace reads on two sides may be a shape, a type or a constant, which replay reads on none.
+            check_example(traced, _by_name(traced, self.example))
             try:
-                replayed = _cut_by_replay(model, cuts, example, output, chain, sent_inputs)
-                again = _pieces(_compared(replayed, example))
-            except InvalidInput:
-                return pieces
-            return again if _count_shared(again) < _count_shared(pieces) else pieces
-    try:
-        replayed = _cut_by_replay(model, cuts, example, output, chain, sent_inputs)
-        check_example(replayed, _by_name(replayed, example))
-        return _pieces(_compared(replayed, example))
-    except InvalidInput as error:
-        raise error from refused
+                pieces = self._compared(traced)
+            except (FailsByItself, CannotCross):
+                raise
+            except InvalidInput as error:
+                refused = error
+            else:
+                if not _count_shared(pieces):
+                    return pieces
+                # What a trace reads on two sides may be a shape, a type or a constant, which replay reads on none.
+                try:
+                    again = self._compared(self._by_replay(cuts))
+                except InvalidInput:
+                    return pieces
+                return again if _count_shared(again) < _count_shared(pieces) else pieces
+        # Its frames hold what was compared, gradients among it.
+        traceback.clear_frames(refused.__traceback__)
+        try:
+            replayed = self._by_replay(cuts)
+            check_example(replayed, _by_name(replayed, self.example))
+            return self._compared(replayed)
+        except InvalidInput as error:
+            raise error from refused
+
+    def _by_trace(self, cuts: Sequence[Cut]) -> Original:
+        if isinstance(self.example, Mapping) and not takes_by_name(self.model, self.example):
+            raise NotTraceable("rows that are no arguments of their own are followed by replay alone")
+        return _traced(self.model, cuts, self.output, self.chain, self.sent_inputs, self.snapshot)
+
+    def _by_replay(self, cuts: Sequence[Cut]) -> Original:
+        rows = _first_rows(self.example, FEW_ROWS) if is_large(self.model) else self.example
+        try:
+            # A party takes the same way in its first step as in all others.
+            warm_up(self.snapshot, _calls_on_rows(self.model, self.example))
+            replayed = replay(self.model, cuts, rows, self.output, self.chain, sent_inputs=self.sent_inputs)
+        finally:
+            self.snapshot.restore()
+        arguments, names = {name: name for name in replayed.inputs}, tuple(cut.name for cut in cuts)
+        return Original(
+            self.model, arguments, replayed.outputs, replayed.segments, names, replayed.reordered, self.output
+        )
+
+    def _compared(self, original: Original) -> tuple[Piece, ...]:
+        check_original(original, _by_name(original, self.example), self.snapshot)
+        return tuple(Piece(module, inputs, outputs, original) for module, inputs, outputs in original.pieces)
 
 
 def _traced(
-    model: nn.Module, cuts: Sequence[Cut], output: str | None, chain: Sequence[str], sent_inputs: Sequence[str]
+    model: nn.Module,
+    cuts: Sequence[Cut],
+    output: str | None,
+    chain: Sequence[str],
+    sent_inputs: Sequence[str],
+    snapshot: ModelSnapshot | None = None,
 ) -> Original:
     """Return the pieces by trace; refuse where a later one reads an input that is to be sent to it."""
-    traced = cut_by_trace(model, cuts, output, chain)
+    traced = cut_by_trace(model, cuts, output, chain, snapshot)
     read = {traced.arguments.get(value) for _, inputs, _ in traced.pieces[1:] for value in inputs}
     if read.intersection(sent_inputs):
         raise NotTraceable("inputs are sent by replay alone")
@@ -161,32 +209,6 @@ def _first_rows(example: Example, rows: int) -> Example:
     if isinstance(example, Tensor):
         return example[:rows]
     return {name: value[:rows] for name, value in example.items()}
-
-
-def _compared(original: Original, example: Example) -> Original:
-    check_original(original, _by_name(original, example))
-    return original
-
-
-def _cut_by_replay(
-    model: nn.Module,
-    cuts: Sequence[Cut],
-    example: Example,
-    output: str | None,
-    chain: Sequence[str],
-    sent_inputs: Sequence[str],
-) -> Original:
-    snapshot = ModelSnapshot(model)
-    try:
-        # A party takes the same way in its first step as in all others.
-        warm_up(snapshot, _calls_on_rows(model, example))
-        few = _first_rows(example, FEW_ROWS) if is_large(model) else example
-        replayed = replay(model, cuts, few, output, chain, sent_inputs=sent_inputs)
-    finally:
-        snapshot.restore()
-    arguments = {name: name for name in replayed.inputs}
-    names = tuple(cut.name for cut in cuts)
-    return Original(model, arguments, replayed.outputs, replayed.segments, names, replayed.reordered, output)
 
 
 def _calls_on_rows(model: nn.Module, example: Example) -> list[Callable[[], object]]:

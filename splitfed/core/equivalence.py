@@ -138,16 +138,16 @@ def check_example(original: Original, batch: Values) -> None:
             raise InvalidInput(f"example has {rows} rows for the input {name!r} of {kind}; expected at least 2")
 
 
-def check_original(original: Original, batch: Values) -> None:
+def check_original(original: Original, batch: Values, snapshot: ModelSnapshot | None = None) -> None:
     """Compare the pieces of `original` with it on `batch` (value -> (rows, ...)), two rows or more.
 
-    Raises `InvalidInput` for the first difference.
+    `snapshot`: one of its model as it is, where there is one. Raises `InvalidInput` for the first difference.
     """
     segments = [
         Segment(f"piece{number}", "model", module, inputs, outputs)
         for number, (module, inputs, outputs) in enumerate(original.pieces)
     ]
-    _compare(segments, original, batch, original.model.training)
+    _compare(segments, original, batch, original.model.training, snapshot)
 
 
 def _list_units(topology: Topology) -> list[tuple[list[Segment], Original]]:
@@ -178,14 +178,20 @@ def _plain_values(topology: Topology, batch: Values) -> dict[str, Tensor]:
     return values
 
 
-def _compare(segments: list[Segment], original: Original, inputs: Values, in_training: bool) -> None:
+def _compare(
+    segments: list[Segment],
+    original: Original,
+    inputs: Values,
+    in_training: bool,
+    snapshot: ModelSnapshot | None = None,
+) -> None:
     """Run the segments beside the model they make up, and refuse the first difference.
 
     `in_training`: whether the user gave the model in training mode; see `graph.frozen_modules`.
     """
     unit = unit_of(segments, original, inputs)
     # One stream of random numbers runs through all segments, as it does through the uncut model.
-    snapshot = ModelSnapshot(original.model)
+    snapshot = snapshot or ModelSnapshot(original.model)
     try:
         facts = probe(unit, {n: _first_rows(x, 2) for n, x in inputs.items()}, shared=True)
         facts = replace(facts, stochastic=frozenset(), plain_draws=frozenset())

@@ -44,16 +44,20 @@ class NotTraceable(InvalidInput):
 
 
 def cut_by_trace(
-    model: nn.Module, cuts: Sequence[Cut], output: str | None = None, chain: Sequence[str] = ()
+    model: nn.Module,
+    cuts: Sequence[Cut],
+    output: str | None = None,
+    chain: Sequence[str] = (),
+    snapshot: ModelSnapshot | None = None,
 ) -> Original:
     """Return the pieces of `model` between `cuts`; `output`: the only result of the model that is used.
 
-    `chain`: the party of each piece, where neighbours alone send to each other; see `cut_names.relays`. Raises
-    `InvalidInput` for what cannot be traced or cut.
+    `chain`: the party of each piece, where neighbours alone send to each other; see `cut_names.relays`.
+    `snapshot`: one of `model` as it is, where there is one. Raises `InvalidInput` for what cannot be traced or cut.
     """
     if called := [cut for cut in cuts if cut.call is not None]:
         raise NotTraceable(f"cut {called[0].name!r} names a call of a submodule, which a trace does not show")
-    snapshot = ModelSnapshot(model)
+    snapshot = snapshot or ModelSnapshot(model)
     try:
         graph, constants = _trace(model, snapshot)
         vars(model).update(constants)
