@@ -266,6 +266,7 @@ def _run_stages(model: nn.Module, sides: tuple[Uncut, Parties], batches: _Batche
             raise FailsByItself(f"{name} fails by itself in {stage} with {rows} rows: {error}") from error
         if uncut is not None:
             sides[1].replaced = {n: g for n in reordered if (g := uncut.gradients.get(n)) is not None}
+            sides[1].expected = uncut.gradients
         if shared and sums != weight_sums(model):
             raise _Written
         try:

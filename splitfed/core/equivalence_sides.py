@@ -6,9 +6,11 @@ Both run one batch in one mode and say what it has left behind; see `splitfed.co
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -189,6 +191,8 @@ class Parties:
         self, unit: Topology, facts: Facts, frozen: Mapping[str, tuple[str, ...]], sharing: bool = False
     ) -> None:
         self.replaced: Values = {}
+        self.expected: Mapping[str, Tensor | None] = {}
+        """Gradients by name of weight; one that comes out the same, bit for bit, takes no memory of its own."""
         self._outcome = StepResult()
         heads = tuple(self._with_loss(head) for head in unit.heads)
         self._topology = replace(unit, heads=heads)
@@ -230,7 +234,12 @@ class Parties:
             )
         batch = Batch("train", torch.arange(rows))
         if stage == TRAINING:
-            exchange(self._replica, self._link, batch, self._replica.stamp("train", 0, step))
+            hooks = self._let_go_of_equal() if self.shared else []
+            try:
+                exchange(self._replica, self._link, batch, self._replica.stamp("train", 0, step))
+            finally:
+                for hook in hooks:
+                    hook.remove()
             step_result.gradients = {
                 segment.full(name): gradient
                 for segment in self._topology.segments
@@ -265,6 +274,26 @@ class Parties:
             for name, m in self._modules[segment.name].named_modules()
             if not any(True for _ in m.children()) and name
         }
+
+    def _let_go_of_equal(self) -> list[Any]:
+        """Let every gradient give way to the one that is `expected` as soon as it is there, if it is the same."""
+        weights = [
+            (weight, self.expected.get(segment.full(name)))
+            for segment in self._topology.segments
+            for name, weight in self._modules[segment.name].named_parameters()
+        ]
+        # A weight of two segments gets its gradient in parts.
+        times = Counter(id(weight) for weight, _ in weights)
+
+        def let_go(weight: Tensor, same: Tensor) -> None:
+            if weight.grad is not None and weight.grad.stride() == same.stride() and torch.equal(weight.grad, same):
+                weight.grad = same
+
+        return [
+            weight.register_post_accumulate_grad_hook(partial(let_go, same=gradient))
+            for weight, gradient in weights
+            if gradient is not None and weight.requires_grad and times[id(weight)] == 1
+        ]
 
     def _replace_gradients(self) -> None:
         for segment in self._topology.segments if self.replaced else ():

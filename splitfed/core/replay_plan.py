@@ -39,7 +39,7 @@ from splitfed.core.replay_passes import (
     open_compiled,
     tensors_of,
 )
-from splitfed.core.weight_sharing import copy_sharing
+from splitfed.core.weight_sharing import copy_sharing, copy_tables
 
 INPUT = -1
 """Stands for the operation in `Made` of an input."""
@@ -256,7 +256,7 @@ def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> 
         elif name not in real:
             memo[id(buffer)] = buffer.detach().to("meta")
     with others_code(partial(_not_copied, model)):
-        made: nn.Module = copy.deepcopy(model, memo)
+        made: nn.Module = copy.deepcopy(model, memo | copy_tables(model))
     open_compiled(made)
     for module in made.modules():
         vars(module)["_named_members"] = AllMembers(module)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 import operator
 import traceback
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from splitfed.core.cut_names import Cut, check_places, relays
 from splitfed.core.errors import InvalidInput, check_names, describe_error, others_code
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.topology import CutPiece, Original
+from splitfed.core.weight_sharing import copy_tables
 
 _FACTORY_NAMES = """
 arange bernoulli eye empty full linspace logspace normal ones rand randint randn randperm range tensor
@@ -117,16 +117,10 @@ class PieceModule(fx.GraphModule):
         # The graph is never changed again; what it says of its owner would lead from copy to copy.
         self.graph._owning_module = None
         memo[id(self.graph)] = self.graph
-        # Most tables of a module are its hooks, all empty, and to copy one takes as long as to copy a weight.
         memo |= plain_copies(self)
-        for module in self.modules():
-            memo.update((id(table), type(table)()) for table in vars(module).values() if _is_empty_table(table))
+        memo.update(copy_tables(self))
         made.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return made
-
-
-def _is_empty_table(value: Any) -> bool:
-    return type(value) in (dict, OrderedDict) and not value
 
 
 def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[str, Tensor]]:

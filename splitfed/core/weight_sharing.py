@@ -8,6 +8,7 @@ own. Whether one has written into them shows in a sum over their bytes.
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -42,7 +43,17 @@ def copy_sharing(modules: T) -> T:
         for weight in module.parameters():
             if _can_be_shared(weight):
                 memo[id(weight)] = nn.Parameter(weight.data, weight.requires_grad)
+        memo.update(copy_tables(module))
     return copy.deepcopy(modules, memo)
+
+
+def copy_tables(module: nn.Module) -> dict[int, Any]:
+    """Return copies of the empty tables of `module` and its submodules, by id, as what `copy.deepcopy` knows already.
+
+    Most tables of a module are its hooks, all empty, and to copy one takes as long as to copy a weight.
+    """
+    tables = (table for inner in module.modules() for table in vars(inner).values())
+    return {id(table): type(table)() for table in tables if type(table) in (dict, OrderedDict) and not table}
 
 
 def _can_be_shared(weight: Tensor) -> bool:
