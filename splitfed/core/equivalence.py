@@ -91,6 +91,17 @@ class SideFailed(Exception):
     """What the code of one of the two sides raised, the user's own, in one line."""
 
 
+def describe_proof(model: nn.Module) -> str:
+    """Return what the comparison of a large `model` leaves unproved, in a line; nothing for others."""
+    if not is_large(model):
+        return ""
+    batches = " and ".join(f"{rows} rows in {stage}" for stage, rows in FEW_STAGES)
+    return (
+        f"compared on {batches}, with one step between them, as the model is large: what would show in more rows or in "
+        "later steps alone is not proved"
+    )
+
+
 @dataclass(frozen=True)
 class _Batches:
     """What both sides run: the modes with how many rows, the rows, and the shapes of outputs without rows."""

@@ -1,0 +1,112 @@
+"""What a cut costs: how often the weights of a large model are copied, and how many rows run through it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from splitfed.core import weight_sharing
+from splitfed.core.cutting import cut
+from splitfed.core.errors import InvalidInput
+
+WIDTH = 512
+"""So wide that weights are not compared by value, as small ones are, while an operation is recorded."""
+COPIES = torch.ops.aten.clone.default, torch.ops.aten._to_copy.default
+
+
+class Net(nn.Module):
+    """Three layers, and dropout that depends on the mode, so that it is cut by replay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def change(self) -> None:
+        """What `forward` does to its weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (rows, WIDTH)."""
+        self.change()
+        h = functional.dropout(self.first(x).relu(), 0.1, training=self.training)
+        return self.third(self.second(h).relu())
+
+
+class Clamps(Net):
+    """Writes into a weight where nobody counts it, in a segment of its own."""
+
+    def change(self) -> None:
+        """Halve a weight."""
+        self.first.weight.data.mul_(0.5)
+
+
+class Leaks(Net):
+    """Writes into a weight of one segment what has run through a hook on it, which a copy does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.third.weight.register_hook(lambda gradient: 2 * gradient)
+
+
+class _Counts(TorchDispatchMode):
+    """Counts copies of whole weights, and rows that run through a layer in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies = self.rows = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run it."""
+        given = args[0] if args and isinstance(args[0], Tensor) else None
+        if given is not None and not given.is_meta and func in COPIES and given.shape == (WIDTH, WIDTH):
+            self.copies += (kwargs or {}).get("device") != torch.device("meta")
+        if func is torch.ops.aten.addmm.default and not args[1].is_meta:
+            self.rows += len(args[1])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every model be a large one."""
+    monkeypatch.setattr(weight_sharing, "LARGE", 0)
+
+
+@pytest.mark.usefixtures("large")
+def test_a_large_model_is_copied_once_and_seen_by_few_rows() -> None:
+    model, x = Net(), torch.randn(8, WIDTH)
+    with _Counts() as counts:
+        before, _ = cut(model, ("first",), x)
+    assert type(before.module).__name__.endswith("Segment0")
+    # The snapshot, of three layers, and nothing else.
+    assert counts.copies == 3
+    assert counts.rows <= 3 * 34
+
+
+def test_a_small_model_is_compared_on_all_stages() -> None:
+    with _Counts() as counts:
+        cut(Net(), ("first",), torch.randn(8, WIDTH))
+    assert counts.rows > 3 * 2 * 34
+
+
+@pytest.mark.usefixtures("large")
+def test_a_model_that_writes_weights_is_compared_on_copies_of_its_own() -> None:
+    model, x = Clamps(), torch.randn(8, WIDTH)
+    kept = copy.deepcopy(model.state_dict())
+    before, after = cut(model, ("first",), x)
+    assert all(torch.equal(kept[name], tensor) for name, tensor in model.state_dict().items())
+    alone = copy.deepcopy(model).eval()
+    assert torch.equal(alone(x), after.module.eval()(before.module.eval()(x)))
+
+
+@pytest.mark.usefixtures("large")
+def test_a_difference_of_a_large_model_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"the gradient of weight 'third.weight' differs"):
+        cut(Leaks(), ("first",), torch.randn(8, WIDTH))
