@@ -669,7 +669,10 @@ class _Values:
                 self._tell(number, segment, operation)
         for key, found in results.items():
             if found is None or found not in self._made:
-                raise InvalidInput("a model that returns one of its inputs, weights or buffers cannot be cut")
+                raise InvalidInput(
+                    "a model that returns one of its inputs, weights or buffers, or what a hook takes out of a "
+                    f"submodule ({key!r} here), cannot be cut; name the output that is used by output="
+                )
             made, holder = self._made[found], self._holder.get(found)
             if holder is None:
                 raise InvalidInput("a model that returns a constant cannot be cut")

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.plain_values import same, same_tensors
@@ -32,6 +33,7 @@ def warm_up(cold: ModelSnapshot, calls: Sequence[Callable[[], object]]) -> None:
     def changed(_: Location, old: Tensor, new: Tensor) -> bool:
         return id(old) not in saved and cold.tensor_changed(old, new)
 
+    handle = RemovableHandle.next_id
     found: list[tuple[Records, dict[int, Tensor]]] = []
     for number, call in enumerate(calls):
         # Most models have none: then one call in evaluation mode is all.
@@ -49,6 +51,8 @@ def warm_up(cold: ModelSnapshot, calls: Sequence[Callable[[], object]]) -> None:
         found.append((records, copies))
         if number < len(calls) - 1:
             cold.restore()
+            # Hooks that the next call registers again have the same keys.
+            RemovableHandle.next_id = handle
     (first, copies), (last, _) = found
     changes = list(differences(cold.records, last, changed))
     kept = [change for change in changes if _agree(change, first, last, copies)]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
 from splitfed.topologies import u_shaped, vanilla
 from tests.core.training_beside import CLASSES, built, check_trains_beside
@@ -106,3 +107,31 @@ def test_padding_without_a_mask_is_warned_of_by_who_holds_the_words(family: str)
     topology = cut_for(vanilla, family, model, rows)
     assert [len(edge.values) for edge in topology.crossings] == [1]
     check_trains_beside(model, topology, rows)
+
+
+class MixesStates(Classifier):
+    """Reads the states behind every block, those of the client among them, and has the attentions returned too."""
+
+    def forward(self, input_ids: Tensor) -> dict[str, Any]:
+        found = self.model(input_ids=input_ids, output_hidden_states=True, output_attentions=True)
+        mixed = torch.stack(found.hidden_states).mean(0)
+        return {"logits": self.head(mixed.mean(1)), "states": found.hidden_states, "attentions": found.attentions}
+
+
+@pytest.mark.parametrize(("family", "builder"), [("Bert", vanilla), ("Llama", vanilla), ("Llama", u_shaped)])
+def test_hidden_states_of_all_parties_are_read(family: str, builder: Any) -> None:
+    model, rows = built(MixesStates, family), words(masked=False)
+    with pytest.raises(InvalidInput, match=r"what a hook takes out of a submodule .* name the output that is used"):
+        cut_for(builder, family, model, rows)
+    topology = cut_for(builder, family, model, rows, output="logits")
+    check_trains_beside(model, topology, rows, output="logits", near=1e-6)
+
+
+def test_hidden_states_that_nobody_reads_cross_nowhere() -> None:
+    config = package.BertConfig(**COMMON, num_labels=CLASSES, output_hidden_states=True, output_attentions=True)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    config._attn_implementation = "eager"
+    model, rows = built(package.BertForSequenceClassification, config), words()
+    topology = vanilla(model, "bert.encoder.layer.0", example={n: x[:8] for n, x in rows.items()}, output="logits")
+    assert {value for edge in topology.crossings for value in edge.values} == {"all", "bert_encoder_layer_0", "where"}
+    check_trains_beside(model, topology, rows, output="logits")
