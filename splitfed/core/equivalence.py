@@ -147,6 +147,13 @@ def check_example(original: Original, batch: Values) -> None:
             raise InvalidInput(f"example has no rows for the input {name!r} of {kind}")
         if (rows := len(batch[value]) if batch[value].dim() else 0) < 2:
             raise InvalidInput(f"example has {rows} rows for the input {name!r} of {kind}; expected at least 2")
+    counts = {name: len(batch[value]) for value, name in original.arguments.items()}
+    if len(set(counts.values())) > 1:
+        raise InvalidInput(
+            f"the inputs of {kind} have {', '.join(f'{rows} rows ({name})' for name, rows in counts.items())}: a batch "
+            "has one row of each; of a graph, let a row be a whole graph (rows, nodes, features) and its edges a "
+            "buffer of the model or an adjacency of every row"
+        )
 
 
 def check_original(original: Original, batch: Values, snapshot: ModelSnapshot | None = None) -> None:

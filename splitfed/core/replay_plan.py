@@ -540,7 +540,7 @@ def _find_constants(
             raise InvalidInput(
                 f"{type(model).__name__} takes a number out of a tensor, or what has no shape beforehand"
                 f"{_where(error)} ({describe_error(error)}): a party that does not hold that tensor cannot follow; "
-                "write it as operations on tensors"
+                "write it as operations on tensors, or cut before it"
             ) from error
     course.constants, course.questions = frozenset(found), tuple(questions)
 

@@ -112,3 +112,33 @@ def test_one_tensor_without_a_name_goes_to_what_takes_any_number() -> None:
 def test_rows_that_are_taken_as_a_tuple_need_numbers_as_names() -> None:
     with pytest.raises(InvalidInput, match="of rows named '0' and '1' it gets a tuple, of others a table"):
         vanilla(built(Pair), "b", example={"x": torch.randn(8, 6), "z": torch.randn(8, 3)})
+
+
+class Graph(Layers):
+    """Convolutions along edges, which are no rows, over the nodes of dimension `dim`."""
+
+    def along(self, h: Tensor, edges: Tensor, dim: int) -> Tensor:
+        return torch.zeros_like(h).index_add(dim, edges[1], h.index_select(dim, edges[0]))
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        h = torch.relu(self.along(self.a(x), edges, 0))
+        return self.c(torch.relu(self.along(self.b(h), edges, 0)))
+
+
+class GraphInEveryRow(Graph):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("edges", torch.tensor([[0, 1, 2, 3, 1], [1, 2, 3, 0, 3]]))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = torch.relu(self.along(self.a(x), self.edges, 1))
+        return {"logits": self.c(torch.relu(self.along(self.b(h), self.edges, 1)).mean(1))}
+
+
+@pytest.mark.parametrize(("builder", "at"), [(vanilla, "a"), (u_shaped, ("a", "b"))])
+def test_edges_are_no_rows_and_the_way_that_is_named_is_exact(builder: Any, at: Any) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    with pytest.raises(InvalidInput, match=r"have 8 rows \(x\), 2 rows \(edges\): .* let a row be a whole graph"):
+        builder(built(Graph), at, example={"x": torch.randn(8, 6), "edges": torch.randint(0, 8, (2, 12))})
+    model, x = built(GraphInEveryRow), torch.randn(16, 4, 6, generator=drawn)
+    check_trains_beside(model, builder(model, at, example=x[:8]), {"x": x})
