@@ -441,15 +441,17 @@ class ActNorm(nn.Module):
 
 
 class Flow(nn.Module):
-    """A norm and an affine coupling, twice, and a head."""
+    """A norm and an affine coupling, twice, behind Glow's mixing of columns or without it; and a head."""
 
-    def __init__(self) -> None:
+    def __init__(self, mixed: bool = True) -> None:
         super().__init__()
+        self.mix = nn.Linear(8, 8, bias=False) if mixed else nn.Identity()
         self.norms = nn.ModuleList(ActNorm(8) for _ in range(2))
         self.nets = nn.ModuleList(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8)) for _ in range(2))
         self.head = nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self.mix(x)
         for norm, net in zip(self.norms, self.nets, strict=True):
             left, right = norm(x).chunk(2, 1)
             shift, scale = net(left).chunk(2, 1)

@@ -111,10 +111,10 @@ def streams_of_parties(fresh: Fresh, model: nn.Module, stamp: Stamp) -> Iterator
         yield
         return
     with ExitStack() as stack:
-        stack.enter_context(stream(forward_seed(SEED, "client0", "bottom", stamp)))
+        stack.enter_context(stream(forward_seed(SEED, "client0", "bottom", stamp), everywhere=True))
 
         def changed(module: nn.Module, inputs: Any, output: Any) -> None:
-            stack.enter_context(stream(forward_seed(SEED, "server", "top", stamp)))
+            stack.enter_context(stream(forward_seed(SEED, "server", "top", stamp), everywhere=True))
 
         (at,) = fresh.at
         hook = model.get_submodule(at).register_forward_hook(changed)

@@ -68,12 +68,13 @@ PUBLISHED: dict[str, Fresh] = {
     "efficient_net": image(made.EfficientNet, "_blocks.0", draws=True, name="inputs"),
     "unet_plus_plus": image(made.UNetPlusPlus, "nodes.x_0_1", near=True),
     "point_net": row((6, 3), made.PointNet, "conv1", output="0"),
-    "tcn": series(made.TCN, "network.0.net.1", "network.1"),
+    "tcn": series(made.TCN, "network.0", "network.1.net.1"),
+    "tcn_past_a_skip_of_the_series": series(made.TCN, "network.0.net.1", refused="sent_inputs"),
     "reversible_norm": series(made.Forecaster, "embed", "trend"),
     "reversible_norm_between_parties": series(partial(made.Forecaster, False), "embed", refused="sent_inputs"),
     "n_beats": table(made.NBeats, "before:blocks.1", "blocks.1.fc"),
     "n_beats_past_the_first_block": table(made.NBeats, "blocks.0", refused="sent_inputs"),
-    "tab_net": table(made.TabNet, "initial", near=True),
+    "tab_net": table(made.TabNet, "initial", near=True, refused="takes another way than when it was cut"),
     "ft_transformer": table(made.FTTransformer, "tokens", "layers.0.linear1", name="x_num"),
     "deep_fm": Fresh(made.DeepFM, ("fc",), lambda n: {"x": tokens(n, 5)}),
     "dlrm": table(made.DLRM, "emb_l.1"),
@@ -87,7 +88,7 @@ PUBLISHED: dict[str, Fresh] = {
     "byol": table(more.BYOL, "target"),
     "moco_queue": table(more.MoCo, "encoder"),
     "manifold_mixup": table(more.ManifoldMixup, "stem", draws=True),
-    "spec_augment_by_numpy": series(more.SpeechNet, "augment", refused="numpy.random"),
+    "spec_augment_by_numpy": series(more.SpeechNet, "augment", draws=True),
     "ctc_encoder": Fresh(more.CTCEncoder, ("conv",), with_lengths, sent=("lengths",)),
     "hyper_network": table(more.HyperNetwork, "stem"),
     "prefix_tuning": words("input_ids", more.PrefixEncoder, "stem", "layers.0.o", near=True),
@@ -96,7 +97,8 @@ PUBLISHED: dict[str, Fresh] = {
     ),
     "mixture_density": table(more.MixtureDensity, "z_h", output="logits"),
     "batch_renorm": table(more.Renormed, "brn1", "fc2"),
-    "act_norm": table(more.Flow, "nets.0", refused="takes a number out of a tensor"),
+    "act_norm": table(more.Flow, "nets.0"),
+    "act_norm_of_raw_columns": table(partial(more.Flow, False), "nets.0", refused="sent_inputs"),
     "prototypes": table(more.Prototypes, "trunk"),
 }
 BY_HAND: dict[str, Fresh] = {
@@ -117,11 +119,13 @@ BY_HAND: dict[str, Fresh] = {
     "buffer_by_data_on_one_side": table(by_hand.KeptCentroids, "a"),
     "expanded_keys": series(by_hand.MultiQuery, "q"),
     "generator_of_its_own": table(by_hand.OwnGenerator, "a", refused="generator"),
-    "padding_seen_from_the_rows": Fresh(by_hand.PaddingByHand, ("inp", "ff"), lambda n: {"x": padded(n)}),
+    "padding_seen_from_the_rows": Fresh(
+        by_hand.PaddingByHand, ("inp", "ff"), lambda n: {"x": padded(n)}, refused="sent_inputs"
+    ),
     "differences_of_the_rows": series(by_hand.Differences, "a", refused="sent_inputs"),
     "rows_kept_by_the_model": table(lambda: by_hand.Neighbours(training_rows()), "a", refused="bank"),
     "tied_by_a_list": table(by_hand.TiedByList, "encoder", refused="would be shared by roles"),
-    "sorted_by_length": Fresh(by_hand.SortedByLength, ("inp",), lambda n: {"x": padded(n)}),
+    "sorted_by_length": Fresh(by_hand.SortedByLength, ("inp",), lambda n: {"x": padded(n)}, refused="sent_inputs"),
     "range_seen_by_a_hook": table(by_hand.Observed, "a", "b", refused="give the parts by name"),
 }
 
@@ -204,7 +208,6 @@ TRANSFORMERS: dict[str, Fresh] = {
         {**TEXT, "num_key_value_heads": 1, "num_local_experts": 3, "num_experts_per_tok": 2},
         "model.embed_tokens",
         "model.layers.1",
-        refused="takes a number out of a tensor",
     ),
     "segformer": transformer(
         "SegformerForImageClassification",
@@ -224,9 +227,6 @@ TRANSFORMERS: dict[str, Fresh] = {
 }
 MODELS = {**PUBLISHED, **BY_HAND, **TRANSFORMERS}
 OPEN: dict[str, str] = {
-    "reversible_norm_between_parties": "mean and deviation of the raw rows cross, and nobody is told",
-    "n_beats_past_the_first_block": "the raw rows cross in another order, and nobody is told",
-    "differences_of_the_rows": "differences of the raw rows cross, and nobody is told",
     "rows_kept_by_the_model": "the server's segment holds the rows that are trained on, and nobody is told",
     "generator_as_an_attribute": "TypeError: cannot pickle 'generator' object",
     "generator_of_its_own": "AttributeError: no attribute '_opaque_obj0'",
