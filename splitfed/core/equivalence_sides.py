@@ -34,7 +34,7 @@ from splitfed.core.step_state import Batch
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Original, Segment, Topology
 from splitfed.core.traffic import Traffic
-from splitfed.core.weight_sharing import addresses, copy_sharing
+from splitfed.core.weight_sharing import addresses, share_modules
 
 LR, MOMENTUM, WEIGHT_DECAY = 2.0**-7, 0.9, 0.01
 """The steps of both sides: with momentum and decay, so that a gradient of zeros differs from none."""
@@ -209,7 +209,7 @@ class Parties:
                     _RehearsalOptim(),
                     0,
                     facts.shapes,
-                    copies=copy_sharing if sharing else copy_modules,
+                    copies=share_modules if sharing else copy_modules,
                 )
             )
             for role in self._topology.roles

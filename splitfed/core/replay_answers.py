@@ -19,11 +19,15 @@ from splitfed.core.replay_passes import is_plain, replace_tensors, tensors_of
 
 @dataclass(frozen=True)
 class SeenCall:
-    """One call of a submodule as it was seen: the number of rows, the tensors it was given, and what it returned."""
+    """One call of a submodule as it was seen: the number of rows, the tensors it was given, and what it returned.
+
+    `draws`: whether it draws at random, and so whether it hands a tensor through.
+    """
 
     rows: int
     given: Sequence[Tensor]
     returned: Any
+    draws: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,9 @@ def answer(first: SeenCall, second: SeenCall, *more: SeenCall) -> Answer | str:
             return f"returns the number {changed[0]!r}, which depends on the number of rows or on values"
     shapes = []
     for tensors in zip(*(tensors_of(call.returned) for call in calls), strict=True):
-        aliases = {_alias(call.given, tensor) for call, tensor in zip(calls, tensors, strict=True)}
+        aliases = {
+            None if first.draws else _alias(call.given, tensor) for call, tensor in zip(calls, tensors, strict=True)
+        }
         lengths = _lengths([call.rows for call in calls], [tuple(tensor.shape) for tensor in tensors])
         if len(aliases) > 1 or len({tensor.dtype for tensor in tensors}) > 1:
             return "returns another structure for another number of rows or other values"

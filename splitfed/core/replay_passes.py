@@ -309,6 +309,12 @@ class RecordingPass(Pass):
                 noted.state |= set(names)
                 # It may lie elsewhere now (`set_`).
                 self._note_memory(tensor, names)
+        if module is not None and noted.draws:
+            # Another draw may leave out what it does: what it hands through is its own, for all that follows.
+            through = {id(tensor) for tensor in given} - {id(self.tensors[index]) for index in noted.writes}
+            found = {i: tensor for i, tensor in enumerate(tensors_of(returned)) if id(tensor) in through}
+            own_views = {i: self.whole(tensor.view_as, (tensor,), {}) for i, tensor in found.items()}
+            returned = replace_tensors(returned, own_views)
         for tensor in tensors_of(returned):
             noted.results.append(None if id(tensor) in self._state else self._index_of(tensor))
         made = [result for result in noted.results if result is not None]

@@ -564,7 +564,7 @@ class _OtherCalls:
     def first(self, number: int) -> SeenCall:
         """Return the call that was recorded."""
         operation = self._course.operations[number]
-        return SeenCall(self._rows, operation.given, operation.returned)
+        return SeenCall(self._rows, operation.given, operation.returned, bool(operation.draws))
 
     def all(self, number: int) -> list[SeenCall]:
         """Return that call, one with a row more, and one of equal rows; none where the model takes another way."""

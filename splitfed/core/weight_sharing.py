@@ -36,7 +36,7 @@ def copy_sharing(modules: T) -> T:
     They are weights of their own otherwise, each with its own gradient and without hooks, as those of any copy. Copied
     are buffers, and weights that a copy would lay out in another way.
     """
-    held = modules.values() if isinstance(modules, Mapping) else [modules]
+    held: Iterable[Any] = modules.values() if isinstance(modules, Mapping) else [modules]
     memo: dict[int, Any] = {}
     for module in held:
         memo |= plain_copies(module)
@@ -45,6 +45,11 @@ def copy_sharing(modules: T) -> T:
                 memo[id(weight)] = nn.Parameter(weight.data, weight.requires_grad)
         memo.update(copy_tables(module))
     return copy.deepcopy(modules, memo)
+
+
+def share_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return copies by name whose weights lie in the same memory; see `copy_sharing`."""
+    return copy_sharing(dict(modules))
 
 
 def copy_tables(module: nn.Module) -> dict[int, Any]:

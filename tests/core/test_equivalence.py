@@ -60,7 +60,7 @@ def test_a_caller_without_gradients_is_told_so_and_not_that_the_cut_is_another_m
 
 
 def test_an_example_that_lacks_an_input_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="example has no rows for the input 'x' of Net"):
+    with pytest.raises(InvalidInput, match="not dict; of rows named '0' and '1' it gets a tuple, of others a table"):
         cut(Net(ends), "a", {"y": torch.randn(4, 8)})
 
 
