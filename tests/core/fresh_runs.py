@@ -140,7 +140,7 @@ def described(value: Any, depth: int = 0) -> Any:
     if isinstance(value, torch.Generator):
         return value.get_state().tolist()
     if inspect.isgenerator(value):
-        return (inspect.getgeneratorstate(value), inspect.getgeneratorlocals(value))
+        return (inspect.getgeneratorstate(value), dict(inspect.getgeneratorlocals(value)))
     if isinstance(value, nn.Module) or depth > 4:
         return id(value)
     if isinstance(value, Mapping):

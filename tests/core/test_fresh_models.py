@@ -227,6 +227,7 @@ TRANSFORMERS: dict[str, Fresh] = {
 }
 MODELS = {**PUBLISHED, **BY_HAND, **TRANSFORMERS}
 OPEN: dict[str, str] = {
+    "generator_as_an_attribute": "refused, but the generator, which is the user's, has been moved on by then",
     "rows_kept_by_the_model": "the server's segment holds the rows that are trained on, and nobody is told",
 }
 """What is neither exact nor refused as it should be, and what comes of it."""
