@@ -7,6 +7,7 @@ and class attributes and globals that the user's own code names. Not followed is
 from __future__ import annotations
 
 import array
+import copy
 import dis
 import gc
 import logging
@@ -83,6 +84,46 @@ def check_references(module: nn.Module, model: str) -> None:
             )
 
 
+def leave_out_unread(piece: nn.Module) -> None:
+    """Take from `piece` what its submodules carry beside numbers, texts and weights, and their code does not name.
+
+    The user's own submodules are left as they are: a leaner one takes the place of each that carries such a thing.
+    Hooks, and methods that were put in place of the class's, may read anything: a submodule with such keeps all.
+    """
+    made: dict[int, nn.Module] = {}
+    for name, inner in list(piece._modules.items()):
+        piece._modules[name] = None if inner is None else _leaner(inner, made)
+
+
+def _leaner(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
+    """Return `module`, or one on the same weights without what it need not carry; `made`: by what they stand for."""
+    if id(module) in made or isinstance(module, torch.jit.ScriptModule):
+        return made.get(id(module), module)
+    made[id(module)] = module
+    inner = {name: None if one is None else _leaner(one, made) for name, one in module._modules.items()}
+    table = vars(module)
+    spare = [name for name, value in table.items() if name not in OWN and not _is_setting(value)]
+    if spare:
+        named = names_in_code(set(type(module).__mro__) - {nn.Module, object})
+        hooked = any(value for name, value in table.items() if name in OWN and "hooks" in name)
+        patched = any(hasattr(type(module), name) for name in spare)
+        spare = [] if hooked or patched else [name for name in spare if name not in named]
+    if spare or any(inner[name] is not one for name, one in module._modules.items()):
+        lean: nn.Module = object.__new__(type(module))
+        kept = {name: value for name, value in table.items() if name not in spare}
+        vars(lean).update((name, copy.copy(value) if name in OWN else value) for name, value in kept.items())
+        vars(lean)["_modules"] = inner
+        made[id(module)] = lean
+    return made[id(module)]
+
+
+def _is_setting(value: Any) -> bool:
+    """Return whether `value` is a text, a number or a few of these, such as the size of a kernel."""
+    if isinstance(value, (list, tuple)):
+        return len(value) < _FEW and all(map(_is_setting, value))
+    return isinstance(value, (*_NUMBER, str, type(None), torch.dtype, torch.device))
+
+
 def _walk(module: nn.Module) -> Iterator[_Met]:
     """Yield what the attributes of all submodules lead to, tensors and foreign modules included, each once."""
     own: set[int] = {id(one) for one in (*module.modules(), *module.parameters(), *module.buffers())}
@@ -112,6 +153,8 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any, bool]]:
     for name, value in vars(module).items():
         if name == "_flat_weight_refs" and isinstance(module, nn.RNNBase):
             continue  # Every copy makes them anew.
+        if name == "_lineno_map" and isinstance(module, fx.GraphModule):
+            continue  # Lines of the code that was written.
         if name not in OWN or ("hooks" in name and value):
             yield name, value, False
     if OTHERS in vars(module):

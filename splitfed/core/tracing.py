@@ -28,6 +28,7 @@ from splitfed.core.aliasing import check_in_place
 from splitfed.core.computed_tensors import plain_copies
 from splitfed.core.cut_names import Cut, check_places, relays
 from splitfed.core.errors import InvalidInput, check_names, describe_error, others_code
+from splitfed.core.held_arrays import held_arrays, leave_out_unread
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.topology import CutPiece, Original
 from splitfed.core.weight_sharing import copy_tables
@@ -108,7 +109,12 @@ class _Factories(TorchFunctionMode):
 
 
 class PieceModule(fx.GraphModule):
-    """A piece as a module, whose copies share its graph and code, and keep what belongs to the model's state apart."""
+    """A piece as a module, whose copies share its graph and code, and keep what belongs to the model's state apart.
+
+    `trace_constants`: names of the buffers that are none of the model's, but tensors that its `forward` reads.
+    """
+
+    trace_constants: tuple[str, ...] = ()
 
     def __deepcopy__(self, memo: Any) -> PieceModule:
         """Return a copy with weights of its own; to write and compile the same code again takes longer than a step."""
@@ -289,6 +295,7 @@ def _build(
                 copies[home][node] = pieces[home].placeholder(node.name)
                 reads[home].append(node.name)
     built, saved = [], set(model.state_dict())
+    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     for index in range(count):
         returned = [n for n in graph.nodes if part[n] == index and (n in crossing or n in outputs)]
         returned = [n for n in returned if n.op != "placeholder"]
@@ -298,6 +305,9 @@ def _build(
         # A name that is no name in Python, say, has no place in the code that is written.
         with others_code(partial(_not_traceable, model)):
             module = PieceModule(model, pieces[index], class_name=f"{type(model).__name__}Part{index}")
+        module.trace_constants = tuple(name for name, _ in module.named_buffers() if name not in buffers)
+        if held_arrays(module):
+            leave_out_unread(module)
         # Without fx's own call, which prints the code of a module whose `forward` fails, and costs two calls a step.
         type(module).__call__ = nn.Module.__call__  # type: ignore[method-assign]
         for prefix, inner in module.named_modules():

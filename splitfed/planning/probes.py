@@ -12,7 +12,9 @@ from splitfed.core.probe import Facts, probe
 from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.data.features import feed
+from splitfed.data.federation import Federation
 from splitfed.data.transform import transform_of
+from splitfed.planning.held_rows import check_held_rows
 
 
 class Probes:
@@ -21,6 +23,7 @@ class Probes:
     def __init__(self) -> None:
         # With what the keys are the ids of, so that no other object gets them.
         self._found: dict[tuple[int, int], tuple[Topology, Dataset, Topology, Facts]] = {}
+        self._held: dict[tuple[int, int], tuple[Topology, Federation]] = {}
 
     def probe(self, topology: Topology, rows: Dataset) -> tuple[Topology, Facts]:
         """Return `topology` with the tasks of `rows`, without the user's model behind it, and its facts.
@@ -38,6 +41,13 @@ class Probes:
             bare = replace(checked, segments=tuple(replace(s, original=None) for s in checked.segments))
             self._found[key] = topology, rows, bare, facts
         return self._found[key][2:]
+
+    def check_held(self, topology: Topology, data: Federation) -> None:
+        """Refuse segments of `topology` that hold rows of `data`, found out once; see `held_rows`."""
+        key = id(topology), id(data)
+        if key not in self._held:
+            check_held_rows(topology, data)
+            self._held[key] = topology, data
 
 
 def inputs_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:

@@ -116,9 +116,12 @@ def assemble(
     with about("topology"):
         given = _topology_per_client(topology, len(data.clients))
         _check_together(given, plan)
-        return _each_make(
+        ready = _each_make(
             given, lambda replica: _assemble_one(given[replica], data, replica, plan, method, seed, found)
         )
+        for one in {id(one): one for one in given}.values():
+            found.check_held(one, data)
+        return ready
 
 
 def complete(

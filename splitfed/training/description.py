@@ -17,6 +17,7 @@ from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
 from splitfed.data.mixup import mixup_of
 from splitfed.data.transform import transform_of
+from splitfed.planning.held_rows import lines_told
 from splitfed.planning.validation import Prepared
 from splitfed.training.fingerprint import fingerprint
 
@@ -45,7 +46,7 @@ def describe(
     return {
         "topology": prepared.topology.name,
         **({"cut_choice": prepared.topology.cut_choice} if prepared.topology.cut_choice else {}),
-        **({"told": told} if (told := [str(one) for one in prepared.facts[0].told(prepared.topology)]) else {}),
+        **({"told": told} if (told := lines_told(prepared.topology, prepared.facts[0])) else {}),
         **({"encryption": _encryption(prepared.topology.encryption)} if prepared.topology.encryption else {}),
         **_graph(prepared.topology),
         **({"others": [_graph(t) for t in kinds[1:]], "makes": makes} if len(kinds) > 1 else {}),

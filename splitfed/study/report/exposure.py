@@ -17,6 +17,7 @@ from splitfed.core.topology import Topology
 from splitfed.core.traffic import Flow
 from splitfed.costs.bytes import value_bytes
 from splitfed.encryption.key_holder_party import MASKED_WEIGHTS, PUBLIC_CONTEXT
+from splitfed.planning.held_rows import arrays_of
 from splitfed.study.report.data import Json, Setting, Study, Summary
 from splitfed.study.report.topology_data import draw_graph
 
@@ -60,6 +61,7 @@ def role_holdings(
                 {"name": s.name, "parameters": sum(p.numel() for p in s.module.parameters())}
                 for s in topology.segments_of(role)
             ],
+            **({"arrays": arrays} if (arrays := arrays_of(topology, role)) else {}),
             "data": [value for value, owner in topology.inputs.items() if owner == role],
             "labels": [head.value for head in topology.heads if head.labels == role],
             "losses": [head.value for head in topology.heads if head.role == role],
@@ -186,6 +188,7 @@ def _party_rows(run: Mapping[str, Any], settings: Sequence[Setting], summary: Su
             "count": party["parties"],
             "holds": [
                 *(f"{s['name']} ({s['parameters']:,} parameters)" for s in party["segments"]),
+                *party.get("arrays", ()),
                 *(f"raw data {value}" for value in party["data"]),
                 *(f"labels of {head}" for head in party["labels"]),
                 *(f"the loss at {head}" for head in party["losses"]),

@@ -15,6 +15,7 @@ from splitfed.costs.singh import Sizes, crossover, federated_client, federated_t
 from splitfed.data.dataset import Dataset
 from splitfed.old_names import current_entry
 from splitfed.planning.encrypted_seconds import estimate_batch
+from splitfed.planning.held_rows import lines_told
 from splitfed.planning.plan import Cost, cost, federated_bytes
 from splitfed.planning.probes import probe_with
 from splitfed.planning.validation import Prepared
@@ -239,7 +240,7 @@ def _topology_costs(cell: Cell, builder: build.StudyBuilder, own: Sequence[Cell]
             for schedule, method, encrypted, in_study, costs in (*studied, *compared)
         ],
         "cut_choice": plain.cut_choice,
-        "told": [str(told) for told in facts.told(plain)],
+        "told": lines_told(plain, facts),
         "replayed": any(isinstance(segment.module, ReplayedSegment) for segment in plain.segments),
         "formulas": None if known is None else formulas(known),
         "federated_averaging_bytes": federated_bytes(bare, cell.training.rounds) if alone else None,

@@ -1,0 +1,131 @@
+"""Arrays that parties hold besides weights are named, and refused where they hold rows of the data.
+
+Rows are compared as they are, number by number, whatever their type and shape: an array that was scaled, or mixed with
+others, is named and no more. Not compared are rows that are read from elsewhere than memory, and those that say nothing
+by themselves: constant ones, and whole numbers in a plain pattern, such as a mask or 0, 1, 2, ...
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from splitfed.core.errors import InvalidInput
+from splitfed.core.held_arrays import HeldArray, held_arrays
+from splitfed.core.probe import Facts
+from splitfed.core.rows import RowSource, blocks, in_memory
+from splitfed.core.topology import Segment, Topology
+from splitfed.data.dataset import Dataset
+from splitfed.data.features import FeatureRows
+from splitfed.data.federation import Federation
+
+# So many bends make a row of whole numbers one that nobody writes by rule: a step has two, a single one in zeros three.
+_BENDS = 4
+
+Array = np.ndarray[Any, Any]
+
+
+def lines_told(topology: Topology, facts: Facts) -> list[str]:
+    """Return what the parties of `topology` learn or hold of which a user should know, a line each."""
+    return [*map(str, facts.told(topology)), *(f"{role} holds {what}" for role, what in _named(topology))]
+
+
+def arrays_of(topology: Topology, role: str) -> list[str]:
+    """Return how the arrays are called that the segments of `role` hold besides weights and buffers."""
+    return [what for owner, what in _named(topology) if owner == role]
+
+
+def _named(topology: Topology) -> list[tuple[str, str]]:
+    found = [(s.role, one) for s in topology.segments for one in held_arrays(s.module) if one.named]
+    return list(dict.fromkeys((role, f"the array {one.name} {one.shape}") for role, one in found))
+
+
+def check_held_rows(topology: Topology, data: Federation) -> None:
+    """Refuse a segment that leads to rows of `data`; nothing is read of the data where none holds an array like them.
+
+    Buffers are compared too, parameters are not. Raises `InvalidInput` that names segment, array and row.
+    """
+    held = [(s, one) for s in topology.segments for one in (*_buffers(s), *held_arrays(s.module))]
+    wanted: dict[int, _Wanted] = {}
+    for part, rows in _parts(topology, data) if held else ():
+        width = math.prod(rows.shape)
+        if width not in wanted:
+            wanted[width] = _Wanted(width, held)
+        wanted[width].check(part, rows)
+
+
+@dataclass
+class _Wanted:
+    """The rows of `width` numbers among the arrays that segments hold, by digest."""
+
+    width: int
+    held: Sequence[tuple[Segment, HeldArray]]
+    by_digest: dict[bytes, tuple[Segment, HeldArray]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.by_digest = {
+            digest: (segment, one)
+            for segment, one in self.held
+            for rows in _as_rows(one, self.width)
+            for _, digest in _digests(rows)
+        }
+
+    def check(self, part: str, source: RowSource) -> None:
+        """Refuse the first of the rows of `source`, which `part` names, that a segment holds."""
+        start = 0
+        for few in blocks(source) if self.by_digest else ():
+            for number, digest in _digests(few.detach().cpu().numpy().reshape(len(few), -1)):
+                if (found := self.by_digest.get(digest)) is not None:
+                    segment, one = found
+                    raise InvalidInput(
+                        f"segment {segment.name!r} of {segment.role!r} holds row {start + number} of {part} in "
+                        f"{one.name} {one.shape}: a party has no rows but those it is sent or owns; take it out of the "
+                        "model, or hand over rows as an input"
+                    )
+            start += len(few)
+
+
+def _buffers(segment: Segment) -> Iterator[HeldArray]:
+    for name, buffer in segment.module.named_buffers():
+        # A vector is a statistic of features.
+        if buffer.dim() > 1 and not buffer.is_meta and not buffer.is_complex():
+            yield HeldArray(f"buffer {name!r}", tuple(buffer.shape), buffer.detach().cpu().to(torch.float32).numpy())
+
+
+def _parts(topology: Topology, data: Federation) -> Iterator[tuple[str, RowSource]]:
+    """Yield all rows that are in memory, whole and as each input gets them, with the names of their parts."""
+    parts: dict[str, Dataset] = {"the auxiliary rows": data.auxiliary, "the victims": data.victims}
+    for client in data.clients:
+        for name in ("train", "validation", "test"):
+            parts[f"the {name} rows of {client.name}"] = getattr(client, name)
+    for name, rows in parts.items():
+        if len(rows) and in_memory(rows.source):
+            yield name, rows.source
+            for value in topology.inputs:
+                if value in rows.features:
+                    yield name, FeatureRows(rows.source, rows.features[value])
+
+
+def _as_rows(held: HeldArray, width: int) -> Iterator[Array]:
+    """Yield the numbers of `held` as rows of `width`, along its last dimensions, and along its first."""
+    numbers = held.numbers
+    if numbers.size and numbers.size % max(width, 1) == 0 and width > 1:
+        yield numbers.reshape(-1, width)
+        if numbers.ndim == 2 and numbers.shape[0] == width:
+            yield numbers.T
+
+
+def _digests(rows: Array) -> Iterator[tuple[int, bytes]]:
+    """Yield number and digest of each of `rows` (n, width) that says something by itself."""
+    plain = np.ascontiguousarray(rows, dtype=np.float32) + np.float32(0)  # -0 is 0
+    fractions = (plain != np.round(plain)).any(1)
+    bends = (np.diff(plain, n=2, axis=1) != 0).sum(1)
+    telling = (plain != plain[:, :1]).any(1) & (fractions | (bends >= _BENDS))
+    for number in telling.nonzero()[0].tolist():
+        yield number, hashlib.blake2b(plain[number].tobytes(), digest_size=16).digest()
