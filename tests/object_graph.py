@@ -1,11 +1,18 @@
-"""Walk the object graph from a party: which tensors, modules and data sets can be reached from it."""
+"""Walk the object graph from a party: which tensors, arrays, modules and data sets can be reached from it.
+
+Containers, closures, defaults, bound methods, partials and weak references are followed.
+"""
 
 from __future__ import annotations
 
+import array
 import gc
 import types
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
 
@@ -14,7 +21,7 @@ from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 
 # Code, classes and imported modules are the program, not what somebody holds.
-_PROGRAM = (types.ModuleType, type, types.CodeType, types.BuiltinFunctionType)
+_PROGRAM = (types.ModuleType, type, types.CodeType)
 
 
 def reachable(start: object) -> Iterator[object]:
@@ -47,6 +54,10 @@ def holdings(start: object) -> set[tuple[str, int]]:
             continue
         if isinstance(thing, Tensor) and thing.numel() and not thing.is_meta:
             held.add(("memory", thing.untyped_storage().data_ptr()))
+        elif isinstance(thing, np.ndarray) and thing.size and not thing.dtype.hasobject:
+            held.add(("memory", _whole(thing).__array_interface__["data"][0]))
+        elif isinstance(thing, (bytearray, array.array)) and len(thing):
+            held.add(("memory", np.frombuffer(thing, dtype=np.uint8).__array_interface__["data"][0]))
         elif isinstance(thing, nn.Module):
             held.add(("module", id(thing)))
         elif isinstance(thing, (Dataset, Federation, TorchDataset)):
@@ -68,6 +79,18 @@ def _referents(thing: object) -> list[object]:
     if isinstance(thing, types.FunctionType):
         # Not its globals: those are the program.
         return [*(thing.__closure__ or ()), thing.__defaults__, thing.__kwdefaults__, thing.__dict__]
+    if isinstance(thing, types.BuiltinFunctionType):
+        # Of a bound method: what it is bound to.
+        return [thing.__self__]
+    if isinstance(thing, weakref.ref):
+        return [thing()]
+    if isinstance(thing, weakref.ProxyTypes):
+        return [_behind(thing)]
+    if isinstance(thing, np.ndarray):
+        # Its garbage collection does not tell of them.
+        return [thing.base, *(thing.ravel().tolist() if thing.dtype.hasobject else ())]
+    if isinstance(thing, memoryview):
+        return [thing.obj]
     if isinstance(thing, types.CellType):
         try:
             return [thing.cell_contents]
@@ -79,3 +102,17 @@ def _referents(thing: object) -> list[object]:
     if hasattr(thing, "next_functions"):
         return [*(node for node, _ in thing.next_functions), getattr(thing, "variable", None)]
     return gc.get_referents(thing)
+
+
+def _behind(proxy: Any) -> object:
+    try:
+        return proxy.__repr__.__self__
+    except ReferenceError:
+        return None
+
+
+def _whole(part: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the array whose memory `part` is a part of."""
+    while isinstance(part.base, np.ndarray):
+        part = part.base
+    return part

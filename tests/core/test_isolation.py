@@ -6,8 +6,12 @@ hang on a tensor; whatever the segment before the cut returns.
 
 from __future__ import annotations
 
-from itertools import combinations
+import weakref
+from collections.abc import Iterable
+from functools import partial
+from itertools import combinations, permutations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,12 +20,18 @@ from splitfed.core.messages import Message, Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
 from splitfed.core.probe import probe
+from splitfed.core.rows import RowSource, read_rows
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
 from splitfed.engines.local import LocalEngine
+from splitfed.planning.probes import probe_with
+from splitfed.planning.validation import labels_of
+from splitfed.planning.validation import rows_of as rows_of_inputs
 from splitfed.topologies import u_shaped, vanilla
 from tests.examples import SmallUNet, toy_data
 from tests.object_graph import holdings, leaves, reachable
+from tests.test_every_combination import CLIENTS, digits
+from tests.test_every_combination import TOPOLOGIES as EVERY
 
 BUILDERS = {
     "vanilla": lambda: vanilla(SmallUNet(), "down2"),
@@ -46,6 +56,50 @@ def trained(topology: Topology, recorded: tuple[str, ...] = ("server", "client0"
     return engine
 
 
+def trained_on_digits(topology: Topology) -> LocalEngine:
+    """Every client's replica takes two steps on rows of its own, and an evaluation."""
+    data = digits(CLIENTS)
+    ready = topology.with_tasks(data.tasks)
+    facts = probe_with(ready, data.clients[0].train)
+    optims = dict.fromkeys(ready.roles, Optim("Adam", {"lr": 1e-3}))
+    engine = LocalEngine(ready, facts, CLIENTS, optims=optims, recording=Recording(()))
+    for replica, client in enumerate(data.clients):
+        few = client.train.rows(range(16))
+        engine.own(replica, "train", rows_of_inputs(ready, few), labels_of(ready, few))
+    for replica in range(CLIENTS):
+        engine.train(replica, 0, [torch.arange(8), torch.arange(8, 16)])
+        engine.predict(replica, "train", "evaluate", borrow=0)
+    return engine
+
+
+def tensor_of(x: Tensor | RowSource) -> Tensor:
+    return read_rows("x", x)
+
+
+def rows_of(tensors: Iterable[Tensor]) -> set[bytes]:
+    """Return the numbers of every row of tensors, where a row has eight or more and many differ."""
+    return {
+        row.tobytes()
+        for tensor in tensors
+        if tensor.dim() > 1 and tensor.is_floating_point() and not tensor.is_meta
+        for row in tensor.detach().double().flatten(1).numpy()
+        if len(row) >= 8 and len(set(row.tolist())) > 4
+    }
+
+
+def rows_reached(party: Party) -> set[bytes]:
+    """Return the rows of numbers that a party reaches, in tensors, arrays and lists."""
+    found: list[Tensor] = []
+    for thing in reachable(party):
+        if isinstance(thing, Tensor):
+            found.append(thing)
+        elif isinstance(thing, np.ndarray) and thing.dtype.kind == "f":
+            found.append(torch.as_tensor(thing))
+        elif isinstance(thing, (list, tuple)) and thing and all(isinstance(one, float) for one in thing):
+            found.append(torch.tensor([thing], dtype=torch.float64))
+    return rows_of(found)
+
+
 def shared(engine: LocalEngine) -> list[str]:
     """Name everything that two parties can both reach."""
     held = {name: holdings(party) for name, party in engine.parties.items()}
@@ -67,7 +121,36 @@ def test_no_party_reaches_what_another_holds(shape: str) -> None:
         assert kinds.count("module") > 2
 
 
-@pytest.mark.parametrize("leak", ["module", "weight", "view of data", "data set", "closure", "gradient"])
+@pytest.mark.parametrize("shape", EVERY)
+def test_in_every_topology_no_party_reaches_what_another_holds(shape: str) -> None:
+    engine = trained_on_digits(EVERY[shape]())
+    assert len(engine.parties) >= CLIENTS
+    assert shared(engine) == []
+    numbers = {name: rows_reached(party) for name, party in engine.parties.items()}
+    for one, other in permutations(engine.parties, 2):
+        mine, owner = engine.parties[one].state, engine.parties[other].state
+        # Clients' replicas of a segment begin with the same weights.
+        own = rows_of(p for m in owner.modules.values() for p in m.parameters()) if mine.role != owner.role else set()
+        data = rows_of(x for inputs, _ in owner.data.values() for x in map(tensor_of, inputs.values()))
+        assert not numbers[one] & (own | data), f"{one} holds numbers of {other}"
+    assert all(numbers.values()), "the walk must find a party's own rows"
+
+
+LEAKS = (
+    "module",
+    "weight",
+    "view of data",
+    "data set",
+    "closure",
+    "gradient",
+    "array",
+    "object array",
+    "weak",
+    "bound",
+)
+
+
+@pytest.mark.parametrize("leak", LEAKS)
 def test_the_walk_finds_a_planted_leak(leak: str) -> None:
     engine = trained(BUILDERS["u_shaped"]())
     client, server = engine.parties["client0"], engine.parties["server"]
@@ -83,6 +166,15 @@ def test_the_walk_finds_a_planted_leak(leak: str) -> None:
         server.data, client.data = data, (data,)  # type: ignore[attr-defined]
     elif leak == "closure":
         server.peek = lambda: weight  # type: ignore[attr-defined]
+    elif leak == "array":
+        server.known = {"x": [weight.detach().numpy()[1:]]}  # type: ignore[attr-defined]
+    elif leak == "object array":
+        server.known = np.empty(2, dtype=object)  # type: ignore[attr-defined]
+        server.known[1] = weight  # type: ignore[attr-defined]
+    elif leak == "weak":
+        server.weak = partial(print, weakref.ref(weight))  # type: ignore[attr-defined]
+    elif leak == "bound":
+        server.pop = [weight].pop  # type: ignore[attr-defined]
     else:
         server.graph = (weight * 2.0).grad_fn  # type: ignore[attr-defined]
     assert any(line.startswith("client0 and server") for line in shared(engine))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,20 +17,8 @@ from splitfed.core.replay import ReplayedSegment
 from splitfed.engines.local import LocalEngine
 from tests.core.idioms import left_alone
 from tests.core.replayed_nets import EXAMPLE, REPLAYED, ReplayedNet, replayed_net, replayed_topology
-from tests.core.test_isolation import FiniteCheck, shared, trained
+from tests.core.test_isolation import FiniteCheck, rows_of, rows_reached, shared, trained
 from tests.object_graph import holdings, reachable
-
-
-def rows_of(tensors: Iterable[Tensor]) -> set[bytes]:
-    """Return the numbers of every row of tensors of real numbers, where a row has eight or more that differ."""
-    found = set()
-    for tensor in tensors:
-        if tensor.is_meta or not tensor.is_floating_point() or tensor.dim() < 2:
-            continue
-        for row in tensor.detach().flatten(1):
-            if len(row) >= 8 and len(row.unique()) > 4:
-                found.add(row.numpy().tobytes())
-    return found
 
 
 def weights_of(party: Party) -> set[bytes]:
@@ -47,7 +36,7 @@ def foreign(engine: LocalEngine, initial: Mapping[str, set[bytes]]) -> list[str]
     """
     found = []
     for name, party in engine.parties.items():
-        held = rows_of(thing for thing in reachable(party) if isinstance(thing, Tensor))
+        held = rows_reached(party)
         if held & rows_of([EXAMPLE]):
             found.append(f"{name} holds the example")
         for other, owner in engine.parties.items():
@@ -91,7 +80,7 @@ def test_no_party_of_a_replayed_topology_reaches_what_another_holds(name: str) -
     assert ("activation" in watch.kinds) is (name != "local")
 
 
-@pytest.mark.parametrize("leak", ["weight", "frame", "object", "row"])
+@pytest.mark.parametrize("leak", ["weight", "frame", "object", "row", "list", "array"])
 def test_the_walk_finds_what_a_replayed_segment_would_leak(leak: str) -> None:
     engine, initial = train("vanilla")
     client, server = engine.parties["client0"], engine.parties["server"]
@@ -112,7 +101,9 @@ def test_the_walk_finds_what_a_replayed_segment_would_leak(leak: str) -> None:
         remembered[0] = types.SimpleNamespace(state=weight)
         assert "client0 and server: memory" in shared(engine)
     else:
-        vars(top)["last"] = client.state.data["train"][0]["x"][3:5].clone()
+        rows = client.state.data["train"][0]["x"][3:5].clone()
+        kinds = {"row": rows, "list": [partial(print, rows.flatten(1).tolist())], "array": {"x": rows.numpy()}}
+        vars(top)["last"] = kinds[leak]
         assert foreign(engine, initial) == ["server holds rows of client0"]
 
 
