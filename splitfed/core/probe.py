@@ -200,11 +200,13 @@ def _check_carried_inputs(topology: Topology, origins: Mapping[str, Origin]) -> 
     for told in _told(topology, origins):
         carried = told.origin.inputs if told.origin.content is Content.INPUT else ()
         if closed := [name for name in carried if name not in topology.sent_inputs]:
-            rows, reader = f"rows of {', '.join(map(repr, closed))}", told.target
             arguments = {v: n for s in topology.segments if s.original for v, n in s.original.arguments.items()}
-            names = tuple(arguments.get(name, name) for name in (*topology.sent_inputs, *closed))
+            named = [arguments.get(name, name) for name in closed]
+            rows, reader = f"rows of {', '.join(map(repr, named))}", told.target
+            names = (*(arguments.get(name, name) for name in topology.sent_inputs), *named)
+            what = f"carries the input {', '.join(map(repr, named))}"
             raise InvalidInput(
-                f"value {told.value!r} on edge {told.edge!r} {told.what}: it is made of {rows} without any weight, and "
+                f"value {told.value!r} on edge {told.edge!r} {what}: it is made of {rows} without any weight, and "
                 f"{reader} reads them off it; cut behind a layer with weights, or allow it where {reader} may see "
                 f"them: sent_inputs={names!r}"
             )

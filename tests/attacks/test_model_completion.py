@@ -450,7 +450,7 @@ def test_a_bottom_without_weights_has_no_optimizer() -> None:
     data = splitfed.data.digits().halves().clients(1, victims=20)
     with pytest.raises(InvalidInput, match="MaliciousOptimizer bends a party's training; 'left0' trains no weight"):
         splitfed.train(
-            vertical(bottoms, nn.Linear(64, 10), labels="server"),
+            vertical(bottoms, nn.Linear(64, 10), labels="server", sent_inputs=("left", "right")),
             data,
             rounds=1,
             adversaries=splitfed.Adversaries(poisoning=MaliciousOptimizer(party="left")),

@@ -30,7 +30,7 @@ class Encoder(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return scores (rows, classes)."""
-        weight = attention_mask.unsqueeze(1).to(self.embedding.weight.dtype)
+        weight = (attention_mask != 0).unsqueeze(1).to(self.embedding.weight.dtype)
         hidden = self.embedding(input_ids).transpose(1, 2)
         hidden = self.act(self.pairs(hidden))[..., 1:] * weight
         return self.head(self.pooled(hidden.sum(2) / weight.sum(2).clamp(min=1)))

@@ -43,7 +43,9 @@ def trained(x: Tensor, y: Tensor, client: Sequence[nn.Module], defense: Defense,
             model.add_module(f"part{number}", layer)
         model.add_module("top", nn.LazyLinear(classes))
         model(x[:2])
-    return splitfed.train(vanilla(model, f"part{len(client) - 1}"), data, rounds=1, defenses=(defense,))
+    sent = ("input",) if isinstance(client[0], nn.Identity) else None
+    topology = vanilla(model, f"part{len(client) - 1}", sent_inputs=sent)
+    return splitfed.train(topology, data, rounds=1, defenses=(defense,))
 
 
 @cache
