@@ -45,8 +45,9 @@ class ReplayPlan:
 
     The first way of each mode is that of the example; others follow from other numbers in tensors, see
     `replay_courses`. `forms`: what crosses -> what it looks like. `call`: how `forward` takes its rows. `memory`: for a
-    mode, segment, number of rows, device and way, what operations of other segments return, on the meta device. Shared
-    by all copies of a segment.
+    mode, segment, number of rows, device and way, what operations of other segments return, on the meta device.
+    `rows`: of the example; `tried`: what `replay_rows` has found of other numbers of rows. Shared by all copies of a
+    segment.
     """
 
     model: str
@@ -55,6 +56,8 @@ class ReplayPlan:
     forms: Mapping[str, CrossingForm] = field(default_factory=dict)
     call: ModelCall = field(default_factory=ModelCall)
     memory: dict[Any, dict[int, Any]] = field(default_factory=dict, compare=False, repr=False)
+    rows: int = 2
+    tried: dict[tuple[bool, int, int], str] = field(default_factory=dict, compare=False, repr=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ReplayPlan:
         """Return itself: it holds no state."""
@@ -83,7 +86,7 @@ class ReplayedSegment(nn.Module):
                     f"for {shape}"
                 )
             arguments[name] = given[name] if name in given else torch.empty((rows, *shape), dtype=dtype, device="meta")
-        run = _SegmentPass(plan, number, given, device, (training, gradients, number, rows, device))
+        run = SegmentPass(plan, number, given, device, (training, gradients, number, rows, device))
         for place, name in enumerate(plan.inputs):
             arguments[name] = run.received_inputs.get(place, arguments[name])
         run.held |= {Made(INPUT, place): arguments[name] for place, name in enumerate(plan.inputs)}
@@ -111,13 +114,23 @@ class ReplayedSegment(nn.Module):
         return made
 
 
-class _SegmentPass(MetaPass):
-    """The pass of one party: shapes before its segment, numbers in it, and the end after it."""
+class SegmentPass(MetaPass):
+    """The pass of one party: shapes before its segment, numbers in it, and the end after it.
+
+    `key`: under which the plan's memory stands, mode, whether there are gradients, segment and number of rows first;
+    `ways`: those that may be taken, all of the mode unless given.
+    """
 
     def __init__(
-        self, plan: ReplayPlan, segment: int, given: Mapping[str, Tensor], device: torch.device, key: tuple[Any, ...]
+        self,
+        plan: ReplayPlan,
+        segment: int,
+        given: Mapping[str, Tensor],
+        device: torch.device,
+        key: tuple[Any, ...],
+        ways: Sequence[Way] = (),
     ) -> None:
-        ways = plan.ways[key[0], key[1]]
+        ways = ways or plan.ways[key[0], key[1]]
         super().__init__(device, 0, {})
         self._plan, self._segment, self._given, self._key = plan, segment, given, key
         self.held: dict[Made, Tensor] = {}
@@ -343,7 +356,8 @@ def replay(
             forms |= {name: forms[value.origin] for name, value in received.items() if name not in forms}
     holders = _assign_state(model, every, len(first.received))
     shapes = {name: (tuple(x.shape[1:]), x.dtype) for name, x in inputs.items()}
-    plan = ReplayPlan(type(model).__name__, ways, shapes, forms, call)
+    rows = len(next(iter(inputs.values())))
+    plan = ReplayPlan(type(model).__name__, ways, shapes, forms, call, rows=rows)
     machinery = machinery_reads(meta_copy(model, (), ()))
     segments = tuple(_build(model, plan, number, holders, cuts, machinery) for number in range(len(first.received)))
     return Replayed(segments, tuple(inputs), first.results, reordered)

@@ -115,7 +115,7 @@ class Way:
     `kept`: weight or buffer -> the segments that change it by constants and nothing else, as whoever holds it and
     comes no earlier does too. `attributes`: what is read of the model's objects; `calls`: of
     calls of submodules, what those are told that do not run them; `wholes`: which operations are such calls;
-    `readers`: weight or buffer -> the operations that read it.
+    `readers`: weight or buffer -> the operations that read it. `asked`: operations that returned a number -> that one.
     """
 
     names: tuple[str, ...]
@@ -142,6 +142,7 @@ class Way:
     calls: Mapping[int, Answer] = field(default_factory=dict)
     wholes: frozenset[int] = frozenset()
     readers: dict[str, set[int]] = field(default_factory=dict)
+    asked: Mapping[int, Any] = field(default_factory=dict)
 
     def runs(self, segment: int, operation: int) -> bool:
         """Return whether the party of `segment` runs the code of `operation`, be it on shapes."""
@@ -334,6 +335,7 @@ def _plan_course(
         way.changed |= operation.changed
     way.wholes = frozenset(number for number, operation in enumerate(operations) if operation.whole)
     way.constants, way.attributes, way.calls = course.constants, course.attributes, course.calls
+    way.asked = {number: operation.answer[0] for number, operation in enumerate(operations) if operation.answer}
     way.numbers, way.told, way.free = course.answers(), frozenset(course.told), frozenset(course.free)
     recording = course.recording
     arguments = dict(zip(recording.inputs, inputs, strict=True))

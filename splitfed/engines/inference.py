@@ -31,7 +31,7 @@ class Inference(Protocol):
         phase: str,
         number: int = 0,
         borrow: Source | None = None,
-        batch_size: int = 256,
+        batch_size: int = CONSULTED,
         head: str | None = None,
         also: Collection[str] = (),
     ) -> Prediction:

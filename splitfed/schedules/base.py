@@ -94,6 +94,18 @@ class Training:
         rest = 0 if self.drop_last else rows % self.batch_size
         return min(rows, rest or self.batch_size)
 
+    def row_counts(self, rows: int) -> dict[int, str]:
+        """Return how many rows batches of a client that has `rows` have -> which do, in words.
+
+        Of batches drawn by chance, which may have any number: one, two, the expected number, and all.
+        """
+        if self.sampling == "poisson":
+            expected = min(self.batch_size, rows)
+            return {n: "a batch drawn by chance" for n in (1, 2, expected, rows) if n <= rows}
+        rest = 0 if self.drop_last and rows >= self.batch_size else rows % self.batch_size
+        whole = {self.batch_size: "a batch"} if rows >= self.batch_size else {}
+        return {**whole, **({rest: "the last batch"} if rest else {})}
+
     def expected(self, rows: int) -> float | None:
         """Return the expected size of a batch of a client that has `rows`; None where sizes are not left to chance."""
         return None if self.sampling == "shuffle" else float(min(self.batch_size, rows))

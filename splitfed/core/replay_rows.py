@@ -1,0 +1,152 @@
+"""Whether the parties of a replayed model take the way of their plan with other numbers of rows than the example's.
+
+Python code of `forward` may look at the number of rows (`if len(x) > 4`). The numbers of a run are known before its
+first step, so that each is tried: every party's pass runs once more on shapes alone, as its plan was found, which takes
+milliseconds whatever the model's size. A submodule that no cut lies within may do with rows what it likes.
+
+A trace needs none of this: a branch on a number of rows cannot be traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from splitfed.core.computed_tensors import plain_copies
+from splitfed.core.errors import InvalidInput, describe_failure, others_code
+from splitfed.core.replay import ReplayedSegment, SegmentPass
+from splitfed.core.replay_passes import MetaPass, Stop, tensors_of
+from splitfed.core.replay_plan import Way
+
+
+def is_replayed(module: nn.Module) -> bool:
+    """Return whether `module` is a segment of a replayed model, or holds one."""
+    return any(isinstance(inner, ReplayedSegment) for inner in module.modules())
+
+
+def check_row_counts(module: nn.Module, training: Mapping[int, str], evaluation: Mapping[int, str]) -> None:
+    """Refuse a number of rows with which a replayed segment in `module` does not run as its plan says.
+
+    `training`, `evaluation`: numbers of rows in that mode -> which batches have so many, in words.
+    """
+    for segment in (m for m in module.modules() if isinstance(m, ReplayedSegment)):
+        plan = segment.replay_plan
+        for mode, counts in ((True, training), (False, evaluation)):
+            untried = {rows for rows in counts if (mode, segment.replay_number, rows) not in plan.tried}
+            if untried:
+                _try(segment, mode, sorted(untried))
+            for rows, whose in sorted(counts.items()):
+                if found := plan.tried[mode, segment.replay_number, rows]:
+                    smaller = ", or choose another batch_size, or drop_last=True for a last batch" if mode else ""
+                    raise InvalidInput(
+                        f"forward of {plan.model} {found} with {rows} {'row' if rows == 1 else 'rows'} ({whose}), and "
+                        f"not with {plan.rows}: compute the same for every number of rows, or put what depends on it "
+                        f"into a submodule of its own, which no cut lies within{smaller}"
+                    )
+
+
+def _try(segment: ReplayedSegment, training: bool, counts: list[int]) -> None:
+    """Note in the plan of `segment` what becomes of batches of `counts` rows in a mode: "" for all as planned."""
+    plan, number = segment.replay_plan, segment.replay_number
+    found, shapes = dict.fromkeys(counts, ""), _on_shapes(segment)
+    if shapes.training != training:
+        shapes.train(training)
+    for way in plan.ways[training, training]:
+        # What shapes alone do not show of the example, they do not show of other batches.
+        if _fault(shapes, way, plan.rows):
+            continue
+        for rows in counts:
+            found[rows] = found[rows] or _fault(shapes, way, rows)
+    plan.tried.update({(training, number, rows): fault for rows, fault in found.items()})
+
+
+def _fault(shapes: ReplayedSegment, way: Way, rows: int) -> str:
+    """Return what goes wrong in a pass of a segment, of which `shapes` is a copy, with `rows` rows, "" for nothing."""
+    plan, number, training = shapes.replay_plan, shapes.replay_number, shapes.training
+    known = {**plan.inputs, **{name: (form.shape, form.dtype) for name, form in plan.forms.items()}}
+    names = [*plan.inputs, *shapes.replay_values[0]]
+    given = {n: torch.empty((rows, *known[n][0]), dtype=known[n][1], device="meta") for n in names}
+    key = (training, training, number, rows, "shapes")
+    run = _ShapesPass(shapes, {n: given[n] for n in shapes.replay_values[0]}, key, way)
+    arguments = {n: run.received_inputs.get(place, given[n]) for place, n in enumerate(plan.inputs)}
+    try:
+        with warnings.catch_warnings(), torch.set_grad_enabled(training), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")
+            with contextlib.suppress(Stop), others_code(_Failed), run:
+                plan.call(super(ReplayedSegment, shapes).forward, arguments)
+    except _Failed as failed:
+        return "takes another way" if run.astray else f"fails ({failed})"
+    finally:
+        for left in [one for one in plan.memory if one[: len(key)] == key]:
+            del plan.memory[left]
+    return "takes another way" if run.astray or run.number != run.stop else ""
+
+
+def _on_shapes(segment: ReplayedSegment) -> ReplayedSegment:
+    """Return a copy of `segment` whose weights, and buffers that are saved or change, are shapes."""
+    changed = {name for ways in segment.replay_plan.ways.values() for way in ways for name in way.changed}
+    changed |= set(segment.state_dict())
+    memo: dict[int, Any] = plain_copies(segment)
+    for weight in segment.parameters():
+        memo[id(weight)] = nn.Parameter(weight.detach().to("meta"), weight.requires_grad)
+    for name, buffer in segment.named_buffers(remove_duplicate=False):
+        if name in changed:
+            memo[id(buffer)] = buffer.detach().to("meta")
+    return copy.deepcopy(segment, memo)
+
+
+class _Failed(Exception):
+    """What a user's own `forward` raised, in one line."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(describe_failure(error))
+
+
+class _ShapesPass(SegmentPass):
+    """The pass of a party of which its own operations have shapes alone, too; questions are answered as planned.
+
+    `astray`: whether it left its plan.
+    """
+
+    def __init__(self, shapes: ReplayedSegment, given: Mapping[str, Tensor], key: tuple[Any, ...], way: Way) -> None:
+        super().__init__(shapes.replay_plan, shapes.replay_number, given, torch.device("cpu"), key, (way,))
+        self.astray = False
+        held = (*shapes.parameters(), *shapes.buffers(), *given.values(), *self._received_values.values())
+        # Of what the party has numbers; kept, so that no other tensor gets its identity.
+        self._known = {id(tensor): tensor for tensor in (*held, *self.received_inputs.values())}
+
+    def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
+        """Run it on shapes, be it one's own or another's."""
+        number = self.number
+        if number >= self.stop:
+            return super().operation(name, func, args, kwargs, module)
+        if self._way.names[number] != name:
+            raise self.strayed()
+        if number in self._way.numbers:
+            self.number += 1
+            return self._way.numbers[number]
+        if number < self._first or number in self._way.constants:
+            return super().operation(name, func, args, kwargs, module)
+        unknown = (t for t in tensors_of((args, dict(kwargs))) if t.is_meta and id(t) not in self._known)
+        if next(unknown, None) is not None:
+            raise self.strayed()
+        try:
+            returned = MetaPass.operation(self, name, func, args, kwargs, module)
+        except Exception:
+            # A question behind the last cut, which shapes do not answer.
+            if number not in self._way.asked:
+                raise
+            returned = self._way.asked[number]
+        self._known |= {id(tensor): tensor for tensor in tensors_of(returned)}
+        return returned
+
+    def strayed(self) -> InvalidInput:
+        """Note it, and return the error."""
+        self.astray = True
+        return super().strayed()
