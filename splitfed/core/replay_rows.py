@@ -138,7 +138,7 @@ class _ShapesPass(SegmentPass):
             raise self.strayed()
         try:
             returned = MetaPass.operation(self, name, func, args, kwargs, module)
-        except Exception:
+        except (RuntimeError, TypeError, ValueError):
             # A question behind the last cut, which shapes do not answer.
             if number not in self._way.asked:
                 raise
