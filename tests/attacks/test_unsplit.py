@@ -255,7 +255,9 @@ def run_of(bottom: nn.Module) -> Run:
     model.add_module("bottom", bottom)
     model.add_module("flat", nn.Flatten())
     model.add_module("fc", nn.Linear(64, 10))
-    return splitfed.train(vanilla(model, "bottom"), toy_data(60).clients(1, victims=8, auxiliary=8), rounds=1)
+    # Behind a layer without weights the input crosses, which is allowed here.
+    topology = vanilla(model, "bottom", sent_inputs=("input",))
+    return splitfed.train(topology, toy_data(60).clients(1, victims=8, auxiliary=8), rounds=1)
 
 
 def test_weights_that_nobody_can_draw_are_refused() -> None:
