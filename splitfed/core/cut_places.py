@@ -27,9 +27,9 @@ from splitfed.core.flop_counter import flop_counter
 from splitfed.core.model_call import call_of
 from splitfed.core.model_checks import check_model, open_wrappers
 from splitfed.core.model_snapshot import ModelSnapshot
+from splitfed.core.nested_tensors import tensors_of
 from splitfed.core.probe import probe
 from splitfed.core.replay import ReplayedSegment
-from splitfed.core.replay_passes import tensors_of
 from splitfed.core.topology import Head, Segment, Topology
 
 _ROWS = 2  # batch norm refuses a single row in training

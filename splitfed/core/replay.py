@@ -32,9 +32,12 @@ from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.grouping import group_pairs, nest
 from splitfed.core.held_arrays import check_references
 from splitfed.core.model_call import ModelCall, call_of
+from splitfed.core.nested_tensors import is_plain, replace_tensors, tensors_of
 from splitfed.core.replay_parts import leave_out, machinery_reads
-from splitfed.core.replay_passes import MetaPass, Stop, is_plain, mark_whole_modules, replace_tensors, tensors_of
-from splitfed.core.replay_plan import INPUT, UNSEEN, CrossingForm, Made, Way, align_ways, meta_copy, plan_ways
+from splitfed.core.replay_passes import MetaPass, Stop, mark_whole_modules
+from splitfed.core.replay_plan import meta_copy, plan_ways
+from splitfed.core.replay_values import UNSEEN
+from splitfed.core.replay_way import INPUT, CrossingForm, Made, Way, align_ways
 
 _MODES = ((True, True), (True, False), (False, True), (False, False))
 

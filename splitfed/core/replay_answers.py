@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from splitfed.core.replay_passes import is_plain, replace_tensors, tensors_of
+from splitfed.core.nested_tensors import is_plain, replace_tensors, tensors_of
 
 
 @dataclass(frozen=True)

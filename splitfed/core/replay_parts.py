@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from splitfed.core.attribute_reads import ALL, AttributeReads, Reads
 from splitfed.core.held_arrays import OTHERS, OWN, names_in_code
-from splitfed.core.replay_plan import Way
+from splitfed.core.replay_way import Way
 
 _HOOKS = tuple(name for name in OWN if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")))
 _SCALARS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, enum.Enum)

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from splitfed.core.computed_tensors import plain_copies
 from splitfed.core.errors import InvalidInput, describe_failure, others_code
+from splitfed.core.nested_tensors import tensors_of
 from splitfed.core.replay import ReplayedSegment, SegmentPass
-from splitfed.core.replay_passes import MetaPass, Stop, tensors_of
-from splitfed.core.replay_plan import Way
+from splitfed.core.replay_passes import MetaPass, Stop
+from splitfed.core.replay_way import Way
 
 
 def is_replayed(module: nn.Module) -> bool:
