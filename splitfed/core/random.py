@@ -24,7 +24,9 @@ _AT = 24
 
 def derive(root: int, *purpose: str | int) -> int:
     """Return a 63-bit seed for `purpose` under `root`; equal arguments give equal seeds on every machine."""
-    text = "\x1f".join([f"{type(word).__name__}:{word}" for word in (read_seed(root), *purpose)])
+    text = "\x1f".join(
+        [f"{type(word).__name__}:{word}" for word in (root if type(root) is int else read_seed(root), *purpose)]
+    )
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
@@ -55,7 +57,9 @@ def wide_generator(root: int, *purpose: str | int, device: torch.device | str = 
     wide = generator(root, *purpose, device=device)
     if wide.device.type != "cpu":
         return wide
-    text = "\x1f".join([f"{type(word).__name__}:{word}" for word in (read_seed(root), "wide", *purpose)])
+    text = "\x1f".join(
+        [f"{type(word).__name__}:{word}" for word in (root if type(root) is int else read_seed(root), "wide", *purpose)]
+    )
     state_words = torch.frombuffer(bytearray(hashlib.shake_256(text.encode()).digest(4 * _WORDS)), dtype=torch.int32)
     state = wide.get_state()
     # The state's 624 words of 32 bits stand behind three numbers, in 64 bits each.

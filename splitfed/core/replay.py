@@ -198,11 +198,12 @@ class SegmentPass(MetaPass):
         if number < self._first or number in self._way.constants:
             return self._decide(number, self._hold(number, self._answer(number, name, func, args, kwargs, module)))
         self.number += 1
-        if module is None:
+        if module is None and number not in self._way.by_holders:
             for one in args:
                 # Products of numbers and of shapes alone would come out as what memory happens to hold.
                 if isinstance(one, Tensor) and one.is_meta:
                     raise self._without_numbers(name)
+        if module is None:
             returned = func(*args, **kwargs)
         else:
             # What happens within a submodule of its own is nobody's business, and costs nothing.

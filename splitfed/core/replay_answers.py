@@ -21,7 +21,7 @@ from splitfed.core.nested_tensors import is_plain, replace_tensors, tensors_of
 class SeenCall:
     """One call of a submodule as it was seen: the number of rows, the tensors it was given, and what it returned.
 
-    `draws`: whether it draws at random, and so whether it hands a tensor through.
+    `draws`: whether it draws from NumPy or Python, and so whether it hands a tensor through.
     """
 
     rows: int

@@ -309,7 +309,7 @@ class RecordingPass(Pass):
                 noted.state |= set(names)
                 # It may lie elsewhere now (`set_`).
                 self._note_memory(tensor, names)
-        if module is not None and noted.draws:
+        if module is not None and noted.draws - {"torch"}:
             # Another draw may leave out what it does: what it hands through is its own, for all that follows.
             through = {id(tensor) for tensor in given} - {id(self.tensors[index]) for index in noted.writes}
             found = {i: tensor for i, tensor in enumerate(tensors_of(returned)) if id(tensor) in through}
@@ -317,6 +317,12 @@ class RecordingPass(Pass):
             returned = replace_tensors(returned, own_views)
         for tensor in tensors_of(returned):
             noted.results.append(None if id(tensor) in self._state else self._index_of(tensor))
+        if name == "data" and module is None and id(given[0]) in self._state:
+            # Another name of a weight or buffer: nothing is read yet.
+            self._state[id(returned)] = self._state[id(given[0])]
+            self._kept.append(returned)
+            noted.state, noted.results, noted.alone = set(), [None], True
+            return returned
         made = [result for result in noted.results if result is not None]
         single = noted.changed == noted.state and len({id(tensor) for tensor in given}) == 1
         noted.alone = single and module is None and not (noted.reads or made or noted.draws)
@@ -473,7 +479,11 @@ def _same_contents(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
 
 def _storage_of(tensor: Tensor) -> int:
     """Return where the storage of `tensor` lies; 0 for one that has none of its own."""
-    return 0 if not_dense(tensor) or tensor.is_meta else tensor.untyped_storage().data_ptr()
+    try:
+        return 0 if not_dense(tensor) or tensor.is_meta else tensor.untyped_storage().data_ptr()
+    except NotImplementedError:
+        # Of a transform of torch.func.
+        return 0
 
 
 def version_of(tensor: Tensor) -> int:

@@ -174,6 +174,7 @@ def _plan_course(
             counts[segment] = counts.get(segment, 0) + (2 if operation.deep else 1)
             way.readers.setdefault(name, set()).add(number)
         way.changed |= operation.changed
+    way.by_holders = frozenset(number for number, operation in enumerate(operations) if operation.alone)
     way.wholes = frozenset(number for number, operation in enumerate(operations) if operation.whole)
     way.constants, way.attributes, way.calls = course.constants, course.attributes, course.calls
     way.asked = {number: operation.answer[0] for number, operation in enumerate(operations) if operation.answer}
@@ -373,7 +374,7 @@ class _OtherCalls:
     def first(self, number: int) -> SeenCall:
         """Return the call that was recorded."""
         operation = self._course.operations[number]
-        return SeenCall(self._rows, operation.given, operation.returned, bool(operation.draws))
+        return SeenCall(self._rows, operation.given, operation.returned, bool(operation.draws - {"torch"}))
 
     def all(self, number: int) -> list[SeenCall]:
         """Return that call, one with a row more, and one of equal rows; none where the model takes another way."""

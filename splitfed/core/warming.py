@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from splitfed.core.errors import others_code
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.plain_values import same, same_tensors
 from splitfed.core.reachable import Change, Location, Records, differences, put_back
@@ -59,14 +60,19 @@ def warm_up(cold: ModelSnapshot, calls: Sequence[Callable[[], object]]) -> None:
     _put_back_all_but(cold, kept, last)
 
 
+class _CallFails(Exception):
+    """A user's own `forward` raised something; the cut that follows tells what."""
+
+
 def _run(cold: ModelSnapshot, call: Callable[[], object], training: bool) -> bool:
     modes = [(module, module.training) for module in cold.model.modules()]
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             cold.model.train(training)
-            call()
-    except Exception:  # noqa: BLE001, the user's own forward may raise anything; the cut tells what
+            with others_code(_CallFails):
+                call()
+    except _CallFails:
         return False
     finally:
         for module, mode in modes:

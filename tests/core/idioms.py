@@ -32,7 +32,7 @@ class Idiom:
 
     `shape`: of a row; `words`: it reads whole numbers; `draws`: it draws random numbers; `rounds`: gradients of one
     value are added up in part behind the cut, so that the last digits are others than in the uncut model. `replayed`:
-    its segments replay `forward`, for a trace does not show what it does.
+    its segments replay `forward`, for a trace does not show what it does. `sent`: inputs that may cross as they are.
     """
 
     model: Callable[[], nn.Module]
@@ -43,6 +43,7 @@ class Idiom:
     shape: tuple[int, ...] = (8,)
     rounds: bool = False
     replayed: bool = False
+    sent: tuple[str, ...] = ()
 
 
 def rows(idiom: Idiom, count: int) -> Tensor:
@@ -63,8 +64,8 @@ def build(idiom: Idiom) -> nn.Module:
 def topology_of(idiom: Idiom, model: nn.Module, x: Tensor) -> Topology:
     """Cut the model for a client and a server: vanilla after one submodule, U-shaped after two."""
     if len(idiom.at) == 2:
-        return u_shaped(model, idiom.at, example=x)
-    return vanilla(model, idiom.at[0], example=x)
+        return u_shaped(model, idiom.at, example=x, sent_inputs=idiom.sent or None)
+    return vanilla(model, idiom.at[0], example=x, sent_inputs=idiom.sent or None)
 
 
 def check_training(idiom: Idiom) -> None:

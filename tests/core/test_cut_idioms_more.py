@@ -87,9 +87,7 @@ IMAGES = {
     "coordinates_of_pixels": image(images.Coordinates, "stem", "block", replayed=True),
     "raw_data_read_again": image(images.SpatialTransformer, "fc_loc", refused="raw data never crosses"),
     "grid_sample": image(images.SpatialTransformer, "block.0", replayed=True),
-    "features_kept_by_hooks": image(
-        images.HookedFeatures, "stem", refused="forward changes the attribute 'features' of the model"
-    ),
+    "features_kept_by_hooks": image(images.HookedFeatures, "stem", replayed=True),
     "one_encoder_twice": image(images.SiameseNet, "project"),
     "one_encoder_on_two_sides": image(images.SiameseNet, "encoder", refused="weights tied across a cut"),
     "a_number_of_the_batch": image(images.MinibatchStd, "stem", "block"),
@@ -160,8 +158,8 @@ TABLES = {
     "steps_of_a_solver": table(tables.Euler, "inp", "f", replayed=True),
     "nearest_code_word": table(tables.VectorQuantizer, "inp", "codebook"),
     "weights_rounded": table(tables.QuantizationAware, "mid", refused="'mid' is never called by QuantizationAware"),
-    "wide_and_deep": table(tables.WideAndDeep, "embeddings.1"),
-    "categories_cross": table(tables.WideAndDeep, "embeddings.0"),
+    "wide_and_deep": table(tables.WideAndDeep, "embeddings.1", sent=("x",)),
+    "categories_cross": table(tables.WideAndDeep, "embeddings.0", sent=("x",)),
     "cosine_classifier": table(tables.Cosine, "inp"),
     "columns_read_again": table(tables.Cosine, "film", refused="raw data never crosses"),
     "reparameterization": table(tables.VAE, "mu", draws=True, replayed=True),

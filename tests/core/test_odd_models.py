@@ -150,7 +150,7 @@ ROWS_REFUSED: dict[str, tuple[Any, str]] = {
     "nothing": ({"x": None}, "example['x'] is a NoneType; expected a tensor of rows"),
     "sparse": (ROWS.to_sparse(), "example is sparse; expected a dense tensor of rows"),
     "shapes": (ROWS.to("meta"), "example is on the meta device, without numbers"),
-    "another argument": ({"y": ROWS}, "example has no rows for the input 'x' of Net"),
+    "another argument": ({"y": ROWS}, "must be Tensor, not dict; of rows named '0' and '1' it gets a tuple"),
     "one row": (ROWS[:1], "example has 1 rows for the input 'x' of Net; expected at least 2"),
 }
 
