@@ -61,8 +61,10 @@ def record_calls(layers: Sequence[nn.Module], calls: list[Call]) -> Iterator[Non
         one = len(given) == 1 and isinstance(given[0], Tensor) and isinstance(output, Tensor)
         if one and output.requires_grad:
             # The place in the graph, not the tensor: what follows may overwrite that.
-            # `data`, for a replayed model counts the functions of torch that are called.
-            calls.append(Call(layer, given[0].data, get_gradient_edge(output)))
+            # Unseen by the pass of a replayed model, which counts the functions of torch that are called.
+            with torch._C.DisableTorchFunction():
+                values = given[0].data
+            calls.append(Call(layer, values, get_gradient_edge(output)))
 
     handles = [layer.register_forward_hook(note) for layer in layers]
     try:
