@@ -83,6 +83,7 @@ class Way:
     `kept`: weight or buffer -> the segments that change it by constants and nothing else, as whoever holds it and
     comes no earlier does too. `attributes`: what is read of the model's objects; `calls`: of
     calls of submodules, what those are told that do not run them; `wholes`: which operations are such calls;
+    `by_holders`: those that change a weight or buffer by constants alone, or name it;
     `readers`: weight or buffer -> the operations that read it. `asked`: operations that returned a number -> that one.
     """
 
@@ -109,6 +110,7 @@ class Way:
     attributes: Reads = field(default_factory=Reads)
     calls: Mapping[int, Answer] = field(default_factory=dict)
     wholes: frozenset[int] = frozenset()
+    by_holders: frozenset[int] = frozenset()
     readers: dict[str, set[int]] = field(default_factory=dict)
     asked: Mapping[int, Any] = field(default_factory=dict)
 
