@@ -210,6 +210,11 @@ class _Exits(TorchFunctionMode):
 class _Operations(TorchDispatchMode):
     """Notes of every operation what it has made."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # To hide it from torch's compiler would load that, which takes longer than a plan.
+        return False
+
     def __init__(self, zeros: Collection[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._found: dict[Any, Traces] = {}

@@ -78,7 +78,7 @@ def short(value: object) -> str:
 def check_kind(name: str, value: object, kind: type | tuple[type, ...], expected: str) -> None:
     """Refuse a `value` that is no `kind`, in the words of `expected`."""
     if not isinstance(value, kind):
-        told = value if value is None or isinstance(value, (str, bool, int, float)) else _name_of(value)
+        told = value if isinstance(value, str) else _name_of(value)
         raise InvalidInput(f"{name}={short(told)} is not allowed; expected {expected}")
 
 

@@ -2,7 +2,8 @@
 
 What a party's segment holds besides its weights is compared with what it held at first, and what is another is kept as
 plain values and tensors, by the place where it is. Tensors, numbers, texts, arrays, generators of random numbers, and
-lists, deques, tuples, dicts and sets of these; objects of other classes where the module had them before.
+lists, deques, tuples, dicts and sets of these; objects of other classes where the module had them before. Attributes
+that a class of modules names in `transient` are left out: every call makes them anew before anybody reads them.
 """
 
 from __future__ import annotations
@@ -88,9 +89,16 @@ def _path(place: Location) -> Path:
 def _digests(module: nn.Module, records: Records) -> dict[Path, str]:
     saved = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
     saved |= {id(weight) for weight in module.parameters()}
+    passing = {
+        (*_path(place), ("attribute", name))
+        for place, record in records.items()
+        for name in getattr(type(record.value), "transient", ())
+    }
     found: dict[Path, str] = {}
     for place, record in records.items():
         path = _path(place)
+        if passing and any(path[: len(one)] == one for one in passing):
+            continue
         if any(isinstance(name, Identity) for _, name in path) or id(record.value) in saved:
             continue
         if isinstance(record.value, Tensor) and record.value.is_meta:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
@@ -19,6 +19,8 @@ class Layer(nn.Module):
 
     `kept`: what its defense reads of the step that the segment is in.
     """
+
+    transient: ClassVar[tuple[str, ...]] = ("kept",)
 
     def __init__(self, value: str) -> None:
         super().__init__()

@@ -215,7 +215,7 @@ REFUSED: dict[str, tuple[nn.Sequential, str, Sdar, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_before_training(case: str) -> None:
     net, shape, plan, text = REFUSED[case]
-    topology = vanilla(net, "0") if shape == "vanilla" else u_shaped(net, ("0", "1"))
+    topology = vanilla(net, "0", sent_inputs=("input",)) if shape == "vanilla" else u_shaped(net, ("0", "1"))
     with pytest.raises(InvalidInput) as caught:
         splitfed.train(
             topology, ramps(1, 64), rounds=1, adversaries=splitfed.Adversaries(training_attacks={"server": plan})

@@ -135,7 +135,8 @@ def test_an_upstream_without_weights_is_refused() -> None:
     model = torch.nn.Sequential()
     model.add_module("flat", torch.nn.Flatten())
     model.add_module("fc", torch.nn.Linear(64, 10))
-    run = splitfed.train(vanilla(model, "flat"), toy_data(60).clients(1, victims=8, auxiliary=8), rounds=1)
+    topology = vanilla(model, "flat", sent_inputs=("input",))
+    run = splitfed.train(topology, toy_data(60).clients(1, victims=8, auxiliary=8), rounds=1)
     with pytest.raises(InvalidInput, match="needs an upstream with weights to train; this one has none: use rmle"):
         run.attack(QUICK)
 

@@ -125,7 +125,8 @@ def test_stopped_within_a_round(
     left, carried = [count], LocalLink.carry
 
     def crash(self: LocalLink, message: Message) -> Message:
-        left[0] -= 1
+        # The comparison before training has parties without numbers.
+        left[0] -= message.sender[-1].isdigit() or message.receiver[-1].isdigit()
         if left[0] == 0:
             raise Stop
         return carried(self, message)
