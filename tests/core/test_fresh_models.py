@@ -110,7 +110,7 @@ BY_HAND: dict[str, Fresh] = {
     "branches_in_turn": table(by_hand.Turns, "a", refused="turn"),
     "generator_as_an_attribute": table(by_hand.Generated, "a", refused="cannot be copied for its parties"),
     "lock_as_an_attribute": table(by_hand.Locked, "a"),
-    "window_in_a_deque": table(by_hand.Window, "a"),
+    "window_in_a_deque": table(by_hand.Window, "a", refused="takes another way with 3 rows"),
     "global_of_a_helper_of_a_helper": table(by_hand.WarmUp, "a", refused="SEEN"),
     "small_batches": table(by_hand.SmallBatches, "a", refused="takes another way than when it was cut"),
     "overwritten_behind_the_cut": table(by_hand.HiddenUnits, "a", "b"),
@@ -228,7 +228,6 @@ TRANSFORMERS: dict[str, Fresh] = {
 MODELS = {**PUBLISHED, **BY_HAND, **TRANSFORMERS}
 OPEN: dict[str, str] = {
     "generator_as_an_attribute": "refused, but the generator, which is the user's, has been moved on by then",
-    "rows_kept_by_the_model": "the server's segment holds the rows that are trained on, and nobody is told",
 }
 """What is neither exact nor refused as it should be, and what comes of it."""
 
