@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
+import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -70,20 +71,15 @@ def first_line(error: BaseException) -> str:
 
 
 def short(value: object) -> str:
-    """Return what `value` is in one line of at most `WIDEST` characters, for the text of an error."""
-    text = " ".join(repr(value).split())
+    """Return what `value` is in one line of at most `WIDEST` characters, without addresses, for the text of an error."""
+    text = " ".join(re.sub(r" at 0x[0-9a-f]+", "", repr(value)).split())
     return text if len(text) <= WIDEST else f"{text[:WIDEST]}..."
 
 
 def check_kind(name: str, value: object, kind: type | tuple[type, ...], expected: str) -> None:
     """Refuse a `value` that is no `kind`, in the words of `expected`."""
     if not isinstance(value, kind):
-        told = value if isinstance(value, str) else _name_of(value)
-        raise InvalidInput(f"{name}={short(told)} is not allowed; expected {expected}")
-
-
-def _name_of(value: object) -> str:
-    return str(getattr(value, "__name__", type(value).__name__))
+        raise InvalidInput(f"{name}={short(value)} is not allowed; expected {expected}")
 
 
 def describe_error(error: BaseException) -> str:

@@ -55,21 +55,23 @@ def check_row_counts(module: nn.Module, training: Mapping[int, str], evaluation:
 def _try(segment: ReplayedSegment, training: bool, counts: list[int]) -> None:
     """Note in the plan of `segment` what becomes of batches of `counts` rows in a mode: "" for all as planned."""
     plan, number = segment.replay_plan, segment.replay_number
-    found, shapes = dict.fromkeys(counts, ""), _on_shapes(segment)
-    if shapes.training != training:
-        shapes.train(training)
+    found = dict.fromkeys(counts, "")
     for way in plan.ways[training, training]:
         # What shapes alone do not show of the example, they do not show of other batches.
-        if _fault(shapes, way, plan.rows):
+        if _fault(segment, training, way, plan.rows):
             continue
         for rows in counts:
-            found[rows] = found[rows] or _fault(shapes, way, rows)
+            found[rows] = found[rows] or _fault(segment, training, way, rows)
     plan.tried.update({(training, number, rows): fault for rows, fault in found.items()})
 
 
-def _fault(shapes: ReplayedSegment, way: Way, rows: int) -> str:
-    """Return what goes wrong in a pass of a segment, of which `shapes` is a copy, with `rows` rows, "" for nothing."""
-    plan, number, training = shapes.replay_plan, shapes.replay_number, shapes.training
+def _fault(segment: ReplayedSegment, training: bool, way: Way, rows: int) -> str:
+    """Return what goes wrong in a pass of `segment` with `rows` rows in a mode, "" for nothing."""
+    # A copy for each pass, which may keep what it computes for the next.
+    shapes = _on_shapes(segment)
+    if shapes.training != training:
+        shapes.train(training)
+    plan, number = shapes.replay_plan, shapes.replay_number
     known = {**plan.inputs, **{name: (form.shape, form.dtype) for name, form in plan.forms.items()}}
     names = [*plan.inputs, *shapes.replay_values[0]]
     given = {n: torch.empty((rows, *known[n][0]), dtype=known[n][1], device="meta") for n in names}

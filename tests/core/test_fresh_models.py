@@ -110,7 +110,7 @@ BY_HAND: dict[str, Fresh] = {
     "branches_in_turn": table(by_hand.Turns, "a", refused="turn"),
     "generator_as_an_attribute": table(by_hand.Generated, "a", refused="cannot be copied for its parties"),
     "lock_as_an_attribute": table(by_hand.Locked, "a"),
-    "window_in_a_deque": table(by_hand.Window, "a", refused="takes another way with 3 rows"),
+    "window_in_a_deque": table(by_hand.Window, "a"),
     "global_of_a_helper_of_a_helper": table(by_hand.WarmUp, "a", refused="SEEN"),
     "small_batches": table(by_hand.SmallBatches, "a", refused="takes another way than when it was cut"),
     "overwritten_behind_the_cut": table(by_hand.HiddenUnits, "a", "b"),

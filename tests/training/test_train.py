@@ -71,8 +71,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"defenses": [Noise(on=("bottom->to",))]},
         "unknown edge 'bottom->to'; did you mean 'bottom->top'",
     ),
-    "no defense": ({"defenses": None}, "defenses='NoneType' is not allowed; expected defenses, such as"),
-    "no sequence of defenses": ({"defenses": 3}, "defenses='int' is not allowed; expected defenses, such as"),
+    "no defense": ({"defenses": None}, "defenses=None is not allowed; expected defenses, such as"),
+    "no sequence of defenses": ({"defenses": 3}, "defenses=3 is not allowed; expected defenses, such as"),
     "defense": ({"defenses": [Marvell()]}, "marvell has no gradient to guard"),
     "short batch": (
         {"defenses": [DistanceCorrelation(statistic="unbiased")], "batch_size": 16},
