@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import check_count
-from splitfed.core.random import generator
+from splitfed.core.random import generator, wide_generator
 
 SAMPLINGS = ("shuffle", "poisson")
 
@@ -31,10 +31,11 @@ def poisson_batches(count: int, size: int, seed: int, epoch: int, *words: str | 
     """Yield ceil(count / size) batches of positions; each holds every one of `count` rows with chance size / count.
 
     All draws are independent, so a batch may be of any size, and empty; where `size` exceeds `count` it holds all rows.
+    Who takes part is as secret as the noise of a private step, so it comes from the same generator.
     """
     check_count("count", count)
     check_count("batch size", size, low=1)
-    drawn = generator(seed, "poisson", epoch, *words)
+    drawn = wide_generator(seed, "poisson", epoch, *words)
     chance = min(1.0, size / count) if count else 0.0
     steps = -(-count // size)
     return (

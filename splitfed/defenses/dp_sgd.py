@@ -240,9 +240,8 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
         def uses(client: int, sigma: float) -> list[tuple[Event, int]]:
             return [self._uses(terms, sigma, client, terms.steps[client], terms.epochs[client])]
 
-        # Clients with equal numbers need the same.
-        trained = [client for client in range(len(terms.rows)) if terms.steps[client]]
-        plans = {(terms.rate(c), terms.rows[c], terms.steps[c], terms.epochs[c]): c for c in trained}
+        # Clients with equal uses at one multiplier have equal ones at any.
+        plans = {tuple(uses(client, 1.0)): client for client, steps in enumerate(terms.steps) if steps}
         return max(
             (
                 terms.calibrate(partial(uses, client), self.epsilon, self.delta, self.accountant)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from splitfed.core.defense import privacy_event
 from splitfed.core.encryption_settings import Encryption
 from splitfed.core.messages import Recording
 from splitfed.core.rows import RowSource, blocks, in_memory
@@ -62,11 +63,21 @@ def describe(
         "optimizers": {role: repr(o) for role, o in prepared.optims.items()},
         "rounds": rounds,
         # What the first release did not have is left out at its default: a run of that time may be resumed.
+        **({"private": mechanisms} if (mechanisms := private_mechanisms(prepared)) else {}),
         "training": {k: v for k, v in asdict(prepared.training).items() if (k, v) not in LATER},
         "record": repr(record or Recording()),
         "device": str(device),
         "code": fingerprint_user_code(prepared, besides or {}),
     }
+
+
+def private_mechanisms(prepared: Prepared) -> list[str]:
+    """Return the classes of the defenses, and of the method, that promise privacy by noise from the run's seed."""
+    mechanisms = [type(defense).__name__ for defense in prepared.defenses if privacy_event(defense) is not None]
+    method = prepared.method
+    if method is not None and any(method.traits(topology).message_events for topology in prepared.topologies):
+        mechanisms.append(type(method).__name__)
+    return mechanisms
 
 
 def fingerprint_user_code(prepared: Prepared, besides: Mapping[str, object]) -> dict[str, str]:

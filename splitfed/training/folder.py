@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
@@ -57,6 +57,8 @@ class RunFolder:
             raise InvalidInput(f"folder {str(self.path)!r} is not empty and holds no run; give a new or empty folder")
         else:
             there = dict(described)
+            if twins := self._runs_of_equal_noise(there):
+                warnings.warn(_equal_noise_text(twins, there["training"]["seed"]), UserWarning, stacklevel=3)
             checkpoint.write_atomic(definition, digests.json_with_digest(there))
         where = self.path / "environment.json"
         if where.is_file():
@@ -127,6 +129,19 @@ class RunFolder:
         there = digests.read(self.path / "run.json", digests.RETRAIN)
         return there if not longer.is_file() else there | digests.read(longer, digests.RETRAIN)
 
+    def _runs_of_equal_noise(self, described: Mapping[str, Any]) -> list[str]:
+        """Return the folders beside this one of other private runs on the same data, with the same seed."""
+        twins, mine = [], json.loads(json.dumps(described))
+        for definition in sorted(self.path.absolute().parent.glob("*/run.json")) if "private" in described else ():
+            try:
+                there = digests.read(definition, digests.RETRAIN) if definition.is_file() else {}
+                # The very same run again releases nothing new.
+                same = bool(there.get("private")) and _data_and_seed(there) == _data_and_seed(mine) and there != mine
+            except (OSError, InvalidInput, KeyError, TypeError):
+                continue  # somebody else's file, or a damaged one: told where it is opened
+            twins += [definition.parent.name] if same else []
+        return twins
+
     def _check_same(self, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         """Refuse a run that is described otherwise."""
         there = current_description(there)
@@ -134,7 +149,7 @@ class RunFolder:
             # Cuts by the same names are the same cuts, whoever chose them.
             if key == "makes" and key not in there:  # the first release did not say who has which
                 continue
-            if key not in ("code", "cut_choice", "told") and there.get(key) != value:
+            if key not in ("code", "cut_choice", "told", "private") and there.get(key) != value:
                 raise InvalidInput(
                     f"folder {str(self.path)!r} holds another run: its {key} is {there.get(key)!r}, not {value!r}"
                 )
@@ -143,6 +158,19 @@ class RunFolder:
                 f"folder {str(self.path)!r} holds another run: {digests.names(changed)} changed since it began; "
                 "go back to what it was, or give another folder"
             )
+
+
+def _data_and_seed(described: Mapping[str, Any]) -> tuple[Any, Any]:
+    return described["data"]["rows"], described["training"]["seed"]
+
+
+def _equal_noise_text(twins: Sequence[str], seed: int) -> str:
+    others = f" and {len(twins) - 1} more" if len(twins) > 1 else ""
+    return (
+        f"run {twins[0]!r}{others} beside this one drew private noise from the same seed={seed} on the same rows: what "
+        "both release shows more than their ledgers say, as equal noise cancels; publish one of them, or give another "
+        "seed"
+    )
 
 
 def environment() -> dict[str, Any]:

@@ -27,7 +27,9 @@ from splitfed.planning.validation import prepare
 from splitfed.poisoning.base import Poisoning
 from splitfed.schedules.base import Training
 from splitfed.schedules.independent import Independent
-from splitfed.topologies import local, vanilla
+from splitfed.schedules.sequential import Sequential
+from splitfed.privacy.accountants import compose
+from splitfed.topologies import heterogeneous, local, vanilla, vertical
 from splitfed.training.run import Run
 from tests.examples import InPlaceAfterCut, assert_same, toy_data
 from tests.federated.examples import PROBES, shared_probes
@@ -86,6 +88,13 @@ def test_poisson_batches_are_what_they_say() -> None:
     assert any(len(rows) == 0 for epoch in range(20) for rows in poisson_batches(40, 1, 0, epoch))
 
 
+def test_who_takes_part_is_drawn_from_a_whole_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where two purposes get the same number as seed, as two of 32 bits may, their batches differ all the same."""
+    monkeypatch.setattr("splitfed.core.random.derive", lambda *words: 7)
+    one, two = (torch.cat(list(poisson_batches(40, 8, 0, epoch, 0))) for epoch in (0, 1))
+    assert one.tolist() != two.tolist()
+
+
 def test_the_joint_event_with_poisson_sampling() -> None:
     """Two parties of multiplier 1.2 are one of 1.2 / √2; with a joint norm 1.2. 36 rows in steps of 8: q = 2 / 9."""
     run = go(DpSgd(noise_multiplier=1.2), local=splitfed.LocalUpdate(sampling="poisson"))
@@ -120,6 +129,28 @@ def test_epsilon_is_that_of_opacus(accountant: str) -> None:
     theirs = create_accountant(accountant)
     theirs.history = [(event.mechanism.noise_multiplier, event.sampling_rate, steps)]
     assert 2.97 < theirs.get_epsilon(delta=1e-3) <= 3.0 * 1.001
+
+
+@pytest.mark.parametrize("sampling", ["shuffle", "poisson"])
+def test_a_target_holds_for_clients_of_different_make(sampling: str) -> None:
+    """One with a frozen bottom has a single guarded party, one that learns has two, and needs more noise."""
+    bottoms = [torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8)) for _ in range(2)]
+    bottoms[1].requires_grad_(False)
+    top = torch.nn.Linear(8, 10)
+    makes = heterogeneous([vertical({"client": bottom}, top, labels="client") for bottom in bottoms])
+    for topologies in (makes, makes[::-1]):
+        run = splitfed.train(
+            topologies,
+            two_clients(),
+            schedule=Sequential(hand_over="none"),
+            defenses=DpSgd(epsilon=2.0, delta=1e-3),
+            rounds=1,
+            batch_size=8,
+            local=splitfed.LocalUpdate(sampling=sampling),
+        )
+        spent = [compose([uses_of(run, client)], 1e-3).epsilon for client in range(2)]
+        assert max(spent) == pytest.approx(2.0, rel=2e-3)
+        assert min(spent) < 1.7
 
 
 def test_without_every_weight_guarded_nothing_is_promised() -> None:
