@@ -25,10 +25,10 @@ from splitfed.planning.plan import cost
 from splitfed.planning.simulation import simulate_rounds
 from splitfed.planning.validation import prepare
 from splitfed.poisoning.base import Poisoning
+from splitfed.privacy.accountants import compose
 from splitfed.schedules.base import Training
 from splitfed.schedules.independent import Independent
 from splitfed.schedules.sequential import Sequential
-from splitfed.privacy.accountants import compose
 from splitfed.topologies import heterogeneous, local, vanilla, vertical
 from splitfed.training.run import Run
 from tests.examples import InPlaceAfterCut, assert_same, toy_data
