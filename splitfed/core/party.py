@@ -403,12 +403,10 @@ class Party:
     def _count(
         self, where: str, guard: EdgeDefense[Defense], step_state: StepState, stamp: Stamp, times: int = 1
     ) -> None:
-        part, rows = step_state.part, step_state.rows
+        rows, origins = step_state.rows, self.state.origins.get(step_state.part)
         assert rows is not None
-        if part in self.state.among:
-            part, rows = "train", self.state.among[part][rows.cpu()]
-            rows = rows[rows >= 0]
-        self.state.uses.add((where, guard.position, stamp.replica, part), rows, times)
+        for part, counted in [(step_state.part, rows)] if origins is None else origins.select(rows.cpu()):
+            self.state.uses.add((where, guard.position, stamp.replica, part), counted, times)
 
     def _context(
         self, segment_plan: SegmentPlan, port: Port, position: int, step_state: StepState, stamp: Stamp

@@ -27,7 +27,7 @@ from splitfed.core.rows import RowSource, read_rows
 from splitfed.core.step_plan import EdgeDefense, SegmentPlan
 from splitfed.core.topology import Head, weights
 from splitfed.core.unsaved_state import first_state, load_unsaved_state, unsaved_state
-from splitfed.core.usage_counts import SCORED, UsageCounts, labels_of_head
+from splitfed.core.usage_counts import SCORED, RowOrigins, UsageCounts, labels_of_head
 
 
 class PartyState:
@@ -70,8 +70,8 @@ class PartyState:
         self.seed = seed
         self.task_weight = task_weight
         self.data: dict[str, tuple[dict[str, Tensor | RowSource], dict[str, Tensor]]] = {}
-        # Of parts with rows of "train" in them: which row each is.
-        self.among: dict[str, Tensor] = {}
+        # Of parts whose rows are those of "train", or others': which they are.
+        self.origins: dict[str, RowOrigins] = {}
         unique: dict[int, tuple[str, nn.Parameter]] = {}
         for segment, module in self.modules.items():
             full = (full_names or {}).get(segment, str)
@@ -127,17 +127,17 @@ class PartyState:
         inputs: Mapping[str, Tensor | RowSource],
         labels: Mapping[str, Tensor],
         relabel: bool = True,
-        among: Tensor | None = None,
+        origins: RowOrigins | None = None,
     ) -> None:
         """Take `inputs` (value -> rows) and `labels` (head -> rows) as this party's data under the name `part`.
 
         A `RowSource` is read by batch; on another device than the CPU one in memory is put there as a whole.
-        `relabel`: whether its defenses change labels to train on; not where they have already been changed. `among`:
-        (rows,) which row of "train" each is, -1 for none, so that its uses count as those of that row.
+        `relabel`: whether its defenses change labels to train on; not where they have already been changed. `origins`:
+        where the rows come from that are not of a part of their own.
         """
-        self.among.pop(part, None)
-        if among is not None:
-            self.among[part] = among.cpu()
+        self.origins.pop(part, None)
+        if origins is not None:
+            self.origins[part] = RowOrigins(*(one.cpu() for one in origins))
         own_inputs = {name: self._keep(x) for name, x in inputs.items()}
         own_labels = {name: self._keep_tensor(y) for name, y in labels.items()}
         if relabel and part not in SCORED:
@@ -151,7 +151,7 @@ class PartyState:
     def drop(self, part: str) -> None:
         """Forget the rows called `part`."""
         self.data.pop(part, None)
-        self.among.pop(part, None)
+        self.origins.pop(part, None)
 
     def show(self, part: str, rows: Tensor) -> None:
         """Let `part` be these `rows` of "train", with the labels that the party trains on there."""
@@ -160,7 +160,7 @@ class PartyState:
             n: x.select(rows.cpu()) if isinstance(x, RowSource) else x[rows.to(self.device)] for n, x in held.items()
         }
         labels = {name: y[rows.to(self.device)] for name, y in known.items()}
-        self.own(part, inputs, labels, relabel=False, among=rows)
+        self.own(part, inputs, labels, relabel=False, origins=RowOrigins.own(rows))
 
     def inputs(self, part: str) -> dict[str, Tensor]:
         """Return all its raw inputs in `part`, value -> (rows, ...); see `read_rows` for those not in memory."""

@@ -6,8 +6,8 @@ data). What is done to labels has a name of its own in place of an edge.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,12 +22,52 @@ SCORED = ("validation", "test")
 PARTS = ("train", *SCORED)
 """The parts that are counted; rows that somebody lends to a party for a query are not the run's own."""
 
+SHOWN = "shown by"
+"""How the part begins under which rows are counted that are another client's; who has shown them follows."""
+
 OWN = -1
 """In place of a replica: that of the party itself, which owns the rows."""
+
+OTHERS = -2
+"""In place of a replica: any other than the party's own."""
 
 _REPLACED = "rows that were not finite"
 
 Key = tuple[str, int, int, str]
+
+
+class RowOrigins(NamedTuple):
+    """Where the rows of a part come from, so that their uses are counted for the right ones.
+
+    `owners`: (rows,) int64, `OWN` for a row of the party's own "train", else the client that has shown it, or `OTHERS`;
+    `numbers`: (rows,) int64, which row of "train" it is, or which of those that its owner has shown.
+    """
+
+    owners: Tensor
+    numbers: Tensor
+
+    @classmethod
+    def own(cls, numbers: Tensor) -> RowOrigins:
+        """Return the origins of rows that are all of the party's own "train"."""
+        return cls(torch.full_like(numbers, OWN), numbers)
+
+    @classmethod
+    def shown(cls, client: int, rows: int) -> RowOrigins:
+        """Return the origins of all `rows` rows that `client` has shown."""
+        return cls(torch.full((rows,), client), torch.arange(rows))
+
+    @classmethod
+    def joined(cls, origins: Iterable[RowOrigins]) -> RowOrigins:
+        """Return the origins of rows one after another."""
+        owners, numbers = zip(*origins, strict=True)
+        return cls(torch.cat(owners), torch.cat(numbers))
+
+    def select(self, rows: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield the parts under which `rows` (row numbers) are counted, each with the row numbers there."""
+        owners, numbers = self.owners[rows], self.numbers[rows]
+        for owner in owners.unique().tolist():
+            name = {OWN: "train", OTHERS: f"{SHOWN} others"}.get(owner, f"{SHOWN} client {owner}")
+            yield name, numbers[owners == owner]
 
 
 class UsageCounts:
@@ -42,7 +82,7 @@ class UsageCounts:
 
     def add(self, key: Key, rows: Tensor, times: int = 1) -> None:
         """Count `times` uses for each of `rows` (row numbers; one that is there twice counts twice)."""
-        if key[-1] not in PARTS or len(rows) == 0:
+        if not (key[-1] in PARTS or key[-1].startswith(SHOWN)) or len(rows) == 0:
             return
         rows = rows.cpu()
         counts = self.counts.get(key)

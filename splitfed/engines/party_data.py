@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from splitfed.core.rows import RowSource
+from splitfed.core.usage_counts import RowOrigins
 from splitfed.engines.parties import RunParties
 
 
@@ -27,17 +28,17 @@ class PartyData(Protocol):
         inputs: Mapping[str, Tensor | RowSource],
         labels: Mapping[str, Tensor],
         relabel: bool = True,
-        among: Tensor | None = None,
+        origins: RowOrigins | None = None,
     ) -> None:
         """Give each data owner of `replica` the inputs and labels that are its own.
 
-        `relabel`: whether defenses change the labels to train on. `among`: as in `PartyState.own`.
+        `relabel`: whether defenses change the labels to train on. `origins`: as in `PartyState.own`.
         """
         parties, topology = self.run_parties.replicas[replica].parties, self.run_parties.topologies[replica]
         for role in topology.data_roles:
             own_inputs = {v: t for v, t in inputs.items() if topology.inputs[v] == role}
             own_labels = {h.value: labels[h.value] for h in topology.heads if h.labels == role and h.value in labels}
-            parties[role].state.own(part, own_inputs, own_labels, relabel, among)
+            parties[role].state.own(part, own_inputs, own_labels, relabel, origins)
 
     def drop(self, replica: int, part: str) -> None:
         """Let the data owners of `replica` forget the rows called `part`."""

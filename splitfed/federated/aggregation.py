@@ -50,8 +50,7 @@ class Aggregation(Method):
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Exchange public rows: each client keeps the union of its own rows and all others' public ones."""
         for learner in public_rows.exchange_rows(learners, number, state):
-            shown = public_rows.received_rows(learner, state).values()
-            public_rows.store_rows(learner, PART, [public_rows.own_rows(learner, "train"), *shown])
+            public_rows.store_rows(learner, PART, public_rows.received_rows(learner, state), "train")
 
     def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
         """Train on as many rows of the union as there are in `batches`."""

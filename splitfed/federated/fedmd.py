@@ -103,11 +103,7 @@ class FedMD(SummedUploads):
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Share public rows; new clients go through them, the others follow the mean of their scores."""
         for learner in public_rows.exchange_rows(learners, number, state):
-            rows = {
-                **public_rows.received_rows(learner, state),
-                learner.replica: public_rows.own_rows(learner, "public"),
-            }
-            public_rows.store_rows(learner, PART, [rows[replica] for replica in sorted(rows)])
+            public_rows.store_rows(learner, PART, public_rows.received_rows(learner, state), "public")
         known = [learner for learner in learners if learner.replica in state["met"]]
         for learner in learners:
             if learner.replica not in state["met"] and learner.rows(PART) > 1:

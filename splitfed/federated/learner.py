@@ -14,6 +14,7 @@ from torch import Tensor
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
+from splitfed.core.usage_counts import RowOrigins
 
 
 class LearnerIdentity(Protocol):
@@ -49,13 +50,13 @@ class LearnerData(LearnerIdentity, Protocol):
         """Return the client's labels of `head` in `part`, as it trains on them: (rows,)."""
 
     def hold(
-        self, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], own: Tensor | None = None
+        self, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], origins: RowOrigins | None = None
     ) -> None:
         """Keep further rows under the name `part`, such as those that others have shown: input or head -> (rows, ...).
 
-        `own`: (rows,) which row of "train" each is, -1 for others', so that what a private mechanism is used for is
-        counted for the right row (default: all others'). Labels are trained on as they are given. The rows are no state
-        of the run: who holds such rows gives them again after a resume.
+        `origins`: whose rows they are, so that what a private mechanism is used for is counted for the right ones
+        (default: all others'). Labels are trained on as they are given. The rows are no state of the run: who holds
+        such rows gives them again after a resume.
         """
 
 

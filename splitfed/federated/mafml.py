@@ -93,7 +93,7 @@ class MAFML(Method):
         """Let everybody have everybody's public rows."""
         for learner in public_rows.exchange_rows(learners, number, state):
             if rows := public_rows.received_rows(learner, state):
-                public_rows.store_rows(learner, PART, list(rows.values()))
+                public_rows.store_rows(learner, PART, rows)
 
     def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
         """Train as the schedule asks; the gradient of the last step alone is remembered."""

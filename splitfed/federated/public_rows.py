@@ -15,6 +15,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import Facts
 from splitfed.core.random import generator
 from splitfed.core.topology import Head, Topology
+from splitfed.core.usage_counts import OWN, RowOrigins
 from splitfed.federated.base import State
 from splitfed.federated.learner import Learner, LearnerData, LearnerTraining
 from splitfed.federated.objectives import NoObjective, objective_of
@@ -118,22 +119,20 @@ def received_rows(learner: LearnerTraining, state: State) -> dict[int, Rows]:
     return dict(sorted(known.items()))
 
 
-def own_rows(learner: LearnerData, part: str) -> Rows:
-    """Return the client's own rows of `part`, "train" or "public", as others would show them, and which they are."""
-    (x,) = learner.inputs(part).values()
-    which = learner.shown if part == "public" else torch.arange(len(x))
-    return {"x": x, "y": learner.labels(learner.topology.heads[0].value, part), "own": which}
+def store_rows(learner: LearnerData, part: str, shown: Mapping[int, Rows], own: str | None = None) -> None:
+    """Give the client's party, as its `part`, the rows of its part `own`, if named, and those that others have `shown`.
 
-
-def store_rows(learner: LearnerData, part: str, rows: Sequence[Rows]) -> None:
-    """Give the client's party all of `rows`, one after another, as its `part`.
-
-    Rows of the client's own say in "own" which of "train" they are.
+    The client's "train" comes before all others' rows, its "public" among them in the order of the clients.
     """
     (name,), head = learner.topology.inputs, learner.topology.heads[0].value
-    x, y = (torch.cat([one[which] for one in rows]) for which in ("x", "y"))
-    own = torch.cat([one.get("own", torch.full((len(one["y"]),), -1)) for one in rows])
-    learner.hold(part, {name: x}, {head: y}, own)
+    held = {client: (rows, RowOrigins.shown(client, len(rows["y"]))) for client, rows in shown.items()}
+    if own is not None:
+        (mine,), labels = learner.inputs(own).values(), learner.labels(head, own)
+        numbers = learner.shown if own == "public" else torch.arange(len(labels))
+        held[learner.replica if own == "public" else OWN] = {"x": mine, "y": labels}, RowOrigins.own(numbers)
+    pieces = [held[client] for client in sorted(held)]
+    x, y = (torch.cat([rows[which] for rows, _ in pieces]) for which in ("x", "y"))
+    learner.hold(part, {name: x}, {head: y}, RowOrigins.joined(origins for _, origins in pieces))
 
 
 def split_batches(order: Tensor, size: int) -> list[Tensor]:

@@ -24,7 +24,7 @@ from splitfed.core.step_plan import find_relabelled_heads
 from splitfed.core.topology import Topology, member
 from splitfed.core.traffic import Traffic
 from splitfed.core.upload_defenses import Sent, find_upload_defenses, rows_of, size
-from splitfed.core.usage_counts import SCORED
+from splitfed.core.usage_counts import OTHERS, SCORED, RowOrigins
 from splitfed.costs.bytes import value_bytes
 from splitfed.engines.base import CONSULTED, FED, Batches, ReplicaBatches, Scales, Trainer
 from splitfed.engines.participation import Participation
@@ -66,9 +66,9 @@ class CountingTrainer(Trainer):
         self._weight_flows = WeightFlows(prepared.topologies, prepared.placement)
         # The kinds of messages to the aggregation server with something in them that a defense could act on.
         self.defended: set[str] = set()
-        # Of the parts of a replica that are not its own "train": which row of it each is.
-        self.among: dict[tuple[int, str], Tensor | None] = {
-            (replica, "public"): client.shown for replica, client in enumerate(prepared.data.clients)
+        # Of the parts of a replica whose rows are those of "train", or others': which they are.
+        self.origins: dict[tuple[int, str], RowOrigins] = {
+            (replica, "public"): RowOrigins.own(client.shown) for replica, client in enumerate(prepared.data.clients)
         }
         self._count(context_flows(self.topology, self.replicas))
 
@@ -265,11 +265,11 @@ class CountingLearner:
         return {}
 
     def hold(
-        self, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], own: Tensor | None = None
+        self, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], origins: RowOrigins | None = None
     ) -> None:
         """Note how many rows there are, and their labels."""
-        self.trainer.among[self.replica, part] = None if own is None else own.cpu()
-        rows = next((len(tensor) for tensor in (*inputs.values(), *labels.values())), 0)
+        rows = len(next(iter((*inputs.values(), *labels.values()))))
+        self.trainer.origins[self.replica, part] = origins or RowOrigins.shown(OTHERS, rows)
         self.held[part] = rows, dict(labels)
 
     def train(

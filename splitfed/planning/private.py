@@ -119,10 +119,9 @@ class UsageCountingTrainer(CountingTrainer):
         return self.uses.setdefault((replica, site.role), UsageCounts())
 
     def _add(self, replica: int, site: Site, part: str, rows: Tensor) -> None:
-        if (among := self.among.get((replica, part))) is not None:
-            part, rows = "train", among[rows]
-            rows = rows[rows >= 0]
-        self._uses(replica, site).add((site.place, site.position, replica, part), rows, site.values)
+        origins = self.origins.get((replica, part))
+        for name, counted in [(part, rows)] if origins is None else origins.select(rows):
+            self._uses(replica, site).add((site.place, site.position, replica, name), counted, site.values)
 
 
 def list_sites(topology: Topology, facts: Facts, defenses: Sequence[Defense]) -> list[Site]:

@@ -17,6 +17,7 @@ from splitfed.core.party import Party
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology, member
 from splitfed.core.upload_defenses import Sent, apply_upload_defenses, count, find_upload_defenses
+from splitfed.core.usage_counts import OTHERS, RowOrigins
 from splitfed.engines.base import FED
 from splitfed.engines.engine import Engine
 from splitfed.federated.base import ObjectivePlacement
@@ -61,7 +62,7 @@ class LocalLearner:
     @property
     def shown(self) -> Tensor:
         """Which rows of "train" are the public ones."""
-        return self.engine.party(self.replica, self.topology.data_roles[0]).state.among["public"]
+        return self.engine.party(self.replica, self.topology.data_roles[0]).state.origins["public"].numbers
 
     def inputs(self, part: str = "train") -> dict[str, Tensor]:
         """Return the client's raw inputs in `part`: name -> (rows, ...)."""
@@ -82,10 +83,11 @@ class LocalLearner:
         return {name: held for party in self._parties().values() for name, held in party.state.momentum().items()}
 
     def hold(
-        self, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], own: Tensor | None = None
+        self, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], origins: RowOrigins | None = None
     ) -> None:
         """Keep further rows under the name `part`, input or head -> (rows, ...); see `Learner.hold`."""
-        self.engine.own(self.replica, part, inputs, labels, relabel=False, among=own)
+        rows = len(next(iter((*inputs.values(), *labels.values()))))
+        self.engine.own(self.replica, part, inputs, labels, False, origins or RowOrigins.shown(OTHERS, rows))
 
     def train(
         self, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
