@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -9,15 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import splitfed as sf
+from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
+from splitfed.core.usage_counts import RowOrigins, UsageCounts
 from splitfed.defenses import GaussianRelease
 from splitfed.federated import MAFML, Aggregation, FedMD, Learner, Method
 from splitfed.federated.base import State
 from splitfed.planning.counting import CountingLearner, CountingTrainer
 from splitfed.planning.private import planned_ledger
 from splitfed.planning.validation import prepare
+from splitfed.privacy.accountants import compose
 from splitfed.schedules import Independent, Sequential
 from splitfed.schedules.base import Training
 from splitfed.topologies import local
@@ -167,6 +172,49 @@ def test_own_rows_are_counted_whatever_part_they_are_trained_in(method: Method) 
         else:
             # Once in transfer; then two rounds of 20 rows of 22, scored and digested.
             assert own + 11 + 2 * 2 * 9 <= int(counts.sum()) <= own + 11 + 2 * 2 * 11
+
+
+@pytest.mark.parametrize("method", [Aggregation(), FedMD(batch=9, rows=20), MAFML(batch=9)], ids=str)
+def test_every_release_is_in_the_ledger(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that go through the mechanism of a bottom that learns, others' shown ones too, counted where it is called.
+
+    What a method sends may show what a bottom has learnt, so the releases of all clients compose.
+    """
+    released: Counter[str] = Counter()
+    release = GaussianRelease.release
+
+    def counted(self: GaussianRelease, name: str, z: Tensor, context: Context) -> Tensor:
+        if context.stamp.phase in ("train", "consult", "evaluate"):
+            released[context.party] += len(z)
+        return release(self, name, z, context)
+
+    monkeypatch.setattr(GaussianRelease, "release", counted)
+    rows, guard = data(), GaussianRelease(clip=1.0, noise_multiplier=3.0)
+    run = go("vanilla", method, 2, schedule=TURNS, defenses=guard, data=rows)
+    (line,), (total,) = run.ledger.lines, run.ledger.totals
+    assert line.uses == sum(released.values())
+    assert total.epsilon == compose([(guard.event(), line.uses)], run.ledger.delta).epsilon
+    for replica in range(2):
+        party = run.engine.party(replica, "client")
+        assert sum(int(uses.sum()) for uses in party.state.uses.counts.values()) == released[party.name]
+    training = {"optimizer": None, "training": Training(16), "method": method}
+    ready = prepare(BUILDERS["vanilla"](net()), rows, schedule=TURNS, defenses=guard, **training)
+    assert planned_ledger(ready, 2) == run.ledger
+
+
+def test_rows_are_counted_under_their_owner_whoever_joins_later() -> None:
+    """A second client's rows keep their numbers when a first one's are put before them."""
+    origins = RowOrigins.joined([RowOrigins.own(torch.tensor([4, 2])), RowOrigins.shown(3, 2)])
+    later = RowOrigins.joined([RowOrigins.own(torch.tensor([4, 2])), RowOrigins.shown(1, 1), RowOrigins.shown(3, 2)])
+    uses = UsageCounts()
+    for known, rows in ((origins, [0, 2, 3, 3]), (later, [1, 2, 4])):
+        for part, numbers in known.select(torch.tensor(rows)):
+            uses.add(("a->b", 0, 0, part), numbers)
+    assert {key[3]: counts.tolist() for key, counts in uses.counts.items()} == {
+        "train": [0, 0, 1, 0, 1],
+        "shown by client 3": [1, 3],
+        "shown by client 1": [1],
+    }
 
 
 def test_across_scores_every_model_on_everybodys_rows() -> None:
