@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.probe import probe
 from splitfed.core.random import derive, generator, stream
+from splitfed.core.state_encoding import decode, encode
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
@@ -203,6 +206,12 @@ def refusal(call: Callable[..., object], *given: object, **options: object) -> s
         call(*given, **options)
     assert "\n" not in str(refused.value)
     return str(refused.value)
+
+
+def read_back(state: object) -> Any:
+    """Return `state` as a checkpoint gives it back: through JSON and tensors."""
+    tree, tensors = encode(state, "state")
+    return decode(json.loads(json.dumps(tree, allow_nan=False)), {str(i): t for i, t in enumerate(tensors)})
 
 
 def assert_same(one: object, two: object, path: str = "") -> None:

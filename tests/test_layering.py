@@ -65,6 +65,7 @@ BASE = (
     "object_kinds",
     "reachable",
     "reachable_names",
+    "state_encoding",
     "unsaved_state",
     "model_snapshot",
     "warming",
@@ -339,15 +340,17 @@ def one_copy(files: Files) -> list[str]:
 
 
 def nothing_unpickled(files: Files) -> list[str]:
-    """Nothing is unpickled: no pickle module, and the loaders that could are told not to."""
+    """Nothing is unpickled: no pickle module, no loader of torch, and those of NumPy are told not to."""
     complaints = [f"{found}: it unpickles" for found in imports(files) if found.target.split(".")[0] in UNSAFE]
     for file, node in _nodes(files):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         name = ast.unparse(node.func)
         options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-        if name == "torch.load" and options.get("weights_only") != "True":
-            complaints.append(f"{file.path}:{node.lineno} calls torch.load without weights_only=True")
+        if name in ("torch.load", "torch.save", "torch.jit.load", "torch.hub.load"):
+            complaints.append(
+                f"{file.path}:{node.lineno} calls {name}: keep state as splitfed.core.state_encoding does"
+            )
         if options.get("allow_pickle", "False") != "False" or node.func.attr == "read_pickle":
             complaints.append(f"{file.path}:{node.lineno} lets {name} unpickle")
     return complaints
@@ -523,8 +526,11 @@ BREAKS: list[tuple[Rule, dict[str, str], list[str]]] = [
     (nothing_unpickled, {A: "import pickle"}, [f"{A}:1 imports pickle: it unpickles"]),
     (
         nothing_unpickled,
-        {A: "torch.load(f)\ntorch.load(f, weights_only=True)\nnp.load(f, allow_pickle=True)"},
-        [f"{A}:1 calls torch.load without weights_only=True", f"{A}:3 lets np.load unpickle"],
+        {A: "torch.load(f, weights_only=True)\nnp.load(f)\nnp.load(f, allow_pickle=True)"},
+        [
+            f"{A}:1 calls torch.load: keep state as splitfed.core.state_encoding does",
+            f"{A}:3 lets np.load unpickle",
+        ],
     ),
     (
         loaded_by_name,

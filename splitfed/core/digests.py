@@ -60,9 +60,9 @@ def content(document: Mapping[str, Any]) -> str:
     return of(json.dumps(json.loads(json.dumps(document)), sort_keys=True, separators=(",", ":")).encode())
 
 
-def json_with_digest(document: Mapping[str, Any]) -> bytes:
-    """Return `document` as JSON, with the digest of its content in its last field."""
-    return json.dumps({**document, FIELD: content(document)}, indent=1).encode()
+def json_with_digest(document: Mapping[str, Any], indent: int | None = 1) -> bytes:
+    """Return `document` as JSON, with the digest of its content in its last field; in one line if `indent` is None."""
+    return json.dumps({**document, FIELD: content(document)}, indent=indent).encode()
 
 
 def read(path: Path, advice: str) -> dict[str, Any]:

@@ -20,10 +20,12 @@ from splitfed.core.deprecation import current_state
 from splitfed.core.gradient_privatizer import GradientPrivatizer
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Message, Stamp, is_own
+from splitfed.core.model_snapshot import generator_states, set_generators
 from splitfed.core.optimizers import Optim, advance
 from splitfed.core.payload import copy_modules
 from splitfed.core.random import derive, wide_generator
 from splitfed.core.rows import RowSource, read_rows
+from splitfed.core.state_encoding import check_state
 from splitfed.core.step_plan import EdgeDefense, SegmentPlan
 from splitfed.core.topology import Head, weights
 from splitfed.core.unsaved_state import first_state, load_unsaved_state, unsaved_state
@@ -174,6 +176,21 @@ class PartyState:
     def _keep_tensor(self, tensor: Tensor) -> Tensor:
         # What is a part of a larger tensor would bring the rows of others along.
         return tensor.to(self.device) if is_own(tensor) else tensor.detach().clone().to(self.device)
+
+    def check_optimizer(self) -> None:
+        """Refuse an optimizer of one's own that keeps of a step, taken on copies, what no checkpoint holds."""
+        if isinstance(self._optim.name, str) or not self._named:
+            return
+        weights = [(name, nn.Parameter(weight.detach().clone())) for name, weight in self._named]
+        generators = generator_states()
+        try:
+            optimizer, _ = self._optim.build(weights)
+            for _, weight in weights:
+                weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        finally:
+            set_generators(generators)
+        check_state(optimizer.state_dict(), f"the state of optimizer {self._optim.label}")
 
     @property
     def rate(self) -> float | None:

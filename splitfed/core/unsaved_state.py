@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.object_kinds import kind_of
-from splitfed.core.plain_values import Identity, Key, is_leaf
+from splitfed.core.plain_values import Identity, Key
 from splitfed.core.reachable import Change, Location, Opaque, Record, Records, reach
+from splitfed.core.state_encoding import can_be_encoded
 
 Path = tuple[tuple[str, Any], ...]
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _MAKERS: dict[str, Any] = {t.__name__: t for t in (list, tuple, dict, set, frozenset, OrderedDict, deque)}
 _FIRST: weakref.WeakKeyDictionary[nn.Module, dict[Path, str]] = weakref.WeakKeyDictionary()
 
@@ -60,26 +60,35 @@ def load_unsaved_state(module: nn.Module, saved: Sequence[Any]) -> None:
 
 def cannot_be_kept(change: Change, after: Records) -> bool:
     """Return whether `change` leaves what a checkpoint cannot hold: shared state, an iterator, a new object."""
-    if change.shared:
+    if change.shared or any(isinstance(key.name, Identity) for key in change.place.path()):
         return True
-    if change.key is None:
-        return after[change.place].kind.name in ("iterator", "function")
-    pending = [after[change.place].contents.get(change.key)]
+    if _cannot_hold(after[change.place], ("iterator", "function")):
+        return True
+    pending = [] if change.key is None else [after[change.place].contents.get(change.key)]
     met: set[Location] = set()
     while pending:
         value = pending.pop()
         if not isinstance(value, Location):
-            if not is_leaf(value):
+            if not can_be_encoded(value):
                 return True
             continue
         if value in met:
             continue
         met.add(value)
-        record = after[value]
-        if record.kind.name in ("iterator", "function", "object", "module"):
+        if _cannot_hold(after[value], ("iterator", "function", "object", "module")):
             return True
-        pending += record.contents.values()
+        pending += after[value].contents.values()
     return False
+
+
+def _cannot_hold(record: Record, kinds: Sequence[str]) -> bool:
+    """Return whether a record is of one of these kinds, or has data or names of entries that no checkpoint holds."""
+    if record.kind.name in kinds:
+        return True
+    if isinstance(record.value, Tensor):
+        return not record.value.is_meta and not can_be_encoded(record.value)
+    told = [key.name for key in record.contents]
+    return not can_be_encoded(told if record.kind.name == "module" else [*told, record.data])
 
 
 def _path(place: Location) -> Path:
@@ -131,41 +140,20 @@ def _encode(record: Record, paths: Mapping[Location, Path], path: Path) -> list[
     for key, one in record.contents.items():
         if isinstance(one, Location):
             entries.append([key.role, key.name, "place", paths[one]])
-        elif _is_storable(one):
+        elif can_be_encoded(one):
             entries.append([key.role, key.name, "value", one])
         else:
             entries.append([key.role, key.name, "kept", None])
     if isinstance(value, Tensor):
         return [path, "tensor", [], value.detach().clone()]
-    if isinstance(value, np.ndarray):
-        return [path, "array", [], torch.from_numpy(value.copy())]
+    if isinstance(value, (np.ndarray, bytearray)):
+        return [path, "array", [], value.copy()]
     if record.kind.name == "generator":
-        return [path, "generator", [], _plain(record.data)]
+        return [path, "generator", [], record.data]
     tag = type(value).__name__ if type(value) in _MAKERS.values() else record.kind.name
     limit = value.maxlen if isinstance(value, deque) else None
-    data = None if record.kind.name == "module" or not _is_storable(record.data) else record.data
+    data = None if record.kind.name == "module" or not can_be_encoded(record.data) else record.data
     return [path, tag, entries, {"limit": limit, "data": data}]
-
-
-def _is_storable(value: Any) -> bool:
-    if type(value) in (tuple, list, set, frozenset):
-        return all(map(_is_storable, value))
-    if type(value) is dict:
-        return all(_is_storable(k) and _is_storable(v) for k, v in value.items())
-    return type(value) in _PLAIN
-
-
-def _plain(data: Any) -> Any:
-    """Return the state of a generator with tensors in place of arrays."""
-    if isinstance(data, np.ndarray):
-        return {"array": torch.from_numpy(data.astype(np.int64)), "dtype": str(data.dtype)}
-    return {k: _plain(v) for k, v in data.items()} if isinstance(data, dict) else data
-
-
-def _unplain(data: Any) -> Any:
-    if isinstance(data, dict) and data.keys() == {"array", "dtype"}:
-        return data["array"].numpy().astype(data["dtype"])
-    return {k: _unplain(v) for k, v in data.items()} if isinstance(data, dict) else data
 
 
 class _Loading:
@@ -206,10 +194,10 @@ class _Loading:
             else:
                 made = stored.clone().to(now.device) if isinstance(now, Tensor) else stored.clone()
         elif tag == "array":
-            made = stored.numpy().copy()
+            made = stored.copy()
         elif tag == "generator":
             assert record is not None
-            record.kind.put_back(now, {}, _unplain(stored))
+            record.kind.put_back(now, {}, stored)
         elif tag in ("tuple", "frozenset"):
             made = _MAKERS[tag](self._entry(path, entry) for entry in entries)
         elif tag in _MAKERS and type(now) is not _MAKERS[tag]:

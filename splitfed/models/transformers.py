@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,11 @@ _LABELS = frozenset(("num_labels", "id2label", "label2id"))
 _OUTPUT_KEYS = ("return_dict", "output_hidden_states", "output_attentions")
 _INNER_KEYS = ("architectures", "is_encoder_decoder", "transformers_version", "attn_implementation")
 _SET_HERE = frozenset((*_OUTPUT_KEYS, *_INNER_KEYS, "experts_implementation", "use_cache", "dtype", "torch_dtype"))
+
+
+# What versions of the package have written into every folder, and plain values all of them.
+_HARMLESS = frozenset(("_name_or_path", "_commit_hash", "_num_labels", "_attn_implementation_autoset"))
+_CODE_KEYS = frozenset(("auto_map", "custom_pipelines", "attn_implementation", "experts_implementation"))
 
 
 class OneOutputModel(nn.Module):
@@ -145,8 +151,9 @@ def _import_package() -> Any:
         raise InvalidInput(
             f"model 'transformers' needs the package transformers ({_one_line(error)}): install splitfed[transformers]"
         ) from None
-    if int(package.__version__.partition(".")[0]) < 5:
-        raise InvalidInput(f"the package transformers is of version {package.__version__}; expected 5.0 or newer")
+    # Older ones load code from the hub where a configuration has a certain key of the package's own.
+    if tuple(int(part) for part in re.findall(r"\d+", package.__version__)[:2]) < (5, 3):
+        raise InvalidInput(f"the package transformers is of version {package.__version__}; expected 5.3 or newer")
     return package
 
 
@@ -159,6 +166,11 @@ class _SavedModel:
             found = "is a file" if self.path.exists() else "is missing"
             raise InvalidInput(f"folder {self.path} {found}; expected one that save_pretrained wrote")
         self.config = self._read("config.json")
+        if internal := sorted(set(_internal_keys(self.config))):
+            raise InvalidInput(
+                f"config.json in {self.path} has {internal[0]!r}, a key of the package's own that may name code to "
+                "load; take it out"
+            )
         if self.config.get("quantization_config"):
             raise InvalidInput(f"{self.path} holds quantized weights, which cannot be trained; save them in full")
         index = "model.safetensors.index.json"
@@ -225,6 +237,16 @@ class _SavedModel:
             # From here to the caller of the builder.
             warnings.warn(f"{kind.__name__} from {self.path}: {'; '.join(texts)}", UserWarning, stacklevel=3)
         return model
+
+
+def _internal_keys(config: object) -> Iterator[str]:
+    """Yield the keys, at any depth, that the package keeps to itself or that name code."""
+    for key, value in config.items() if isinstance(config, dict) else ():
+        if (key.startswith("_") and key not in _HARMLESS) or key in _CODE_KEYS:
+            yield key
+        yield from _internal_keys(value)
+    for value in config if isinstance(config, list) else ():
+        yield from _internal_keys(value)
 
 
 def _find_class(package: Any, name: str | None, saved: _SavedModel | None) -> Any:

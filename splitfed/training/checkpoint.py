@@ -1,13 +1,13 @@
-"""Checkpoints: one file a party and round, a manifest last; a crash at any moment leaves a whole one behind.
+"""Checkpoints: one file of tensors a party and round, a manifest last; a crash at any moment leaves a whole one behind.
 
-Files are written beside their place, flushed to the disk and renamed; the manifest names the round that all files
+Tensors are in safetensors files; all other values in the manifest, as JSON: what is read back can run no code. Files
+are written beside their place, flushed to the disk and renamed; the manifest names the round that all files
 share, with their hashes, so files of two rounds are never mixed. The manifest carries its own digest, and that of the
 metrics up to its round. The newest two are kept.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 from collections.abc import Mapping
@@ -15,10 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
+from safetensors import SafetensorError
+from safetensors import torch as files
 
 from splitfed.core import digests
 from splitfed.core.digests import Damaged
+from splitfed.core.errors import InvalidInput
+from splitfed.core.state_encoding import decode, encode
 
 KEPT = 2
 
@@ -64,18 +67,20 @@ def write_atomic(path: Path, content: bytes) -> None:
 def save(folder: Path, number: int, states: Mapping[str, Any], metrics: str = "") -> Path:
     """Save `states` (name -> tensors and plain values) as the checkpoint of round `number`; return its folder.
 
-    `metrics`: the digest of the metrics up to and with that round.
+    `metrics`: the digest of the metrics up to and with that round. Raises `InvalidInput`, before anything is written,
+    for a state that cannot be kept; see `splitfed.core.state_encoding`.
     """
+    encoded = {name: encode(state, f"the state of {name}") for name, state in states.items()}
     clean(folder)
     home = folder / f"{number:06d}"
     hashes = {}
-    for name, state in states.items():
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        hashes[name] = digests.of(buffer.getvalue())
-        write_atomic(home / f"{name}.pt", buffer.getvalue())
-    manifest = {"round": number, "metrics": metrics, "sha256": hashes}
-    write_atomic(home / "manifest.json", digests.json_with_digest(manifest))
+    for name, (_, tensors) in encoded.items():
+        content = files.save({str(i): tensor for i, tensor in enumerate(tensors)})
+        hashes[name] = digests.of(content)
+        write_atomic(home / f"{name}.safetensors", content)
+    values = {name: tree for name, (tree, _) in encoded.items()}
+    manifest = {"round": number, "metrics": metrics, "sha256": hashes, "values": values}
+    write_atomic(home / "manifest.json", digests.json_with_digest(manifest, indent=None))
     for old in _complete(folder)[:-KEPT]:
         shutil.rmtree(old)
     return home
@@ -86,12 +91,11 @@ def load(folder: Path) -> NewestCheckpoint | None:
     damaged: list[Path] = []
     for home in reversed(_complete(folder)):
         try:
-            manifest = digests.read(home / "manifest.json", digests.RETRAIN)
-            states = {name: _read(home / f"{name}.pt", digest) for name, digest in manifest["sha256"].items()}
+            found = _read(home)
         except Damaged as error:
             damaged.append(error.path)
         else:
-            return NewestCheckpoint(int(manifest["round"]), states, manifest["metrics"], tuple(damaged))
+            return found._replace(damaged=tuple(damaged))
     if damaged:
         raise Damaged(damaged[0], digests.RETRAIN, "and so is every other checkpoint of the run")
     return None
@@ -110,8 +114,26 @@ def _complete(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob("*/manifest.json"))
 
 
-def _read(path: Path, digest: object) -> Any:
-    content = path.read_bytes() if path.is_file() else b""
-    if digests.of(content) != digest:
-        raise Damaged(path, digests.RETRAIN)
-    return torch.load(io.BytesIO(content), weights_only=True)
+def _read(home: Path) -> NewestCheckpoint:
+    """Return the checkpoint in `home`; raises `Damaged` where it is not whole."""
+    path = home / "manifest.json"
+    manifest = digests.read(path, digests.RETRAIN)
+    hashes, values = manifest.get("sha256"), manifest.get("values")
+    if isinstance(hashes, dict) and values is None:
+        raise InvalidInput(
+            f"{home} was written by an earlier version, in a form that is no longer read, as that could run code; "
+            "train the run again in another folder"
+        )
+    if not (isinstance(hashes, dict) and isinstance(values, dict) and hashes.keys() == values.keys()):
+        raise Damaged(path, digests.RETRAIN, "it lists no files")
+    states = {}
+    for name, tree in values.items():
+        file = home / f"{name}.safetensors"
+        content = file.read_bytes() if file.is_file() else b""
+        if digests.of(content) != hashes[name]:
+            raise Damaged(file, digests.RETRAIN)
+        try:
+            states[name] = decode(tree, files.load(content))
+        except (ValueError, KeyError, SafetensorError) as error:
+            raise Damaged(file, digests.RETRAIN, str(error)) from None
+    return NewestCheckpoint(int(manifest.get("round", 0)), states, str(manifest.get("metrics")))

@@ -14,6 +14,7 @@ from splitfed.core.errors import InvalidInput, about, check_count, check_kind, s
 from splitfed.core.messages import LocalLink, Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import read_seed
+from splitfed.core.state_encoding import check_state
 from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
 from splitfed.engines.engine import Engine
@@ -197,6 +198,7 @@ def start_run(plan: RunPlan, device: torch.device | str) -> Run:
     place_objectives(engine, prepared)
     place_adversaries(engine, prepared, adversaries)
     if folder is not None:
+        check_kept(engine)
         deciders = {f"class of callback {i}": type(one) for i, one in enumerate(deciding(logging.callbacks))}
         described = describe(prepared, plan.rounds, logging.record, device, adversaries.user_objects() | deciders)
         speeds = None if evaluation.speeds is None else repr(evaluation.speeds)
@@ -210,6 +212,17 @@ def start_run(plan: RunPlan, device: torch.device | str) -> Run:
     run.evaluator.grants.training, run.evaluator.grants.rounds = prepared.training, plan.rounds
     run.delta, run.crosswise = evaluation.delta, evaluation.across_clients
     return run
+
+
+def check_kept(engine: Engine) -> None:
+    """Refuse a run whose checkpoints could not hold its state, as far as that can be told before its first step."""
+    for party in engine.parties.values():
+        with about("optimizer"):
+            party.state.check_optimizer()
+        check_state(party.state.state_dict(), f"the state of {party.state.name}")
+    with about("adversaries"):
+        check_state({n: one.state() for n, one in engine.training_attacks.items()}, "the state of training attacks")
+        check_state({n: one.state() for n, one in engine.detectors.items()}, "the state of detectors")
 
 
 def place_adversaries(engine: Engine, prepared: Prepared, adversaries: Adversaries) -> None:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from splitfed.core.defense import privacy_event
 from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.state_encoding import check_state
 from splitfed.planning.validation import Prepared
 from splitfed.schedules.base import Round
+from splitfed.training.callbacks import callback_states
 from splitfed.training.settings import Adversaries, Evaluation, Logging, is_due
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ def train_rounds(run: Run, plan: RunPlan) -> None:
         for callback in run.callbacks:
             callback.on_start(run)
             ends.callback(callback.on_end, run)
+        if run.folder is not None:
+            check_state(callback_states(run.callbacks), "the state of callbacks")
         for number in range(len(run.history), plan.rounds):
             if run.stopped is not None:
                 break

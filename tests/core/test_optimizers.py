@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import re
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import take_step
+from tests.examples import read_back
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "name": ({"name": "Adm"}, "unknown optimizer 'Adm'; did you mean 'Adam'"),
@@ -81,9 +81,7 @@ def test_the_state_of_a_scheduler_survives_a_checkpoint(name: str) -> None:
             optimizer.step()
             scheduler.step()
             if stop and step == 1:
-                buffer = io.BytesIO()
-                torch.save({"o": optimizer.state_dict(), "s": scheduler.state_dict()}, buffer)
-                state = torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+                state = read_back({"o": optimizer.state_dict(), "s": scheduler.state_dict()})
                 optimizer, scheduler = optim.build([nn.Parameter(torch.zeros(1))])
                 assert scheduler is not None
                 optimizer.load_state_dict(state["o"])

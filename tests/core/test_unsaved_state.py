@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections import deque
 from collections.abc import Callable
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from splitfed.core.equivalence import check_topology
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.topologies import vanilla
-from tests.examples import engine_of
+from tests.examples import engine_of, read_back
 
 
 class Keeping(nn.Module):
@@ -86,6 +87,16 @@ def drawn(m: Any, h: Tensor) -> Tensor:
     return h * torch.rand(8, generator=m.random)
 
 
+def of_numpy(m: Any, h: Tensor) -> Tensor:
+    m.bank[0] += np.float32(0.25)
+    return h * float(m.bank[0])
+
+
+def of_range(m: Any, h: Tensor) -> Tensor:
+    m.seen, m.raw[0] = range(len(m.seen) + 1), m.raw[0] + 1
+    return h * len(m.seen) / m.raw[0]
+
+
 def aliased(m: Any) -> None:
     m.one = torch.zeros(8)
     m.other = m.one
@@ -107,6 +118,8 @@ STATES: dict[str, tuple[Callable[[Any], None], Callable[[Any, Tensor], Tensor]]]
     "growing_shape": (with_(bank=lambda: torch.zeros(1, 8)), of_growing_shape),
     "one_tensor_under_two_names": (aliased, under_two_names),
     "cache": (with_(tables=dict), cached),
+    "numbers_of_numpy": (with_(bank=lambda: [np.float32(0.5)]), of_numpy),
+    "range_and_bytes": (with_(seen=lambda: range(1), raw=lambda: bytearray(1)), of_range),
     "generator": (with_(random=lambda: torch.Generator().manual_seed(3)), drawn),
 }
 
@@ -136,10 +149,7 @@ def check_resumed(make: Callable[[], Topology]) -> None:
         unbroken.train(0, round_, steps)
     for round_ in range(2):
         broken.train(0, round_, steps)
-    file = io.BytesIO()
-    torch.save(broken.state(), file)
-    file.seek(0)
-    resumed.load_state(torch.load(file, weights_only=True))
+    resumed.load_state(read_back(broken.state()))
     for round_ in range(2, 4):
         resumed.train(0, round_, steps)
     for segment, module in unbroken.modules(0).items():
@@ -178,6 +188,23 @@ def test_a_replayed_segment_resumed_goes_on_as_the_unbroken_one() -> None:
 SHARED = {"steps": 0}
 
 
+class Mode(Enum):
+    """No plain value, and a checkpoint makes no objects of such classes."""
+
+    FIRST = 1
+    LATER = 2
+
+
+def in_enum(m: Any, h: Tensor) -> Tensor:
+    m.mode = Mode.LATER
+    return h
+
+
+def by_enum(m: Any, h: Tensor) -> Tensor:
+    m.table[Mode.LATER] = h.detach().mean(0)
+    return h
+
+
 def in_global(m: Any, h: Tensor) -> Tensor:
     SHARED["steps"] += 1
     return h
@@ -201,6 +228,8 @@ def in_iterator(m: Any, h: Tensor) -> Tensor:
             lambda m, h: setattr(m, "last", SimpleNamespace(mean=h.detach().mean(0))) or h,
             "forward changes the attribute 'last' of the model",
         ),
+        (with_(mode=lambda: Mode.FIRST), in_enum, "forward changes the attribute 'mode' of the model"),
+        (with_(table=dict), by_enum, "forward changes"),
     ],
 )
 def test_state_that_a_checkpoint_cannot_hold_is_refused_before_training(

@@ -27,6 +27,7 @@ from splitfed.encryption.keys import (
     to_uint8,
 )
 from splitfed.encryption.parameters import PRESETS
+from splitfed.training import checkpoint
 from tests.encryption.examples import keys
 
 
@@ -124,11 +125,12 @@ def test_a_public_context_that_keeps_its_secret_key_is_found(
 def test_files_with_a_secret_key_are_found(holder: KeyHolder, secret: bytes, tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     public = holder.public.to_tensor()
-    torch.save({"context": public}, tmp_path / "deep" / "checkpoint.pt")
+    checkpoint.save(tmp_path / "deep", 0, {"run": {"context": public}})
     assert find_secret_key_files(tmp_path, holder.public) == []
-    torch.save({"context": public, "state": to_uint8(secret)}, tmp_path / "deep" / ".hidden.pt")
-    (found,) = find_secret_key_files(tmp_path, holder.public)
-    assert found.startswith(str(tmp_path / "deep" / ".hidden.pt"))
+    for held in (to_uint8(secret), secret):
+        checkpoint.save(tmp_path / "deep", 0, {"run": {"context": public, "state": held}})
+        (found,) = find_secret_key_files(tmp_path, holder.public)
+        assert found.startswith(str(tmp_path / "deep" / "000000" / "run.safetensors"))
 
 
 def test_keys_return_from_their_file(tmp_path: Path) -> None:

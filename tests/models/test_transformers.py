@@ -187,8 +187,9 @@ def test_without_the_package_one_line_names_the_extra(
 
 
 def test_an_old_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(__version__="4.57.1"))
-    assert refusal(BERT.build) == "the package transformers is of version 4.57.1; expected 5.0 or newer"
+    for old in ("4.57.1", "5.2.9"):
+        monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(__version__=old))
+        assert refusal(BERT.build) == f"the package transformers is of version {old}; expected 5.3 or newer"
 
 
 def test_the_package_is_imported_when_a_model_is_made_and_not_before() -> None:
@@ -326,6 +327,13 @@ BROKEN: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
     "a part": (in_parts, {}, "holds no part-2.safetensors"),
     "half a file": (cut_short, {}, "cannot be made: "),
     "no JSON": (lambda f: (f / "config.json").write_text("{"), {}, "config.json in {} cannot be read: Expecting"),
+    "an internal key": (
+        with_config(_attn_implementation_internal="someone/kernel"),
+        {},
+        "config.json in {} has '_attn_implementation_internal', a key of the package's own that may name code to load",
+    ),
+    "an internal key inside": (with_config(rope={"x": [{"_experts_implementation_internal": "a/b"}]}), {}, "in {} has"),
+    "a class of its own": (with_config(auto_map={"AutoModel": "a--b.C"}), {}, "config.json in {} has 'auto_map'"),
     "quantized": (with_config(quantization_config={"bits": 4}), {}, "holds quantized weights, which cannot be trained"),
     "another model": (
         with_config(),

@@ -21,6 +21,7 @@ from splitfed.models.mlp import mlp
 from splitfed.study.run.input_rows import read_rows
 from splitfed.study.run.prediction import prediction_table
 from splitfed.topologies import u_shaped, vanilla
+from splitfed.training import checkpoint
 from splitfed.training.entry_point import train
 from tests.examples import toy_data
 from tests.rounding import single
@@ -74,10 +75,9 @@ def test_predictions_are_those_of_the_trained_segments(
 ) -> None:
     """The whole model by hand: the client's layer and the server's, from the run's own checkpoint."""
     found = predicted(plain, saved(tmp_path), capsys, "--client", "1")
-    states = [
-        torch.load(plain / "checkpoints" / "000000" / f"party-{name}.pt", weights_only=True)
-        for name in ("client1", "server")
-    ]
+    newest = checkpoint.load(plain / "checkpoints")
+    assert newest is not None
+    states = [newest.states[f"party-{name}"] for name in ("client1", "server")]
     weights = {k: t for state in states for k, t in tensors(state).items()}
     hidden = torch.relu(torch.from_numpy(images()).flatten(1) @ weights["fc1.weight"].T + weights["fc1.bias"])
     chances = (hidden @ weights["fc2.weight"].T + weights["fc2.bias"]).softmax(1)

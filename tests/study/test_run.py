@@ -34,6 +34,7 @@ from splitfed.study.run.ownership import Locks
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.store import StudyFolder
 from splitfed.topologies import vanilla
+from splitfed.training import checkpoint
 from tests.examples import images
 from tests.study.examples import checked, small, write
 from tests.study.test_config import JUNK, mutate
@@ -58,8 +59,10 @@ def outcome(folder: Path) -> dict[str, Any]:
     for home in sorted((folder / "runs").iterdir()):
         found[home.name] = {"result": timeless(json.loads((home / "result.json").read_text("utf-8")))}
         found[home.name]["attack"] = load_file(home / "attacks" / "rmle.safetensors")["prediction"].tolist()
-        weights = torch.load(home / "checkpoints" / "000001" / "party-client0.pt", weights_only=True)
-        found[home.name]["weights"] = [t.tolist() for t in tensors(weights)]
+        newest = checkpoint.load(home / "checkpoints")
+        assert newest is not None
+        assert newest.number == 1
+        found[home.name]["weights"] = [t.tolist() for t in tensors(newest.states["party-client0"])]
     return found
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import optuna
 import pytest
-import torch
 
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
@@ -23,6 +22,7 @@ from splitfed.study.run import session
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.search_queue import SearchQueue
 from splitfed.study.run.search_session import SearchSession
+from splitfed.training import checkpoint
 from tests.study.examples import write
 from tests.study.search_examples import records, run, searching
 from tests.study.test_run import tensors, timeless
@@ -44,8 +44,9 @@ def attacked() -> dict[str, Any]:
 
 
 def weights(folder: Path, run_name: str) -> list[Any]:
-    (newest,) = sorted((folder / "runs" / run_name / "checkpoints").glob("*/party-client0.pt"))[-1:]
-    return [t.tolist() for t in tensors(torch.load(newest, weights_only=True))]
+    newest = checkpoint.load(folder / "runs" / run_name / "checkpoints")
+    assert newest is not None
+    return [t.tolist() for t in tensors(newest.states["party-client0"])]
 
 
 def outcome(folder: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
@@ -228,3 +229,36 @@ def test_beside_a_promise_only_public_rows_may_end_training(tmp_path: Path) -> N
     assert "when training ends" not in str(whole.ledger)
     assert stopped.plan is not None
     assert planned_ledger(stopped.plan.prepared, 6).totals == whole.ledger.totals
+
+
+class Remembers(torch.optim.SGD):
+    """Keeps an object of its own class of every step."""
+
+    def step(self, closure: Any = None) -> None:
+        """Take a step, and remember it."""
+        super().step()
+        for weight in self.param_groups[0]["params"]:
+            self.state[weight]["last"] = Log()
+
+
+class Keeps(Log):
+    """Has an object for a state."""
+
+    def state(self) -> dict[str, Any]:
+        """Return it."""
+        return {"seen": object()}
+
+
+def test_state_that_no_checkpoint_holds_is_refused_before_the_first_round(tmp_path: Path) -> None:
+    """Without a folder nothing is kept, and nothing refused."""
+    log = Keeps()
+    with pytest.raises(InvalidInput, match=r"the state of callbacks\['Keeps 0'\]\['seen'\] is of type object"):
+        go(log, rounds=1, folder=tmp_path / "a")
+    own = sf.Optim(Remembers, {"lr": 0.1})
+    with pytest.raises(
+        InvalidInput, match=r"the state of optimizer .*Remembers\['state'\]\[0\]\['last'\] is of type Log"
+    ):
+        go(rounds=1, folder=tmp_path / "b", optimizer=own)
+    assert not (tmp_path / "a" / "metrics.jsonl").exists()
+    assert not (tmp_path / "b").exists()
+    go(Keeps(), rounds=1, optimizer=own)

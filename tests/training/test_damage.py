@@ -166,7 +166,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_gives_the_same(
     copy: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected = predict(copy("whole"), capsys)
-    for name in ("manifest.json", "run.pt", "party-client0.pt"):
+    for name in ("manifest.json", "run.safetensors", "party-client0.safetensors"):
         folder = copy("whole")
         path = the_run(folder) / "checkpoints" / "000001" / name
         content = path.read_bytes()

@@ -156,15 +156,15 @@ def test_a_damaged_newest_checkpoint(whole: tuple[str, dict[str, Any]], tmp_path
         go(tmp_path / "run", shape, 3)
     newest = tmp_path / "run" / "checkpoints" / "000002"
     if damage == "party":
-        newest.joinpath("party-server.pt").write_bytes(b"damaged")
+        newest.joinpath("party-server.safetensors").write_bytes(b"damaged")
     elif damage == "half-written":
         half = tmp_path / "run" / "checkpoints" / "000003"
         half.mkdir()
-        half.joinpath(".party-server.pt.tmp").write_bytes(b"half")
+        half.joinpath(".party-server.safetensors.tmp").write_bytes(b"half")
     else:
         newest.joinpath("manifest.json").unlink()
     # What a crash leaves behind is no damage.
-    said = pytest.warns(UserWarning, match="party-server.pt is damaged; the run goes on from .* round 1")
+    said = pytest.warns(UserWarning, match="party-server.safetensors is damaged; the run goes on from .* round 1")
     with said if damage == "party" else nullcontext():
         resumed = go(tmp_path / "run", shape, resume=True)
     assert_same(outcome(resumed), expected)

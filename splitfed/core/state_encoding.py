@@ -1,0 +1,260 @@
+"""State as JSON and dense tensors, and back: what a checkpoint can hold, to the bit, and nothing that could run code.
+
+`encode` turns nested plain values into JSON, in which every tensor is a number that stands for one of a list. What it
+does not know is refused with its place; `decode` makes nothing but the types that are listed here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from splitfed.core.errors import InvalidInput
+
+TAG = "$"
+DEPTH = 100
+_PLAIN = (bool, int, str, type(None))
+_LISTS: dict[str, Callable[..., Any]] = {
+    **{kind.__name__: kind for kind in (tuple, set, frozenset, range, slice)},
+    "Size": torch.Size,
+    "complex": complex,
+}
+_TABLES: dict[str, Callable[..., Any]] = {kind.__name__: kind for kind in (dict, OrderedDict, Counter)}
+_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+_NAMED = {str(value): value for value in vars(torch).values() if isinstance(value, (torch.layout, torch.memory_format))}
+# Those that every version of safetensors writes; others go as bytes.
+_STORED = frozenset(
+    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+)
+
+
+def encode(state: object, where: str) -> tuple[Any, list[Tensor]]:
+    """Return `state` as JSON values, and the tensors in it: dense, contiguous and on the CPU, each with its own memory.
+
+    Raises `InvalidInput`, with its place in `where`, for a value that a checkpoint cannot hold.
+    """
+    encoding = _Encoding()
+    return encoding.value(state, where, 0), [encoding.stored(tensor) for tensor in encoding.tensors]
+
+
+def check_state(state: object, where: str) -> None:
+    """Refuse, by `InvalidInput` with its place in `where`, a value in `state` that a checkpoint cannot hold."""
+    _Encoding().value(state, where, 0)
+
+
+def can_be_encoded(value: object) -> bool:
+    """Return whether a checkpoint can hold `value`."""
+    try:
+        check_state(value, "")
+    except InvalidInput:
+        return False
+    return True
+
+
+def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the state that `encode` wrote as `tree`; `tensors`: by their numbers, as texts.
+
+    Raises `ValueError` for what `encode` does not write.
+    """
+    try:
+        return _Decoding(tensors).value(tree)
+    except (KeyError, TypeError, IndexError, AttributeError, RuntimeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"it holds no state: {type(error).__name__}") from error
+
+
+class _Encoding:
+    """The tensors met so far; one that is met again is the same one when it is read."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self._numbers: dict[int, int] = {}
+        self._storages: set[int] = set()
+
+    def value(self, value: Any, where: str, depth: int) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            large = kind is int and value.bit_length() > 4096
+            return {TAG: "int", "value": hex(value)} if large else value
+        if kind is float:
+            return value if math.isfinite(value) else {TAG: "float", "value": str(value)}
+        if depth > DEPTH:
+            raise InvalidInput(f"{where} is nested more than {DEPTH} deep, which a checkpoint cannot hold")
+        if isinstance(value, Tensor):
+            return self._tensor(value, where)
+        if isinstance(value, (np.ndarray, np.generic)):
+            return self._array(np.asarray(value), where, isinstance(value, np.generic))
+        if kind in (bytes, bytearray):
+            return {TAG: kind.__name__, "value": self._bytes(value)}
+        if kind is list:
+            return self._list(value, where, depth)
+        if kind.__name__ in _TABLES and kind is _TABLES[kind.__name__]:
+            return self._table(value, where, depth)
+        if (found := self._small(value)) is not None:
+            return {TAG: kind.__name__, **found}
+        if kind is deque:
+            return {TAG: "deque", "value": self._list(value, where, depth), "limit": value.maxlen}
+        if kind.__name__ in _LISTS and kind is _LISTS[kind.__name__]:
+            parts = (value.start, value.stop, value.step) if kind in (range, slice) else value
+            parts = (value.real, value.imag) if kind is complex else parts
+            # Sets in an order that does not depend on the process.
+            parts = sorted(parts, key=repr) if kind in (set, frozenset) else parts
+            return {TAG: kind.__name__, "value": self._list(parts, where, depth)}
+        raise InvalidInput(
+            f"{where} is of type {kind.__qualname__}, which a checkpoint cannot hold; keep numbers, texts, tensors, "
+            "and lists and dicts of these"
+        )
+
+    @staticmethod
+    def _small(value: Any) -> dict[str, Any] | None:
+        if isinstance(value, (torch.dtype, torch.layout, torch.memory_format, torch.device)):
+            return {"value": str(value)}
+        return {} if value is Ellipsis else None
+
+    def _list(self, values: Any, where: str, depth: int) -> list[Any]:
+        return [self.value(one, f"{where}[{i}]", depth + 1) for i, one in enumerate(values)]
+
+    def _table(self, table: dict[Any, Any], where: str, depth: int) -> Any:
+        held = {key: self.value(one, f"{where}[{key!r}]", depth + 1) for key, one in table.items()}
+        # Of what a module's state dict says about its versions.
+        extra = vars(table) if type(table) is OrderedDict else {}
+        if type(table) is dict and all(type(key) is str for key in table) and TAG not in table:
+            return held
+        entries = [[self.value(key, f"a key of {where}", depth + 1), one] for key, one in held.items()]
+        more = {"extra": self.value(dict(extra), f"an attribute of {where}", depth + 1)} if extra else {}
+        return {TAG: type(table).__name__, "value": entries, **more}
+
+    def _tensor(self, tensor: Tensor, where: str) -> dict[str, Any]:
+        if (
+            type(tensor) not in (Tensor, nn.Parameter, nn.Buffer)
+            or tensor.layout is not torch.strided
+            or tensor.is_meta
+        ):
+            raise InvalidInput(
+                f"{where} is a {tensor.layout} {type(tensor).__name__} on {tensor.device}, which a checkpoint cannot "
+                "hold; keep a dense tensor"
+            )
+        if tensor.is_quantized:
+            raise InvalidInput(f"{where} is a quantized tensor, which a checkpoint cannot hold; keep its int_repr()")
+        number = self._numbers.setdefault(id(tensor), len(self.tensors))
+        if number == len(self.tensors):
+            self.tensors.append(tensor)
+        found: dict[str, Any] = {TAG: "tensor", "value": number}
+        if (order := _order(tensor)) != sorted(order):
+            found["order"] = order
+        if tensor.dtype not in _STORED:
+            found |= {"dtype": str(tensor.dtype), "shape": [tensor.shape[i] for i in order]}
+        if tensor.device.type != "cpu":
+            found["device"] = str(tensor.device)
+        if type(tensor) is nn.Parameter:
+            found["parameter"] = tensor.requires_grad
+        return found
+
+    def _array(self, array: np.ndarray[Any, Any], where: str, scalar: bool) -> dict[str, Any]:
+        if array.dtype.hasobject or array.dtype.names is not None:
+            raise InvalidInput(f"{where} is an array of {array.dtype}, which a checkpoint cannot hold; keep numbers")
+        told = {"dtype": array.dtype.str, "shape": list(array.shape), "scalar": scalar}
+        return {TAG: "array", "value": self._bytes(array.tobytes()), **told}
+
+    def _bytes(self, raw: bytes | bytearray) -> int:
+        taken = bytearray(raw)
+        self.tensors.append(torch.frombuffer(taken, dtype=torch.uint8) if taken else torch.empty(0, dtype=torch.uint8))
+        return len(self.tensors) - 1
+
+    def stored(self, tensor: Tensor) -> Tensor:
+        held = tensor.detach().resolve_conj().resolve_neg().permute(_order(tensor))
+        found = held.to("cpu").contiguous()
+        if tensor.dtype not in _STORED:
+            found = found.reshape(-1).view(torch.uint8)
+        start = found.untyped_storage().data_ptr()
+        if start in self._storages:
+            return found.clone()
+        self._storages.add(start)
+        return found
+
+
+def _order(tensor: Tensor) -> list[int]:
+    """Return the dimensions of `tensor` from the outermost in memory to the innermost, where it is dense."""
+    plain = list(range(tensor.dim()))
+    if tensor.is_contiguous():
+        return plain
+    strides = torch.empty_like(tensor, device="meta").stride()  # those that a copy has
+    return sorted(plain, key=lambda i: -strides[i])
+
+
+class _Decoding:
+    """Makes a state of JSON values; every tensor is made once."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._made: dict[int, Tensor] = {}
+
+    def value(self, tree: Any) -> Any:
+        if isinstance(tree, list):
+            return [self.value(one) for one in tree]
+        if not isinstance(tree, dict):
+            return tree
+        if TAG not in tree:
+            return {key: self.value(one) for key, one in tree.items()}
+        tag = tree[TAG]
+        if tag == "tensor":
+            return self._tensor(tree)
+        if tag == "array":
+            return self._array(tree)
+        if tag in ("bytes", "bytearray"):
+            return (bytes if tag == "bytes" else bytearray)(self._bytes(tree))
+        if tag in _TABLES:
+            table = _TABLES[tag]({self.value(key): self.value(one) for key, one in tree["value"]})
+            if "extra" in tree:
+                vars(table).update(self.value(tree["extra"]))
+            return table
+        if tag == "deque":
+            return deque((self.value(one) for one in tree["value"]), tree["limit"])
+        if tag in _LISTS:
+            parts = [self.value(one) for one in tree["value"]]
+            return _LISTS[tag](*parts) if tag in ("range", "slice", "complex") else _LISTS[tag](parts)
+        return self._small(tag, tree)
+
+    @staticmethod
+    def _small(tag: str, tree: Mapping[str, Any]) -> Any:
+        if tag == "int":
+            return int(tree["value"], 16)
+        if tag == "float":
+            return float(tree["value"])
+        if tag == "ellipsis":
+            return Ellipsis
+        if tag == "device":
+            return torch.device(tree["value"])
+        if tag == "dtype":
+            return _DTYPES[tree["value"]]
+        return _NAMED[tree["value"]]
+
+    def _tensor(self, tree: Mapping[str, Any]) -> Tensor:
+        number = tree["value"]
+        if number in self._made:
+            return self._made[number]
+        found = self._tensors[str(number)]
+        if "dtype" in tree:
+            found = found.view(_DTYPES[tree["dtype"]]).reshape(tree["shape"])
+        if "order" in tree:
+            back = sorted(range(len(tree["order"])), key=tree["order"].__getitem__)
+            found = found.permute(back)
+        if "device" in tree:
+            found = found.to(torch.device(tree["device"]))
+        if "parameter" in tree:
+            found = nn.Parameter(found, tree["parameter"])
+        return self._made.setdefault(number, found)
+
+    def _array(self, tree: Mapping[str, Any]) -> Any:
+        found = np.frombuffer(self._bytes(tree), np.dtype(tree["dtype"])).reshape(tree["shape"]).copy()
+        return found[()] if tree["scalar"] else found
+
+    def _bytes(self, tree: Mapping[str, Any]) -> bytes:
+        raw: bytes = self._tensors[str(tree["value"])].view(torch.uint8).numpy().tobytes()
+        return raw
