@@ -242,15 +242,15 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation, and note what it has made."""
         given = kwargs or {}
-        read = [(one, self.traces(one)) for one in _tensors((args, given))]
-        name = func._schema.name.partition("::")[2]
-        written = _written(func, args, given)
-        returned = func(*args, **given)
-        made = _tensors(returned)
-        if not (written or made):
-            return returned
+        # What a function with a backward of its own does to its result, a pass that counts operations would count.
         with torch._C.DisableTorchFunction():
-            self._note_made(name, args, read, written, made)
+            read = [(one, self.traces(one)) for one in _tensors((args, given))]
+            name = func._schema.name.partition("::")[2]
+            written = _written(func, args, given)
+            returned = func(*args, **given)
+            made = _tensors(returned)
+            if written or made:
+                self._note_made(name, args, read, written, made)
         return returned
 
     def _note_made(

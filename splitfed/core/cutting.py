@@ -11,6 +11,7 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
@@ -19,13 +20,14 @@ from torch import Tensor, nn
 
 from splitfed.core.cut_names import Cut, read_cuts
 from splitfed.core.equivalence import FailsByItself, check_example, check_original
-from splitfed.core.errors import InvalidInput, check_names
+from splitfed.core.errors import InvalidInput, check_names, others_code
 from splitfed.core.model_call import call_of, takes_by_name
 from splitfed.core.model_checks import check_model, open_wrappers, without_prefix
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.payload import not_dense
 from splitfed.core.probe import CannotCross
-from splitfed.core.replay import replay
+from splitfed.core.replay import Replayed, replay
+from splitfed.core.replay_rows import most_rows, other_sizes
 from splitfed.core.topology import Original
 from splitfed.core.tracing import NotTraceable, cut_by_trace
 from splitfed.core.warming import warm_up
@@ -145,13 +147,33 @@ class _Cutter:
         try:
             # A party takes the same way in its first step as in all others.
             warm_up(self.snapshot, _calls_on_rows(self.model, self.example))
-            replayed = replay(self.model, cuts, rows, self.output, self.chain, sent_inputs=self.sent_inputs)
+            replayed = self._replayed(cuts, rows)
+            if not is_large(self.model) and self._sizes(replayed):
+                self.snapshot.restore()
+                sizes = range(1, most_rows(_count_rows(self.example)) + 1)
+                warm_up(self.snapshot, _calls_on_rows(self.model, self.example, sizes))
+                replayed = self._replayed(cuts, rows)
+                if found := self._sizes(replayed):
+                    replayed = self._replayed(cuts, rows, found)
         finally:
             self.snapshot.restore()
         arguments, names = {name: name for name in replayed.inputs}, tuple(cut.name for cut in cuts)
         return Original(
-            self.model, arguments, replayed.outputs, replayed.segments, names, replayed.reordered, self.output
+            self.model,
+            arguments,
+            replayed.outputs,
+            replayed.segments,
+            names,
+            replayed.reordered,
+            self.output,
+            replayed.sizes,
         )
+
+    def _replayed(self, cuts: Sequence[Cut], rows: Example, sizes: Sequence[int] = ()) -> Replayed:
+        return replay(self.model, cuts, rows, self.output, self.chain, sent_inputs=self.sent_inputs, sizes=sizes)
+
+    def _sizes(self, replayed: Replayed) -> list[int]:
+        return other_sizes([module for module, _, _ in replayed.segments], _count_rows(self.example))
 
     def _compared(self, original: Original) -> tuple[Piece, ...]:
         check_original(original, _by_name(original, self.example), self.snapshot)
@@ -205,20 +227,37 @@ def _by_name(original: Original, example: Example) -> Mapping[str, Tensor]:
     return {value: example[name] for value, name in original.arguments.items() if name in example}
 
 
+class _Fails(Exception):
+    """A user's own `forward` raised something of a number of rows."""
+
+
 def _first_rows(example: Example, rows: int) -> Example:
     if isinstance(example, Tensor):
         return example[:rows]
     return {name: value[:rows] for name, value in example.items()}
 
 
-def _calls_on_rows(model: nn.Module, example: Example) -> list[Callable[[], object]]:
-    """Return a call of `model` on its first row, twice, and one on its last, of numbers halved: rows may be alike."""
+def _count_rows(example: Example) -> int:
+    return len(example if isinstance(example, Tensor) else next(iter(example.values())))
+
+
+def _calls_on_rows(model: nn.Module, example: Example, sizes: Sequence[int] = ()) -> list[Callable[[], object]]:
+    """Return a call of `model` on its first row, twice, and one on its last, of numbers halved: rows may be alike.
+
+    `sizes`: other numbers of rows that it is called with as well, where it can be.
+    """
     first = next(iter(signature(model.forward).parameters), "")
     table = example if isinstance(example, Mapping) else {first: example}
     call = call_of(model, tuple(table))
 
-    def run(row: int) -> object:
-        rows = {name: x[row].expand(2, *x.shape[1:]).clone() for name, x in table.items()}
+    def run_rows(row: int, count: int) -> object:
+        rows = {name: x[row].expand(count, *x.shape[1:]).clone() for name, x in table.items()}
         return call(model, {n: x * 0.5 if row and x.is_floating_point() else x for n, x in rows.items()})
+
+    def run(row: int) -> object:
+        for count in sizes:
+            with suppress(_Fails), others_code(lambda _: _Fails()):
+                run_rows(row, count)
+        return run_rows(row, 2)
 
     return [partial(run, 0), partial(run, -1)]

@@ -216,9 +216,9 @@ def _compare(
     finally:
         snapshot.restore()
     large = is_large(original.model)
-    batches = _Batches(
-        FEW_STAGES if large else STAGES, inputs, {head.value: facts.shapes[head.value] for head in unit.heads}
-    )
+    stages = FEW_STAGES if large else STAGES
+    stages += tuple((mode, rows) for rows in original.sizes for mode in (TRAINING, NO_GRADIENTS))
+    batches = _Batches(stages, inputs, {head.value: facts.shapes[head.value] for head in unit.heads})
     reordered = reordered_weights(original)
 
     def make_sides(sharing: bool = False) -> tuple[Uncut, Parties]:

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -36,6 +37,7 @@ from splitfed.core.nested_tensors import is_plain, replace_tensors, tensors_of
 from splitfed.core.replay_parts import leave_out, machinery_reads
 from splitfed.core.replay_passes import MetaPass, Stop, mark_whole_modules
 from splitfed.core.replay_plan import meta_copy, plan_ways
+from splitfed.core.replay_sizes import Sizes, Ways, every_way, plan_sizes, repeat_rows
 from splitfed.core.replay_values import UNSEEN
 from splitfed.core.replay_way import INPUT, CrossingForm, Made, Way, align_ways
 
@@ -49,22 +51,31 @@ class ReplayPlan:
     The first way of each mode is that of the example; others follow from other numbers in tensors, see
     `replay_courses`. `forms`: what crosses -> what it looks like. `call`: how `forward` takes its rows. `memory`: for a
     mode, segment, number of rows, device and way, what operations of other segments return, on the meta device.
-    `rows`: of the example; `tried`: what `replay_rows` has found of other numbers of rows. Shared by all copies of a
-    segment.
+    `rows`: of the example; `sizes`: other numbers of rows -> mode -> their ways, where these are others; `tried`: what
+    `replay_rows` has found of other numbers of rows. Shared by all copies of a segment.
     """
 
     model: str
-    ways: Mapping[tuple[bool, bool], tuple[Way, ...]]
+    ways: Ways
     inputs: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
     forms: Mapping[str, CrossingForm] = field(default_factory=dict)
     call: ModelCall = field(default_factory=ModelCall)
     memory: dict[Any, dict[int, Any]] = field(default_factory=dict, compare=False, repr=False)
     rows: int = 2
+    sizes: Sizes = field(default_factory=dict)
     tried: dict[tuple[bool, int, int], str] = field(default_factory=dict, compare=False, repr=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ReplayPlan:
         """Return itself: it holds no state."""
         return self
+
+    def ways_of(self, training: bool, gradients: bool, rows: int) -> tuple[Way, ...]:
+        """Return the ways that a batch of `rows` may take in a mode."""
+        return self.sizes.get(rows, {}).get((training, gradients)) or self.ways[training, gradients]
+
+    def every_way(self) -> list[Way]:
+        """Return all ways, of all modes and numbers of rows."""
+        return every_way(self.ways, self.sizes)
 
 
 class ReplayedSegment(nn.Module):
@@ -133,7 +144,7 @@ class SegmentPass(MetaPass):
         key: tuple[Any, ...],
         ways: Sequence[Way] = (),
     ) -> None:
-        ways = ways or plan.ways[key[0], key[1]]
+        ways = ways or plan.ways_of(key[0], key[1], key[3])
         super().__init__(device, 0, {})
         self._plan, self._segment, self._given, self._key = plan, segment, given, key
         self.held: dict[Made, Tensor] = {}
@@ -154,7 +165,8 @@ class SegmentPass(MetaPass):
             wanted |= {c.made: None for c in way.sent(self._segment).values()}
         self._received = nest((made.operation, made.place, tensor) for made, tensor in self._received_values.items())
         self._wanted = group_pairs((made.operation, made.place) for made in wanted)
-        number = next(n for n, way in enumerate(self._plan.ways[self._key[0], self._key[1]]) if way is self._way)
+        planned = self._plan.ways_of(self._key[0], self._key[1], self._key[3])
+        number = next(n for n, way in enumerate(planned) if way is self._way)
         self._memory = self._plan.memory.setdefault((*self._key, number), {})
 
     @property
@@ -284,13 +296,15 @@ class SegmentPass(MetaPass):
 class Replayed:
     """A model cut by replay: its segments with the names of what they read and return, and its inputs and outputs.
 
-    `reordered`: weights whose gradients are summed in another order than in the uncut model.
+    `reordered`: weights whose gradients are summed in another order than in the uncut model. `sizes`: the numbers of
+    rows that have ways of their own.
     """
 
     segments: tuple[tuple[ReplayedSegment, tuple[str, ...], tuple[str, ...]], ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     reordered: frozenset[str]
+    sizes: tuple[int, ...] = ()
 
 
 def replay(
@@ -301,27 +315,24 @@ def replay(
     chain: Sequence[str] = (),
     after: str | None = None,
     sent_inputs: Sequence[str] = (),
+    sizes: Collection[int] = (),
 ) -> Replayed:
     """Cut `model` at each of `cuts`, in the order they run.
 
     `example`: two rows of its input or more, by argument if there are several. `output`: the only result of the model
     that is used. `chain`: the party of each segment, where neighbours alone send to each other; see
     `cut_names.relays`. `after`: a result of the model behind which there is one more cut, the last.
-    `sent_inputs`: inputs that the first segment may send. Raises `InvalidInput` for what cannot be cut.
+    `sent_inputs`: inputs that the first segment may send. `sizes`: other numbers of rows that get ways of their own,
+    where these agree with those of the example in what crosses. Raises `InvalidInput` for what cannot be cut.
     """
     inputs = _name_inputs(model, example)
     check_names(f"input of {type(model).__name__}", inputs, *sent_inputs)
     call = call_of(model, list(inputs))
-    ways: dict[tuple[bool, bool], tuple[Way, ...]] = {}
-    for training, gradients in _MODES:
-        modes = {module: module.training for module in model.modules()}
-        try:
-            if training != model.training:
-                model.train(training)
-            ways[training, gradients] = plan_ways(model, inputs, cuts, gradients, call, output, after)
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
+
+    def plan_rows(rows: Mapping[str, Tensor]) -> dict[tuple[bool, bool], tuple[Way, ...]]:
+        return {mode: _plan_mode(model, rows, cuts, mode, call, output, after) for mode in _MODES}
+
+    ways = plan_rows(inputs)
     every = [way for planned in ways.values() for way in planned]
     forms = {name: form for way in reversed(every) for name, form in way.forms.items()}
     first = every[0]
@@ -333,6 +344,8 @@ def replay(
             )
     for planned in ways.values():
         align_ways(type(model).__name__, planned)
+    other_sizes = plan_sizes(ways, {rows: partial(plan_rows, repeat_rows(inputs, rows)) for rows in sizes})
+    every = every_way(ways, other_sizes)
     reads = [_list_reads(planned) for planned in ways.values()]
     if not all(set(a) == set(b) for other in reads for a, b in zip(reads[0], other, strict=True)):
         raise InvalidInput(
@@ -349,7 +362,8 @@ def replay(
             )
             name = cuts[min(number, len(cuts) - 1)].name
             raise InvalidInput(f"cut {name!r} leaves an empty segment {place}{hint}")
-    reordered = frozenset().union(*(_find_reordered(way) for way in ways[True, True]))
+    trained = [*ways[True, True], *(way for other in other_sizes.values() for way in other[True, True])]
+    reordered = frozenset().union(*(_find_reordered(way) for way in trained))
     for way in every:
         way.send_inputs(sent_inputs, list(inputs))
         way.hand_on(chain)
@@ -361,10 +375,31 @@ def replay(
     holders = _assign_state(model, every, len(first.received))
     shapes = {name: (tuple(x.shape[1:]), x.dtype) for name, x in inputs.items()}
     rows = len(next(iter(inputs.values())))
-    plan = ReplayPlan(type(model).__name__, ways, shapes, forms, call, rows=rows)
+    plan = ReplayPlan(type(model).__name__, ways, shapes, forms, call, rows=rows, sizes=other_sizes)
     machinery = machinery_reads(meta_copy(model, (), ()))
     segments = tuple(_build(model, plan, number, holders, cuts, machinery) for number in range(len(first.received)))
-    return Replayed(segments, tuple(inputs), first.results, reordered)
+    return Replayed(segments, tuple(inputs), first.results, reordered, tuple(other_sizes))
+
+
+def _plan_mode(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    cuts: Sequence[Cut],
+    mode: tuple[bool, bool],
+    call: ModelCall,
+    output: str | None,
+    after: str | None,
+) -> tuple[Way, ...]:
+    """Return the ways of `model` in a mode: whether it trains, and whether there are gradients."""
+    training, gradients = mode
+    modes = {module: module.training for module in model.modules()}
+    try:
+        if training != model.training:
+            model.train(training)
+        return plan_ways(model, inputs, cuts, gradients, call, output, after)
+    finally:
+        for module, was in modes.items():
+            module.training = was
 
 
 def _list_reads(ways: Sequence[Way]) -> list[dict[str, None]]:
@@ -416,12 +451,12 @@ def _build(
 ) -> tuple[ReplayedSegment, tuple[str, ...], tuple[str, ...]]:
     saved = set(model.state_dict())
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    changed = set().union(*(way.changed for ways in plan.ways.values() for way in ways))
+    changed = set().union(*(way.changed for way in plan.every_way()))
     one_tensor = weights | changed
     own = {n for n, held in holders.items() if number in (held if n in one_tensor else held[:1])}
     real = {n for n, held in holders.items() if n not in weights and n not in own and (number in held)}
     constant = {n for n in holders if n not in weights and n not in saved and n not in changed and n not in own}
-    every, targets = [way for ways in plan.ways.values() for way in ways], [cut.target for cut in cuts]
+    every, targets = plan.every_way(), [cut.target for cut in cuts]
     real |= {n for n in constant if any(way.runs(number, o) for way in every for o in way.readers.get(n, ()))}
     made = meta_copy(model, own, real)
     leave_out(made, every, number, machinery, targets)

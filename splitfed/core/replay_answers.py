@@ -59,6 +59,20 @@ class Answer:
         """Whether a tensor that was given is returned."""
         return any(shape.alias is not None for shape in self.shapes)
 
+    def holds(self, rows: int, returned: Any) -> bool:
+        """Return whether this is what `returned`, the result of a call with `rows`, looks like."""
+        tensors = tensors_of(returned)
+        if len(tensors) != len(self.shapes) or not is_plain(returned):
+            return False
+        lengths = [[one.base + one.slope * rows for one in shape.lengths] for shape in self.shapes]
+        parts, structure = _plain_parts(returned)
+        told, expected = _plain_parts(self.structure)
+        return (
+            [list(tensor.shape) for tensor in tensors] == lengths
+            and structure == expected
+            and all(map(_equal, parts, told))
+        )
+
     def build(self, rows: int, given: Sequence[Tensor]) -> Any:
         """Return the result of a call with `given`, on the meta device."""
         made = {}

@@ -252,8 +252,15 @@ def _record(
             raise InvalidInput(f"result {after!r} of {type(model).__name__} is one of its inputs, weights or buffers")
         ends = (*ends, place.operation + 1)
     course = ForwardCourse(recording, result, ends, changes=changes, attributes=noting.reads)
-    _find_constants(model, examples, targets, course, gradients, call)
-    return course
+    rows = len(next(iter(examples.values())))
+    for other in (rows + 1, rows - 1):
+        if other and _find_constants(model, examples, targets, course, gradients, call, other):
+            return course
+    raise InvalidInput(
+        f"forward of {type(model).__name__} takes another way with {rows + 1} rows, and with {rows - 1}, than with "
+        f"{rows}: compute the same for every number of rows, or put what depends on it into a submodule of its own, "
+        "which no cut lies within"
+    )
 
 
 def _find_ends(model: nn.Module, recording: RecordingPass, cuts: Sequence[Cut]) -> tuple[int, ...]:
@@ -275,9 +282,11 @@ def _find_constants(
     course: ForwardCourse,
     gradients: bool,
     call: ModelCall,
-) -> None:
-    """Fill in what a pass with one row more, in which inputs and weights have shapes alone, shows of a `course`.
+    other: int,
+) -> bool:
+    """Fill in what a pass with `other` rows, in which inputs and weights have shapes alone, shows of a `course`.
 
+    Returns whether it goes the same way up to the last cut. `other`: a row more or less than were recorded.
     `constants`: the operations that return numbers there; `batches`: the batch dimension of the results of which it is
     not the first; `questions`: the operations that ask for a number that is not there.
     """
@@ -290,8 +299,8 @@ def _find_constants(
     found: set[int] = set()
     batches: dict[Made, int | None] = {}
     questions: list[int] = []
-    rows = len(next(iter(inputs.values())))
-    seen = _OtherCalls(model, inputs, targets, course, gradients, call)
+    seen = _OtherCalls(model, inputs, targets, course, gradients, call, other)
+    course.calls.clear()
 
     class Constants(MetaPass):
         def operation(
@@ -299,6 +308,8 @@ def _find_constants(
         ) -> Any:
             number = self.number
             recorded = operations[number] if number < len(operations) else Operation("")
+            if recorded.name != name:
+                raise Stop
             try:
                 returned = super().operation(name, func, args, kwargs, module)
             except Exception as error:
@@ -308,7 +319,7 @@ def _find_constants(
                 if module is None or number >= last:
                     raise
                 course.calls[number] = seen.answer(number, error)
-                returned = course.calls[number].build(rows + 1, tensors_of((args, dict(kwargs))))
+                returned = course.calls[number].build(other, tensors_of((args, dict(kwargs))))
             else:
                 if module is not None and number < last:
                     self.note_call(number, args, kwargs, returned)
@@ -325,14 +336,14 @@ def _find_constants(
             tensors = tensors_of(returned)
             if (tensors and not any(tensor.is_meta for tensor in tensors)) or course.attributes.leaves_behind(number):
                 return
-            known = answer(seen.first(number), SeenCall(rows + 1, tensors_of((args, dict(kwargs))), returned))
+            known = answer(seen.first(number), SeenCall(other, tensors_of((args, dict(kwargs))), returned))
             if isinstance(known, str) and (calls := seen.all(number)):
                 known = answer(*calls)
             if isinstance(known, Answer):
                 course.calls[number] = known
 
     device = next((x.device for x in inputs.values()), torch.device("cpu"))
-    arguments = {name: torch.cat([x.to("meta"), x[:1].to("meta")]) for name, x in inputs.items()}
+    arguments = {name: torch.empty((other, *x.shape[1:]), dtype=x.dtype, device="meta") for name, x in inputs.items()}
     draws = {number: operation.draws for number, operation in enumerate(operations) if operation.draws}
     run = Constants(device, len(operations), draws)
     course.constants, course.batches, course.questions = frozenset(), batches, ()
@@ -353,6 +364,7 @@ def _find_constants(
                 "write it as operations on tensors, or cut before it"
             ) from error
     course.constants, course.questions = frozenset(found), tuple(questions)
+    return run.number >= last
 
 
 class _OtherCalls:
@@ -366,10 +378,11 @@ class _OtherCalls:
         course: ForwardCourse,
         gradients: bool,
         call: ModelCall,
+        other: int,
     ) -> None:
         self._model, self._inputs, self._targets, self._course = model, inputs, targets, course
         self._gradients, self._call = gradients, call
-        self._rows = len(next(iter(inputs.values())))
+        self._rows, self._other = len(next(iter(inputs.values()))), other
 
     def first(self, number: int) -> SeenCall:
         """Return the call that was recorded."""
@@ -377,7 +390,7 @@ class _OtherCalls:
         return SeenCall(self._rows, operation.given, operation.returned, bool(operation.draws - {"torch"}))
 
     def all(self, number: int) -> list[SeenCall]:
-        """Return that call, one with a row more, and one of equal rows; none where the model takes another way."""
+        """Return that call, one of the other number of rows, and one of equal rows; none where the way is another."""
         return [self.first(number), *(calls[number] for calls in self._others)] if all(self._others) else []
 
     def answer(self, number: int, error: Exception) -> Answer:
@@ -400,7 +413,7 @@ class _OtherCalls:
 
     @cached_property
     def _others(self) -> list[dict[int, SeenCall]]:
-        choices = ([*range(self._rows), 0], [0] * self._rows)
+        choices = ([row % self._rows for row in range(self._other)], [0] * self._rows)
         return [self._run(choice) for choice in choices]
 
     def _run(self, choice: list[int]) -> dict[int, SeenCall]:

@@ -1,8 +1,9 @@
 """Whether the parties of a replayed model take the way of their plan with other numbers of rows than the example's.
 
-Python code of `forward` may look at the number of rows (`if len(x) > 4`). The numbers of a run are known before its
-first step, so that each is tried: every party's pass runs once more on shapes alone, as its plan was found, which takes
-milliseconds whatever the model's size. A submodule that no cut lies within may do with rows what it likes.
+Python code of `forward` may look at the number of rows (`if len(x) > 4`). A model that does is planned for every number
+up to that of its example. The numbers of a run are known before its first step, so that each is tried: every party's
+pass runs once more on shapes alone, as its plan was found, which takes milliseconds whatever the model's size. A
+submodule that no cut lies within may do with rows what it likes.
 
 A trace needs none of this: a branch on a number of rows cannot be traced.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,39 @@ from splitfed.core.nested_tensors import tensors_of
 from splitfed.core.replay import ReplayedSegment, SegmentPass
 from splitfed.core.replay_passes import MetaPass, Stop
 from splitfed.core.replay_way import Way
+
+MOST_SIZES = 64
+"""How many numbers of rows get ways of their own, at the most."""
+_ASTRAY = "takes another way"
+_PROOF = 8
+"""Rows of a batch in the comparison with the uncut model, at the most."""
+
+
+def other_sizes(segments: Sequence[nn.Module], rows: int) -> list[int]:
+    """Return the numbers of rows, up to `rows`, in which replayed `segments` take another way than in `rows`.
+
+    A model that does not do so in one row nor in two is taken to do so in none.
+    """
+
+    def goes_astray(count: int) -> bool:
+        return any(
+            _fault(segment, training, way, count) == _ASTRAY
+            for segment in segments
+            if isinstance(segment, ReplayedSegment)
+            for training in (True, False)
+            for way in segment.replay_plan.ways[training, training]
+            # What shapes alone do not show of the example, they do not show of other batches.
+            if not _fault(segment, training, way, rows)
+        )
+
+    if not any(map(goes_astray, {1, min(2, rows)} - {rows})):
+        return []
+    return [count for count in range(1, most_rows(rows) + 1) if count != rows and goes_astray(count)][:MOST_SIZES]
+
+
+def most_rows(rows: int) -> int:
+    """Return up to how many rows a model is planned that goes by their number, and has `rows` as an example."""
+    return max(rows, _PROOF)
 
 
 def is_replayed(module: nn.Module) -> bool:
@@ -44,11 +78,12 @@ def check_row_counts(module: nn.Module, training: Mapping[int, str], evaluation:
                 _try(segment, mode, sorted(untried))
             for rows, whose in sorted(counts.items()):
                 if found := plan.tried[mode, segment.replay_number, rows]:
+                    larger = f", or cut with {rows} rows or more as example" if rows > plan.rows else ""
                     smaller = ", or choose another batch_size, or drop_last=True for a last batch" if mode else ""
                     raise InvalidInput(
                         f"forward of {plan.model} {found} with {rows} {'row' if rows == 1 else 'rows'} ({whose}), and "
                         f"not with {plan.rows}: compute the same for every number of rows, or put what depends on it "
-                        f"into a submodule of its own, which no cut lies within{smaller}"
+                        f"into a submodule of its own, which no cut lies within{larger}{smaller}"
                     )
 
 
@@ -56,6 +91,7 @@ def _try(segment: ReplayedSegment, training: bool, counts: list[int]) -> None:
     """Note in the plan of `segment` what becomes of batches of `counts` rows in a mode: "" for all as planned."""
     plan, number = segment.replay_plan, segment.replay_number
     found = dict.fromkeys(counts, "")
+    counts = [rows for rows in counts if rows not in plan.sizes]
     for way in plan.ways[training, training]:
         # What shapes alone do not show of the example, they do not show of other batches.
         if _fault(segment, training, way, plan.rows):
@@ -84,16 +120,16 @@ def _fault(segment: ReplayedSegment, training: bool, way: Way, rows: int) -> str
             with contextlib.suppress(Stop), others_code(_Failed), run:
                 plan.call(super(ReplayedSegment, shapes).forward, arguments)
     except _Failed as failed:
-        return "takes another way" if run.astray else f"fails ({failed})"
+        return _ASTRAY if run.astray else f"fails ({failed})"
     finally:
         for left in [one for one in plan.memory if one[: len(key)] == key]:
             del plan.memory[left]
-    return "takes another way" if run.astray or run.number != run.stop else ""
+    return _ASTRAY if run.astray or run.number != run.stop else ""
 
 
 def _on_shapes(segment: ReplayedSegment) -> ReplayedSegment:
     """Return a copy of `segment` whose weights, and buffers that are saved or change, are shapes."""
-    changed = {name for ways in segment.replay_plan.ways.values() for way in ways for name in way.changed}
+    changed = {name for way in segment.replay_plan.every_way() for name in way.changed}
     changed |= set(segment.state_dict())
     memo: dict[int, Any] = plain_copies(segment)
     for weight in segment.parameters():
@@ -146,6 +182,8 @@ class _ShapesPass(SegmentPass):
             if number not in self._way.asked:
                 raise
             returned = self._way.asked[number]
+        if module is not None and (told := self._way.calls.get(number)) and not told.holds(self._key[3], returned):
+            raise self.strayed()
         self._known |= {id(tensor): tensor for tensor in tensors_of(returned)}
         return returned
 

@@ -30,7 +30,8 @@ class Original:
     `model` takes each value of `arguments` as the argument of that name and returns the values `outputs`, in that
     order. `pieces`: module, inputs and outputs of each, in the order they run. `cuts`: the submodules cut after.
     `reordered`: the weights whose gradients the pieces may round otherwise; None: found in the traces of the pieces.
-    `output`: the one of several results of the model that is used, by key or place; None for all of them.
+    `output`: the one of several results of the model that is used, by key or place; None for all of them. `sizes`:
+    numbers of rows in which the model does something else than in those of its example.
     """
 
     model: nn.Module
@@ -40,6 +41,7 @@ class Original:
     cuts: tuple[str, ...]
     reordered: frozenset[str] | None = None
     output: str | None = None
+    sizes: tuple[int, ...] = ()
 
 
 def keeps_names(module: nn.Module) -> bool:

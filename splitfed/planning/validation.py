@@ -23,7 +23,6 @@ from splitfed.core.per_client_defenses import check_clients, of_client
 from splitfed.core.privacy_events import Protects
 from splitfed.core.probe import Facts, check_equal_shapes
 from splitfed.core.random import derive
-from splitfed.core.replay_rows import check_row_counts, is_replayed
 from splitfed.core.rows import RowSource
 from splitfed.core.step_plan import segment_plans
 from splitfed.core.task_checks import check_own_parts
@@ -32,8 +31,9 @@ from splitfed.core.usage_counts import counted_labels
 from splitfed.data.dataset import Dataset
 from splitfed.data.features import feed_rows
 from splitfed.data.federation import Federation
-from splitfed.engines.base import CONSULTED, Placement
+from splitfed.engines.base import Placement
 from splitfed.federated.base import Method, MethodContext
+from splitfed.planning.batch_counts import check_ways
 from splitfed.planning.encryption import divide, placement_of, settle
 from splitfed.planning.optimizer_checks import check_accumulation, check_optimizers, optims_of
 from splitfed.planning.probes import Probes, check_outputs, probe_with
@@ -158,7 +158,7 @@ def complete(
     with about("batch_size"):
         check_batches(known, defenses, data, training)
     with about("topology"):
-        check_ways(ready, data, training)
+        check_ways(ready, data, training, method)
     with about("sampling"):
         check_sampling(plan, training)
     with about("accumulate"):
@@ -338,25 +338,6 @@ def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Fed
                 f"{client.name} has {rows} training rows, so batch_size={own.batch_size} leaves a batch of "
                 f"{'one' if smallest == 1 else smallest}, and {who} needs {least} rows or more: {way_out}"
             )
-
-
-def check_ways(topologies: Sequence[Topology], data: Federation, training: Training) -> None:
-    """Refuse a replayed model that takes another way through its `forward` in batches as large as those of the run."""
-    for one in {id(t): t for t in topologies}.values():
-        if not any(is_replayed(segment.module) for segment in one.segments):
-            continue
-        steps: dict[int, str] = {}
-        passes: dict[int, str] = {}
-        for number, client in enumerate(data.clients):
-            if topologies[number] is not one:
-                continue
-            for rows, what in training.of_client(number).row_counts(len(client.train)).items():
-                steps.setdefault(rows, f"{what} of {client.name} in training")
-            for part, held in (("validation", client.validation), ("test", client.test)):
-                for rows in {min(CONSULTED, len(held)), len(held) % CONSULTED} - {0}:
-                    passes.setdefault(rows, f"{part} rows of {client.name}, scored by {CONSULTED} at a time")
-        for segment in one.segments:
-            check_row_counts(segment.module, steps, passes)
 
 
 def check_sampling(schedule: Schedule, training: Training) -> None:

@@ -19,6 +19,12 @@ from splitfed.engines.base import Placement, Source, Trainer
 State = dict[str, Any]
 
 
+def spread_counts(most: int) -> list[int]:
+    """Return numbers of rows that stand for all from 1 to `most`: the first eight, and near powers of two."""
+    powers = [2**power + beside for power in range(4, most.bit_length()) for beside in (-1, 0, 1)]
+    return sorted({n for n in (*range(1, 9), *powers, most) if n <= most} if most else ())
+
+
 @dataclass(frozen=True)
 class Training:
     """How every client trains: rows a batch, epochs a round, the seed of the data order, and how rows are drawn.
@@ -97,11 +103,12 @@ class Training:
     def row_counts(self, rows: int) -> dict[int, str]:
         """Return how many rows batches of a client that has `rows` have -> which do, in words.
 
-        Of batches drawn by chance, which may have any number: one, two, the expected number, and all.
+        Of batches drawn by chance, which may have any number: `spread_counts`, and what is near the expected number.
         """
         if self.sampling == "poisson":
-            expected = min(self.batch_size, rows)
-            return {n: "a batch drawn by chance" for n in (1, 2, expected, rows) if n <= rows}
+            near = range(self.batch_size - 1, self.batch_size + 2)
+            found = sorted({*spread_counts(rows), *(n for n in near if 0 < n <= rows)})
+            return dict.fromkeys(found, "a batch drawn by chance")
         rest = 0 if self.drop_last and rows >= self.batch_size else rows % self.batch_size
         whole = {self.batch_size: "a batch"} if rows >= self.batch_size else {}
         return {**whole, **({rest: "the last batch"} if rest else {})}

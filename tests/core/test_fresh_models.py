@@ -74,7 +74,7 @@ PUBLISHED: dict[str, Fresh] = {
     "reversible_norm_between_parties": series(partial(made.Forecaster, False), "embed", refused="sent_inputs"),
     "n_beats": table(made.NBeats, "before:blocks.1", "blocks.1.fc"),
     "n_beats_past_the_first_block": table(made.NBeats, "blocks.0", refused="sent_inputs"),
-    "tab_net": table(made.TabNet, "initial", near=True, refused="takes another way than when it was cut"),
+    "tab_net": table(made.TabNet, "initial", near=True),
     "ft_transformer": table(made.FTTransformer, "tokens", "layers.0.linear1", name="x_num"),
     "deep_fm": Fresh(made.DeepFM, ("fc",), lambda n: {"x": tokens(n, 5)}),
     "dlrm": table(made.DLRM, "emb_l.1"),
@@ -103,7 +103,7 @@ PUBLISHED: dict[str, Fresh] = {
 }
 BY_HAND: dict[str, Fresh] = {
     "table_in_a_dictionary": series(by_hand.SharedTable, "a"),
-    "states_by_the_number_of_rows": series(by_hand.StatesByRows, "a", refused="takes another way than when it was cut"),
+    "states_by_the_number_of_rows": series(by_hand.StatesByRows, "a"),
     "mask_made_when_first_asked_for": series(by_hand.LazyMask, "b"),
     "cached_function": table(by_hand.CachedFunction, "a", "b"),
     "schedule_object": table(by_hand.Annealed, "a", refused="schedule"),
@@ -112,7 +112,7 @@ BY_HAND: dict[str, Fresh] = {
     "lock_as_an_attribute": table(by_hand.Locked, "a"),
     "window_in_a_deque": table(by_hand.Window, "a"),
     "global_of_a_helper_of_a_helper": table(by_hand.WarmUp, "a", refused="SEEN"),
-    "small_batches": table(by_hand.SmallBatches, "a", refused="takes another way than when it was cut"),
+    "small_batches": table(by_hand.SmallBatches, "a"),
     "overwritten_behind_the_cut": table(by_hand.HiddenUnits, "a", "b"),
     "buffer_by_data_on_two_sides": table(by_hand.Centroids, "a"),
     "buffer_by_data_read_in_the_next_pass": table(by_hand.LateCentroids, "b", refused="center"),

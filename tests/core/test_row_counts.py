@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
 from splitfed.core.replay import ReplayedSegment
+from splitfed.planning.batch_counts import check_ways
 from splitfed.topologies import vanilla
 
 
@@ -241,3 +242,108 @@ def test_nothing_is_left_of_a_trial() -> None:
     assert torch.equal(state, torch.get_rng_state())
     after = topology.segments[1].module.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def small(rows: int, training: bool) -> bool:
+    """Tell of batches of few rows in training."""
+    return rows < 5 and training
+
+
+class NumberOfASubmodule(ByRows):
+    """The client's submodule returns a plain number that goes by the rows, which the server multiplies by."""
+
+    def __init__(self, odd: Callable[[int, bool], bool]) -> None:
+        super().__init__(odd)
+        self.a = _WithNumber(odd)  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, scale = self.a(x)
+        return self.c(torch.relu(self.b(torch.relu(h))) * scale)
+
+
+class _WithNumber(_Scaled):
+    def forward(self, h: Tensor) -> tuple[Tensor, float]:  # type: ignore[override]
+        return self.norm(h), 2.0 if self.odd(len(h), self.training) else 1.0
+
+
+class RowsOfASubmodule(NumberOfASubmodule):
+    """The client's submodule returns as many rows as there are, but in odd batches, and the server asks how many."""
+
+    def __init__(self, odd: Callable[[int, bool], bool]) -> None:
+        super().__init__(odd)
+        self.a = _WithPart(odd)  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, part = self.a(x)
+        return self.c(torch.relu(self.b(torch.relu(h))) * len(part))
+
+
+class _WithPart(_Scaled):
+    def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return self.norm(h), h[: 1 if self.odd(len(h), self.training) else len(h)]
+
+
+KINDS = [ByRows, BeforeTheCut, OtherNumber, NumberOfASubmodule, RowsOfASubmodule]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_done_with_few_rows_is_planned_beside_what_is_done_with_many(kind: type[ByRows]) -> None:
+    rows = data()
+    run = train(cut(model_of(kind, small)), rows, optimizer=sf.Optim("SGD", {"lr": 0.05}))
+    plain = model_of(kind, small)
+    steps = torch.optim.SGD(plain.parameters(), lr=0.05)
+    x, y = rows.clients[0].train.x, rows.clients[0].train.y
+    for batch in sf.LocalUpdate().training(8, 0).batches(len(x), 0, 0):
+        steps.zero_grad()
+        nn.functional.cross_entropy(plain(x[batch]), y[batch]).backward()
+        steps.step()
+    for name, value in run.export(model_of(kind, small)).state_dict().items():
+        assert torch.equal(value, plain.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("kind", [NumberOfASubmodule, RowsOfASubmodule])
+def test_what_a_submodule_of_another_returns_for_other_rows_is_tried(kind: type[ByRows]) -> None:
+    topology = cut(model_of(kind, lambda rows, _: rows > 12))
+    with pytest.raises(InvalidInput, match=r"with 16 rows .* or cut with 16 rows or more as example"):
+        train(topology, data(), batch_size=16)
+    larger = vanilla(model_of(kind, lambda rows, _: rows > 12), "b", example=drawn(16))
+    train(larger, data(), batch_size=16)
+
+
+@pytest.mark.parametrize("rows", [9, 15])
+def test_of_batches_by_chance_numbers_near_the_expected_one_and_near_powers_of_two_are_tried(rows: int) -> None:
+    topology = cut(model_of(ByRows, lambda found, training: training and found == rows))
+    with pytest.raises(InvalidInput, match=rf"with {rows} rows \(a batch drawn by chance of client0 in training\)"):
+        train(topology, data(), local=sf.LocalUpdate(sampling="poisson"))
+
+
+def test_rows_that_a_method_passes_by_itself_are_tried() -> None:
+    topology = cut(model_of(ByRows, lambda rows, training: rows == 16 and not training))
+    training = sf.LocalUpdate().training(8, 0)
+    check_ways([topology], data(), training)
+    with pytest.raises(InvalidInput, match=r"with 16 rows \(rows that FedMD may pass\)"):
+        check_ways([topology], data(), training, sf.federated.FedMD())
+
+
+def test_clients_are_tried_with_the_test_rows_of_others() -> None:
+    x = drawn(120)
+    rows = sf.data.from_arrays(x, torch.arange(120) % 4, task=sf.classification(4))
+    clients = rows.clients(2, auxiliary=0, victims=0, validation=0.0, test=0.3, seed=0, dirichlet=0.5)
+    first, second = (len(client.test) for client in clients.clients)
+    assert first != second > 8
+    odd = cut(model_of(ByRows, lambda found, training: found == second and not training))
+    training = sf.LocalUpdate().training(8, 0)
+    with pytest.raises(InvalidInput, match=rf"with {second} rows \(test rows of client1, scored by 256 at a time\)"):
+        check_ways([odd, cut(model_of(ByRows, never))], clients, training)
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 8, 19, 64, 1000])
+def test_a_spread_begins_with_one_row_and_ends_with_all(most: int) -> None:
+    from splitfed.schedules.base import spread_counts
+
+    found = spread_counts(most)
+    assert found[0] == 1
+    assert found[-1] == most
+    assert found == sorted(set(found))
+    assert set(range(1, min(most, 8) + 1)) <= set(found)
+    assert len(found) <= 8 + 3 * 10
