@@ -10,7 +10,6 @@ that one step of many canaries is as many samples.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,16 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.defense import WeightDefense
-from splitfed.core.errors import InvalidInput
 from splitfed.core.gradient_privatizer import GradientPrivatizer, PrivatizedParty
 from splitfed.core.messages import Stamp
-from splitfed.core.random import derive, generator
+from splitfed.core.random import derive
 
 SIZE = 1e3
 """The norm of a canary's gradient before it is clipped."""
 
 _EMPTY_STEPS = 32
-_PAIRS = 50
 
 
 @dataclass(frozen=True)
@@ -87,30 +84,6 @@ class Canaries:
             role: max(float(torch.cat([one[role] for one in found]).square().mean().sqrt()), 1e-300)
             for role in found[0]
         }
-
-    def distance(self, replaced: bool) -> tuple[float, int]:
-        """Return the largest distance of two steps that differ in one row, in standard deviations of their noise.
-
-        Of batches that are built to be hard, with equal noise on both sides, so that it cancels; and how many.
-        `replaced`: whether the row is replaced by another, or added. Raises `InvalidInput` where noise does not cancel.
-        """
-        random, width, largest = generator(self.seed, "audit", "distance"), 16, 0.0
-        scales = self.deviations()
-        (once,), (again,) = (self.sums([torch.zeros(0, width)], [(0, 0)], ("again",), 1.0) for _ in range(2))
-        if any(not torch.equal(once[role], again[role]) for role in once):
-            raise InvalidInput(f"the noise of {type(self.defense).__name__} is not the same again for one step")
-        for number in range(_PAIRS):
-            size = 10 ** float(torch.empty(1).uniform_(-3, 4, generator=random))
-            loud = size * torch.randn(1, width, generator=random)
-            # Others that pull to the other side, with less than the row has, and some of no account.
-            others = torch.cat([-loud / 2, 1e-3 * torch.randn(3, width, generator=random)])[: int(number % 5)]
-            one = torch.cat([others, loud])
-            two = torch.cat([others, -loud]) if replaced else others
-            turns, words = [(0, number)], ("distance",)
-            (first,), (second,) = (self.sums([rows], turns, words, 1.0) for rows in (one, two))
-            squares = (float(((first[role] - second[role]) / scales[role]).square().sum()) for role in first)
-            largest = max(largest, math.sqrt(sum(squares)))
-        return largest, _PAIRS
 
     def scores(self, sums: Mapping[str, Tensor], scales: Mapping[str, float]) -> Tensor:
         """Return the score of every coordinate, (width,): what all roles have of it, in deviations of their noise."""

@@ -121,6 +121,14 @@ def test_ciphertexts_cross_as_a_message_that_is_counted_in_their_bytes() -> None
     assert torch.equal(arrived.tensors["z"], content)
 
 
+def test_a_header_says_nothing_of_the_batch_but_its_shape() -> None:
+    """It crosses in plain: small numbers, large ones and zeros under one declared bound have the same one."""
+    holder, end = keys("sums"), len(ciphertexts._MAGIC) + ciphertexts._HEADER.size
+    batches = [scale * numbers(4, 3, seed=seed) for seed, scale in enumerate((1.0, 1e-3, 0.0))]
+    headers = [encrypt(x, holder.public, bound=1.0).to_tensor()[:end].tolist() for x in batches]
+    assert headers[0] == headers[1] == headers[2]
+
+
 def test_two_encryptions_of_the_same_differ() -> None:
     holder, x = keys("sums"), numbers(4, 1)
     first, second = (encrypt(x, holder.public, bound=1.0).to_tensor() for _ in range(2))

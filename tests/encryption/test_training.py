@@ -124,6 +124,9 @@ def test_the_server_gets_ciphertexts_alone_and_its_weights_stay() -> None:
     context = load_public_context(next(iter(sent.tensors.values())))
     first = next(m for m in view.messages if m.kind == "activation")
     assert all(load_ciphertexts(t, context).level == context.parameters.depth for t in first.tensors.values())
+    # Headers cross in plain: the bound in them is the declared one, whatever the batch.
+    encrypted = [t for m in view.messages if m.kind != "public context" for t in m.tensors.values()]
+    assert {load_ciphertexts(t, context).bound for t in encrypted} == {settings().bound}
 
 
 def test_no_secret_key_reaches_the_server(tmp_path: Path) -> None:

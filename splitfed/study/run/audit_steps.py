@@ -2,11 +2,13 @@
 
 A canary's gradient is one coordinate of its own at every guarded party, as long as clipping lets it be. Three games:
 one step that the row takes part in, ten such steps in a row, and steps whose rows are drawn as the run draws them. Ten
-steps have canaries of alternating signs, so that noise that is repeated over steps or epochs cancels.
+steps have canaries of alternating signs, so that noise that is repeated over steps or epochs cancels. Canaries need a
+layer of their own; beside them stands what a row moves at most in the run's own parties, with its model and its loss.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -20,13 +22,13 @@ from splitfed.core.privacy_events import Event, Gaussian, Neighbours
 from splitfed.core.random import derive
 from splitfed.privacy.canaries import Canaries, CanaryParty, diagonal
 from splitfed.study.run.audit_game import SLACK, Draw, Game, Measure, Scores, SensitivityCheck, class_names
+from splitfed.study.run.own_parties import SIGNS, TURNS, OwnSteps
 from splitfed.training.run import Run
+
+TEN = "ten steps in a row that the row takes part in"
 
 CANARIES = 250
 """Canaries a step, each with a coordinate of its own; neighbours without one have as many."""
-
-TURNS = tuple((epoch, step) for epoch in range(5) for step in range(2))
-SIGNS = tuple((-1) ** (epoch + step) for epoch, step in TURNS)
 
 
 def step_games(run: Run, client: int) -> Iterator[Game]:
@@ -56,9 +58,10 @@ def _party_games(run: Run, client: int, canaries: Canaries, event: Event) -> Ite
         return Game(parties, "weights", mechanism, audited, kind, ((claim, times),), draw, None, measure)
 
     present = partial(_present_row_scores, canaries, scales, event.neighbours is Neighbours.REPLACE)
-    distance = partial(_measure_distance, canaries, event)
-    yield line("one step that the row takes part in", always, 1, partial(present, 1), distance)
-    yield line("ten steps in a row that the row takes part in", always, len(TURNS), partial(present, len(TURNS)))
+    own_steps = OwnSteps(run, client, [seat.role for seat in canaries.seats], event.neighbours is Neighbours.REPLACE)
+    for times, audited in ((1, "one step that the row takes part in"), (len(TURNS), TEN)):
+        distance = partial(_measure_distance, own_steps, event, times)
+        yield line(audited, always, times, partial(present, times), distance)
     if event.sampling_rate < 1:
         yield line(
             "one step with its rows drawn", event, 1, partial(_sampled_row_scores, run, client, canaries, scales)
@@ -105,9 +108,11 @@ def _sampled_row_scores(
     return {"sum": torch.cat(score_parts)[:trials].numpy()}
 
 
-def _measure_distance(canaries: Canaries, event: Event) -> SensitivityCheck:
+def _measure_distance(own_steps: OwnSteps, event: Event, times: int) -> SensitivityCheck:
     assert isinstance(event.mechanism, Gaussian)
-    measured, pairs = canaries.distance(event.neighbours is Neighbours.REPLACE)
-    return SensitivityCheck(
-        "distance of two steps in deviations", measured, 1 / event.mechanism.noise_multiplier, pairs, SLACK
-    )
+    measured, pairs = own_steps.loudest(times)
+    # A row in place of another moves what one taken away and one added move together.
+    moves = 2 if own_steps.replaced and event.neighbours is Neighbours.ADD_REMOVE else 1
+    claimed = moves * math.sqrt(times) / event.mechanism.noise_multiplier
+    what = "two of the run's own steps" if times == 1 else f"{times} of the run's own steps in a row"
+    return SensitivityCheck(f"distance of {what} in deviations", measured, claimed, pairs, SLACK)
