@@ -75,18 +75,19 @@ def cut(
     check_model(model)
     model, prefix = open_wrappers(model)
     cuts = read_cuts(model, without_prefix(model, prefix, (at,) if isinstance(at, str) else tuple(at)))
+    snapshot = ModelSnapshot(model)
+    snapshot.refuse_generators()
     if example is None:
         if called := [cut.name for cut in cuts if cut.call is not None]:
             raise InvalidInput(f"cut {called[0]!r} names a call of a submodule; give rows as example too")
         try:
-            return _pieces(_traced(model, cuts, output, chain, sent_inputs))
+            return _pieces(_traced(model, cuts, output, chain, sent_inputs, snapshot))
         except NotTraceable as error:
             if sent_inputs:
                 raise InvalidInput(f"sent_inputs={sent_inputs!r} needs rows as example, too") from error
             raise NotTraceable(f"{error}, or give rows of its input as example, to cut it by replay") from error
     _check_rows(example)
     # Whatever looks at the model leaves it as it was, so that one copy of it serves them all.
-    snapshot = ModelSnapshot(model)
     try:
         return _Cutter(model, example, output, chain, sent_inputs, snapshot).cut(cuts)
     finally:

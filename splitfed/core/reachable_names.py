@@ -21,15 +21,25 @@ def describe_changes(changes: Iterable[Change], before: Records, after: Records)
     """Yield each change once, by the name of the attribute, global or variable that leads to it, with both values."""
     told: set[str] = set()
     for change in changes:
-        place, key = change.place, change.key
-        while key is None or key.role not in _NAMED:
-            if place.parent is None or place.key is None:
-                break
-            place, key = place.parent, place.key
+        place, key = _named(change.place, change.key)
         name = _name(place, key, before)
         if name not in told:
             told.add(name)
             yield f"{name} ({_difference(place, key, before, after)})"
+
+
+def describe_place(place: Location, records: Records) -> str:
+    """Return the attribute, global or variable that leads to `place`, in words."""
+    return _name(*_named(place, None), records)
+
+
+def _named(place: Location, key: Key | None) -> tuple[Location, Key | None]:
+    """Return the nearest place, and key there, that has a name in the user's code and leads to `key` of `place`."""
+    while key is None or key.role not in _NAMED:
+        if place.parent is None or place.key is None:
+            break
+        place, key = place.parent, place.key
+    return place, key
 
 
 def _difference(place: Location, key: Key | None, before: Records, after: Records) -> str:

@@ -181,3 +181,20 @@ def test_a_view_by_attribute_is_an_operation_whose_source_crosses(view: str) -> 
         return m.c(k @ torch.tanh(getattr(h, view) @ h))
 
     check_training(Idiom(lambda: Net(forward), at=("b",), replayed=True))
+
+
+@pytest.mark.parametrize("example", [None, torch.ones(8, 8)], ids=["trace", "example"])
+def test_a_generator_at_work_is_refused_before_it_has_moved(example: Tensor | None) -> None:
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 4)
+            self.kept = [zip(range(3), (number for number in range(9)), strict=False)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.relu(self.a(x)) * next(self.kept[0])[1])
+
+    model = Held()
+    with pytest.raises(InvalidInput, match="attribute 'kept' of the model is a generator at work, .* in a buffer"):
+        cut(model, ["a"], example)
+    assert next(model.kept[0]) == (0, 0)
