@@ -73,6 +73,8 @@ BASE = (
 CORE = (
     "topology",
     "probe",
+    "trial_rows",
+    "row_losses",
     "row_independence",
     "traffic",
     "messages",
@@ -97,6 +99,7 @@ CORE = (
 )
 
 DEFENSE = ("defense_context", "gradient_privatizer", "defense")
+TRIAL = ("trial_rows", "row_losses", "row_independence")
 
 
 def _core(*names: str) -> set[str]:
@@ -117,8 +120,8 @@ SEES: dict[str, set[str]] = {
     "drawing": _core("topology"),
     "topologies": _core("topology", "cutting", "cut_places"),
     "attacks": {*_core("topology", "messages"), "registry", "stats"},
-    "defenses": {*_core("topology", "probe", "row_independence", "messages", *DEFENSE), "privacy", "stats"},
-    "privacy": _core("topology", "probe", "row_independence", "messages", *DEFENSE),
+    "defenses": {*_core("topology", "probe", *TRIAL, "messages", *DEFENSE), "privacy", "stats"},
+    "privacy": _core("topology", "probe", *TRIAL, "messages", *DEFENSE),
     "costs": _core("topology", "probe", "messages", *DEFENSE),
     "encryption": _core(*CORE),
     "matching": {*_core("topology", "cutting", "messages", "traffic"), "data", "stats"},
@@ -135,7 +138,7 @@ ALGORITHMS += ("matching", "poisoning", "detectors", "aggregation")
 # Costs and privacy run backward passes to measure work and sensitivity; ExpertMatcher trains autoencoders of its own.
 # The equivalence test trains the user's uncut model, beside which the segments are tried.
 AUTOGRAD = {"core.party", "core.equivalence_sides", "core.model_loss", "attacks", "defenses", "federated", "stats"}
-AUTOGRAD |= {"costs", "privacy", "matching"}
+AUTOGRAD |= {"costs", "privacy", "matching", "core.row_losses"}
 # Slow or optional: the only packages that a function may import when it is called. The command line may delay
 # anything, for a help page must not wait for torch.
 HEAVY = {"sklearn", "mlxtend", "pandas", "scipy", "matplotlib", "torchmetrics", "PIL", "pyarrow", "optuna"}

@@ -55,6 +55,19 @@ class Told(NamedTuple):
         return f"value {self.value!r} on {self.edge} ({self.source} to {self.target}) {self.what}"
 
 
+class Finding(NamedTuple):
+    """What a changed row shows in: `segment`, and the value, the state or the place `name`.
+
+    `kind`: "state", which is stored with the weights; "output", of other rows, in training; "evaluation", the same in
+    evaluation mode; "memory", whatever else can be reached from the segment; "next batch"; "loss", of other rows; or
+    "scale": the rows' losses are their own, but not over the number of rows.
+    """
+
+    segment: str
+    kind: str
+    name: str
+
+
 class CannotCross(InvalidInput):
     """A value that is a tensor of a kind that no message carries, however the model is cut there."""
 
@@ -77,6 +90,7 @@ class Facts:
     reads it, where no gradient comes back: whatever the segment makes of it, no head learns from it. One that a user
     wrote by hand and that draws random numbers is never among these: another draw may take another way. `origins`: what
     each value is made of. `plain_draws`: segments that draw from NumPy's or Python's default generators in training.
+    `row_findings`: where rows of the run show in others; None where nobody has promised anything that asks for it.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -87,6 +101,7 @@ class Facts:
     no_gradient: frozenset[tuple[str, str]] = frozenset()
     origins: Mapping[str, Origin] = field(default_factory=dict)
     plain_draws: frozenset[str] = frozenset()
+    row_findings: tuple[Finding, ...] | None = None
 
     def origin(self, value: str) -> Origin:
         """Return what `value` is made of: features, where the probe did not see it."""

@@ -19,13 +19,24 @@ _ABSENT = object()
 
 def describe_changes(changes: Iterable[Change], before: Records, after: Records) -> Iterator[str]:
     """Yield each change once, by the name of the attribute, global or variable that leads to it, with both values."""
+    for name, place, key in _once_each(changes, before):
+        yield f"{name} ({_difference(place, key, before, after)})"
+
+
+def name_changes(changes: Iterable[Change], records: Records) -> Iterator[str]:
+    """Yield what `describe_changes` does without the values, of which some may be of rows."""
+    for name, _, _ in _once_each(changes, records):
+        yield name
+
+
+def _once_each(changes: Iterable[Change], records: Records) -> Iterator[tuple[str, Location, Key | None]]:
     told: set[str] = set()
     for change in changes:
         place, key = _named(change.place, change.key)
-        name = _name(place, key, before)
+        name = _name(place, key, records)
         if name not in told:
             told.add(name)
-            yield f"{name} ({_difference(place, key, before, after)})"
+            yield name, place, key
 
 
 def describe_place(place: Location, records: Records) -> str:

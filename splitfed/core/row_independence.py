@@ -1,77 +1,94 @@
-"""Whether a row of a batch changes what is computed of other rows, now or in later batches: tried out on made-up rows.
+"""Whether a row of a batch changes what is computed of other rows, now or in later batches: tried out before training.
 
 A promise for a row holds only if no other row shows in what is released of it. Batch norm in training is not all there
-is: a layer may subtract the mean of its batch, attend across it, or remember rows in a buffer, in an attribute or
-outside of the module. So one row is changed and nothing of the others may change with it: neither their outputs, nor
-what the module keeps, nor what it computes of the next batch. Inputs of several magnitudes and both signs are tried,
-since a branch may ask for them.
+is: a layer may subtract the mean of its batch or of eight rows, pad to the longest, hand rows to experts until these
+are full, attend across the batch, or remember rows in a buffer, in an attribute, in what it calls, or outside of the
+module. So each segment is run on batches that are followed by their twins, in which some rows are others
+(`splitfed.core.trial_rows`), and nothing of the rest may differ: neither their outputs, nor anything that can be
+reached from the module (`splitfed.core.reachable`), nor what it computes of the next batch. The loss is tried likewise.
+
+A run that promises something of its rows does this once, with rows of its own, and keeps what was found in its `Facts`;
+for what has no rows at hand they are made up.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.probe import Facts
-from splitfed.core.random import derive, generator, stream
+from splitfed.core.model_snapshot import ModelSnapshot, seed_generators
+from splitfed.core.plain_values import same_tensors
+from splitfed.core.probe import Facts, Finding
+from splitfed.core.random import derive
+from splitfed.core.reachable import Change, Location, Records, differences
+from splitfed.core.reachable_names import name_changes
+from splitfed.core.row_losses import FAILURES, LossFault, loss_fault, rows_equal
 from splitfed.core.topology import Segment, Topology
+from splitfed.core.trial_rows import RowPair, TrialRows, make_pairs, make_up_rows
 
-ROWS = 4
-"""The rows of a made-up batch; the first is the one that is changed."""
-
-FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, NotImplementedError)
-"""What a module may raise on rows that are made up."""
-
-_RANGES = ((0.0, 1.0), (0.0, 0.01), (0.0, 100.0), (-1.0, 1.0), (-100.0, 100.0))
-"""Between which numbers inputs lie; in the first one every segment has to work."""
-
-_OWN = frozenset(vars(nn.Module())) - {"_buffers"}
-_DEPTH = 6
+_FAULTS = {LossFault.MIXED: "loss", LossFault.SCALED: "scale"}
 
 
-class Finding(NamedTuple):
-    """What a changed row shows in: `segment`, and the value or the state `name`.
+class _Reached(NamedTuple):
+    """What can be reached from a module at a moment, and the numbers of its tensors that are not as at first."""
 
-    `kind`: "state", which is stored with the weights; "output", of other rows; "memory", a buffer or an attribute; or
-    "next batch".
+    records: Records
+    copies: dict[Location, Tensor]
+
+
+class _Course(NamedTuple):
+    """What came of the batches of all pairs, and what the module held before those in which no row is another."""
+
+    outputs: list[tuple[Tensor, ...]]
+    kept: _Reached
+
+
+def findings(topology: Topology, facts: Facts, names: Collection[str]) -> Sequence[Finding]:
+    """Return where a row shows in others, in the segments `names`, which need nothing that others make.
+
+    As the run has found it, else tried with made-up rows; then raises one of `FAILURES` where a segment cannot work on
+    those.
     """
-
-    segment: str
-    kind: str
-    name: str
-
-
-class TrialBatch(NamedTuple):
-    """Values by name: of one batch, of the same one with another first row, and of the batch that follows."""
-
-    one: dict[str, Tensor]
-    other: dict[str, Tensor]
-    following: dict[str, Tensor]
+    if facts.row_findings is not None:
+        return [finding for finding in facts.row_findings if finding.segment in names]
+    return try_rows(topology, make_up_rows(topology, facts), names)
 
 
-def findings(topology: Topology, facts: Facts, names: Collection[str]) -> Iterator[Finding]:
-    """Go through the segments `names`, which need nothing that others make, and tell where a row shows in others.
+def mixes_rows(topology: Topology, facts: Facts, names: Collection[str]) -> bool:
+    """Return whether one of the segments `names`, which need nothing that others make, mixes rows or keeps any.
 
-    Raises one of `FAILURES` where a segment cannot work on made-up rows.
+    A loss whose rows are only weighed otherwise than in a mean does not. What cannot be tried counts as mixing.
     """
-    for low, high in _RANGES:
-        batch = _batch(topology, facts, low, high)
-        for segment in topology.segments:
-            if segment.name not in names:
-                continue
-            try:
-                yield from _examine_segment(segment, batch)
-            except FAILURES:
-                if (low, high) == _RANGES[0]:
-                    raise
-                break
-            if not all(bool(torch.isfinite(batch.one[name]).all()) for name in segment.outputs):
-                break
+    try:
+        return any(finding.kind != "scale" for finding in findings(topology, facts, names))
+    except FAILURES:
+        return True
+
+
+def try_rows(topology: Topology, trial: TrialRows, names: Collection[str] | None = None) -> tuple[Finding, ...]:
+    """Run the segments `names` (default: all), and the losses of their values, on pairs of batches of `trial`.
+
+    Raises what a segment raises on the first pair, on which it has to work.
+    """
+    pairs = make_pairs(trial)
+    found: list[Finding] = []
+    for segment in topology.segments:
+        if names is None or segment.name in names:
+            found += _try_segment(segment, pairs)
+            for head in topology.heads:
+                if head.value in segment.outputs and head.task is not None:
+                    rows, labels = pairs[0].rows, trial.labels.get(head.value)
+                    fault = loss_fault(
+                        head.task,
+                        pairs[0].one[head.value],
+                        None if rows is None or labels is None else labels.index_select(0, rows),
+                    )
+                    found += [] if fault is None else [Finding(segment.name, _FAULTS[fault], head.value)]
+    return tuple(dict.fromkeys(found))
 
 
 def in_training(module: nn.Module) -> nn.Module:
@@ -80,115 +97,120 @@ def in_training(module: nn.Module) -> nn.Module:
     return made if made.training else made.train()
 
 
-def draw_values(shape: Sequence[int], dtype: torch.dtype, *words: str, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Return numbers between `low` and `high`, or zeros and ones of a type without fractions, drawn by `words`."""
-    random = generator(derive(0, "made-up rows", *words))
-    if dtype.is_floating_point:
-        return low + (high - low) * torch.rand(shape, generator=random, dtype=dtype)
-    return torch.randint(0, 2, shape, generator=random).to(dtype)
+def _try_segment(segment: Segment, pairs: list[RowPair]) -> list[Finding]:
+    """Return where changed rows show; what the segment returns becomes part of the `pairs`, for those behind it.
+
+    Pairs on which it fails, and that it need not work on, are taken out.
+    """
+    module, name = in_training(segment.module), segment.name
+    saved = {key: t.clone() for key, t in module.state_dict().items()}
+    fresh = ModelSnapshot(module)
+    try:
+        first = _run_all(segment, module, pairs, fresh, other=False)
+        state = [key for key, t in module.state_dict().items() if key not in saved or not same_tensors(saved[key], t)]
+        fresh.restore()
+        second = None if first is None else _run_all(segment, module, pairs, fresh, other=True)
+        fresh.restore()
+        if first is None or second is None:
+            # Anew: what it did until it failed is no memory of rows.
+            return _try_segment(segment, pairs)
+        remembered = _remembered(first.kept, second.kept)
+        found = [Finding(name, "state", key) for key in state]
+        for place, pair in enumerate(pairs):
+            for value, a, b in zip(segment.outputs, first.outputs[place], second.outputs[place], strict=True):
+                if not rows_equal(a, b, ~pair.changed):
+                    alone = place == 0 or _mixes_alone(segment, module, fresh, pair)
+                    found.append(Finding(name, _kind(pair) if alone else "next batch", value))
+        found += [Finding(name, "memory", where) for where in remembered]
+    finally:
+        fresh.restore()
+    for pair, one, other in zip(tuple(pairs), first.outputs, second.outputs, strict=True):
+        pair.one.update(zip(segment.outputs, one, strict=True))
+        pair.other.update(zip(segment.outputs, other, strict=True))
+        if not pair.needed and not all(bool(torch.isfinite(t).all()) for t in (*one, *other)):
+            pairs.remove(pair)
+    return found
 
 
-def other_rows_equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether all rows but the first are equal, up to rounding."""
-    return one.shape == other.shape and len(one) == ROWS and _same(one[1:], other[1:])
+def _kind(pair: RowPair) -> str:
+    return "output" if pair.training else "evaluation"
 
 
-def _batch(topology: Topology, facts: Facts, low: float, high: float) -> TrialBatch:
-    batch = TrialBatch({}, {}, {})
-    for name in topology.inputs:
-        shape, dtype = (ROWS, *facts.shapes[name]), facts.dtypes[name]
-        one = draw_values(shape, dtype, "one", name, low=low, high=high)
-        new = draw_values((1, *shape[1:]), dtype, "other", name, low=low, high=high)
-        # Of greater numbers where they are real, so that a maximum shows it as well.
-        new = 3 * new + high if dtype.is_floating_point else 1 - one[:1].clamp(0, 1)
-        batch.one[name], batch.other[name] = one, torch.cat([new, one[1:]])
-        batch.following[name] = draw_values(shape, dtype, "following", name, low=low, high=high)
-    return batch
+def _mixes_alone(segment: Segment, module: nn.Module, fresh: ModelSnapshot, pair: RowPair) -> bool:
+    """Return whether changed rows show in others of their batch, and not only those of earlier batches."""
+    if not bool(pair.changed.any()):
+        return False
+    results = []
+    for other in (False, True):
+        results.append(_run(segment, module, pair, other))
+        fresh.restore()
+    return not all(rows_equal(a, b, ~pair.changed) for a, b in zip(*results, strict=True))
 
 
-def _examine_segment(segment: Segment, batch: TrialBatch) -> Iterator[Finding]:
-    name = segment.name
-    first, second, fresh = (in_training(segment.module) for _ in range(3))
-    initial_state = {key: t.clone() for key, t in first.state_dict().items()}
-    one, other = _run(segment, first, batch.one), _run(segment, second, batch.other)
-    first_memory, second_memory = _copy_attributes(first), _copy_attributes(second)
-    for key, value in first.state_dict().items():
-        if key not in initial_state or not torch.equal(initial_state[key], value):
-            yield Finding(name, "state", key)
-    for value, a, b in zip(segment.outputs, one, other, strict=True):
-        if not other_rows_equal(a, b):
-            yield Finding(name, "output", value)
-    for key in sorted({*first_memory, *second_memory}):
-        if not _contents_equal(first_memory.get(key), second_memory.get(key)):
-            yield Finding(name, "memory", key)
-    for value, a, b in zip(
-        segment.outputs,
-        _run(segment, first, batch.following),
-        _run(segment, second, batch.following),
-        strict=True,
-    ):
-        if a.shape != b.shape or not _same(a, b):
-            yield Finding(name, "next batch", value)
-    after = _run(segment, fresh, batch.following)
-    for values, outputs in ((batch.one, one), (batch.other, other), (batch.following, after)):
-        values.update(zip(segment.outputs, outputs, strict=True))
+def _run_all(
+    segment: Segment, module: nn.Module, pairs: list[RowPair], fresh: ModelSnapshot, *, other: bool
+) -> _Course | None:
+    """Run one batch of each pair, in their order; None where a pair had to be taken out."""
+    outputs: list[tuple[Tensor, ...]] = []
+    kept = None
+    for pair in pairs:
+        if kept is None and not bool(pair.changed.any()):
+            kept = _keep(fresh)
+        try:
+            outputs.append(_run(segment, module, pair, other))
+        except Exception:  # the user's own module may raise anything
+            if pair.needed:
+                raise
+            pairs.remove(pair)
+            return None
+    return _Course(outputs, _keep(fresh) if kept is None else kept)
 
 
-def _run(segment: Segment, module: nn.Module, values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    with torch.no_grad(), stream(derive(0, "made-up rows", segment.name)):
-        result = module(*(values[name].clone() for name in segment.inputs))
+def _run(segment: Segment, module: nn.Module, pair: RowPair, other: bool) -> tuple[Tensor, ...]:
+    values = pair.other if other else pair.one
+    modes = [(inner, inner.training) for inner in module.modules()]
+    seed_generators(derive(0, "made-up rows", segment.name))
+    try:
+        if not pair.training:
+            module.eval()
+        with torch.no_grad():
+            result = module(*(values[name].clone() for name in segment.inputs))
+    finally:
+        for inner, mode in modes:
+            inner.training = mode
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    a, b = one.double(), other.double()
-    finite = a[torch.isfinite(a)]
-    top = float(finite.abs().max()) if len(finite) else 0.0
-    return torch.allclose(a, b, rtol=1e-4, atol=1e-5 * min(top, 1.0), equal_nan=True)
+def _keep(fresh: ModelSnapshot) -> _Reached:
+    """Return what can be reached from the module now, and copies of the tensors that are others than at first."""
+    records = fresh.reach()
+    known = {id(record.value) for record in fresh.records.values()}
+    tensors = {place: r.value for place, r in records.items() if isinstance(r.value, Tensor) and not r.value.is_meta}
+    copies = {
+        place: t.detach().clone() for place, t in tensors.items() if id(t) not in known or fresh.tensor_changed(t, t)
+    }
+    return _Reached(records, copies)
 
 
-def _copy_attributes(module: nn.Module) -> dict[str, Any]:
-    """Return all that `module` and those inside it keep besides weights: name -> a copy."""
-    attributes: dict[str, Any] = {}
-    for path, inner in module.named_modules():
-        where = f"{path}." if path else ""
-        for name, value in vars(inner).items():
-            if name == "_buffers":
-                attributes.update({f"{where}{key}": None if t is None else t.clone() for key, t in value.items()})
-            elif name not in _OWN:
-                attributes[f"{where}{name}"] = _content(value)
-    return attributes
+def _remembered(first: _Reached, second: _Reached) -> list[str]:
+    """Return the names of what is another in `second` than in `first`."""
+
+    def changed(place: Location, old: Tensor, new: Tensor) -> bool:
+        if place not in first.copies and place not in second.copies:
+            return id(old) != id(new) and not same_tensors(old, new)
+        return not same_tensors(first.copies.get(place, old), second.copies.get(place, new))
+
+    found = differences(first.records, second.records, changed)
+    return list(name_changes([one for one in found if not _is_transient(one, second.records)], first.records))
 
 
-def _content(value: Any, depth: int = _DEPTH) -> Any:
-    """Return what `value` holds, in a form that stays when it changes; an object holds what its attributes do."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.copy()) if value.dtype.kind in "biuf" else value.tolist()
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        return value
-    if depth == 0 or callable(value):
-        return None
-    if isinstance(value, Mapping):
-        return {repr(key): _content(item, depth - 1) for key, item in value.items()}
-    if isinstance(value, (set, frozenset)):
-        return sorted(map(repr, value))
-    if isinstance(value, Collection):
-        return [_content(item, depth - 1) for item in value]
-    return {key: _content(item, depth - 1) for key, item in vars(value).items()} if hasattr(value, "__dict__") else None
-
-
-def _contents_equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        if (one.dtype, one.shape, one.device) != (other.dtype, other.shape, other.device):
-            return False
-        # Of a replayed segment, what others hold has no numbers.
-        return one.is_meta or torch.equal(one.nan_to_num(), other.nan_to_num())
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_contents_equal(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(_contents_equal, one, other))
-    return bool(one == other or (one != one and other != other))
+def _is_transient(change: Change, records: Records) -> bool:
+    """Return whether it is about an attribute that every call makes anew before anybody reads it."""
+    keys = (*change.place.path(), *([] if change.key is None else [change.key]))
+    holder = change.place if change.key is not None else change.place.parent
+    for key in reversed(keys):
+        record = None if holder is None else records.get(holder)
+        if record is not None and key.name in getattr(type(record.value), "transient", ()):
+            return True
+        holder = None if holder is None else holder.parent
+    return False

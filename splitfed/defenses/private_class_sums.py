@@ -30,7 +30,9 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_fields, check_names, require_number
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
+from splitfed.core.probe import Facts
 from splitfed.core.random import wide_generator
+from splitfed.core.row_independence import mixes_rows
 from splitfed.core.topology import Topology
 from splitfed.defenses.clipping import clip_rows
 from splitfed.defenses.private_noise import add_gaussian, check_precision
@@ -116,6 +118,17 @@ def private_of(given: object) -> PrivateClassSums | None:
 def message_noise(seed: int, replica: int, number: int) -> torch.Generator:
     """Return the generator of the noise in a client's message of round `number`, of its own for each."""
     return wide_generator(seed, "private class sums", replica, number)
+
+
+def check_rows_apart(who: str, topology: Topology, facts: Facts, value: str) -> None:
+    """Refuse, for method `who`, a `value` of which a row shows in that of others, however it comes there."""
+    makers = set(topology.makers((value,)))
+    if mixes_rows(topology, facts, makers):
+        raise InvalidInput(
+            f"{who} private bounds what a row changes by its own embedding, and before {value!r} the model mixes the "
+            "rows of a batch, or keeps some: give it layers that treat each row by itself, or take "
+            "gaussian_release with on=['prototype->fed_server']"
+        )
 
 
 def check_frozen(who: str, topology: Topology, value: str) -> None:

@@ -1,10 +1,9 @@
-"""Whether a model gives every row a gradient of its own: tried out on a few made-up rows before training.
+"""Whether a model gives every row a gradient of its own: tried out before training.
 
-Clipping row by row bounds nothing where one row's gradient depends on another row, of this batch or of an earlier one
-(`splitfed.core.row_independence`). So one row is changed, and nothing that belongs to the other rows may change with
-it: no output of a segment, now or in the next batch, nothing that a segment keeps, no input of a layer with weights, no
-loss. The rows' gradients must add up to what autograd says, and training may write to no buffer. Which layers a library
-claims to support plays no part.
+Clipping row by row bounds nothing where one row's gradient depends on another row, of this batch or of an earlier one.
+So no row may show in others in what segments return and keep, and in the loss (`splitfed.core.row_independence`), nor,
+of made-up rows, in any input of a layer with weights. The rows' gradients must add up to what autograd says, and
+training may write to no buffer. Which layers a library claims to support plays no part.
 """
 
 from __future__ import annotations
@@ -16,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput, first_line
-from splitfed.core.probe import Facts
+from splitfed.core.probe import Facts, Finding
 from splitfed.core.random import derive, stream
-from splitfed.core.row_independence import ROWS, draw_values, findings, in_training, other_rows_equal
-from splitfed.core.topology import Head, Segment, Topology
+from splitfed.core.row_independence import findings, in_training
+from splitfed.core.row_losses import rows_equal
+from splitfed.core.topology import Segment, Topology
+from splitfed.core.trial_rows import draw_values
 from splitfed.defenses.per_example_gradients import (
     Call,
     LayerUse,
@@ -31,12 +32,18 @@ from splitfed.defenses.per_example_gradients import (
 
 NAME = "dp_sgd"
 
+ROWS = 4
+"""The rows of a batch of which a gradient is made for each."""
+
 _TOLD = {
     "state": "segment {segment!r}: its state {name!r} takes in the rows without noise",
     "output": "beside segment {segment!r}: it mixes the rows of a batch in {name!r}",
-    "memory": "beside segment {segment!r}: it keeps rows in {name!r}",
+    "memory": "beside segment {segment!r}: it keeps rows in {name}",
     "next batch": "beside segment {segment!r}: rows of a batch show in {name!r} of the next one",
 }
+
+
+_KEPT = torch.arange(ROWS) > 0
 
 
 class _Ran(NamedTuple):
@@ -52,7 +59,7 @@ def check_rowwise(topology: Topology, facts: Facts, guarded: Sequence[str]) -> N
     for segment in topology.segments:
         _check_batch_norm(segment)
     for finding in findings(topology, facts, [segment.name for segment in topology.segments]):
-        raise InvalidInput(f"{NAME} cannot train {_TOLD[finding.kind].format(**finding._asdict())}")
+        _refuse(finding, topology)
     one = {n: draw_values((ROWS, *facts.shapes[n]), facts.dtypes[n], "one", n) for n in topology.inputs}
     other = {name: torch.cat([_random_like(value[:1], "other", name), value[1:]]) for name, value in one.items()}
     for segment in topology.segments:
@@ -63,8 +70,20 @@ def check_rowwise(topology: Topology, facts: Facts, guarded: Sequence[str]) -> N
             _check_sums(segment, watched, first)
         for values, ran in ((one, first), (other, second)):
             values.update(zip(segment.outputs, (t.detach() for t in ran.outputs), strict=True))
-    for head in topology.heads:
-        _check_loss(head, one[head.value], other[head.value])
+
+
+def _refuse(finding: Finding, topology: Topology) -> None:
+    if finding.kind in ("loss", "scale"):
+        task = next(head.task for head in topology.heads if head.value == finding.name)
+        assert task is not None
+        why = "one row changes the gradients of others" if finding.kind == "loss" else "it weighs rows otherwise"
+        raise InvalidInput(
+            f"{NAME} needs a loss that is the mean over the rows; that of {task.name!r} is not: {why}, so take the "
+            "mean of what each row has by itself, as reduction='none' and then .mean()"
+        )
+    # Weights do not learn from what is computed in evaluation mode.
+    if finding.kind != "evaluation":
+        raise InvalidInput(f"{NAME} cannot train {_TOLD[finding.kind].format(**finding._asdict())}")
 
 
 def _check_batch_norm(segment: Segment) -> None:
@@ -93,7 +112,7 @@ def _run_segment(segment: Segment, values: Mapping[str, Tensor], watched: Mappin
 def _check_layers(segment: Segment, watched: Mapping[str, nn.Module], one: _Ran, other: _Ran) -> None:
     names = {id(one.module.get_submodule(name)): name for name in watched}
     for first, second in zip(one.calls, other.calls, strict=True):
-        if not (len(first.x) == ROWS and other_rows_equal(first.x, second.x)):
+        if not rows_equal(first.x, second.x, _KEPT):
             raise _layer_error(
                 segment, names[id(first.layer)], first.layer, "its input has no row for each row of the batch"
             )
@@ -131,32 +150,3 @@ def _check_sums(segment: Segment, watched: Mapping[str, nn.Module], ran: _Ran) -
 def _layer_error(segment: Segment, name: str, layer: nn.Module, why: str) -> InvalidInput:
     place = f"layer {name!r} ({type(layer).__name__})" if name else f"the {type(layer).__name__} itself"
     return InvalidInput(f"{NAME} cannot train {place} of segment {segment.name!r}: {why}")
-
-
-def _check_loss(head: Head, one: Tensor, other: Tensor) -> None:
-    """Refuse a loss that is not the mean of a term for each row."""
-    assert head.task is not None
-    slopes = []
-    for first, output in enumerate((one, other)):
-        leaf = output.detach().clone().requires_grad_()
-        slopes.append(torch.autograd.grad(head.task.loss(leaf, _labels(head, leaf, first)), leaf)[0])
-    alone = one[1:2].detach().clone().requires_grad_()
-    (single,) = torch.autograd.grad(head.task.loss(alone, _labels(head, one.detach())[1:2]), alone)
-    mean = torch.allclose(slopes[0][1] * ROWS, single[0], rtol=1e-3, atol=1e-6)
-    if not (mean and other_rows_equal(*slopes)):
-        raise InvalidInput(f"{NAME} needs a loss that is the mean over the rows; that of {head.task.name!r} is not")
-
-
-def _labels(head: Head, output: Tensor, first: int = 0) -> Tensor:
-    """Return labels that the built-in losses take; others get the same. That of the first row is `first`, of 0 and 1.
-
-    Both classes occur, for a loss that weighs classes divides by the weights of the whole batch.
-    """
-    assert head.task is not None
-    if head.task.name == "regression":
-        return torch.zeros_like(output)
-    labels = torch.zeros(len(output), dtype=torch.int64)
-    if head.task.name == "binary" or (output.dim() == 2 and output.shape[1] > 1):
-        labels[1::2] = 1
-        labels[0] = first
-    return labels

@@ -43,7 +43,13 @@ from splitfed.core.errors import InvalidInput, require_count, require_name, requ
 from splitfed.core.messages import Stamp
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
-from splitfed.defenses.private_class_sums import PrivateClassSums, check_frozen, message_noise, private_of
+from splitfed.defenses.private_class_sums import (
+    PrivateClassSums,
+    check_frozen,
+    check_rows_apart,
+    message_noise,
+    private_of,
+)
 from splitfed.federated.base import MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.class_sums import class_sums, class_upload
 from splitfed.federated.learner import Learner
@@ -117,7 +123,10 @@ class FedProto(SummedUploads):
             check_frozen("fedproto", topology, value)
 
     def check_run(self, context: MethodContext) -> None:
-        """Refuse embeddings of different widths."""
+        """Refuse embeddings of different widths, and private ones that other rows have changed."""
+        for topology, known in zip(context.topologies, context.facts, strict=True):
+            if self.private is not None:
+                check_rows_apart("fedproto", topology, known, _embedding_and_head(self, topology)[0])
         clients = zip(context.topologies, context.facts, strict=True)
         wide = [prod(known.shapes[_embedding_and_head(self, t)[0]]) for t, known in clients]
         for client, mine in enumerate(wide):

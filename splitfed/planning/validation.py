@@ -20,7 +20,6 @@ from splitfed.core.errors import InvalidInput, about, check_kind
 from splitfed.core.initial_weights import first_weights, local_segments, resolve_starts
 from splitfed.core.optimizers import Optim
 from splitfed.core.per_client_defenses import check_clients, of_client
-from splitfed.core.privacy_events import Protects
 from splitfed.core.probe import Facts, check_equal_shapes
 from splitfed.core.random import derive
 from splitfed.core.rows import RowSource
@@ -37,6 +36,7 @@ from splitfed.planning.batch_counts import check_ways
 from splitfed.planning.encryption import divide, placement_of, settle
 from splitfed.planning.optimizer_checks import check_accumulation, check_optimizers, optims_of
 from splitfed.planning.probes import Probes, check_outputs, probe_with
+from splitfed.planning.row_trial import promises_rows, protects_labels, with_findings
 from splitfed.registry import load
 from splitfed.schedules.base import Schedule, Training, shared_roles
 from splitfed.schedules.sampling import Sampled
@@ -93,7 +93,7 @@ def prepare(
     method: str | Method | None = None,
     probes: Probes | None = None,
 ) -> Prepared:
-    """Check that everything fits together and return it; nothing is computed but one example batch a topology.
+    """Check that everything fits together and return it; nothing is computed but example batches of each topology.
 
     `topology`: one for all clients, or one a client. `probes`: what other runs have found out about the same objects.
     Raises `InvalidInput`.
@@ -164,6 +164,8 @@ def complete(
     with about("accumulate"):
         check_accumulation(plan, method, defenses, ready[0], training)
     with about("defenses"):
+        if promises_rows(defenses, method, ready[0]):
+            known = with_findings(ready, known, data, training)
         for one, fact in {id(t): (t, f) for t, f in zip(ready, known, strict=True)}.values():
             check_clients(defenses, one, clients)
             segment_plans(one, fact, defenses)
@@ -296,18 +298,12 @@ def labels_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
 
 def check_coupling(defenses: Sequence[Defense], data: Federation) -> None:
     """Refuse rows that are mixed with one another under a promise about rows: one would be in the examples of many."""
-    private = (d for d in defenses if isinstance(d, Accounted) and not _protects_labels(d))
+    private = (d for d in defenses if isinstance(d, Accounted) and not protects_labels(d))
     if any(client.train.source.couples for client in data.clients) and (first := next(private, None)) is not None:
         raise InvalidInput(
             f"mixup puts a row into the examples of others, and {type(first).__name__} counts what it promises by row: "
             "leave one of them out"
         )
-
-
-def _protects_labels(defense: Accounted) -> bool:
-    # One that learns the length of the run first has no event yet.
-    event = defense.event()
-    return event is not None and event.protects is Protects.LABELS
 
 
 def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Federation, training: Training) -> None:

@@ -13,10 +13,11 @@ from splitfed.core.defense import UPLOAD, Defense, LabelDefense, WeightDefense, 
 from splitfed.core.grouping import nest
 from splitfed.core.privacy_events import Neighbours, Protects
 from splitfed.core.probe import Facts
+from splitfed.core.row_independence import mixes_rows
 from splitfed.core.topology import Edge, Topology, member
 from splitfed.core.usage_counts import OWN, Key, counted_kinds
 from splitfed.privacy.ledger import Charge
-from splitfed.privacy.row_mixing import release_mixes, segments_mix
+from splitfed.privacy.row_mixing import release_mixes
 
 
 class PartyCounts(NamedTuple):
@@ -203,7 +204,7 @@ def _mixes_rows(
 ) -> bool:
     """Return whether anything on the way to the mechanism at `position` of `place` mixes the rows of a batch."""
     inner = [e for e in topology.crossings if e.name == place or e.target in makers]
-    return segments_mix(topology, facts, makers) or any(
+    return mixes_rows(topology, facts, makers) or any(
         release_mixes(defense, topology, facts, near.name)
         for near in inner
         for defense in (defenses[:position] if near.name == place else defenses)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
@@ -207,6 +207,32 @@ def test_attacks_read_what_is_sent() -> None:
     clear, noisy = (go({"noise_multiplier": m}, rounds=1).attack("class_shares")[0] for m in (1e-3, 1e3))
     assert clear.scores["attack"]["total_variation"].mean < 0.01
     assert noisy.scores["attack"]["total_variation"].mean > 0.2
+
+
+class Centred(nn.Module):
+    """Subtracts the mean of its batch, where `always` or in evaluation mode, in which prototypes are made."""
+
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.always = always
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training and not self.always else x - x.mean(0)
+
+
+@pytest.mark.parametrize("shape", ["local", "vanilla"])
+@pytest.mark.parametrize("always", [True, False], ids=["in both modes", "in evaluation mode"])
+def test_a_frozen_embedding_that_mixes_rows_is_refused(shape: str, always: bool) -> None:
+    """One row more moves the embedding of all: no claim about a sum of clipped ones holds for it."""
+    with stream(0):
+        body = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU())
+        model = nn.Sequential(body, nn.Linear(12, 10))
+    topology = local(model, ("0",)) if shape == "local" else vanilla(model, "0")
+    first, *rest = topology.segments
+    front = nn.Sequential(Centred(always), body).requires_grad_(False)
+    topology = replace(topology, segments=(replace(first, module=front), *rest))
+    with pytest.raises(InvalidInput, match=r"fedproto private bounds .* mixes the rows of a batch"):
+        go({"noise_multiplier": 1.0}, shape, topology=topology)
 
 
 def test_what_cannot_be_promised_is_refused() -> None:

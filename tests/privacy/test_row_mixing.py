@@ -15,6 +15,7 @@ from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.core.probe import Facts, probe
+from splitfed.core.row_independence import mixes_rows
 from splitfed.core.step_plan import segment_plans
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
@@ -23,7 +24,7 @@ from splitfed.defenses.row_gradients import check_rowwise
 from splitfed.privacy.charges import PartyCounts, charges, unprotected
 from splitfed.privacy.gaussian_mechanism import gaussian_epsilon
 from splitfed.privacy.ledger import make_ledger
-from splitfed.privacy.row_mixing import release_mixes, segments_mix
+from splitfed.privacy.row_mixing import release_mixes
 from splitfed.topologies import vanilla
 
 PRIVATE = GaussianRelease(noise_multiplier=4.0)
@@ -146,14 +147,14 @@ REMEMBER: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("front", REMEMBER.values(), ids=list(REMEMBER))
 def test_a_row_that_is_remembered_or_mixed_only_sometimes_is_found(front: Callable[[], nn.Module]) -> None:
     topology, facts, _ = made(front())
-    assert segments_mix(topology, facts, {topology.segments[0].name})
+    assert mixes_rows(topology, facts, {topology.segments[0].name})
     with pytest.raises(InvalidInput, match="dp_sgd cannot train"):
         check_rowwise(topology, facts, topology.roles[1:])
 
 
 def test_what_no_row_changes_may_be_kept() -> None:
     topology, facts, _ = made(Counter())
-    assert not segments_mix(topology, facts, {topology.segments[0].name})
+    assert not mixes_rows(topology, facts, {topology.segments[0].name})
     check_rowwise(topology, facts, topology.roles[1:])
 
 
@@ -193,7 +194,7 @@ def made(front: nn.Module) -> tuple[Topology, Facts, str]:
 )
 def test_segments_that_mix_are_found(front: nn.Module, mixes: bool) -> None:
     topology, facts, _ = made(front)
-    assert segments_mix(topology, facts, {topology.segments[0].name}) is mixes
+    assert mixes_rows(topology, facts, {topology.segments[0].name}) is mixes
 
 
 def test_attention_across_the_batch_is_found() -> None:
@@ -203,7 +204,7 @@ def test_attention_across_the_batch_is_found() -> None:
         top = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
         topology = vanilla(nn.Sequential(front, top), "0", sent_inputs=("input",)).with_task(classification(3))
         facts = probe(topology, {next(iter(topology.inputs)): torch.rand(4, 3, 4)})
-        assert segments_mix(topology, facts, {topology.segments[0].name}) is mixes
+        assert mixes_rows(topology, facts, {topology.segments[0].name}) is mixes
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,99 @@
+"""The trial of row independence in a run that promises something of its rows: by rows and batches of the run itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from splitfed.core.defense import Accounted, Defense, WeightDefense
+from splitfed.core.errors import InvalidInput, describe_failure, others_code
+from splitfed.core.privacy_events import Protects
+from splitfed.core.probe import Facts
+from splitfed.core.random import derive, generator
+from splitfed.core.row_independence import try_rows
+from splitfed.core.topology import Topology
+from splitfed.core.trial_rows import TrialRows
+from splitfed.data.dataset import Dataset
+from splitfed.data.federation import Federation
+from splitfed.federated.base import Method
+from splitfed.planning.probes import inputs_of
+from splitfed.schedules.base import Training
+
+
+def promises_rows(defenses: Sequence[Defense], method: Method | None, topology: Topology) -> bool:
+    """Return whether anything in a run promises something of a row that holds only if it shows in no other one."""
+    if any(isinstance(d, WeightDefense) or (isinstance(d, Accounted) and not protects_labels(d)) for d in defenses):
+        return True
+    return method is not None and bool(method.traits(topology).message_events)
+
+
+def protects_labels(defense: Accounted) -> bool:
+    """Return whether the promise of `defense` is about labels alone."""
+    # One that learns the length of the run first has no event yet.
+    event = defense.event()
+    return event is not None and event.protects is Protects.LABELS
+
+
+def with_findings(
+    topologies: Sequence[Topology], facts: Sequence[Facts], data: Federation, training: Training
+) -> tuple[Facts, ...]:
+    """Return the `facts` of every client with what was found out about its rows, once for each make of topology.
+
+    By training rows of all clients of that make, as they are before a transform, in the largest batches that one of
+    them has. Raises `InvalidInput` for a segment that cannot take such a batch.
+    """
+    found: dict[int, Facts] = {}
+    for topology, known in zip(topologies, facts, strict=True):
+        if id(topology) not in found:
+            clients = [number for number, one in enumerate(topologies) if one is topology]
+            trial = trial_rows(topology, data, clients, training)
+            with others_code(partial(_refusal, topology, trial.batch)):
+                found[id(topology)] = replace(known, row_findings=try_rows(topology, trial))
+    return tuple(
+        replace(known, row_findings=found[id(one)].row_findings) for one, known in zip(topologies, facts, strict=True)
+    )
+
+
+def _refusal(topology: Topology, batch: int, error: BaseException) -> BaseException:
+    if isinstance(error, InvalidInput):
+        return error
+    return InvalidInput(
+        f"topology {topology.name!r} cannot take a batch of {batch} rows of the run: {describe_failure(error)}"
+    )
+
+
+def trial_rows(topology: Topology, data: Federation, clients: Sequence[int], training: Training) -> TrialRows:
+    """Return training rows of these `clients`, twice as many as their largest batch has where there are so many."""
+    parts = [data.clients[number].train for number in clients]
+    batch = max(
+        min(training.of_client(number).batch_size, len(rows)) for number, rows in zip(clients, parts, strict=True)
+    )
+    wanted = 2 * max(2, batch)
+    inputs: list[dict[str, Tensor]] = []
+    labels: list[dict[str, Tensor]] = []
+    for number, rows in enumerate(parts):
+        # About as many of each.
+        few = wanted * (number + 1) // len(parts) - wanted * number // len(parts)
+        order = torch.randperm(len(rows), generator=generator(derive(training.seed, "trial rows", number)))
+        chosen = rows.rows(order[: max(1, few)]) if few else None
+        if chosen is not None:
+            inputs.append(inputs_of(topology, chosen))
+            labels.append({head.value: chosen.label(head.target) for head in topology.heads})
+    x = {name: torch.cat([one[name] for one in inputs]) for name in topology.inputs}
+    y = {head.value: torch.cat([one[head.value] for one in labels]) for head in topology.heads}
+    discrete = any(not t.is_floating_point() for t in x.values())
+    return TrialRows(x, y, batch, _spans(topology, parts, x) if discrete else {})
+
+
+def _spans(topology: Topology, parts: Sequence[Dataset], x: dict[str, Tensor]) -> dict[str, tuple[int, int]]:
+    """Return the least and the greatest whole number of each input: of all rows that are in memory, and of `x`."""
+    fed = [x, *(inputs_of(topology, rows) for rows in parts if rows.source.resident)]
+    return {
+        name: (min(int(one[name].min()) for one in fed), max(int(one[name].max()) for one in fed))
+        for name, t in x.items()
+        if not t.is_floating_point()
+    }
