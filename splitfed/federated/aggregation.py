@@ -14,14 +14,14 @@ Clients start from the weights that the run's `starts` says.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated import public_rows
-from splitfed.federated.base import Method, MethodContext, ObjectivePlacement, State
+from splitfed.federated.base import Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.learner import Learner
 
 PART = "own and shown"
@@ -30,6 +30,10 @@ PART = "own and shown"
 @dataclass(frozen=True, kw_only=True)
 class Aggregation(Method):
     """Own rows and others' public rows are one training set."""
+
+    def traits(self, topology: Topology) -> MethodTraits:
+        """Rows are shown, and nothing else is sent."""
+        return replace(super().traits(topology), message_values=public_rows.SHOWN_VALUES)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse clients that could not use each other's rows."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from splitfed.aggregation.base import AggregationRule
 from splitfed.aggregation.update_aggregation import UpdateAggregation, update_aggregation_of
 from splitfed.core.errors import InvalidInput
+from splitfed.core.private_values import FEATURES
 from splitfed.core.topology import Topology
 from splitfed.federated.base import Method, MethodContext, MethodTraits, State
 from splitfed.federated.learner import Learner, LearnerWeights
@@ -73,6 +74,7 @@ class Averaging(Method):
             returns_weights=self.settings.sum is None,
             # A method that reads rows in another way than by steps says no.
             post_processing=True,
+            message_values={"weights": FEATURES},
             private_segments=tuple(s.name for s in own if s.name not in shared),
             broadcast_segments=shared,
         )

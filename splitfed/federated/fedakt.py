@@ -31,6 +31,7 @@ from splitfed.aggregation.base import AggregationRule
 from splitfed.aggregation.update_aggregation import UpdateAggregation, update_aggregation_of
 from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.messages import Stamp
+from splitfed.core.private_values import FEATURES
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
@@ -92,6 +93,7 @@ class FedAKT(Method):
             super().traits(topology),
             turned_off=None if self.use_adapter else "fedakt without an adapter lets clients share nothing",
             aggregation=update_aggregation_of(self.aggregation) if sends else None,
+            message_values={"weights": FEATURES},
             returns_weights=sends and update_aggregation_of(self.aggregation).sum is None,
             private_segments=tuple(name for name in own if name not in adapter),
             broadcast_segments=adapter if sends else (),

@@ -33,6 +33,7 @@ from torch.nn import functional
 from splitfed.core.errors import require_number
 from splitfed.core.grouping import total_pairs
 from splitfed.core.messages import Stamp
+from splitfed.core.private_values import BOTH
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import check_whole
 from splitfed.federated.base import MethodTraits, ObjectivePlacement, State
@@ -61,6 +62,7 @@ class FedDistill(SummedUploads):
             turned_off="feddistill with weight=0 adds nothing to a client's loss" if self.weight == 0 else None,
             reads_labels=True,
             class_means={"soft labels": topology.heads[0].value},
+            message_values={"soft labels": BOTH},
             secure=self.settings.sum,
         )
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.core.errors import InvalidInput, require_count, require_name, require_number
+from splitfed.core.private_values import LABELS
 from splitfed.core.random import derive, generator, stream
 from splitfed.core.topology import Segment, Topology
 from splitfed.federated.averaging import Averaging, check_whole, take_step
@@ -70,7 +71,9 @@ class FedGen(Averaging):
     def traits(self, topology: Topology) -> MethodTraits:
         """Clients count their rows of each class for the server, unless a weight of zero leaves the averages alone."""
         off = "fedgen with weight=0 lets nobody learn from what is generated" if self.weight == 0 else None
-        return replace(super().traits(topology), turned_off=off, post_processing=self.weight == 0)
+        base = super().traits(topology)
+        told = {**base.message_values, "label counts": LABELS}
+        return replace(base, turned_off=off, post_processing=self.weight == 0, message_values=told)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse split models, a task without classes, and heads that read more than the embedding."""

@@ -37,6 +37,7 @@ from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.grouping import total_pairs
 from splitfed.core.messages import Stamp
+from splitfed.core.private_values import BOTH
 from splitfed.core.probe import Facts, probe
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Segment, Topology
@@ -92,6 +93,7 @@ class FedKD(Method):
             varying_shapes=frozenset() if fixed else frozenset({"update"}),
             # Both cross-entropies are worked out once more.
             reads_labels=True,
+            message_values={"update": BOTH},
             private_segments=tuple(s.name for s in topology.segments if s.name not in shared),
             broadcast_segments=shared,
         )

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, require_count, require_name
 from splitfed.core.messages import Stamp
+from splitfed.core.private_values import FEATURES
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated import public_rows
@@ -75,7 +76,11 @@ class FedMD(SummedUploads):
         # Under a secure sum nobody's scores are there to be read.
         batch = None if self.secure else self._public_batch
         return replace(
-            super().traits(topology), trains_between_rounds=True, secure=self.settings.sum, public_batch=batch
+            super().traits(topology),
+            trains_between_rounds=True,
+            secure=self.settings.sum,
+            public_batch=batch,
+            message_values={**public_rows.SHOWN_VALUES, "soft labels": FEATURES},
         )
 
     def check(self, topology: Topology, clients: int) -> None:

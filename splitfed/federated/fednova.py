@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.optimizers import Optim
+from splitfed.core.private_values import PrivateValues
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, take_step
 from splitfed.federated.base import MethodContext, MethodTraits, ObjectivePlacement, State
@@ -43,7 +44,9 @@ class FedNova(Averaging):
 
     def traits(self, topology: Topology) -> MethodTraits:
         """Steps are counted; it is the aggregation server that divides by them."""
-        return replace(super().traits(topology), plain_update=True)
+        base = super().traits(topology)
+        told = {**base.message_values, "steps": PrivateValues.NONE}
+        return replace(base, plain_update=True, message_values=told)
 
     def check_run(self, context: MethodContext) -> None:
         """Refuse optimizers other than SGD: no formula for their a_i is known."""

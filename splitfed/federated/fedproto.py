@@ -41,6 +41,7 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, require_count, require_name, require_number
 from splitfed.core.messages import Stamp
+from splitfed.core.private_values import BOTH
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
 from splitfed.defenses.private_class_sums import (
@@ -111,6 +112,7 @@ class FedProto(SummedUploads):
             own_steps=longer,
             reads_labels=True,
             class_means={"prototype": value},
+            message_values={"prototype": BOTH, "loss": BOTH},
             secure=self.settings.sum,
             message_events={} if self.private is None else {"prototype": self.mechanism.event()},
             scored_values=(value,),

@@ -31,6 +31,7 @@ from torch import nn
 from splitfed.aggregation.base import AggregationRule
 from splitfed.aggregation.update_aggregation import UpdateAggregation, update_aggregation_of
 from splitfed.core.errors import InvalidInput, require_number
+from splitfed.core.private_values import FEATURES
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
@@ -79,6 +80,7 @@ class FML(Method):
             super().traits(topology),
             turned_off=off if self.alpha == 1 and self.beta == 1 else None,
             aggregation=update_aggregation_of(self.aggregation) if whole else None,
+            message_values={"weights": FEATURES},
             returns_weights=whole and update_aggregation_of(self.aggregation).sum is None,
             soft_labels={_meme(topology): 1 - self.beta} if whole else {},
             private_segments=makers(topology, _private(topology)),

@@ -23,6 +23,7 @@ from torch import Tensor
 from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import require_count
 from splitfed.core.initial_weights import redraw_weights
+from splitfed.core.private_values import BOTH
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging
@@ -53,7 +54,10 @@ class Ifca(Averaging):
         With one cluster it is FedAvg. The choice reads the rows, so it is no post-processing of what was released.
         """
         off = "ifca with clusters=1 is fedavg" if self.clusters == 1 else None
-        return replace(super().traits(topology), turned_off=off, returns_weights=False, post_processing=False)
+        # What a client goes on from was chosen by the loss on its labels as they are.
+        told = {"cluster": BOTH, "weights": BOTH}
+        base = super().traits(topology)
+        return replace(base, turned_off=off, returns_weights=False, post_processing=False, message_values=told)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse a model that clients do not hold whole, or that nobody can draw anew."""

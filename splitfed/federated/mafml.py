@@ -42,6 +42,7 @@ from torch.nn.functional import log_softmax
 
 from splitfed.core.errors import require_count
 from splitfed.core.messages import Stamp
+from splitfed.core.private_values import FEATURES
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.federated import public_rows
@@ -68,7 +69,9 @@ class MAFML(Method):
 
     def traits(self, topology: Topology) -> MethodTraits:
         """The mutual step comes after the schedule's round."""
-        return replace(super().traits(topology), trains_between_rounds=True, public_batch=self._public_batch)
+        told = {**public_rows.SHOWN_VALUES, "soft labels": FEATURES}
+        batch = self._public_batch
+        return replace(super().traits(topology), trains_between_rounds=True, public_batch=batch, message_values=told)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse clients that could not learn from each other's rows and class probabilities."""

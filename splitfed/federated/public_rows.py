@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.private_values import BOTH
 from splitfed.core.probe import Facts
 from splitfed.core.random import generator
 from splitfed.core.topology import Head, Topology
@@ -20,6 +21,9 @@ from splitfed.federated.base import State
 from splitfed.federated.learner import Learner, LearnerData, LearnerTraining
 from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.topology_values import only_client, only_head
+
+SHOWN_VALUES = {"data": BOTH}
+"""What the message is made of by which rows are shown, for a method's traits."""
 
 Rows = dict[str, Tensor]
 """What one client shows: "x" (rows, ...) and "y" (rows,)."""

@@ -16,7 +16,7 @@ statistics are plainly averaged. Variates start at zero; weights and variates go
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -24,8 +24,10 @@ from torch import Tensor, nn
 
 from splitfed.core.errors import require_name, require_number
 from splitfed.core.optimizers import Optim
+from splitfed.core.private_values import FEATURES
+from splitfed.core.topology import Topology
 from splitfed.federated.averaging import Averaging, take_step
-from splitfed.federated.base import MethodContext, ObjectivePlacement, State
+from splitfed.federated.base import MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.learner import Learner, LearnerIdentity
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
 from splitfed.federated.sgd_reach import check_sgd, sum_step_weights
@@ -55,6 +57,11 @@ class Scaffold(Averaging):
         if self.server_rate != 1.0:
             reason = f"server_rate={self.server_rate:g} is a server step: take one of them"
             refuse_settings(self.who, self.settings, {"server_step": reason})
+
+    def traits(self, topology: Topology) -> MethodTraits:
+        """Variates are made of the same steps as the weights."""
+        base = super().traits(topology)
+        return replace(base, message_values={**base.message_values, "variate": FEATURES})
 
     def check_run(self, context: MethodContext) -> None:
         """Refuse optimizers whose change of weights tells no gradient, unless gradients are asked for."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from splitfed.aggregation.update_aggregation import UpdateAggregation
 from splitfed.core.privacy_events import Event
+from splitfed.core.private_values import PrivateValues
 from splitfed.secure_sum.base import SecureSumPlan
 
 
@@ -87,6 +88,13 @@ class MethodTraits:
 
     Of messages from clients to the aggregation server, with a tensor for each class under the name of the class: what
     they show of the rows is for attacks to find out.
+    """
+
+    message_values: Mapping[str, PrivateValues] = field(default_factory=dict)
+    """Kind of message from clients to the aggregation server -> which private values it is made of.
+
+    `LABELS` where labels are read by any other way than the gradient of the loss. A kind that is neither here nor in
+    `splitfed.core.private_values` is taken to be made of features and labels.
     """
 
     message_events: Mapping[str, Event] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from torch import Tensor
 from splitfed.core.contents import Content
 from splitfed.core.defense import UPLOAD, Calibrated, Defense, LabelDefense, privacy_event
 from splitfed.core.per_client_defenses import missing, of_client
+from splitfed.core.private_values import SUMS, PrivateValues, made_of
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology, member
 from splitfed.core.traffic import Traffic
@@ -25,7 +26,8 @@ from splitfed.federated.base import Method
 from splitfed.planning.counting import CountingTrainer
 from splitfed.planning.simulation import simulate_rounds
 from splitfed.planning.validation import Prepared, labels_of
-from splitfed.privacy.charges import PartyCounts, Taken, charges, lent_charges, unprotected
+from splitfed.privacy.charges import PartyCounts, Taken, charges, lent_charges
+from splitfed.privacy.exposures import find_exposures
 from splitfed.privacy.ledger import PER_ROW, Charge, Ledger, default_delta, make_ledger
 from splitfed.schedules.base import Schedule, shared_roles
 
@@ -231,10 +233,8 @@ def _make_ledger(
     run_charges += _method_charges(run.topologies, method, released.traffic)
     # A method moves weights that sends them, or what they make.
     by_method = bool(kinds) and method is not None and ("weights" in kinds or method.traits(topology).post_processing)
-    exposed = [
-        *unprotected(topology, defenses, run.placement.fused, by_schedule or by_method, run.facts[0]),
-        *_uploads(topology, method, defenses, kinds),
-    ]
+    uploads = _find_uploads(topology, method, defenses, kinds)
+    exposed = find_exposures(topology, defenses, run.placement.fused, by_schedule or by_method, run.facts[0], uploads)
     carried = [str(told) for told in run.facts[0].told(topology) if told.origin.content is Content.INPUT]
     return make_ledger(run_charges, _delta(defenses, released.rows, delta), exposed, released.replaced, carried)
 
@@ -275,22 +275,29 @@ def _method_charges(topologies: Sequence[Topology], method: Method | None, traff
     return found
 
 
-def _uploads(
+def _find_uploads(
     topology: Topology, method: Method | None, defenses: Sequence[Defense], kinds: frozenset[str]
-) -> list[str]:
-    # What is made of weights alone is reported as those.
-    if method is None or method.traits(topology).post_processing:
-        return []
-    reported = f"what the method {type(method).__name__} sends"
-    guarded, own = sorted(kinds & private_messages(method, topology, defenses)), method.traits(topology).message_events
-    if not guarded:
-        return [reported]
-    left = [f"{reported} but {', '.join(guarded)}"] if kinds - set(guarded) else []
-    # What stands beside the rows in a message crosses as it is: see `splitfed.core.upload_defenses`.
-    return [
-        *left,
-        *(f"names, whole numbers and single numbers in messages of {kind}" for kind in guarded if kind not in own),
-    ]
+) -> dict[str, PrivateValues]:
+    """Return what `method` sends to the aggregation server without a promise, a few words a kind -> what it is made of.
+
+    What is made of weights alone is reported as those.
+    """
+    if method is None or (traits := method.traits(topology)).post_processing:
+        return {}
+    told, covered, who = traits.message_values, private_messages(method, topology, defenses), type(method).__name__
+    found: dict[str, PrivateValues] = {}
+    for kind in sorted(kinds):
+        if kind == "weights" and kind not in told:
+            # Those of a schedule, or of no more than steps: reported as weights of their role.
+            continue
+        if kind in SUMS:
+            found[f"sums of {', '.join(sorted(told)) or 'all'} that {who} sends"] = made_of(kind, told)
+        elif kind not in covered:
+            found[f"{kind} that {who} sends"] = made_of(kind, told)
+        elif kind not in traits.message_events:
+            # What stands beside the rows in a message crosses as it is: see `splitfed.core.upload_defenses`.
+            found[f"names, whole numbers and single numbers in messages of {kind}"] = made_of(kind, told)
+    return found
 
 
 def _sum_by_party(counts: Sequence[PartyCounts]) -> list[PartyCounts]:

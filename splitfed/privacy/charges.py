@@ -1,4 +1,4 @@
-"""From counted uses to the charges of a ledger: what learns before a mechanism, and what nobody makes promises for."""
+"""From counted uses to the charges of a ledger: what learns before a mechanism, and who else its releases show."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from splitfed.core.contents import Content
-from splitfed.core.defense import UPLOAD, Defense, LabelDefense, WeightDefense, privacy_event
+from splitfed.core.defense import UPLOAD, Defense, WeightDefense, privacy_event
 from splitfed.core.grouping import nest
 from splitfed.core.privacy_events import Neighbours, Protects
 from splitfed.core.probe import Facts
@@ -105,66 +104,6 @@ def lent_charges(
     return charge_list
 
 
-def unprotected(
-    topology: Topology,
-    defenses: Sequence[Defense],
-    fused: Sequence[str],
-    travels: bool,
-    facts: Facts | None = None,
-) -> list[str]:
-    """Return what leaves a data owner without a promise, a few words each, in the order of the topology.
-
-    `facts` tell what crosses beside features: lengths and masks, which no mechanism covers.
-    """
-    covered: dict[str, set[str]] = {"activation": set(), "gradient": set(), "labels": set()}
-    covered_clients: dict[tuple[str, str], set[int]] = {}
-    for defense in defenses:
-        acts = {kind: set(defense.edges(topology)) for kind in counted_kinds(defense)}
-        event = privacy_event(defense)
-        if event is not None and event.protects is Protects.LABELS and isinstance(defense, LabelDefense):
-            acts["labels"] = acts.get("labels", set()) | set(defense.heads(topology))
-        for kind, places in acts.items():
-            if not defense.clients:
-                covered[kind] |= places
-            for place in places:
-                covered_clients.setdefault((kind, place), set()).update(defense.clients)
-    weights = _find_private_roles(topology, defenses)
-    owners, exposed = topology.data_roles, []
-    for edge in topology.crossings:
-        source, target = topology.role_of(edge.source), topology.role_of(edge.target)
-        if facts is not None and not facts.data(edge.values):
-            continue
-        if source in owners and edge.name not in covered["activation"]:
-            exposed.append(
-                f"releases on {edge.name} ({source} to {target})"
-                + _exception_text(covered_clients.get(("activation", edge.name)))
-            )
-        if target in owners and edge.name not in topology.forward_only and edge.name not in covered["gradient"]:
-            exposed.append(
-                f"gradients on {edge.name} ({target} to {source})"
-                + _exception_text(covered_clients.get(("gradient", edge.name)))
-            )
-    told = () if facts is None else facts.told(topology)
-    exposed += [str(one) for one in told if one.origin.content is Content.MASK]
-    exposed_heads = [head for head in topology.heads if len(head.path) > 1 and head.value not in covered["labels"]]
-    exposed += [
-        f"labels of {h.value} ({' to '.join(h.path)})" + _exception_text(covered_clients.get(("labels", h.value)))
-        for h in exposed_heads
-    ]
-    norms = dict.fromkeys(p for d in defenses if isinstance(d, WeightDefense) for p in d.norms(topology))
-    exposed += [f"norms of each row's gradient ({a} to {b})" for a, b in norms if a in owners]
-    if fused or travels:
-        exposed_roles = fused or [
-            role for role in owners if any(learns_from_rows(s.module) for s in topology.segments_of(role))
-        ]
-        exposed += [f"weights of {role}" for role in exposed_roles if role not in weights]
-    return exposed
-
-
-def _exception_text(clients: set[int] | None) -> str:
-    return f" of all clients but {', '.join(map(str, sorted(clients)))}" if clients else ""
-
-
 def learns_from_rows(module: nn.Module) -> bool:
     """Return whether `module` changes with the rows it sees, or lets rows of a batch change each other's outputs."""
     # What the user froze inside a module in training mode stays frozen; a whole one in evaluation mode does not.
@@ -188,12 +127,12 @@ def _find_makers(topology: Topology, place: str, defense: Defense) -> set[str]:
 
 def _find_learning(topology: Topology, makers: set[str], defenses: Sequence[Defense]) -> tuple[bool, bool]:
     """Tell of the `makers` of what leaves at a place whether one learns without a guard, and whether one with it."""
-    private = _find_private_roles(topology, defenses)
+    private = find_private_roles(topology, defenses)
     segments = [s for s in topology.segments if s.name in makers and learns_from_rows(s.module)]
     return any(s.role not in private for s in segments), any(s.role in private for s in segments)
 
 
-def _find_private_roles(topology: Topology, defenses: Sequence[Defense]) -> set[str]:
+def find_private_roles(topology: Topology, defenses: Sequence[Defense]) -> set[str]:
     """Return the roles whose weights are guarded under a promise; without one, for want of noise say, none are."""
     guarding = (d for d in defenses if isinstance(d, WeightDefense) and privacy_event(d) is not None)
     return {role for defense in guarding for role in defense.guards(topology)}

@@ -34,6 +34,7 @@ from torch import Tensor
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs
 from splitfed.core.privacy_events import Event, Gaussian, Laplace, Neighbours, Protects, Unit
+from splitfed.core.private_values import PrivateValues
 from splitfed.privacy.accountants import Bound, compose
 
 PER_ROW = "per row"
@@ -138,7 +139,7 @@ class Total:
 class Ledger:
     """What a run releases, by line: who learns what, and what is promised of it.
 
-    `lines` and `totals`; `open`: what leaves a data owner without any promise.
+    `lines` and `totals`; `open`: what leaves a data owner without any promise -> the private values it tells of.
 
     `replaced`: where rows that were not finite were taken for zeros, and how many. `uncharged`: what may tell of rows
     as well, and is in no figure. `carried`: which values carry an input, whatever guards them.
@@ -147,7 +148,7 @@ class Ledger:
     delta: float
     lines: tuple[Line, ...] = ()
     totals: tuple[Total, ...] = ()
-    open: tuple[str, ...] = ()
+    open: Mapping[str, str] = field(default_factory=dict)
     replaced: tuple[str, ...] = ()
     uncharged: tuple[str, ...] = ()
     carried: tuple[str, ...] = ()
@@ -182,17 +183,18 @@ def describe_ledger(ledger: Mapping[str, Any]) -> list[str]:
     return [*said, f"not charged: {'; '.join(ledger['uncharged'])}"]
 
 
-def related_exposure(total: Mapping[str, Any], unprotected: Sequence[str]) -> list[str]:
+def related_exposure(total: Mapping[str, Any], unprotected: Mapping[str, str] | Sequence[str]) -> list[str]:
     """Return the part of `unprotected` that depends on what `total`, as plain values, protects.
 
-    Of a label alone only labels do, since features count as known; of an example or a client everything does.
+    Of a label alone only what tells of labels does, since features count as known; of an example or a client everything
+    does. A list of places, as older reports hold, does not say what they tell of: of everything then.
     """
-    if total["unit"] != str(Unit.LABEL):
+    if total["unit"] != str(Unit.LABEL) or not isinstance(unprotected, Mapping):
         return list(unprotected)
-    return [place for place in unprotected if place.startswith("labels of ")]
+    return [place for place, told in unprotected.items() if told != str(PrivateValues.FEATURES)]
 
 
-def describe_total(total: Mapping[str, Any], unprotected: Sequence[str]) -> str:
+def describe_total(total: Mapping[str, Any], unprotected: Mapping[str, str] | Sequence[str]) -> str:
     """Say what a total, as plain values, promises, and what of `unprotected` crosses beside it without a promise."""
     # JSON knows no infinity.
     epsilon = "without bound" if total["epsilon"] is None else f"{total['epsilon']:.4g}"
@@ -220,14 +222,14 @@ def default_delta(rows: int) -> float:
 def make_ledger(
     charges: Iterable[Charge],
     delta: float,
-    unprotected: Sequence[str] = (),
+    unprotected: Mapping[str, PrivateValues] | None = None,
     replaced: Mapping[str, int] | None = None,
     carried: Sequence[str] = (),
 ) -> Ledger:
     """Return the ledger of `charges` at `delta`.
 
-    `unprotected`: what else leaves a data owner. `replaced`: place -> rows that were not finite there. `carried` as in
-    `Ledger`.
+    `unprotected`: what else leaves a data owner -> what it tells of. `replaced`: place -> rows that were not finite
+    there. `carried` as in `Ledger`.
     """
     used = [charge for charge in charges if charge.sum]
     groups = group_pairs((charge.group, charge) for charge in used)
@@ -238,7 +240,8 @@ def make_ledger(
         for place, rows in sorted((replaced or {}).items())
     ]
     uncharged = UNCHARGED if totals else ()
-    return Ledger(delta, tuple(lines), tuple(totals), tuple(unprotected), tuple(zeros), uncharged, tuple(carried))
+    exposed = {place: str(told) for place, told in (unprotected or {}).items()}
+    return Ledger(delta, tuple(lines), tuple(totals), exposed, tuple(zeros), uncharged, tuple(carried))
 
 
 def _lines(charges: Sequence[Charge], delta: float) -> list[Line]:

@@ -31,7 +31,7 @@ from splitfed.core.step_plan import segment_plans
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.costs.bytes import step_bytes
-from splitfed.privacy.charges import unprotected
+from splitfed.privacy.exposures import find_exposures
 from splitfed.privacy.ledger import make_ledger
 from splitfed.topologies import custom, multi_hop, u_shaped, vanilla
 from tests.defenses.test_every_defense import DEFENSES
@@ -186,12 +186,13 @@ def test_a_mask_is_told_and_a_named_input_is_no_mask(way: Callable[..., Topology
     assert mask not in facts.returned(topology, topology.crossings[0])
     # No mechanism covers it: it stands open beside a promise, which is no longer one of the whole run.
     (promise,) = (d for key, d in DEFENSES.items() if key == "gaussian_release")
-    assert unprotected(topology, (promise,), (), False, facts) == [
-        *(open_ for open_ in unprotected(topology, (promise,), (), False)[:1] if open_.startswith("gradients")),
+    bare = list(find_exposures(topology, (promise,), (), False))
+    assert list(find_exposures(topology, (promise,), (), False, facts)) == [
+        *(place for place in bare[:1] if place.startswith("gradients")),
         said,
-        *(open_ for open_ in unprotected(topology, (promise,), (), False) if open_.startswith("labels")),
+        *(place for place in bare if place.startswith("labels")),
     ]
-    assert said in make_ledger([], 1e-5, unprotected(topology, (promise,), (), False, facts)).open
+    assert said in make_ledger([], 1e-5, find_exposures(topology, (promise,), (), False, facts)).open
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -139,7 +139,7 @@ def test_epsilon_of_whole_models_by_hand() -> None:
     (total,) = run.ledger.totals
     assert total.epsilon == pytest.approx(compose([(event, uses)], run.ledger.delta).epsilon)
     assert (total.protects, total.neighbours) == (str(event.protects), str(event.neighbours))
-    assert run.ledger.open == ("names, whole numbers and single numbers in messages of prototype",)
+    assert list(run.ledger.open) == ["names, whole numbers and single numbers in messages of prototype"]
     assert "learn from private rows" in total.note
 
 
@@ -156,7 +156,7 @@ def test_where_segments_are_shared_all_clients_uses_add_up() -> None:
 def test_what_establishes_no_sensitivity_promises_nothing(guard: Defense) -> None:
     run = go(guard)
     assert run.ledger.totals == ()
-    assert "what the method FedProto sends" in run.ledger.open
+    assert "prototype that FedProto sends" in run.ledger.open
     assert run.epsilon is None
 
 

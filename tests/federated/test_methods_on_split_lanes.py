@@ -78,14 +78,14 @@ def at(kind: str) -> GaussianRelease:
 def test_who_counts_labels_sends_more_than_steps_made() -> None:
     with pytest.raises(InvalidInput, match="dp_sgd cannot be accounted for with method FedGen"):
         go(FedGen(steps=1), defenses=DpSgd(noise_multiplier=1.0))
-    assert "what the method FedGen sends" in go(FedGen(steps=1), rounds=1).ledger.open
+    assert go(FedGen(steps=1), rounds=1).ledger.open["label counts that FedGen sends"] == "labels"
     assert traits(FedGen(weight=0.0)).post_processing
 
 
 def test_what_leaves_is_named_for_one_client_and_not_where_nothing_does() -> None:
     one: Federation = pictures(1)
-    assert go("fedavg", data=one, rounds=1).ledger.open == ("weights of client",)
-    assert go("standalone", rounds=1).ledger.open == ()
+    assert go("fedavg", data=one, rounds=1).ledger.open == {"weights of client": "features and labels"}
+    assert go("standalone", rounds=1).ledger.open == {}
 
 
 def test_nothing_is_promised_for_messages_whose_shape_tells() -> None:

@@ -110,7 +110,7 @@ def test_epsilon_of_a_run_is_that_of_a_message_a_round_by_hand() -> None:
     # Two Gaussians of multiplier 2 are one of 2 / sqrt(2), whatever the number of classes.
     assert total.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(2), run.ledger.delta))
     assert (total.unit, total.neighbours, total.note) == ("example", str(Neighbours.ADD_REMOVE), "")
-    assert run.ledger.open == ()
+    assert run.ledger.open == {}
     assert run.epsilon == total.epsilon
     assert run.ledger.lines[0].uses == 2
 

@@ -159,7 +159,7 @@ def test_own_rows_are_counted_whatever_part_they_are_trained_in(method: Method) 
     ready = prepare(BUILDERS["vanilla"](net()), rows, schedule=TURNS, defenses=guard, **training)
     planned = planned_ledger(ready, 3)
     assert run.ledger.totals[0].epsilon == pytest.approx(planned.totals[0].epsilon)
-    assert f"what the method {type(method).__name__} sends" in run.ledger.open
+    assert run.ledger.open[f"data that {type(method).__name__} sends"] == "features and labels"
     for replica, client in enumerate(rows.clients):
         ((_, counts),) = [
             (k, c) for k, c in run.engine.party(replica, "client").state.uses.counts.items() if k[3] == "train"

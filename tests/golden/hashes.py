@@ -95,7 +95,7 @@ def of_run(run: Run) -> dict[str, str]:
     lines = [*ledger.pop("lines"), *ledger.pop("totals")]
     numbers = [{k: v for k, v in line.items() if k not in TOLD} for line in lines]
     words = [{k: v for k, v in line.items() if k in TOLD} for line in lines]
-    said = [ledger.pop(name) for name in ("open", "replaced", "uncharged")]
+    said = [list(ledger.pop(name)) for name in ("open", "replaced", "uncharged")]
     return {
         "weights": of([[list(m.state_dict().values()) for _, m in sorted(held.items())] for held in replicas]),
         "state": of(leaves(run.state())),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from splitfed.core.defense import Defense
 from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects, Pure, Unit
+from splitfed.core.private_values import BOTH, FEATURES, LABELS
 from splitfed.core.topology import Topology
 from splitfed.core.usage_counts import UsageCounts
 from splitfed.data.federation import Federation
@@ -23,7 +24,7 @@ from splitfed.planning.private import planned_ledger
 from splitfed.planning.validation import prepare
 from splitfed.privacy.charges import learns_from_rows
 from splitfed.privacy.gaussian_mechanism import gaussian_epsilon
-from splitfed.privacy.ledger import UNCHARGED, Charge, Ledger, default_delta, make_ledger
+from splitfed.privacy.ledger import UNCHARGED, Charge, Ledger, default_delta, make_ledger, related_exposure
 from splitfed.schedules.base import Training
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.run import Run
@@ -85,7 +86,7 @@ def test_a_frozen_sender_costs_a_row_its_own_releases() -> None:
     first = run.history[0]["epsilons"][total.protects]
     assert first == pytest.approx(gaussian_epsilon(4.0, run.ledger.delta))
     assert total.note == ""
-    assert run.ledger.open == ("labels of fc2 (client to server)",)
+    assert run.ledger.open == {"labels of fc2 (client to server)": "labels"}
 
 
 def test_an_epsilon_never_stands_without_what_crosses_beside_it() -> None:
@@ -100,15 +101,20 @@ def test_an_epsilon_never_stands_without_what_crosses_beside_it() -> None:
     whole = make_ledger([charge()], 1e-5)
     assert whole.epsilon == whole.totals[0].epsilon
     assert str(whole).splitlines()[0].endswith("; nothing else crosses that depends on it")
-    assert make_ledger([charge()], 1e-5, ["gradients on a->b (server to client)"]).epsilon is None
+    assert make_ledger([charge()], 1e-5, {"gradients on a->b (server to client)": FEATURES}).epsilon is None
 
 
 def test_of_a_label_only_labels_tell() -> None:
-    """Features count as known: an epsilon of labels covers a run in which no other label crosses."""
+    """Features count as known: an epsilon of labels covers a run in which nothing else crosses that tells of labels."""
     label = charge(place="labels of y", event=Event(Pure(1.0), Protects.LABELS, Unit.LABEL), every=1, counts={})
-    found = make_ledger([label], 1e-5, ["releases on a->b (client to server)"])
+    found = make_ledger([label], 1e-5, {"releases on a->b (client to server)": FEATURES})
     assert found.epsilon == pytest.approx(1.0)
-    assert make_ledger([label], 1e-5, ["labels of other (client to server)"]).epsilon is None
+    for told in (LABELS, BOTH):
+        bare = make_ledger([label], 1e-5, {"counts that somebody sends": told})
+        assert bare.epsilon is None
+        assert str(bare).splitlines()[0].endswith("; without a promise: counts that somebody sends")
+    # A report of before says places alone.
+    assert related_exposure(asdict(found.totals[0]), ["releases on a->b"]) == ["releases on a->b"]
 
 
 def test_rows_that_are_not_finite_are_released_as_zeros_and_counted() -> None:
@@ -232,7 +238,7 @@ def test_nothing_promised_is_said_so() -> None:
     assert run.epsilon is None
     assert str(run.ledger) == "no formal guarantee"
     assert "epsilon" not in run.history[-1]
-    assert run.ledger.open[0].startswith("releases on ")
+    assert next(iter(run.ledger.open)).startswith("releases on ")
 
 
 def charge(**more: object) -> Charge:

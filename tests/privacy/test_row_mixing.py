@@ -21,7 +21,8 @@ from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
 from splitfed.defenses import DpSgd, GaussianRelease, LaplaceRelease, Latent, Mid, Noise, Shredder
 from splitfed.defenses.row_gradients import check_rowwise
-from splitfed.privacy.charges import PartyCounts, charges, unprotected
+from splitfed.privacy.charges import PartyCounts, charges
+from splitfed.privacy.exposures import find_exposures
 from splitfed.privacy.gaussian_mechanism import gaussian_epsilon
 from splitfed.privacy.ledger import make_ledger
 from splitfed.privacy.row_mixing import release_mixes
@@ -263,7 +264,7 @@ def test_norms_and_weights_without_noise_are_open() -> None:
     (client, server) = topology.roles
     terms = Terms((topology,), (facts,), (), (9,), 3, False, (3,), (1,), lambda *given: 1.0)
     noisy, bare = (DpSgd(noise_multiplier=m, clip="joint").settle(terms) for m in (1.0, 0.0))
-    told = unprotected(topology, (noisy,), (), True)
+    told = find_exposures(topology, (noisy,), (), True)
     assert f"norms of each row's gradient ({client} to {server})" in told
     assert f"weights of {client}" not in told
-    assert f"weights of {client}" in unprotected(topology, (bare,), (), True)
+    assert f"weights of {client}" in find_exposures(topology, (bare,), (), True)

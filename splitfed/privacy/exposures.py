@@ -1,0 +1,135 @@
+"""What leaves a data owner without a promise, derived from what crosses, and which private values each of it tells of.
+
+Of a label alone only what tells of labels is of interest, since features count as known. Labels are told by messages
+that are made of them, and by all that is learnt from a loss that reads them: gradients, weights, and whatever those
+make. A defense that changes labels once guards both; one that changes them at each step guards the loss alone. What
+tells of labels beside the loss comes back in what the aggregation server returns, so that all that is learnt then does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from splitfed.core.contents import Content
+from splitfed.core.defense import Defense, LabelDefense, WeightDefense, privacy_event
+from splitfed.core.privacy_events import Protects
+from splitfed.core.private_values import BOTH, FEATURES, LABELS, PrivateValues
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology
+from splitfed.core.usage_counts import counted_kinds, counted_labels
+from splitfed.privacy.charges import find_private_roles, learns_from_rows
+
+Exposures = dict[str, PrivateValues]
+"""Place, in a few words -> what crosses there tells of; in the order of the topology."""
+
+
+def find_exposures(
+    topology: Topology,
+    defenses: Sequence[Defense],
+    fused: Sequence[str],
+    travels: bool,
+    facts: Facts | None = None,
+    uploads: Mapping[str, PrivateValues] | None = None,
+) -> Exposures:
+    """Return what leaves a data owner without a promise.
+
+    `fused`: roles whose weights are averaged; `travels`: whether weights leave their client at all. `facts` tell what
+    crosses beside features: lengths and masks, which no mechanism covers. `uploads`: what a federated method sends
+    without a promise, in a few words -> what it is made of.
+    """
+    changed_once, changed = _guarded_heads(topology, defenses)
+    heads = {head.value for head in topology.heads}
+    bare = PrivateValues.NONE if heads <= changed_once else LABELS
+    sent = {place: made & (FEATURES | bare) for place, made in (uploads or {}).items()}
+    learnt = FEATURES if heads <= changed and not any(made & LABELS for made in sent.values()) else BOTH
+    covered = _Covered(topology, defenses)
+    return {
+        **_crossings(topology, covered, learnt, facts),
+        **dict.fromkeys(_labels(topology, covered), LABELS),
+        **dict.fromkeys(_weights(topology, defenses, fused, travels), learnt),
+        **{place: learnt | made if made & FEATURES else made for place, made in sent.items() if made},
+    }
+
+
+class _Covered:
+    """Where the messages of a kind cross under a promise: of all clients, or of some."""
+
+    def __init__(self, topology: Topology, defenses: Sequence[Defense]) -> None:
+        self._by_all: set[tuple[str, str]] = set()
+        self._clients: dict[tuple[str, str], set[int]] = {}
+        for defense in defenses:
+            for guarded in self._places(topology, defense):
+                self._clients.setdefault(guarded, set()).update(defense.clients)
+                if not defense.clients:
+                    self._by_all.add(guarded)
+
+    @staticmethod
+    def _places(topology: Topology, defense: Defense) -> set[tuple[str, str]]:
+        places = {(kind, place) for kind in counted_kinds(defense) for place in defense.edges(topology)}
+        if _promises_labels(defense) and isinstance(defense, LabelDefense):
+            places |= {("label", head) for head in defense.heads(topology)}
+        return places
+
+    def exception(self, kind: str, place: str) -> str | None:
+        """Return of which clients the messages of `kind` at `place` are covered, in words; None: of all."""
+        if (kind, place) in self._by_all:
+            return None
+        clients = self._clients.get((kind, place))
+        return f" of all clients but {', '.join(map(str, sorted(clients)))}" if clients else ""
+
+
+def _crossings(topology: Topology, covered: _Covered, learnt: PrivateValues, facts: Facts | None) -> Exposures:
+    """Return the releases and gradients that leave a data owner, and what holds lengths or masks."""
+    owners, found = topology.data_roles, {}
+    for edge in topology.crossings:
+        source, target = topology.role_of(edge.source), topology.role_of(edge.target)
+        if facts is not None and not facts.data(edge.values):
+            continue
+        if source in owners and (left := covered.exception("activation", edge.name)) is not None:
+            found[f"releases on {edge.name} ({source} to {target}){left}"] = learnt
+        returns = edge.name not in topology.forward_only
+        if target in owners and returns and (left := covered.exception("gradient", edge.name)) is not None:
+            found[f"gradients on {edge.name} ({target} to {source}){left}"] = learnt
+    told = () if facts is None else facts.told(topology)
+    return found | {str(one): FEATURES for one in told if one.origin.content is Content.MASK}
+
+
+def _labels(topology: Topology, covered: _Covered) -> list[str]:
+    """Return the heads whose labels cross."""
+    heads = [(head, covered.exception("label", head.value)) for head in topology.heads if len(head.path) > 1]
+    return [f"labels of {h.value} ({' to '.join(h.path)}){left}" for h, left in heads if left is not None]
+
+
+def _weights(topology: Topology, defenses: Sequence[Defense], fused: Sequence[str], travels: bool) -> list[str]:
+    """Return the norms of rows' gradients, and the weights, that leave their owner without a guard."""
+    owners, guarded = topology.data_roles, find_private_roles(topology, defenses)
+    norms = dict.fromkeys(pair for d in defenses if isinstance(d, WeightDefense) for pair in d.norms(topology))
+    learning = [role for role in owners if any(learns_from_rows(s.module) for s in topology.segments_of(role))]
+    roles = (fused or learning) if fused or travels else ()
+    return [
+        *(f"norms of each row's gradient ({a} to {b})" for a, b in norms if a in owners),
+        *(f"weights of {role}" for role in roles if role not in guarded),
+    ]
+
+
+def _guarded_heads(topology: Topology, defenses: Sequence[Defense]) -> tuple[set[str], set[str]]:
+    """Return the heads whose labels are changed once under a promise, and those changed so once or at each step.
+
+    By a defense of some clients too: what it promises is about these alone.
+    """
+    once: set[str] = set()
+    changed: set[str] = set()
+    for defense in defenses:
+        if not (_promises_labels(defense) and isinstance(defense, LabelDefense)):
+            continue
+        for head in topology.heads:
+            if head.value in defense.heads(topology):
+                changed.add(head.value)
+                if "once" in counted_labels(defense, head.task):
+                    once.add(head.value)
+    return once, changed
+
+
+def _promises_labels(defense: Defense) -> bool:
+    event = privacy_event(defense)
+    return event is not None and event.protects is Protects.LABELS
