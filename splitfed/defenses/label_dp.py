@@ -14,8 +14,9 @@ comes from the noisy target. One-hot vectors differ by 2 in L1, so a step is eps
 steps compose. With one logit the target is y + u, u ~ Laplace(1 / epsilon): two labels differ by 1, and
 g + u (grad_1 - grad_0) is sent.
 
-The guarantee is for the labels of training rows, each by itself, while features are taken as known. It covers what
-training sends, nothing that is scored or reported by the label holder.
+The guarantee is for the labels of training rows, each by itself, while features are taken as known. "labels" covers
+all that training sends; "gradient" what the loss makes of them, and no message that is made of labels in another way
+(counts of classes, shown rows): the privacy ledger names those. Neither covers what the label holder scores or reports.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ REFUSED = ("fedproto", "feddistill", "fedkd", "ditto", "apfl", "fml", "fedakt")
 def test_what_labels_change_is_stated_beside_noise_on_their_gradients(method: str) -> None:
     name, rate = "u_shaped" if method == "mafml" else "local", 0.05
     if method in REFUSED:
-        with pytest.raises(InvalidInput, match="reads the labels of every step|learn from the same labels"):
+        with pytest.raises(InvalidInput, match=r"reads the labels of every step|learn from the same labels"):
             train("nothing", name, GRADIENT, method, Independent(), rate)
         return
     run, _, moved = compare("labels", name, GRADIENT, method, rate=rate)
