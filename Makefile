@@ -16,7 +16,7 @@ export OMP_NUM_THREADS := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-torch golden bench papers board lint types docs readme api clean
+.PHONY: help setup demo test test-all test-torch test-pythons golden bench papers board lint types docs readme api clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -43,10 +43,11 @@ test: lint types ## lint, types and tests
 # the three libraries that compute has a switch of its own: torch, MKL and oneDNN.
 PLAIN := ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41
 
-test-all: lint types ## test, with the slow proofs, again without vector instructions, and test-torch
+test-all: lint types ## test, with the slow proofs, again without vector instructions, test-torch, test-pythons
 	@$(PY) -m pytest -q -n $(JOBS) --dist loadgroup --max-worker-restart 0
 	@$(PLAIN) $(PY) -m pytest -q -n $(JOBS) --dist loadgroup --max-worker-restart 0
 	@$(MAKE) --no-print-directory test-torch
+	@$(MAKE) --no-print-directory test-pythons
 
 # The oldest torch that pyproject.toml allows, and the newest: the cutters use parts of it that change without notice.
 # Each has an environment of its own, which takes gigabytes where there are only builds with CUDA.
@@ -65,6 +66,28 @@ test-torch: $(TORCHES:%=.venv-torch-%/.installed) ## the tests of the cutters on
 	@grep -v -e '^torch==' -e '^sympy==' -e '^setuptools==' constraints.txt > $(@D)/constraints.txt
 	@$(@D)/bin/python $(INSTALL) 'torch==$*+cpu' 2>/dev/null || $(@D)/bin/python $(INSTALL) 'torch==$*'
 	@$(@D)/bin/python $(INSTALL) -c $(@D)/constraints.txt 'torch==$*' -e . pytest pytest-xdist hypothesis
+	@touch $@
+
+# The versions of Python that pyproject.toml names, but that of .venv. Each has an environment of its own; one that is
+# neither on the path nor among pyenv's is said and left out.
+PYTHONS := 3.11 3.12 3.13
+python = $(shell for try in python$(1) $$(ls -d $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$(1).*/bin/python 2>/dev/null | \
+	sort -rV); do $$try -c 'import ensurepip, ssl, sqlite3' 2>/dev/null && echo $$try && break; done)
+
+test-pythons: $(STAMP) ## all tests on the other versions of Python that are supported and found here
+	@own=$$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	$(foreach one,$(PYTHONS),[ $(one) = $$own ] || $(MAKE) --no-print-directory test-python-$(one) || exit 1;)
+
+test-python-%:
+	@$(if $(call python,$*),$(MAKE) --no-print-directory .venv-python-$*/.installed && echo "Python $*" && \
+		.venv-python-$*/bin/python -m pytest -q -m "not exhaustive" -n $(JOBS) --dist loadgroup --max-worker-restart 0, \
+		echo "Python $* is not found: left out")
+
+.venv-python-%/.installed: pyproject.toml constraints.txt
+	@$(call python,$*) -m venv $(@D)
+	@echo "installing into $(@D) (some minutes the first time)"
+	@$(@D)/bin/python $(INSTALL) -c constraints.txt '$(TORCH)'
+	@$(@D)/bin/python $(INSTALL) -c constraints.txt -e '.[dev]'
 	@touch $@
 
 golden: $(STAMP) ## compare every small run with those of BASE=commit, in minutes; ONLY=text for some of them

@@ -93,9 +93,11 @@ def access_table(kind: type[Knowledge]) -> dict[str, Access]:
     return {f.name: f.metadata["access"] for f in fields(kind)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Knowledge:
     """What the adversary knows beside its view; a field is None where the threat model does not grant it.
+
+    Equal to itself alone, as tensors are no truth values.
 
     `shape`, `value_range`: of one row of the data; `classes`: how many there are, None for regression (both public).
     `auxiliary`: (rows, *shape), no victim among them, with `auxiliary_labels` (rows,).

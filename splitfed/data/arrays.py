@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -22,7 +23,7 @@ LARGE, RATIO = 2**28, 100
 
 MALFORMED = (
     *(ValueError, EOFError, KeyError, SyntaxError, TypeError, OverflowError, NotImplementedError, RuntimeError),
-    *(RecursionError, MemoryError, zipfile.BadZipFile, zlib.error),
+    *(RecursionError, MemoryError, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
 """What a file that is no such file, or only a part of one, may make of the libraries that read it."""
 

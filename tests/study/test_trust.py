@@ -478,6 +478,9 @@ def test_what_lies_inside(tmp_path: Path) -> None:
     (home / "deep" / "out").symlink_to("../..")
     assert find_link_out(home) == "deep/out"
     assert path_inside(home, "deep/out/x") is None
+    (home / "deep" / "circle").symlink_to("circle")
+    assert [path_inside(home, name) for name in ("deep/circle", "deep/circle/x")] == [None, None]
+    (home / "deep" / "circle").unlink()
     (tmp_path / "latest").symlink_to(home)
     (home / "deep" / "out").unlink()
     assert find_link_out(tmp_path / "latest") is None

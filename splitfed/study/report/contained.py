@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -29,6 +30,10 @@ def find_link_out(folder: Path) -> str | None:
 def _resolve(path: Path) -> Path | None:
     """Return where `path` leads; None where that cannot be said, as of links in a circle."""
     try:
-        return path.resolve()
+        end = path.resolve()
+        # From Python 3.13 on `resolve` raises nothing where links lead in a circle.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            end.stat()
+        return end
     except (OSError, RuntimeError, ValueError):
         return None
