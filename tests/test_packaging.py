@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,3 +212,14 @@ def test_folders_in_place_of_links_are_left_alone(unlinked: Path, built: Built, 
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as archive:
         assert {name for name in archive.namelist() if name.startswith("splitfed/")} == set(built.sources)
     assert not any((copied / "splitfed" / name).is_symlink() for name in LINKED)
+
+
+def test_every_version_of_python_that_is_promised_is_tested() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    said = " :: Python :: 3."
+    promised = [f"3.{one.partition(said)[2]}" for one in project["classifiers"] if said in one]
+    tried = re.search(r"^PYTHONS := (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    assert tried is not None
+    assert promised == tried[1].split()
+    assert project["requires-python"] == f">={promised[0]}"
+    assert f"Python {promised[0]} to {promised[-1]}" in (ROOT / "README.md").read_text("utf-8")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from optuna.storages import RDBStorage
 
 from splitfed.cli import main
 from splitfed.models.import_paths import Code
@@ -36,6 +40,16 @@ def searching(search: dict[str, Any] | None = None, **changes: Any) -> dict[str,
 def read(study: dict[str, Any]) -> SearchStudy:
     """Return the search as it is read, before data are loaded."""
     return read_search(study, "study.toml", Path(), Code(Path()))[0]
+
+
+@contextmanager
+def opened_by_optuna(path: Path) -> Iterator[RDBStorage]:
+    """Yield the storage that Optuna makes of the file's address, and close the connections that it keeps in a pool."""
+    storage = RDBStorage(f"sqlite:///{path}")
+    try:
+        yield storage
+    finally:
+        storage.engine.dispose()
 
 
 def run(path: Path, folder: Path, *more: str) -> int:

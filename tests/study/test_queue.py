@@ -13,6 +13,7 @@ from optuna.storages import RDBStorage
 from splitfed.cli import main
 from splitfed.study.run import search_queue, trials
 from tests.study.examples import small, write
+from tests.study.search_examples import opened_by_optuna
 
 # Signs that mean something in an address, in a template, in a pattern, or to SQLite.
 NAMES = ("a?b", "a?c", "?mode=memory", "a%20b", "a b", "a#b", "{SCHEMA_VERSION}", 'say "hi"', "it's ☕", ":memory:")
@@ -47,8 +48,9 @@ def test_a_queue_stays_where_it_is_when_the_process_moves(tmp_path: Path, monkey
 
 
 def test_a_queue_made_through_an_address_is_found_again(tmp_path: Path) -> None:
-    made = optuna.create_study(storage=f"sqlite:///{tmp_path / 'study.db'}", study_name=trials.NAME)
-    made.enqueue_trial({"run": "a"}, user_attrs={"run": "a"})
+    with opened_by_optuna(tmp_path / "study.db") as storage:
+        made = optuna.create_study(storage=storage, study_name=trials.NAME)
+        made.enqueue_trial({"run": "a"}, user_attrs={"run": "a"})
     assert [trial.user_attrs["run"] for trial in trials.open_queue(tmp_path / "study.db").get_trials()] == ["a"]
 
 

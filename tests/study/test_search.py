@@ -24,7 +24,7 @@ from splitfed.study.run.search_queue import SearchQueue
 from splitfed.study.run.search_session import SearchSession
 from splitfed.training import checkpoint
 from tests.study.examples import write
-from tests.study.search_examples import records, run, searching
+from tests.study.search_examples import opened_by_optuna, records, run, searching
 from tests.study.test_run import tensors, timeless
 from tests.thinning import thin
 
@@ -104,11 +104,13 @@ def test_every_trial_has_its_record_and_its_runs(finished: Path) -> None:
 
 
 def test_optuna_has_the_same_trials(finished: Path) -> None:
-    study = optuna.load_study(study_name="search", storage=f"sqlite:///{finished / 'study.db'}")
-    for trial, record in zip(study.trials, records(finished).values(), strict=True):
+    with opened_by_optuna(finished / "study.db") as storage:
+        study = optuna.load_study(study_name="search", storage=storage)
+        trials, directions = study.trials, study.directions
+    for trial, record in zip(trials, records(finished).values(), strict=True):
         assert trial.values == list(record["objectives"].values())
         assert trial.params == record["parameters"]
-    assert [direction.name for direction in study.directions] == ["MAXIMIZE", "MINIMIZE"]
+    assert [direction.name for direction in directions] == ["MAXIMIZE", "MINIMIZE"]
 
 
 def test_a_run_of_a_trial_is_the_run_alone(finished: Path, tmp_path: Path) -> None:
@@ -263,7 +265,8 @@ def test_a_trial_that_does_not_fit_is_refused_with_its_line_and_the_search_goes_
 def test_generations_inherit_what_decides_nothing_and_keep_to_the_constraints(sampler: str, tmp_path: Path) -> None:
     study = searching({"sampler": sampler, "trials": 5, "population": 2, "constraints": ["bytes <= 100000"]})
     do(study, tmp_path)
-    trials = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path / 'out' / 'study.db'}").trials
+    with opened_by_optuna(tmp_path / "out" / "study.db") as storage:
+        trials = optuna.load_study(study_name="search", storage=storage).trials
     assert all(set(trial.params) == set(trials[0].params) for trial in trials)
     assert len({trial.params["training.optimizer.lr"] for trial in trials[:2]}) == 2
     for trial, record in zip(trials, records(tmp_path / "out").values(), strict=True):
