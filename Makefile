@@ -79,9 +79,9 @@ test-pythons: $(STAMP) ## all tests on the other versions of Python that are sup
 	$(foreach one,$(PYTHONS),[ $(one) = $$own ] || $(MAKE) --no-print-directory test-python-$(one) || exit 1;)
 
 test-python-%:
-	@$(if $(call python,$*),$(MAKE) --no-print-directory .venv-python-$*/.installed && echo "Python $*" && \
-		.venv-python-$*/bin/python -m pytest -q -m "not exhaustive" -n $(JOBS) --dist loadgroup --max-worker-restart 0, \
-		echo "Python $* is not found: left out")
+	@$(if $(call python,$*),$(MAKE) --no-print-directory .venv-python-$*/.installed)
+	@$(if $(call python,$*),echo "Python $*" && .venv-python-$*/bin/python -m pytest -q -m "not exhaustive" \
+		-n $(JOBS) --dist loadgroup --max-worker-restart 0,echo "Python $* is not found: left out")
 
 .venv-python-%/.installed: pyproject.toml constraints.txt
 	@$(call python,$*) -m venv $(@D)
