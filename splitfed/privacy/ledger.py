@@ -10,8 +10,9 @@ trained on a row shows it in whatever it releases afterwards. So there are two w
   its weights are guarded by dp_sgd, whose own cost is then added. A row costs what its own releases cost.
 - "all releases": something before the mechanism learns, or mixes the rows of a batch. Then every release of the party
   may depend on each row, and only the composition of them all is provable; where the schedule hands weights on or
-  averages them, of all clients. The figure is valid and mostly useless. The way out: freeze the segments before the
-  mechanism, best after pretraining on public data, or guard their weights with dp_sgd too.
+  averages them, of all clients. The figure bounds what these releases tell together, not what crosses beside them, and
+  is mostly useless. The way out: freeze the segments before the mechanism, best after pretraining on public data, or
+  guard their weights with dp_sgd too.
 
 Training and scoring are counted. Rows that are lent for a query afterwards (predictions, victims of an attack) are not:
 they are no part of the run, and where the segments are frozen or guarded their releases tell nothing more of its rows.
