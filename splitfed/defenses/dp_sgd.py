@@ -69,9 +69,10 @@ _MIXING: dict[type[Defense], str] = {
 class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
     """Clip each row to `max_norm` (one, or one a role), add noise of `noise_multiplier` times that to every sum.
 
-    Instead of a multiplier, `epsilon` and `delta`: to a millionth, the least for which the bound of `accountant`
-    keeps to them over the planned run. `roles`: whose weights are guarded, empty for all that have any. `clip`: by each "party"'s own part of a
-    row's gradient, or by the "joint" norm. `replace`: put group norm in place of batch norm, and so on.
+    Instead of a multiplier, `epsilon` and `delta`: to a millionth, the least for which the bound of `accountant` keeps
+    to them over the planned run. `roles`: whose weights are guarded, empty for all that have any. `clip`: by each
+    "party"'s own part of a row's gradient, or by the "joint" norm. `replace`: put group norm in place of batch norm,
+    and so on.
     """
 
     max_norm: float | Mapping[str, float] = 1.0
