@@ -23,10 +23,10 @@ Who sees what, beside sizes and who has finished:
 | key holder | the mean and the total weight: what the server tells everybody anyway |
 | other clients | the public context and the total weight |
 
-Whoever gets the mean back knows with its own upload the weighted sum of the others': of two clients, that is the other's
-upload. A key holder that colludes with the server reads every upload. Other clients that do learn no more than the sum of those
-who do not, as under masks. The server is honest but curious: one that lies could hand out keys of its own, or send a
-single upload to be decrypted as if it were the sum.
+Whoever gets the mean back knows with its own upload the weighted sum of the others': of two clients, the upload of the
+other. A key holder that colludes with the server reads every upload. Other clients that do learn no more than the sum
+of those who do not, as under masks. The server is honest but curious: one that lies could hand out keys of its own, or
+send a single upload to be decrypted as if it were the sum.
 """
 
 from __future__ import annotations
