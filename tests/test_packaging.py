@@ -218,8 +218,10 @@ def test_every_version_of_python_that_is_promised_is_tested() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     said = " :: Python :: 3."
     promised = [f"3.{one.partition(said)[2]}" for one in project["classifiers"] if said in one]
-    tried = re.search(r"^PYTHONS := (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    tried = re.search(r"^PYTHONS := (.*)$", makefile, re.MULTILINE)
     assert tried is not None
     assert promised == tried[1].split()
+    assert re.search(r"^test-all:.*\n(\t.*\n)*\t@\$\(MAKE\) .*test-pythons$", makefile, re.MULTILINE)
     assert project["requires-python"] == f">={promised[0]}"
     assert f"Python {promised[0]} to {promised[-1]}" in (ROOT / "README.md").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""Audits every mechanism of a finished run that carries a claim: is it as private as it says?
+"""Audits the mechanisms of a finished run that carry a claim and have a game: are they as private as they say?
 
 Two neighbouring inputs go through the run's own mechanism many times, and a test tells them apart as well as it can: a
 lower bound on epsilon, to set beside the claim. A bound above the claim refutes it; one below proves nothing, but
@@ -35,7 +35,7 @@ def audit(folder: Path, trials: int = 20_000, confidence: float = 0.95, *, trust
 
 
 def audit_run(run: Run, trials: int = 20_000, confidence: float = 0.95) -> Json:
-    """Return what was measured of every mechanism of the run that carries a claim, and whether all claims held.
+    """Return what was measured of the mechanisms that have a game, whether these claims held, and what has no game.
 
     `trials`: samples of each of two inputs, >= 40. `confidence`: the probability, in (0, 1), with which a run that
     keeps all its claims passes. Raises `InvalidInput` if nothing carries a claim.
