@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -141,7 +141,8 @@ class _Cutter:
     def _by_trace(self, cuts: Sequence[Cut]) -> Original:
         if isinstance(self.example, Mapping) and not takes_by_name(self.model, self.example):
             raise NotTraceable("rows that are no arguments of their own are followed by replay alone")
-        return _traced(self.model, cuts, self.output, self.chain, self.sent_inputs, self.snapshot)
+        given = self.example if isinstance(self.example, Mapping) else ()
+        return _traced(self.model, cuts, self.output, self.chain, self.sent_inputs, self.snapshot, given)
 
     def _by_replay(self, cuts: Sequence[Cut]) -> Original:
         rows = _first_rows(self.example, FEW_ROWS) if is_large(self.model) else self.example
@@ -188,9 +189,10 @@ def _traced(
     chain: Sequence[str],
     sent_inputs: Sequence[str],
     snapshot: ModelSnapshot | None = None,
+    given: Collection[str] = (),
 ) -> Original:
     """Return the pieces by trace; refuse where a later one reads an input that is to be sent to it."""
-    traced = cut_by_trace(model, cuts, output, chain, snapshot)
+    traced = cut_by_trace(model, cuts, output, chain, snapshot, given)
     read = {traced.arguments.get(value) for _, inputs, _ in traced.pieces[1:] for value in inputs}
     if read.intersection(sent_inputs):
         raise NotTraceable("inputs are sent by replay alone")

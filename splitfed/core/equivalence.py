@@ -44,6 +44,7 @@ from splitfed.core.equivalence_sides import (
     unit_of,
 )
 from splitfed.core.errors import InvalidInput, NonFinite, describe_failure, others_code
+from splitfed.core.model_checks import naming_what_is_left
 from splitfed.core.model_snapshot import ModelSnapshot, same_generators, seed_generators
 from splitfed.core.probe import probe
 from splitfed.core.random import generator
@@ -136,7 +137,8 @@ def check_topology(topology: Topology, batch: Values) -> None:
         reads = {v for s in segments for v in s.inputs} - {v for s in segments for v in s.outputs}
         if not reads <= set(values):
             values = _plain_values(topology, batch)
-        _compare(segments, original, {v: values[v] for v in reads}, in_training)
+        with naming_what_is_left(original.model):
+            _compare(segments, original, {v: values[v] for v in reads}, in_training)
 
 
 def check_example(original: Original, batch: Values) -> None:
@@ -165,7 +167,8 @@ def check_original(original: Original, batch: Values, snapshot: ModelSnapshot | 
         Segment(f"piece{number}", "model", module, inputs, outputs)
         for number, (module, inputs, outputs) in enumerate(original.pieces)
     ]
-    _compare(segments, original, batch, original.model.training, snapshot)
+    with naming_what_is_left(original.model):
+        _compare(segments, original, batch, original.model.training, snapshot)
 
 
 def _list_units(topology: Topology) -> list[tuple[list[Segment], Original]]:

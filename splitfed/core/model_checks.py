@@ -5,7 +5,8 @@ Wrappers that add nothing to what a model computes are opened: the model within 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,39 @@ def without_prefix(model: nn.Module, prefix: str, names: Sequence[str]) -> tuple
         known = target.partition("#")[0] in inner
         found.append(name if known else side + target.removeprefix(prefix))
     return tuple(found)
+
+
+@contextmanager
+def naming_what_is_left(model: nn.Module) -> Iterator[None]:
+    """Say in a refusal raised inside the block what of `model` no party runs, where there is anything of the kind."""
+    try:
+        yield
+    except InvalidInput as error:
+        if left := _left_behind(model):
+            error.args = (f"{left} ({error})",)
+        raise
+
+
+def _left_behind(model: nn.Module) -> str:
+    kind = type(model).__name__
+    tables = (model._forward_pre_hooks, model._forward_hooks, model._backward_pre_hooks, model._backward_hooks)
+    if type(model).__call__ is not nn.Module.__call__ or any(tables):
+        what = "hooks" if any(tables) else "a __call__ of its own"
+        return f"{kind} itself has {what}, which no party runs: do in forward what that does"
+    for name, weight in model.named_parameters():
+        if weight._backward_hooks or weight._post_accumulate_grad_hooks:
+            return (
+                f"weight {name!r} of {kind} has a hook, which copies of a weight do not have: change its gradient by a "
+                "function with a backward of its own, in a parametrization (torch.nn.utils.parametrize)"
+            )
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Generator):
+                return (
+                    f"{(f'{path}.{name}' if path else name)!r} of {kind} is a torch.Generator, which parties cannot "
+                    "share: draw without generator=, and each party draws from a stream of its own"
+                )
+    return ""
 
 
 def check_model(model: nn.Module) -> None:

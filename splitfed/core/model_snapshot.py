@@ -58,8 +58,8 @@ class ModelSnapshot:
         if (place := next(found, None)) is not None:
             raise InvalidInput(
                 f"{describe_place(place, self.records)} is a generator at work, which can be neither copied for the "
-                "parties nor turned back: keep what it yields in a buffer, and how far it has come in another, which forward "
-                "changes in place"
+                "parties nor turned back: keep what it yields in a buffer, and how far it has come in another, which "
+                "forward changes in place"
             )
 
     def reach(self) -> Records:

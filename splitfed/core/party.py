@@ -185,7 +185,8 @@ class Party:
             return self.state.privatizer.total()
         for parameter in self.state.parameters:
             if parameter.grad is not None:
-                return float(parameter.grad.sum())
+                total = parameter.grad.sum()
+                return float(total.abs() if total.is_complex() else total)
         return 0.0
 
     def update(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.computed_tensors import plain_copies
 from splitfed.core.grouping import group_pairs
 
 _LINE = 64
@@ -79,7 +80,10 @@ def copy_nested(value: Any) -> Any:
 
 def copy_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Return deep copies; what shares weights goes on sharing them, and no tensor brings a larger storage along."""
-    copies = copy.deepcopy(dict(modules))
+    memo: dict[int, Any] = {}
+    for module in modules.values():
+        memo |= plain_copies(module)
+    copies = copy.deepcopy(dict(modules), memo)
     # A parameter's copy is as small as it is; a buffer's, or another tensor's, is a copy of its whole storage.
     holders = {id(m): m for module in copies.values() for m in module.modules()}.values()
     tensors_of_storage = group_pairs(

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.computed_tensors import plain_copies
 from splitfed.core.contents import (
     FEATURES,
     Content,
@@ -298,7 +299,7 @@ def _run_segment(
     # In evaluation mode first: what it overwrites there counts too, and what it returns in training is handed on.
     for training in (False, True):
         with others_code(partial(_not_copied, segment)):
-            module = (copy_sharing if shared else copy.deepcopy)(segment.module).train(training)
+            module = (copy_sharing if shared else _copy)(segment.module).train(training)
         inputs = [values[name].clone() for name in segment.inputs]
         versions = [tensor._version for tensor in inputs]
         before = generator_states() if training else None
@@ -329,6 +330,10 @@ def _run_segment(
             for before, value in zip(found, outputs, strict=True)
         ]
     return outputs, frozenset(overwritten), draws, found
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    return copy.deepcopy(module, plain_copies(module))
 
 
 def _not_copied(segment: Segment, error: BaseException) -> InvalidInput:

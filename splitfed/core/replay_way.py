@@ -202,8 +202,8 @@ def align_ways(model: str, ways: Sequence[Way]) -> None:
             if any(way.forms[name].learns for way in ways if name in way.forms):
                 raise InvalidInput(
                     f"value {name!r} of {model} crosses in some batches only, by a number taken out of a tensor: "
-                    "weights behind it would get a gradient of zeros in place of none; read it in every case, or cut "
-                    "elsewhere"
+                    "weights behind it would get a gradient of zeros in place of none; read it in every case "
+                    "(torch.where), or let no cut lie between where it is made and where it is read"
                 )
             for received in crossing:
                 if name in received:

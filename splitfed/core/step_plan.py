@@ -224,7 +224,10 @@ def _check_numbers(edge: Edge, guards: Sequence[EdgeDefense[Defense]], facts: Fa
         if "activation" in guard.counts or isinstance(guard.defense, (LayerDefense, LearnedDefense, Codec)):
             raise InvalidInput(f"{kind} cannot act on {what}: cut where only floating numbers cross")
         if not defended:
-            raise InvalidInput(f"{kind} finds no floating number to act on: {what}; cut elsewhere")
+            raise InvalidInput(
+                f"{kind} finds no floating number to act on: {what}; leave the edge out of on, or cut where floating "
+                "numbers cross"
+            )
         if guard.release_defense is not None or guard.penalty_defense is not None:
             warnings.warn(f"{kind} leaves {what} as it is: whole numbers cross undefended", stacklevel=2)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import operator
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,17 +50,20 @@ def cut_by_trace(
     output: str | None = None,
     chain: Sequence[str] = (),
     snapshot: ModelSnapshot | None = None,
+    given: Collection[str] = (),
 ) -> Original:
     """Return the pieces of `model` between `cuts`; `output`: the only result of the model that is used.
 
     `chain`: the party of each piece, where neighbours alone send to each other; see `cut_names.relays`.
-    `snapshot`: one of `model` as it is, where there is one. Raises `InvalidInput` for what cannot be traced or cut.
+    `snapshot`: one of `model` as it is, where there is one. `given`: arguments that there are rows of; another whose
+    default is a plain number or text has that. Raises `InvalidInput` for what cannot be traced or cut.
     """
     if called := [cut for cut in cuts if cut.call is not None]:
         raise NotTraceable(f"cut {called[0].name!r} names a call of a submodule, which a trace does not show")
     snapshot = snapshot or ModelSnapshot(model)
     try:
         graph, constants = _trace(model, snapshot)
+        _set_defaults(graph, given)
         vars(model).update(constants)
         part = _assign(model, graph, cuts)
         check_in_place(model, graph, part)
@@ -131,6 +134,7 @@ class PieceModule(fx.GraphModule):
 
 def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[str, Tensor]]:
     """Return the graph of `model`, and the constants that it reads under names that the model does not have."""
+    _check_hooks(model)
     graphs, own_names, constants = [], set(vars(model)), {}
     try:
         for mode in (False, True):
@@ -149,6 +153,33 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
                 "freeze that: use a module (say nn.Dropout) there, or pass segments by hand (splitfed.Segment)"
             )
     return graphs[1], constants
+
+
+def _check_hooks(model: nn.Module) -> None:
+    """Refuse a hook that is a method of a module around its own, of which a piece would hold a copy."""
+    modules = set(model.modules())
+    for path, module in model.named_modules():
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+            owner = getattr(hook, "__self__", None)
+            if isinstance(owner, nn.Module) and owner in modules.difference(module.modules()):
+                raise NotTraceable(
+                    f"{type(model).__name__} cannot be traced: a hook on {path!r} is a method of "
+                    f"{type(owner).__name__}, of which a piece would hold a copy; do in forward what it does, or pass segments by hand "
+                    "(splitfed.Segment)"
+                )
+
+
+def _set_defaults(graph: fx.Graph, given: Collection[str]) -> None:
+    """Put the default in the place of an argument that takes a plain number or text, of which nobody has rows."""
+    for node in [node for node in graph.nodes if node.op == "placeholder" and node.args]:
+        (default,) = node.args
+        if node.target in given or not isinstance(default, (bool, int, float, str)):
+            continue
+        for user in list(node.users):
+            user.args, user.kwargs = fx.node.map_arg(
+                (user.args, user.kwargs), lambda n, node=node, default=default: default if n is node else n
+            )
+        graph.erase_node(node)
 
 
 def _not_traceable(model: nn.Module, error: BaseException) -> InvalidInput:

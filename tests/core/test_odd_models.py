@@ -195,6 +195,6 @@ def test_a_generator_at_work_is_refused_before_it_has_moved(example: Tensor | No
             return self.b(torch.relu(self.a(x)) * next(self.kept[0])[1])
 
     model = Held()
-    with pytest.raises(InvalidInput, match="attribute 'kept' of the model is a generator at work, .* in a buffer"):
+    with pytest.raises(InvalidInput, match=r"attribute 'kept' of the model is a generator at work, .* in a buffer"):
         cut(model, ["a"], example)
     assert next(model.kept[0]) == (0, 0)
