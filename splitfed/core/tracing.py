@@ -164,8 +164,8 @@ def _check_hooks(model: nn.Module) -> None:
             if isinstance(owner, nn.Module) and owner in modules.difference(module.modules()):
                 raise NotTraceable(
                     f"{type(model).__name__} cannot be traced: a hook on {path!r} is a method of "
-                    f"{type(owner).__name__}, of which a piece would hold a copy; do in forward what it does, or pass segments by hand "
-                    "(splitfed.Segment)"
+                    f"{type(owner).__name__}, of which a piece would hold a copy; do in forward what it does, or pass "
+                    "segments by hand (splitfed.Segment)"
                 )
 
 
@@ -176,10 +176,13 @@ def _set_defaults(graph: fx.Graph, given: Collection[str]) -> None:
         if node.target in given or not isinstance(default, (bool, int, float, str)):
             continue
         for user in list(node.users):
-            user.args, user.kwargs = fx.node.map_arg(
-                (user.args, user.kwargs), lambda n, node=node, default=default: default if n is node else n
-            )
+            user.args, user.kwargs = fx.node.map_arg((user.args, user.kwargs), partial(_replace, node, default))
         graph.erase_node(node)
+
+
+def _replace(node: fx.Node, default: Any, found: fx.Node) -> Any:
+    """Return `default` for `node`, and any other node as it is."""
+    return default if found is node else found
 
 
 def _not_traceable(model: nn.Module, error: BaseException) -> InvalidInput:
