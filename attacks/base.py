@@ -256,11 +256,17 @@ def prepare_attack(attack: Attack, view: View, knowledge: Knowledge) -> tuple[Vi
     return attack._copy(view, knowledge)
 
 
-def check_rows(attack: Attack, discrete: bool, data: str) -> None:
+def check_rows(attack: Attack, discrete: bool, data: str, unscaled: bool = False) -> None:
     """Refuse an attack that predicts rows of another kind than the data set called `data` has.
 
-    `discrete`: whether its rows are whole numbers that stand for things, such as token ids.
+    `discrete`: whether its rows are whole numbers that stand for things, such as token ids. `unscaled`: whether they
+    are images without a value range.
     """
+    if unscaled and attack.target in (Target.INPUTS, Target.REPRESENTATIVES):
+        raise InvalidInput(
+            f"{data} holds images without a value range, so no score has a scale: say it where the data set is made, "
+            "from_arrays(..., value_range=(0, 1))"
+        )
     if discrete and attack.target in (Target.INPUTS, Target.REPRESENTATIVES):
         raise InvalidInput(
             f"{type(attack).__name__} reconstructs real numbers, and rows of {data} are whole ones, such as token ids: "

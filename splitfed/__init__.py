@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from splitfed.core.deprecation import OldModules
+from splitfed.core.lazy_package import show
 from splitfed.old_names import MOVED, RENAMED
 from splitfed.package_links import LinkedPackages
 
@@ -253,7 +254,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"splitfed.{_MODULES[name]}")
     if name in _NAMES:
-        value = getattr(import_module(f"splitfed.{_NAMES[name]}"), _CALLED.get(name, name))
+        value = show("splitfed", getattr(import_module(f"splitfed.{_NAMES[name]}"), _CALLED.get(name, name)))
         # Found once, it is found without this function from now on.
         globals()[name] = value
         return value

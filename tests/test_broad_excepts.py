@@ -21,6 +21,7 @@ BROAD = {"Exception", "BaseException"}
 
 ALLOWED = {
     "splitfed/cli.py:main": "a mistake of ours is one line too, and --debug shows where it is",
+    "splitfed/core/argument_kinds.py:guarded.checked": "raised again, or said of an argument of a wrong kind",
     "splitfed/core/errors.py:others_code": "whatever users wrote runs within, and what it raises is raised in one line",
     "splitfed/core/optimizer_arguments.py:construct": "a user's own optimizer or scheduler is made",
     "splitfed/core/replay_plan.py:_record": "a user's own forward runs",

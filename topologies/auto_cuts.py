@@ -36,7 +36,7 @@ _TRIED = 32
 
 def asks_auto(model: nn.Module, given: object) -> bool:
     """Return whether `given`, the cuts of a builder, leaves them to the rule; a submodule of that name goes before."""
-    asked = given == AUTO and isinstance(given, str)
+    asked = isinstance(given, str) and given == AUTO
     return asked and not (isinstance(model, nn.Module) and AUTO in dict(open_wrappers(model)[0].named_modules()))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.topology import Segment
 
@@ -38,6 +39,7 @@ class Fusion(nn.Module):
         return self.how
 
 
+@guard_constructor
 class Output(nn.Module):
     """Runs `module` and hands on one of the values that it returns: `Output(nn.LSTM(4, 8, batch_first=True))`.
 

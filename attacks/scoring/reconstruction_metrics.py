@@ -122,7 +122,9 @@ def score_reconstruction(
     """
     images = truth.dim() == 4
     if images and value_range is None:
-        raise InvalidInput("value_range=None is not allowed for images; expected (low, high)")
+        raise InvalidInput(
+            "value_range=None is not allowed for images: no score has a scale; say from_arrays(..., value_range=(0, 1))"
+        )
     if auxiliary_x.shape[1:] != truth.shape[1:]:
         raise InvalidInput(f"auxiliary_x has shape {tuple(auxiliary_x.shape)}; expected (m, *{tuple(truth.shape[1:])})")
     predictions = {"attack": prediction.to(truth.device)}

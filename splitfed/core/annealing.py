@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
+from splitfed.core.argument_kinds import guarded
 from splitfed.core.errors import InvalidInput, check_count, check_names, check_number
 
 
@@ -157,6 +158,7 @@ def number_at(value: float | Course, epoch: int) -> float:
     return value.at(epoch) if isinstance(value, Course) else value
 
 
+@guarded
 def last_number(course: Course) -> float:
     """Return where a course stops."""
     return list(course.ends.values())[-1]
@@ -167,6 +169,7 @@ def numbers_of(value: float | Course) -> tuple[float, ...]:
     return tuple(value.ends.values()) if isinstance(value, Course) else (value,)
 
 
+@guarded
 def number_or_course(name: str, value: Any, **bounds: Any) -> float | Course:
     """Return `value` if it is a number, or a course (or the table of one), that stays within the bounds.
 
@@ -182,6 +185,7 @@ def number_or_course(name: str, value: Any, **bounds: Any) -> float | Course:
     return value_or_course
 
 
+@guarded
 def made(name: str, table: Mapping[str, Any]) -> Course:
     """Return the course that `table` writes, or refuse it as a value of `name`."""
     rest = dict(table)
@@ -199,6 +203,7 @@ def made(name: str, table: Mapping[str, Any]) -> Course:
         raise InvalidInput(f"{name} is no course: {error}") from None
 
 
+@guarded
 def course_of(table: Mapping[str, Any]) -> Course | None:
     """Return the course that `table` writes; None where it writes none."""
     try:

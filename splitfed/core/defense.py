@@ -21,7 +21,7 @@ from torch import Tensor
 from splitfed.core.annealing import numbers_of
 from splitfed.core.defense_context import Context, DefenseSite
 from splitfed.core.deprecation import adopt
-from splitfed.core.errors import InvalidInput, check_fields
+from splitfed.core.errors import InvalidInput, check_fields, short
 from splitfed.core.gradient_privatizer import GradientPrivatizer, PrivatizedParty
 from splitfed.core.privacy_events import Event
 from splitfed.core.probe import Facts
@@ -109,6 +109,10 @@ class Defense:
     def __post_init__(self) -> None:
         """Refuse parameters that are not what their fields require."""
         check_fields(self)
+        for name, kind, each in (("on", str, "names of edges"), ("clients", int, "numbers of clients")):
+            given = getattr(self, name)
+            if not isinstance(given, (tuple, list)) or not all(isinstance(one, kind) for one in given):
+                raise InvalidInput(f"{name}={short(given)} is not allowed; expected a list of {each}")
 
     def __init_subclass__(cls, *, capability: bool = False, **options: Any) -> None:
         """Take the public names of a `capability` as hooks; refuse any other class that would not be asked for one."""
@@ -413,3 +417,18 @@ def _check_hooks(cls: type[Defense]) -> None:
                 f"{cls.__name__}.{name} would never be called: no hook is called so; did you mean {near[0]!r}? "
                 "The name of a helper of your own may begin with _"
             )
+
+
+def same_form(hook: Callable[..., Tensor], made: Tensor, given: Tensor, dims: int | None = None) -> Tensor:
+    """Return what `hook` of a defense has `made` of the tensor `given`; refuse what is no tensor of that shape.
+
+    `dims`: how many of the first dimensions have to agree (None: all).
+    """
+    if not isinstance(made, Tensor):
+        raise InvalidInput(f"{hook.__qualname__} returned a {type(made).__name__}; expected a tensor")
+    if made.shape[:dims] != given.shape[:dims]:
+        raise InvalidInput(
+            f"{hook.__qualname__} returned shape {tuple(made.shape)} for {tuple(given.shape)}; expected "
+            f"{'the same' if dims is None else 'as many rows'}"
+        )
+    return made

@@ -41,7 +41,7 @@ class Unknown(InvalidInput):
 
     def __str__(self) -> str:
         kind, given, allowed = self.args
-        options, name = sorted(allowed), repr(given)
+        options, name = sorted(map(str, allowed)), short(given)
         near = difflib.get_close_matches(str(given), options, n=2, cutoff=0.5) if len(name) < WIDEST else []
         hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
         shown = ", ".join(options[:MOST]) + (f" and {len(options) - MOST} more" if len(options) > MOST else "")
@@ -71,7 +71,7 @@ def first_line(error: BaseException) -> str:
 
 
 def short(value: object) -> str:
-    """Return what `value` is in one line of at most `WIDEST` characters, without addresses, for the text of an error."""
+    """Return what `value` is in a line of at most `WIDEST` characters, without addresses, for the text of an error."""
     text = " ".join(re.sub(r" at 0x[0-9a-f]+", "", repr(value)).split())
     return text if len(text) <= WIDEST else f"{text[:WIDEST]}..."
 
@@ -186,9 +186,14 @@ def require_name(kind: str, allowed: Collection[str]) -> Requirement:
 
 
 def check_fields(value: Any) -> None:
-    """Refuse a dataclass with a field that is not what its metadata require; None passes where it is the default."""
+    """Refuse a dataclass with a field that is not what its metadata require, and a switch that is none.
+
+    None passes where it is the default.
+    """
     for one in fields(value):
         given = getattr(value, one.name)
+        if one.type in ("bool", bool):
+            check_kind(one.name, given, bool, "True or False")
         if "check" in one.metadata and not (given is None and one.default is None):
             one.metadata["check"](given)
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from importlib import import_module
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
+from splitfed.core.argument_kinds import guarded
 from splitfed.core.deprecation import warn
 
 
 class LazyPackage(ModuleType):
     """A package whose names are imported on first use; its functions keep their names although modules bear the same.
 
-    Importing splitfed.models.mlp makes the import system bind the module to `mlp`: its function is bound instead.
+    Importing splitfed.models.mlp makes the import system bind the module to `mlp`: its function is bound instead. What
+    is shown of a function is `guarded`.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -24,15 +26,23 @@ class LazyPackage(ModuleType):
             name = old[name]
         if name not in homes:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{self.__name__}.{homes[name]}"), name)
+        found = show(self.__name__, getattr(import_module(f"{self.__name__}.{homes[name]}"), name))
+        # Found once, it is found without this function from now on.
+        super().__setattr__(name, found)
+        return found
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, ModuleType) and name in vars(self)["_homes"]:
-            value = getattr(value, name)
+            value = show(self.__name__, getattr(value, name))
         super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
         return sorted(vars(self)["_homes"])
+
+
+def show(package: str, found: Any) -> Any:
+    """Return what a `package` shows users in place of what it has `found`: a function with its arguments guarded."""
+    return guarded(found, package) if isinstance(found, FunctionType) else found
 
 
 def make_lazy(package: str, homes: Mapping[str, str], old: Mapping[str, str] | None = None) -> None:

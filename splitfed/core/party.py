@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from splitfed.core.defense import Defense, PenaltyGradient, concatenate_values, packed_bytes
+from splitfed.core.defense import Defense, PenaltyGradient, concatenate_values, packed_bytes, same_form
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.local_objective import LocalObjective
@@ -304,7 +304,8 @@ class Party:
             if "activation" in guard.counts:
                 self.state.uses.replace(port.edge, sum(infinite_rows(values[name]) for name in port.defended))
             release = guard.release_defense.release
-            values |= {name: release(name, values[name], context) for name in port.defended}
+            for name in port.defended:
+                values[name] = same_form(release, release(name, values[name], context), values[name])
             if "activation" in guard.counts:
                 self._count(port.edge, guard, step_state, stamp, len(port.defended))
         fresh = not step_state.sent
@@ -360,7 +361,8 @@ class Party:
                 continue
             for guard in port.gradient_defenses:
                 context = self._context(segment_plan, port, guard.position, step_state, stamp)
-                tensors = {n: guard.defense.gradient(n, g, context) for n, g in tensors.items()}
+                defend = guard.defense.gradient
+                tensors = {n: same_form(defend, defend(n, g, context), g) for n, g in tensors.items()}
                 if "gradient" in guard.counts:
                     self._count(port.edge, guard, step_state, stamp, len(tensors))
             messages.append(self._message("gradient", port, peers, tensors, stamp))
@@ -396,7 +398,8 @@ class Party:
                 assert head.task is not None
                 words = ("targets", self.name, name, guard.position, *stamp)
                 random = wide_generator(self.state.seed, *words, device=self.device)
-                step_state.labels[name] = guard.defense.targets(step_state.labels[name], head.task, random)
+                labels, targets = step_state.labels[name], guard.defense.targets
+                step_state.labels[name] = same_form(targets, targets(labels, head.task, random), labels, 1)
                 # What is only rehearsed leaves nothing behind, and nobody learns of it.
                 if "step" in guard.counts and stamp.phase == "train":
                     self._count(labels_of_head(name), guard, step_state, stamp)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
@@ -55,8 +56,8 @@ class Task:
             check_count("outputs", self.outputs, low=1)
         if not isinstance(self.higher_is_better, bool):
             raise InvalidInput(f"higher_is_better={self.higher_is_better!r} is not allowed; expected True or False")
-        low, high = self.bounds
-        if not low < high:
+        expected = isinstance(self.bounds, (tuple, list)) and len(self.bounds) == 2
+        if not expected or not all(isinstance(one, Real) for one in self.bounds) or not self.bounds[0] < self.bounds[1]:
             raise InvalidInput(f"bounds={self.bounds!r} is not allowed; expected the least and the greatest value")
 
     def with_loss(self, loss: Loss) -> Task:

@@ -15,6 +15,7 @@ from html import escape
 
 from torch import Tensor, fx, nn
 
+from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput, check_names, check_number, unknown
 from splitfed.core.tasks import Task
@@ -110,6 +111,7 @@ class Head:
         return tuple(dict.fromkeys((self.labels, *self.via, self.role)))
 
 
+@guard_constructor
 @dataclass(frozen=True)
 class Topology:
     """Segments in the order they run, `inputs` (value -> role that owns it) and heads. Checked when made.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import UPLOAD, Defense, ReleaseDefense, packed_bytes, privacy_event
+from splitfed.core.defense import UPLOAD, Defense, ReleaseDefense, packed_bytes, privacy_event, same_form
 from splitfed.core.defense_context import Context
 from splitfed.core.messages import Message, Stamp
 from splitfed.core.payload import infinite_rows
@@ -67,7 +67,7 @@ def apply_upload_defenses(sent: Sent, guards: Sequence[Keeper], seed: int) -> Me
         for position, defense in guards:
             # Noise must never be drawn twice alike, also where a kind is sent several times a round.
             context = Context(sent.party, place, stamp._replace(step=sent.turn), seed, position)
-            rows = defense.release(name, rows, context)
+            rows = same_form(defense.release, defense.release(name, rows, context), rows)
         tensors[name] = rows.reshape(tensor.shape)
     return Message(
         sent.party, place.removeprefix(f"{sent.kind}->"), sent.kind, place, tensors, stamp, size(sent, guards)

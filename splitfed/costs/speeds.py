@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.errors import InvalidInput, check_names, check_number
 from splitfed.core.random import generator
 
@@ -27,11 +28,12 @@ class Machine:
     def __post_init__(self) -> None:
         """Refuse speeds that are not positive and a latency that is negative or endless."""
         for name in ("compute", "up", "down"):
-            if (value := getattr(self, name)) != math.inf:
+            if not (isinstance(value := getattr(self, name), float) and value == math.inf):
                 check_number(name, value, low=0, open_low=True)
         check_number("latency", self.latency, low=0)
 
 
+@guard_constructor
 @dataclass(frozen=True)
 class Speeds:
     """The machines of all parties: `named` holds those of single parties or of roles, `default` is everybody else's.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from splitfed.core.argument_kinds import guard_class
 from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.rows import (
     CheckedRows,
@@ -36,6 +37,7 @@ from splitfed.data.vertical import columns as columns_by_party
 from splitfed.data.vertical import strips
 
 
+@guard_class
 @dataclass(frozen=True, eq=False, repr=False, init=False)
 class Dataset:
     """Rows `x` with labels `y`, all finite, all of one shape.
@@ -48,8 +50,9 @@ class Dataset:
     None: `clients` never divides a group between training and test. `features` are named parts of a row, such as the
     columns that one party holds; they may overlap and need not cover the row. `targets` are further label sets beside
     y. `columns`: where rows are columns of a table, the name of each (those that were made of one column of text share
-    its name); empty: they have none. `source`: x as a `RowSource`. A data set has at least one row; only the parts that
-    `rows` returns may be empty. Raises `InvalidInput` that names the first bad row.
+    its name); empty: they have none. `label_holder`: the party that holds
+    y, where features are those of several. `source`: x as a `RowSource`. A data set has at least one row; only the
+    parts that `rows` returns may be empty. Raises `InvalidInput` that names the first bad row.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Dataset:
     targets: Mapping[str, LabelSet] = field(default_factory=dict)
     groups: Tensor | None = None
     columns: tuple[str, ...] = ()
+    label_holder: str | None = None
 
     def __init__(
         self,
@@ -76,14 +80,16 @@ class Dataset:
         groups: Tensor | None = None,
         columns: Sequence[str] = (),
         *,
+        label_holder: str | None = None,
         source: RowSource | None = None,
     ) -> None:
         """Take x, y and task, which are all needed; `source` stands for x in `dataclasses.replace`."""
         given = source if x is None else x
         if given is None or y is None or task is None:
-            raise TypeError("a Dataset needs name, x, y and task")
+            raise InvalidInput(f"{name}: a Dataset needs x, y and task")
         fields = {"name": name, "y": y, "task": task, "value_range": value_range, "domains": domains, "groups": groups}
         more = {"features": dict(features or {}), "targets": dict(targets or {}), "columns": tuple(columns)}
+        more["label_holder"] = label_holder
         for key, value in {**fields, **more}.items():
             object.__setattr__(self, key, value)
         object.__setattr__(self, "source", self._checked(given))
@@ -140,6 +146,11 @@ class Dataset:
     def discrete(self) -> bool:
         """Whether x holds whole numbers (int64), such as token ids, whose differences mean nothing."""
         return self.source.dtype == torch.int64
+
+    @property
+    def unscaled(self) -> bool:
+        """Whether rows are images, (channels, height, width), of which no `value_range` is known."""
+        return len(self.shape) == 3 and not self.discrete and self.value_range is None
 
     @property
     def tasks(self) -> dict[str | None, Task]:

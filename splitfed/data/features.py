@@ -11,10 +11,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.rows import Draw, RowSource, read_rows
 
 
+@guard_constructor
 @dataclass(frozen=True, eq=False, repr=False)
 class Feature:
     """A part of one row of x: where its numbers stand in the flattened row, and the shape the part has.

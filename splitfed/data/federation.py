@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from splitfed.data.features import Feature
 
 
+@guard_constructor
 @dataclass(frozen=True, eq=False)
 class ClientData:
     """What one client holds; `validation` and `test` may be empty, `train` is not.
@@ -51,6 +53,7 @@ class ClientData:
         return self.train.rows(self.shown)
 
 
+@guard_constructor
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     """One data set split into disjoint parts: row numbers of rows that they all read where these are.

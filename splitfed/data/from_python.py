@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -9,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import InvalidInput, describe_error, others_code, unknown
 from splitfed.core.rows import RowSource
 from splitfed.core.tasks import Task, binary, classification, regression
 from splitfed.data.array_rows import ArrayRows
@@ -69,11 +71,16 @@ def labelled(
     features: Mapping[str, Feature] | None = None,
     columns: Sequence[str] = (),
 ) -> Dataset:
-    """Return a data set of the rows `x`, as they are, with copies of labels and domains read as in `from_arrays`."""
+    """Return a data set of the rows `x`, as they are, with copies of labels and domains read as in `from_arrays`.
+
+    The value range of images in memory is that of `pixel_range` unless one is given.
+    """
     labels = as_tensor(f"{name}: y", y)
+    if value_range is None:
+        value_range = pixel_range(x)
     if labels.dim() == 2 and labels.shape[1] == 1:
         labels = labels.flatten()
-    if labels.numel() == 0:
+    if labels.dim() == 0 or labels.numel() == 0:
         raise InvalidInput(f"{name}: y has shape {tuple(labels.shape)}; expected at least one label")
     resolved_task = as_task(task, labels)
     if resolved_task.name in ("classification", "binary"):
@@ -84,6 +91,24 @@ def labelled(
         labels = labels.to(torch.float32)
     places = None if domains is None else as_tensor(f"{name}: domains", domains).to(torch.int64)
     return Dataset(name, x, labels, resolved_task, value_range, places, features, columns=columns)
+
+
+def pixel_range(x: Tensor | RowSource) -> tuple[float, float] | None:
+    """Return the range that the numbers of images in memory keep to; None for rows that are none, or are not in memory.
+
+    The first of (0, 1), (-1, 1), for whole numbers (0, 255), and the nearest whole numbers below and above, that holds
+    them all.
+    """
+    if not isinstance(x, Tensor) or x.dim() != 4 or x.dtype != torch.float32 or not x.numel():
+        return None
+    low, high = (float(end) for end in x.aminmax())
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return None
+    if low >= -1 and high <= 1:
+        return (0.0, 1.0) if low >= 0 else (-1.0, 1.0)
+    if low >= 0 and high <= 255 and bool((x == x.round()).all()):
+        return 0.0, 255.0
+    return float(math.floor(low)), float(math.ceil(high))
 
 
 def from_torch(
@@ -109,7 +134,9 @@ def from_torch(
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise InvalidInput(f"{name}: {type(dataset).__name__} has no length and no items by number; expected both")
-    if len(dataset) == 0:
+    with others_code(lambda error: InvalidInput(f"{name}: the length of dataset raised {describe_error(error)}")):
+        count = len(dataset)
+    if count == 0:
         raise InvalidInput(f"{name}: the data set is empty; expected at least one item")
     if in_memory and labels is not None:
         raise InvalidInput(f"{name}: labels are for items that are read by index; give in_memory=False too")
@@ -122,7 +149,7 @@ def from_torch(
         return labelled(name, source, y, task, value_range, features=source.features)
     columns: dict[str, Column] = {}
     parts: list[str] | None = None
-    for i in range(len(dataset)):
+    for i in range(count):
         x, y = item_of(name, dataset, i)
         found = list(x) if isinstance(x, Mapping) else None
         if i and found != parts:
@@ -133,7 +160,7 @@ def from_torch(
             tensor = as_tensor(f"{name}: {what} of item {i}", value, share=True)
             if what not in columns:
                 own = torch.float32 if what == "x" and dtype == "float32" else None
-                columns[what] = Column(len(dataset), tensor, own)
+                columns[what] = Column(count, tensor, own)
             columns[what].put(f"{name}: {what}", i, tensor)
     *xs, y_rows = (column.rows for column in columns.values())
     rows = xs[0] if parts is None else dict(zip(parts, xs, strict=True))
@@ -141,16 +168,34 @@ def from_torch(
 
 
 def as_task(task: TaskLike, labels: Tensor) -> Task:
-    """Return the task given, or called by that name, or that `labels` (n, ...) suggest: see `from_arrays`."""
+    """Return the task given, or called by that name, or that `labels` (n, ...) suggest: see `from_arrays`.
+
+    Labels that are likely meant otherwise are warned of.
+    """
     if isinstance(task, Task):
         return task
-    if task is None:
-        task = "regression" if labels.is_floating_point() else "classification"
-    match task:
+    kind = task or ("regression" if labels.is_floating_point() else "classification")
+    match kind:
         case "classification":
-            return classification(max(2, int(labels.max()) + 1))
+            found = classification(max(2, int(labels.max()) + 1))
         case "binary":
-            return binary()
+            found = binary()
         case "regression":
-            return regression(labels[0].numel())
-    raise unknown("task", task, ["classification", "binary", "regression"])
+            found = regression(labels[0].numel())
+        case _:
+            raise unknown("task", task, ["classification", "binary", "regression"])
+    _mention_numbering(labels, task, found)
+    return found
+
+
+def _mention_numbering(labels: Tensor, task: TaskLike, found: Task) -> None:
+    """Say what was made of labels that are likely meant otherwise: whole real numbers, and classes counted from 1."""
+    if task is None and labels.is_floating_point() and labels.dim() == 1 and bool((labels == labels.round()).all()):
+        said = "y holds whole numbers as real ones, which means regression; say task='classification' or 'regression'"
+    elif found.name == "classification" and int(labels.min()) >= 1:
+        low, high = int(labels.min()), int(labels.max())
+        said = f"labels are {low} to {high}, which makes {found.outputs} classes, of which {low} are empty: number "
+        said += f"them from 0, or say task=splitfed.classification({found.outputs})"
+    else:
+        return
+    warnings.warn(said, UserWarning, stacklevel=2)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, check_count, describe_error, others_code
 from splitfed.core.rows import Draw, RowSource
 from splitfed.data.conversion import as_rows, as_tensor, join_parts
 from splitfed.data.features import Feature
@@ -105,7 +105,8 @@ class Column:
 
 def item_of(name: str, dataset: Any, i: int) -> tuple[Any, Any]:
     """Return x and y of item `i`; refuse an item that is no pair."""
-    item = dataset[i]
+    with others_code(lambda error: InvalidInput(f"{name}: dataset[{i}] raised {describe_error(error)}")):
+        item = dataset[i]
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         raise InvalidInput(f"{name}: item {i} is a {type(item).__name__}; expected a pair (x, y)")
     return item[0], item[1]

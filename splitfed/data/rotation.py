@@ -28,7 +28,7 @@ def rotated(name: str, x: Tensor, angles: Sequence[float], value_range: tuple[fl
         raise InvalidInput(f"{name} has rows of whole numbers, which cannot be interpolated; only images turn")
     if x.dim() != 4:
         raise InvalidInput(f"{name} has rows of shape {tuple(x.shape[1:])}; only images (channels, height, width) turn")
-    if isinstance(angles, (int, float)) or not angles:
+    if isinstance(angles, (int, float)) or len(angles) == 0:
         raise InvalidInput(f"angles={angles!r} is not allowed; expected one or more angles in degrees")
     for angle in angles:
         check_number("angle", angle)

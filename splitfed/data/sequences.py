@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.data.conversion import as_tensor, as_type
 from splitfed.data.dataset import Dataset
 from splitfed.data.from_python import Array, RowType, TaskLike, from_arrays
@@ -40,6 +40,7 @@ def from_sequences(
     (longest, ...), and its mask, (longest,), 1 where it has numbers and 0 behind. Raises `InvalidInput` for a sequence
     that is empty, longer than `longest` or of another width.
     """
+    check_number("pad", pad)
     if len(sequences) == 0:
         raise InvalidInput(f"{name}: there are no sequences; expected at least one, of numbers")
     rows = [as_type(f"{name}: sequence {i}", _read(name, i, one), dtype) for i, one in enumerate(sequences)]

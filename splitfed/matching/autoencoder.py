@@ -21,12 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.errors import InvalidInput, NonFinite, check_count, check_number
 from splitfed.core.random import derive, generator, stream
 
 Progress = Callable[[int, int, Mapping[str, Any]], None]
 
 
+@guard_constructor
 class Autoencoder(nn.Module):
     """`encoder` takes flattened rows (n, inputs) to codes (n, code), `decoder` takes codes back."""
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.messages import Message, Stamp
 from splitfed.matching.autoencoder import encode, from_state, reconstruct
 
 
+@guard_constructor
 class Client:
     """Holds rows `x` (n, ...), float, of one client, and what it received; hands out messages only."""
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.errors import InvalidInput, check_count, check_names
 from splitfed.core.messages import Message, Recorder, Stamp
 from splitfed.core.random import generator
@@ -62,6 +63,7 @@ class _Calibration:
         return float(self.rejection.probability(standard))
 
 
+@guard_constructor
 class Matcher:
     """The server's side: holds the repository, sends encoders, and assigns what comes back.
 

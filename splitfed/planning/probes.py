@@ -34,6 +34,7 @@ class Probes:
         if key not in self._found:
             checked = topology.with_tasks(rows.tasks)
             check_transform(checked, rows)
+            check_label_holder(checked, rows)
             facts = probe_with(checked, rows)
             check_outputs(checked, facts)
             check_topology(checked, inputs_of(checked, rows.rows(range(min(EXAMPLES, len(rows))))))
@@ -62,6 +63,17 @@ def check_transform(topology: Topology, rows: Dataset) -> None:
             f"the rows have a transform, and their parts are held by {', '.join(map(repr, holders))}: it would carry "
             "numbers from one party's part into another's; transform the parts before they are put together"
         )
+
+
+def check_label_holder(topology: Topology, rows: Dataset) -> None:
+    """Refuse labels at another role than the party that holds them, where roles are the parties of the rows."""
+    held = rows.label_holder
+    for head in topology.heads if held is not None and any(name in rows.features for name in topology.inputs) else ():
+        if head.target is None and head.labels != held:
+            raise InvalidInput(
+                f"topology {topology.name!r} has the labels of {head.value!r} at {head.labels!r}, and those of these "
+                f"rows are held by {held!r}: build it with labels={held!r}, or align with labels={head.labels!r}"
+            )
 
 
 def probe_with(topology: Topology, rows: Dataset) -> Facts:

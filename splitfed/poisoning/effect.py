@@ -11,6 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from splitfed.core.argument_kinds import guarded
 from splitfed.core.errors import InvalidInput
 from splitfed.data.federation import Federation
 
@@ -51,6 +52,7 @@ class Effect:
     baseline_success: float | None = None
 
 
+@guarded
 def success_rate(run: EvaluatedRun, trigger: Trigger, client: int = 0) -> float:
     """Return the share, in [0, 1], of test rows of other classes that `run` calls the target once they are triggered.
 
@@ -65,6 +67,7 @@ def success_rate(run: EvaluatedRun, trigger: Trigger, client: int = 0) -> float:
     return float((predicted == trigger.target).double().mean())
 
 
+@guarded
 def effect(run: EvaluatedRun, baseline: EvaluatedRun, trigger: Trigger | None = None, client: int = 0) -> Effect:
     """Compare `run` with `baseline`, the same one without the poisoning; `trigger` asks for success rates too."""
     if trigger is None:

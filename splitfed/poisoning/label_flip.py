@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, require_number
+from splitfed.core.errors import InvalidInput, check_kind, require_number
 from splitfed.core.random import generator
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
@@ -30,6 +30,9 @@ class LabelFlip(Poisoning):
     def __post_init__(self) -> None:
         """Refuse a share outside (0, 1], and a flip that changes nothing."""
         super().__post_init__()
+        for name in ("source", "target"):
+            if (given := getattr(self, name)) is not None:
+                check_kind(f"label_flip {name}", given, int, "a class")
         if self.source is not None and self.source == self.target:
             raise InvalidInput(f"label_flip source and target are both {self.source}; expected different classes")
 

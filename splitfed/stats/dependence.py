@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from splitfed.core.errors import InvalidInput, check_count, check_names
+from splitfed.core.errors import InvalidInput, check_count, check_kind, check_names, check_number
 
 Statistic = Literal["u_distance_correlation_sqr", "distance_correlation_sqr", "distance_correlation"]
 Number = Any  # a float, or a tensor of one number
@@ -121,10 +121,11 @@ def slope(x: Tensor, z: Tensor, statistic: Statistic, factor: float = 1.0) -> Te
     x, z: (n, ...) of n paired rows. The result has the shape and type of `z` and is attached to no graph. Raises
     `InvalidInput` for fewer rows than the statistic needs.
     """
+    check_names("statistic", _FORMS, statistic)
+    check_number("factor", factor)
     form = _FORMS[statistic]
-    _, (weights,), (_, rows) = _evaluate_statistic(
-        *_check_pair(x.detach(), z.detach(), form.least), form, (1,), factor=factor
-    )
+    left, right = _check_pair(x, z, form.least)
+    _, (weights,), (_, rows) = _evaluate_statistic(left.detach(), right.detach(), form, (1,), factor=factor)
     found = _matmul(weights, rows).view_as(z)
     return found if found.dtype == z.dtype else found.to(z.dtype)
 
@@ -144,7 +145,9 @@ def permutation_test(
     """
     check_count("permutations", permutations, low=1)
     check_names("statistic", get_args(Statistic), statistic)
+    check_kind("generator", generator, torch.Generator, "a torch.Generator")
     for name, value in (("x", x), ("z", z)):
+        check_kind(name, value, Tensor, "a tensor")
         if not bool(torch.isfinite(value).all()):
             raise InvalidInput(f"{name} holds a value that is not finite; expected finite numbers")
     form = _FORMS[statistic]
@@ -273,6 +276,7 @@ def _product(x: Tensor, z: Tensor, form: Form) -> Tensor:
 def _check_pair(x: Tensor, z: Tensor, least: int) -> tuple[Tensor, Tensor]:
     """Check the pair and return both as (n, d) in float32 or float64."""
     for name, value in (("x", x), ("z", z)):
+        check_kind(name, value, Tensor, "a tensor")
         if 0 in (value.dim(), value.numel()) or value.is_complex():
             raise InvalidInput(f"{name} is {value.dtype} of shape {tuple(value.shape)}; expected real (n, ...)")
     n = x.shape[0]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from splitfed.attacks.base import Attack, Phase, Progress
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, check_kind
 from splitfed.data.dataset import Dataset
 from splitfed.engines.base import FED
 from splitfed.engines.engine import Engine
@@ -21,7 +21,11 @@ def name_attacks(
     attacks: Sequence[str | Attack] | str | Attack, budget: str | None = None
 ) -> tuple[tuple[str, Attack], ...]:
     """Return name and attack of each, those given by name with the parameters of `budget` (None: the usual one)."""
-    chosen = (attacks,) if isinstance(attacks, (str, Attack)) else tuple(attacks)
+    chosen = tuple(attacks) if isinstance(attacks, (tuple, list)) else (attacks,)
+    for one in chosen:
+        if isinstance(one, type) and issubclass(one, Attack):
+            raise InvalidInput(f"attacks={one.__name__} is a class; expected an attack made of it, {one.__name__}()")
+        check_kind("attacks", one, (str, Attack), "the names of attacks, or attacks")
     return tuple(
         (one, load("attacks", one).with_budget(budget))
         if isinstance(one, str)

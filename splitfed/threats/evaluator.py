@@ -36,7 +36,7 @@ from splitfed.attacks.scoring.release_metrics import TrueReleases
 from splitfed.attacks.scoring.under_training import floors_above
 from splitfed.attacks.scoring.unknown_features import select_unknown
 from splitfed.attacks.training_time.training_attack import TrainingAttackState
-from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.core.errors import InvalidInput, check_count
 from splitfed.core.messages import WEIGHT_GRADIENT, View
 from splitfed.core.per_client_defenses import of_client
 from splitfed.core.random import derive, generator
@@ -53,7 +53,7 @@ from splitfed.threats.dry_run import AttackBegun, stop_at_first_use, stop_attack
 from splitfed.threats.encrypted_views import check_readable, decrypt_releases, encrypted_layer, select_plain
 from splitfed.threats.floors import MEAN, Floors, compared_floors
 from splitfed.threats.fresh_segments import head_after
-from splitfed.threats.knowledge import Grants, check_client, curious
+from splitfed.threats.knowledge import Grants, check_client, curious, find_party
 from splitfed.threats.repeated_releases import RepeatedReleases, check_releases, mean_view, release_seed
 from splitfed.threats.segment_runner import SegmentRunner
 from splitfed.threats.upload_attacks import Uploads
@@ -90,11 +90,11 @@ class Evaluator:
         self.uploads = Uploads(engine, data, self.recorded, self.grants.knowledge, self.grants.feed, self.grants.local)
 
     def adversary(self, name: str | None) -> str:
-        """Return the party called `name`, by default the first without data; refuse one that is not there."""
-        party = name or curious(self.engine.topology)
-        if party not in self.engine.parties:
-            raise unknown("party", party, self.engine.parties)
-        return party
+        """Return the party called `name`, by default the first without data; refuse one that is not there.
+
+        A role that one party alone plays stands for it.
+        """
+        return find_party(self.engine, name or curious(self.engine.topology))
 
     def victims(self, victims: Dataset | None) -> Dataset:
         """Return `victims`, by default the rows set aside for attacks; raise `InvalidInput` if there are none."""
@@ -171,7 +171,7 @@ class Evaluator:
         every victim's row is released; the attack gets the mean.
         """
         self.check_releases(name, attack, releases, client)
-        check_rows(attack, self.data.victims.discrete, self.data.name)
+        check_rows(attack, self.data.victims.discrete, self.data.name, self.data.victims.unscaled)
         if classifier:
             check_scorable(self.data.auxiliary)
         if attack.reads:
@@ -272,7 +272,7 @@ class Evaluator:
     ) -> tuple[View, Knowledge]:
         """Return what `attack` would be given after training, its view and what it knows; refuse as `attack` does."""
         self.check_releases(name, attack, releases, client)
-        check_rows(attack, self.data.victims.discrete, self.data.name)
+        check_rows(attack, self.data.victims.discrete, self.data.name, self.data.victims.unscaled)
         case = self._case(name, attack, party, victims, client, seed, releases)
         return prepare_attack(attack, case.view, case.knowledge)
 
@@ -326,7 +326,7 @@ class Evaluator:
         """
         past = attack.phase is Phase.TRAINING
         try:
-            check_rows(attack, self.data.victims.discrete, self.data.name)
+            check_rows(attack, self.data.victims.discrete, self.data.name, self.data.victims.unscaled)
             party = self.adversary(adversary or (FED if past and FED in self.engine.parties else None))
             if attack.reads:
                 self._begin_uploads(name, attack, party, client)

@@ -14,7 +14,7 @@ from splitfed.attacks.base import Imitate, Knowledge, Releases
 from splitfed.attacks.gradients.local_training import LocalTraining, local_training
 from splitfed.attacks.training_time.training_attack import TrainingAttackState
 from splitfed.core.defense import WeightDefense
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.messages import View
 from splitfed.core.optimizers import Optim
 from splitfed.core.per_client_defenses import of_client
@@ -277,6 +277,18 @@ class Grants:
             return prediction.outputs, recorder.view()
 
         return send
+
+
+def find_party(engine: Engine, name: str) -> str:
+    """Return the party called `name`, or the only one that plays a role of that name; refuse what is neither."""
+    if name in engine.parties:
+        return name
+    playing = [party for party, one in engine.parties.items() if one.role == name]
+    if len(playing) > 1:
+        raise InvalidInput(f"{len(playing)} parties play the role {name!r}: name one, such as {playing[0]!r}")
+    if not playing:
+        raise unknown("party", name, engine.parties)
+    return playing[0]
 
 
 def check_client(engine: Engine, client: int) -> None:

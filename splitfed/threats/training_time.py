@@ -35,7 +35,8 @@ def place_attacks(engine: Observable, prepared: Prepared, attacks: Mapping[str, 
         plan = resolve_attack(attack)
         check_names("party for a training attack", engine.parties, name)
         check_training_attack(name, type(plan).__name__, prepared.topology.encryption, engine.parties[name].role)
-        check_rows(plan, prepared.data.victims.discrete, prepared.data.name)
+        rows = prepared.data.victims
+        check_rows(plan, rows.discrete, prepared.data.name, rows.unscaled)
         needs = plan.needs(_labels(prepared.topology, engine.parties[name].role) is not None)
         if never := [need for need in Needs if need in needs.difference(GRANTED_IN_TRAINING)]:
             raise InvalidInput(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from splitfed.core.errors import check_names
 from splitfed.core.random import generator
 from splitfed.core.topology import Head
 from splitfed.engines.base import Prediction
@@ -49,6 +50,7 @@ def evaluate_part(run: Run, part: str, number: int, interval: bool) -> dict[str,
 
 def evaluate_across(run: Run, part: str, number: int) -> dict[str, list[float | None]]:
     """Return the scores of every client's model on its own rows of `part`, on all others', and on the union."""
+    check_names("part", ("validation", "test"), part)
     names = ("own", "others", "union")
     first, *others = parts = [getattr(client, part) for client in run.data.clients]
     union, ends = first.join(others), torch.tensor([0, *(len(rows) for rows in parts)]).cumsum(0).tolist()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import Attack, Phase, Progress
 from splitfed.attacks.search_space import Choice
+from splitfed.core.argument_kinds import guard_class
 from splitfed.core.deprecation import OldAttribute, accept_renamed_keywords
 from splitfed.core.errors import InvalidInput, check_names, unknown
 from splitfed.core.grouping import nest
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["AttackResult", "Run"]
 
 
+@guard_class
 class Run:
     """The parties after training, the history of every round, and the means to question them."""
 
@@ -471,7 +473,8 @@ class Run:
         return {**parties, "run": {**engine, **clock, **method, **callbacks, "schedule": self.schedule_state}}
 
     def load_state(self, states: Mapping[str, Any]) -> None:
-        """Go back to `states`."""
+        """Go back to `states`, as `state` returned them."""
+        check_names("state", states, "run")
         shared = dict(states["run"])
         self.schedule_state = shared.pop("schedule")
         load_callback_states(self.callbacks, shared.pop("callbacks", {}))

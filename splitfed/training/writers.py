@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.errors import InvalidInput, check_names
 from splitfed.planning.validation import Prepared
 from splitfed.threats.evaluator import AttackResult
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from splitfed.training.run import Run
 
 
+@guard_constructor
 class CsvWriter(Callback):
     """Writes a row a round into the CSV file `path`, which it replaces; complete after every round."""
 
@@ -63,6 +65,7 @@ class CsvWriter(Callback):
         write_atomic(self.path, text.getvalue().encode())
 
 
+@guard_constructor
 class TensorBoardWriter(Callback):
     """Writes event files for TensorBoard into `folder`; needs the extra splitfed[tensorboard].
 
@@ -101,6 +104,7 @@ class TensorBoardWriter(Callback):
         self._writer.flush()
 
 
+@guard_constructor
 class WandbWriter(Callback):
     """Logs to Weights & Biases; needs the extra splitfed[wandb].
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import torch
@@ -58,7 +59,8 @@ def align(
         {party: _counts(keys[party], usable[party], len(rows[party])) for party in keys}, intersection.crossings
     )
     x = torch.cat([part[rows[party]].flatten(1) for party, part in xs.items()], dim=1)
-    dataset = from_arrays(x, y[rows[labels]], task=learnt, name=name, dtype=dtype).with_features(adjacent_features(xs))
+    found = from_arrays(x, y[rows[labels]], task=learnt, name=name, dtype=dtype).with_features(adjacent_features(xs))
+    dataset = replace(found, label_holder=labels)
     common_keys = () if by_position else tuple(keys[labels][i] for i in rows[labels].tolist())
     return Alignment(dataset, common_keys, rows, report)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from splitfed.core.errors import check_names
+
 Key: TypeAlias = str | int
 
 
@@ -39,6 +41,7 @@ def in_clear(keys: Mapping[str, Sequence[Key]], leader: str) -> Intersection:
     Reveals all keys of all parties to the leader, and the intersection to everybody. Text sorts by code point,
     whole numbers by size.
     """
+    check_names("leader", keys, leader)
     positions = intersect_keys(keys)
     others = [party for party in keys if party != leader]
     sent = [AlignmentMessage(party, leader, "keys", len(pack_keys(keys[party]))) for party in others]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_names
+from splitfed.core.errors import InvalidInput, check_kind, check_names
 from splitfed.data.alignment.keys import Key
 from splitfed.data.conversion import as_rows, as_tensor
 from splitfed.data.from_python import RowType
@@ -38,6 +38,7 @@ def contents(
         raise InvalidInput(f"tables of {list(tables)} are not enough to align; expected two parties or more")
     check_names("party with the labels", tables, labels)
     for party, table in tables.items():
+        check_kind(f"tables[{party!r}]", table, Table, "splitfed.data.Table(keys, x, y)")
         if (table.y is not None) != (party == labels):
             raise InvalidInput(f"party {party!r} has {'no y' if party == labels else 'a y'}, and labels={labels!r}")
     xs = {party: _numbers(party, "x", table.x) for party, table in tables.items() if table.x is not None}

@@ -198,8 +198,10 @@ def check_attack(probe: Probe, run: Run) -> None:
         raise InvalidInput("there is no auxiliary row for the baseline of a score; give some (data.auxiliary=0.2)")
     if len(data.victims) == 0 and attack.phase is not Phase.TRAINING:
         raise InvalidInput("there are no victims to attack; set some aside (data.victims=64)")
-    if shows_inputs and len(data.shape) == 3 and data.victims.value_range is None:
-        raise InvalidInput(f"{data.name} holds images without a value range, so no score has a scale; store bytes")
+    if shows_inputs and data.victims.unscaled:
+        raise InvalidInput(
+            f"{data.name} holds images without a value range, as files that are read by row do; store bytes"
+        )
     against_recording = attack.phase is Phase.TRAINING and probe.adversary in (None, FED) and FED in run.engine.parties
     if not against_recording:
         run.evaluator.adversary(probe.adversary)

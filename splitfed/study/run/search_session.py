@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.models.import_paths import Code
 from splitfed.study.config.search import read_search
@@ -43,6 +44,7 @@ class SearchTrial:
         return f"SearchTrial({self.number}, {self.parameters})"
 
 
+@guard_constructor
 class SearchSession:
     """A search in `folder`, to be used in a `with` block: no other process works in the folder meanwhile.
 

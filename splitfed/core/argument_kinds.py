@@ -1,0 +1,226 @@
+"""Arguments of a wrong kind: told in a sentence that names them, by what the function says that it takes.
+
+What a function checks itself it says best. `guarded` is for the rest: whatever else an argument of a wrong kind makes
+of it, somewhere inside, is said of the argument. A switch is checked first, as anything passes for true or false.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import operator
+import os
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache, wraps
+from itertools import islice
+from numbers import Real
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from splitfed.core.errors import InvalidInput, SplitfedError, short
+
+F = TypeVar("F", bound=Callable[..., Any])
+K = TypeVar("K", bound=type)
+
+ABSENT = "absent"
+"""Module of classes that stand for those of their names, which are imported for type checkers alone."""
+MOST = 1000
+"""Entries of a list or table that are looked at."""
+
+_WORDS: Mapping[Any, str] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bytes: "bytes",
+    None: "None",
+    types.NoneType: "None",
+    os.PathLike: "a path",
+}
+
+
+def guarded(function: F, module: str | None = None) -> F:
+    """Return `function` with its arguments checked by what they are annotated with, where it does not do so itself.
+
+    `module`: from where users import it, if not from where it stands. Raises `InvalidInput` for a switch that is none,
+    and in place of any error that is not of this package where an argument is of a wrong kind.
+    """
+
+    @wraps(function)
+    def checked(*args: Any, **given: Any) -> Any:
+        if bool in signature_of(function)[1].values():
+            for name, value, annotation in _arguments(function, args, given):
+                if annotation is bool and not fits(value, bool):
+                    raise _refusal(name, value, bool)
+        try:
+            return function(*args, **given)
+        except SplitfedError:
+            raise
+        except Exception as error:
+            if (refusal := _first_misfit(function, args, given)) is not None:
+                raise refusal from error
+            raise
+
+    if module is not None:
+        checked.__module__ = module
+    return cast(F, checked)
+
+
+def guard_constructor(kind: K) -> K:
+    """Return the class with its constructor `guarded`."""
+    return _guard(kind, "__init__")
+
+
+def guard_class(kind: K) -> K:
+    """Return the class with its constructor and its public methods `guarded`."""
+    own = [name for name, found in vars(kind).items() if not name.startswith("_") and inspect.isfunction(found)]
+    return _guard(kind, "__init__", *own)
+
+
+def _guard(kind: K, *methods: str) -> K:
+    for name in methods:
+        setattr(kind, name, guarded(vars(kind)[name]))
+    return kind
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """Return whether `value` is what `annotation` says; True where that cannot be told."""
+    if annotation is None or annotation is types.NoneType:
+        return value is None
+    if annotation is bool:
+        return isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
+    if annotation is int:
+        return _is_whole(value)
+    if annotation is float:
+        return isinstance(value, Real) and not isinstance(value, bool)
+    if annotation is Any:
+        return True
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return any(fits(value, one) for one in inner)
+    if origin is Literal:
+        return any(type(value) is type(one) for one in inner)
+    if isinstance(kind := origin or annotation, type):
+        return _is_kind(value, kind) and _entries_fit(value, kind, inner)
+    return True
+
+
+def _is_kind(value: Any, kind: Any) -> bool:
+    if getattr(kind, "_is_protocol", False):
+        return {name for name in vars(kind) if not name.startswith("_")} <= {*dir(value)}
+    if kind.__module__ == ABSENT:
+        return any(one.__name__ == kind.__name__ for one in type(value).__mro__)
+    listed = kind.__module__ == "collections.abc" and issubclass(kind, collections.abc.Iterable)
+    if listed and not issubclass(kind, Mapping):
+        # Arrays and views of tables go as lists; text, tables and what has no order or no end do not.
+        like = isinstance(value, kind) or hasattr(value, "__len__")
+        return like and not isinstance(value, (str, bytes, Mapping, set, frozenset)) and _iterable(value)
+    if kind in (tuple, list):
+        return isinstance(value, (tuple, list))
+    return isinstance(value, kind)
+
+
+def _iterable(value: Any) -> bool:
+    try:
+        iter(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _entries_fit(value: Any, kind: Any, inner: tuple[Any, ...]) -> bool:
+    """Return whether the entries of a list or table are of the kinds `inner`, as far as they are looked at."""
+    if isinstance(value, Mapping) and len(inner) == 2:
+        pairs = list(value.items())[:MOST]
+        return all(fits(key, inner[0]) and fits(one, inner[1]) for key, one in pairs)
+    if not inner or not hasattr(value, "__len__") or kind is collections.abc.Callable:
+        return True
+    if kind is tuple and inner[-1] is not Ellipsis:
+        return len(value) == len(inner) and all(map(fits, value, inner))
+    return all(fits(one, inner[0]) for one in islice(value, MOST))
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    try:
+        operator.index(value)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return True
+
+
+def describe(annotation: Any) -> str:
+    """Return what `annotation` says in words: "a whole number or None"."""
+    if annotation is Any:
+        return "anything"
+    if annotation in _WORDS:
+        return _WORDS[annotation]
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        # Whole numbers are numbers, and paths are mostly written as text.
+        return " or ".join(dict.fromkeys(map(describe, inner)))
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    kind: Any = origin or annotation
+    if not isinstance(kind, type):
+        return "another value"
+    if kind == collections.abc.Callable:
+        return "a function"
+    if issubclass(kind, collections.abc.Mapping):
+        plain = len(inner) < 2 or inner[1] is Any
+        return "a table" if plain else f"a table with {describe(inner[0])} -> {describe(inner[1])}"
+    if issubclass(kind, (tuple, list, collections.abc.Iterable)) and kind.__module__ in ("builtins", "collections.abc"):
+        return f"a list, each {describe(inner[0])}" if inner and inner[0] is not Any else "a list"
+    if issubclass(kind, os.PathLike):
+        return "a path"
+    return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
+
+
+def _refusal(name: str, value: Any, annotation: Any) -> InvalidInput:
+    return InvalidInput(f"{name}={short(value)} is not allowed; expected {describe(annotation)}")
+
+
+def _first_misfit(function: Callable[..., Any], args: tuple[Any, ...], given: Mapping[str, Any]) -> InvalidInput | None:
+    """Return the refusal of the first argument that is not of the kind that `function` says, None where all are."""
+    for name, value, annotation in _arguments(function, args, given):
+        if not fits(value, annotation):
+            return _refusal(name, value, annotation)
+    return None
+
+
+def _arguments(
+    function: Callable[..., Any], args: tuple[Any, ...], given: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, value and annotation of each argument given whose annotation is known; strangers are left out."""
+    positional, kinds = signature_of(function)
+    for name, value in (*zip(positional, args, strict=False), *given.items()):
+        if name in kinds:
+            yield name, value, kinds[name]
+
+
+@cache
+def signature_of(function: Callable[..., Any]) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+    """Return the names of positional parameters, and the annotation of every parameter that has one we can read."""
+    parameters = inspect.signature(function).parameters.values()
+    inner = inspect.unwrap(function)
+    kinds: dict[str, Any] = {}
+    for one in parameters:
+        if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) or one.annotation is one.empty:
+            continue
+        with suppress(AttributeError, TypeError, SyntaxError):
+            kinds[one.name] = _read(one.annotation, inner.__globals__)
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(one.name for one in parameters if one.kind in by_place), kinds
+
+
+def _read(annotation: Any, names: dict[str, Any]) -> Any:
+    """Return what `annotation` says by the global `names` of its module; a class stands for each that is absent."""
+    holder, absent = types.SimpleNamespace(__annotations__={"it": annotation}), dict[str, Any]()
+    while True:
+        try:
+            return get_type_hints(holder, names, absent)["it"]
+        except NameError as error:
+            name = error.name or ""
+            absent[name] = type(name, (), {"__module__": ABSENT})
