@@ -223,6 +223,7 @@ def is_named(text: str, call: Call, value: Any) -> bool:
 
 CALLED: dict[str, tuple[str, ...]] = {
     "dataset": ("data set", "item", "has no length"),
+    "drop": ("no column but",),
     "evidence": ("measure",),
     "example": ("fails by itself",),
     "folder": (". has",),

@@ -158,6 +158,8 @@ def describe(annotation: Any) -> str:
     if annotation in _WORDS:
         return _WORDS[annotation]
     origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is collections.abc.Callable:
+        return "a function"
     if origin in (Union, types.UnionType):
         # Whole numbers are numbers, and paths are mostly written as text.
         return " or ".join(dict.fromkeys(map(describe, inner)))
@@ -166,8 +168,6 @@ def describe(annotation: Any) -> str:
     kind: Any = origin or annotation
     if not isinstance(kind, type):
         return "another value"
-    if kind == collections.abc.Callable:
-        return "a function"
     if issubclass(kind, collections.abc.Mapping):
         plain = len(inner) < 2 or inner[1] is Any
         return "a table" if plain else f"a table with {describe(inner[0])} -> {describe(inner[1])}"

@@ -189,10 +189,15 @@ def as_task(task: TaskLike, labels: Tensor) -> Task:
 
 
 def _mention_numbering(labels: Tensor, task: TaskLike, found: Task) -> None:
-    """Say what was made of labels that are likely meant otherwise: whole real numbers, and classes counted from 1."""
-    if task is None and labels.is_floating_point() and labels.dim() == 1 and bool((labels == labels.round()).all()):
+    """Say what was made of labels that are likely meant otherwise: repeated whole real numbers, and classes from 1 on."""
+    if labels.dim() != 1:
+        return
+    kinds = len(labels.unique())
+    if task is None and labels.is_floating_point() and 2 <= kinds <= len(labels) // 2:
+        if not bool((labels == labels.round()).all()):
+            return
         said = "y holds whole numbers as real ones, which means regression; say task='classification' or 'regression'"
-    elif found.name == "classification" and int(labels.min()) >= 1:
+    elif found.name == "classification" and kinds > 1 and int(labels.min()) >= 1:
         low, high = int(labels.min()), int(labels.max())
         said = f"labels are {low} to {high}, which makes {found.outputs} classes, of which {low} are empty: number "
         said += f"them from 0, or say task=splitfed.classification({found.outputs})"

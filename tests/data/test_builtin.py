@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from inspect import signature
@@ -103,7 +104,7 @@ def test_a_function_keeps_its_name_when_its_file_is_imported() -> None:
         function = registry.load("data", name)
         assert callable(function)
         assert name in dir(splitfed.data), f"make_lazy in splitfed/data/__init__.py does not name {name!r}"
-        assert getattr(splitfed.data, name) is function
+        assert inspect.unwrap(getattr(splitfed.data, name)) is function
     with pytest.raises(AttributeError, match=r"^module 'splitfed.data' has no attribute 'imagenet'$"):
         splitfed.data.imagenet  # noqa: B018
 

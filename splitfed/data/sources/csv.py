@@ -68,7 +68,7 @@ def csv(
     y = table.pop(target)
     domains = None if domain is None else _codes(table.pop(domain))
     if not len(table.columns):
-        raise InvalidInput(f"{source} has no column but {target!r} (drop={drop!r}); one or more are learnt from")
+        raise InvalidInput(f"{source} has no column but {target!r}; expected at least one to learn from")
     parts = {str(name): _encode(source, table[name], standardize, dtype) for name in table.columns}
     names = [name for name, part in parts.items() for _ in range(part.shape[1])]
     x = np.concatenate(list(parts.values()), axis=1)

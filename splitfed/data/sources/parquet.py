@@ -51,7 +51,7 @@ def parquet(
     check_columns(source, columns, target, drop, domain)
     read = [name for name in columns if name not in (target, domain, *drop)]
     if not read:
-        raise InvalidInput(f"{source} has no column but {target!r} (drop={drop!r}); one or more are learnt from")
+        raise InvalidInput(f"{source} has no column but {target!r}; expected at least one to learn from")
     if file.metadata.num_rows == 0:
         raise InvalidInput(f"{source} has no rows; expected at least one")
     rows = ParquetRows(source, file, read, dtype)
