@@ -189,7 +189,7 @@ def as_task(task: TaskLike, labels: Tensor) -> Task:
 
 
 def _mention_numbering(labels: Tensor, task: TaskLike, found: Task) -> None:
-    """Say what was made of labels that are likely meant otherwise: repeated whole real numbers, and classes from 1 on."""
+    """Say what was made of labels likely meant otherwise: repeated whole real numbers, and classes from 1 on."""
     if labels.dim() != 1:
         return
     kinds = len(labels.unique())
