@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from importlib import import_module
 from itertools import combinations, pairwise
@@ -193,7 +194,7 @@ def test_mlp_shape_refused() -> None:
 
 def test_a_function_keeps_its_name_when_its_file_is_imported() -> None:
     for name in NAMES:
-        assert getattr(splitfed.models, name) is registry.load("models", name)
+        assert inspect.unwrap(getattr(splitfed.models, name)) is registry.load("models", name)
         assert name in dir(splitfed.models)
     with pytest.raises(AttributeError, match=r"^module 'splitfed.models' has no attribute 'alexnet'$"):
         splitfed.models.alexnet  # noqa: B018
