@@ -15,6 +15,7 @@ from splitfed.core.encryption_settings import Encryption
 from splitfed.core.messages import Recording
 from splitfed.core.rows import RowSource, blocks, in_memory
 from splitfed.core.topology import Topology
+from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.data.mixup import mixup_of
 from splitfed.data.transform import transform_of
@@ -98,6 +99,13 @@ def fingerprint_user_code(prepared: Prepared, besides: Mapping[str, object]) -> 
     own = {role: optim.name for role, optim in prepared.optims.items() if not isinstance(optim.name, str)}
     things |= {f"optimizer of {role!r}": factory for role, factory in own.items()}
     return fingerprint({**things, **besides}, modules)
+
+
+def data_digest(data: Dataset) -> str:
+    """Return the hash of all rows, labels, groups and domains of a data set, before it is split; see `digest`."""
+    held = {"x": data.source, "y": data.y, "domains": data.domains, "groups": data.groups}
+    targets = {f"target {name}": found.y for name, found in data.targets.items()}
+    return digest({name: one for name, one in (held | targets).items() if one is not None})
 
 
 def digest(tensors: Mapping[str, Tensor | RowSource]) -> str:

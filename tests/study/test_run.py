@@ -218,23 +218,24 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    "left", [[".lock"], [".lock", "environment.json"], [".lock", "config.toml", ".study.toml.tmp"]]
+    "left", [[".lock"], [".lock", "data.json", "environment.json"], [".lock", "config.toml", ".study.toml.tmp"]]
 )
 def test_a_folder_in_which_a_study_had_just_begun_is_taken(left: list[str], finished: Path, tmp_path: Path) -> None:
     """A crash came after the lock, and before the study had been described."""
     folder = tmp_path / "out"
     folder.mkdir()
     for name in left:
-        (folder / name).write_text("half")
+        whole = digests.json_with_digest({"data_digest": "rows"}).decode()
+        (folder / name).write_text(whole if name == "data.json" else "half")
     home, grid = StudyFolder(folder), checked(small())
-    home.check(grid, resume=True)
+    home.check(grid, "rows", resume=True)
     with home.lock():
-        home.claim(grid, "text")
-    home.check(grid, resume=True)
+        home.claim(grid, "text", "rows")
+    home.check(grid, "rows", resume=True)
     (folder / "thesis.tex").write_text("mine")
     (folder / "study.toml").unlink()
     with pytest.raises(InvalidInput, match="is not empty and holds no study"):
-        home.check(grid, resume=True)
+        home.check(grid, "rows", resume=True)
 
 
 def test_a_folder_is_waited_for_only_as_long_as_a_killed_process_may_have_it(

@@ -19,6 +19,7 @@ from splitfed.study.run.ownership import MOST_DEATHS, Claim, Locks, LostRun
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.search import do_trials, open_search
 from splitfed.study.run.store import StudyFolder
+from splitfed.training.description import data_digest
 from tests.study.examples import small, write
 from tests.study.search_examples import records, searching
 from tests.study.test_search import outcome, states
@@ -204,7 +205,7 @@ def test_a_search_whose_workers_are_killed_and_suspended_is_the_same(tmp_path: P
             time.sleep(0.002)
 
     with home.lock():
-        home.claim(ready.grid, ready.text)
+        home.claim(ready.grid, ready.text, data_digest(ready.data))
         open_search(search, folder, "call")
         suspended = forked(work)
         wait(lambda: begun(0) and bool(list(folder.glob("runs/*/metrics.jsonl"))))

@@ -223,6 +223,9 @@ def read_study(folder: Path, *, trust: bool = False, only: Collection[str] = ())
     refused = dict(read_refused(folder))
     for name in sorted(only or {*run_names, *(set(_planned_runs(config, folder)) - refused.keys())}):
         found = current_keys(_read_json(runs / name / "result.json", digests.REMEASURE))
+        if found.get("id", name) != name:
+            why = f"it is the result of another run, {found['id']!r}"
+            raise digests.Damaged(runs / name / "result.json", digests.REMEASURE, why)
         if "utility" in found:
             results.append(found | {"folder": str(runs / name)})
         else:
@@ -231,6 +234,7 @@ def read_study(folder: Path, *, trust: bool = False, only: Collection[str] = ())
         raise InvalidInput(
             f"study {str(folder)!r} has no finished run to report on ({len(run_names)} begun): finish it first"
         )
+    check_same_data(results)
     environment = _read_json(folder / "environment.json", "delete it to go on without it")
     name = escape_invisible(str(config.get("study", {}).get("name") or folder.name))
     text = escape_invisible(path.read_text("utf-8").rpartition(digests.COMMENT)[0]) if path.is_file() else ""
@@ -408,6 +412,17 @@ def _planned_runs(config: Mapping[str, Any], folder: Path) -> list[str]:
         return [cell.id for cell in expand(parse_study(config, source), source, folder).cells]
     except InvalidInput:
         return []
+
+
+def check_same_data(results: Collection[Mapping[str, Any]]) -> None:
+    """Refuse runs that were trained on data of more than one digest: no mean over them says anything."""
+    first = {str(run["data_digest"]): str(run["id"]) for run in reversed(list(results)) if run.get("data_digest")}
+    if len(first) > 1:
+        one, other = list(first.values())[-1], next(iter(first.values()))
+        raise InvalidInput(
+            f"runs {one!r} and {other!r} were trained on different data (their digests differ), and are not averaged; "
+            "delete the runs on the data that are not meant, and go on with --resume"
+        )
 
 
 def _unfinished_reason(place: Path, found: Mapping[str, Any]) -> str:

@@ -49,7 +49,7 @@ def list_runs(ready: CheckedStudy, folder: Path, workers: int) -> Json:
         left = [cell for found in records if found is None for cell in cells]
         done: list[tuple[Cell, Json]] = []
     else:
-        results = {cell.id: read_result(home.run(cell.id)) for cell in cells}
+        results = {cell.id: read_result(home.run(cell.id), cell.id) for cell in cells}
         states = [{"run": cell.id, "state": _state_of(home.run(cell.id), results[cell.id], cell)} for cell in cells]
         left = [cell for cell in cells if results[cell.id] is None]
         done = [(cell, found) for cell in cells if (found := results[cell.id]) is not None]

@@ -116,7 +116,7 @@ class StudyResults:
     @property
     def results(self) -> tuple[Json, ...]:
         """The result of every run that has ended, failed ones too, as in its result.json, by name of the run."""
-        found = (read_result(path) for path in sorted((self.folder / "runs").glob("*/")))
+        found = (read_result(path, path.name) for path in sorted((self.folder / "runs").glob("*/")))
         return tuple(one for one in found if one is not None)
 
     @property

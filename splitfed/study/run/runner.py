@@ -56,6 +56,7 @@ from splitfed.study.run.trust import write_mark
 from splitfed.training.callbacks import Callback, deciding
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.client_scores import find_best_round, find_first_reaching, summarize_clients
+from splitfed.training.description import data_digest
 from splitfed.training.entry_point import train
 from splitfed.training.folder import RunFolder
 from splitfed.training.run import Run
@@ -71,23 +72,24 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard: G
 
     A training that diverges is a result too: `{"id", ..., "failed": one line}`. Raises what `guard` does.
     """
-    if (done := read_result(folder)) is not None:
+    if (done := read_result(folder, cell.id)) is not None:
         return done
     cell = at_length(cell, folder)
     if folder.is_dir() and not (folder / "run.json").is_file():
         # A crash came before the run had been described: nothing has been computed yet.
         shutil.rmtree(folder)
-    builder = build.StudyBuilder(data)
+    builder, rows = build.StudyBuilder(data), {"data_digest": data_digest(data)}
     try:
         run = train_cell(cell, data, folder, watcher, guard, builder)
     except NonFinite as error:
         guard()
-        return write_result(folder, {**identity_of(cell), "failed": str(error)})
+        return write_result(folder, {**identity_of(cell), **rows, "failed": str(error)})
     guard()
     write_atomic(folder / "config.toml", digests.toml_with_digest(dumps(cell.config)))
     write_mark(folder, cell.code.sources())
     measurements = {
         **identity_of(cell),
+        **rows,
         **_measure_run(run, cell),
         **_planned_costs(run, cell, builder),
         "privacy": _privacy_ledgers(run, cell, builder),
@@ -106,7 +108,7 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard: G
             raise
         except SplitfedError as error:
             guard()
-            return write_result(folder, {**identity_of(cell), "failed": f"attack {probe.key}: {error}"})
+            return write_result(folder, {**identity_of(cell), **rows, "failed": f"attack {probe.key}: {error}"})
     guard()
     return write_result(folder, measurements)
 
@@ -148,10 +150,18 @@ def _earlier_length(cell: Cell, folder: Path) -> Json:
     return {} if first == cell.training.rounds else {"rounds_at_first": first}
 
 
-def read_result(folder: Path) -> Json | None:
-    """Return the result in the run folder `folder`, or None if it has not finished."""
+def read_result(folder: Path, name: str | None = None) -> Json | None:
+    """Return the result in the run folder `folder`, or None if it has not finished.
+
+    `name`: of the run whose result it must be; raises `Damaged` for that of another one.
+    """
     path = folder / "result.json"
-    return current_keys(digests.read(path, digests.REMEASURE)) if path.is_file() else None
+    if not path.is_file():
+        return None
+    found = current_keys(digests.read(path, digests.REMEASURE))
+    if name is not None and found.get("id") != name:
+        raise digests.Damaged(path, digests.REMEASURE, f"it is the result of another run, {found.get('id')!r}")
+    return found
 
 
 def train_cell(

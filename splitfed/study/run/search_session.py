@@ -31,6 +31,7 @@ from splitfed.study.run.search import (
 from splitfed.study.run.search_check import check_search
 from splitfed.study.run.search_queue import TrialInHand
 from splitfed.study.run.store import StudyFolder
+from splitfed.training.description import data_digest
 
 
 class SearchTrial:
@@ -65,9 +66,10 @@ class SearchSession:
 
     def __enter__(self) -> SearchSession:
         home = StudyFolder(self.folder)
-        home.check(self._grid, resume=True)
+        rows = data_digest(self._data)
+        home.check(self._grid, rows, resume=True)
         self._stack.enter_context(home.lock())
-        home.claim(self._grid, self._text)
+        home.claim(self._grid, self._text, rows)
         self._queue = open_search(self._search, self.folder)
         self._stack.callback(self._queue.release)
         return self

@@ -33,6 +33,7 @@ from splitfed.study.run.search import collect_records, do_trials, open_search
 from splitfed.study.run.store import StudyFolder, write_trials_table
 from splitfed.study.run.trust import check_links, write_mark
 from splitfed.study.run.workers import run_workers
+from splitfed.training.description import data_digest
 
 
 def run_study(
@@ -48,14 +49,14 @@ def run_study(
     cells = {cell.id: cell for cell in ready.grid.cells}
     call, key = new_call(), ready.key or key_of(ready.grid.resolved)
     with home.lock() as lock:
-        home.claim(ready.grid, ready.text)
+        home.claim(ready.grid, ready.text, data_digest(ready.data))
         if not trust:  # what is trusted for one call is not the user's own for ever
             write_mark(folder, ready.code.sources(), tomllib.loads(ready.text))
         write_checked(folder, Checked(key, ready.grid.refused, ready.setting))
         command = worker_command(folder, ready.code, key, call)
         if ready.search is not None:
             return _search(ready, ready.search, home, lock, workers, command, call)
-        unfinished = [name for name in cells if read_result(home.run(name)) is None]
+        unfinished = [name for name in cells if read_result(home.run(name), name) is None]
         queue = _open_queue(ready, folder, call, unfinished)
         with open_watcher(len(cells), len(cells) - len(unfinished)) as watcher:
             if workers > 1 and unfinished:
@@ -74,7 +75,7 @@ def check_folder(ready: CheckedStudy, folder: Path, *, resume: bool, workers: in
     """Refuse, without writing anything, what stands against doing the study in `folder`."""
     if workers > 1 and sys.platform == "win32":  # who lives is seen by locks that Windows lacks
         raise InvalidInput(f"workers={workers} is not allowed on Windows; expected 1")
-    StudyFolder(folder).check(ready.grid, resume=resume)
+    StudyFolder(folder).check(ready.grid, data_digest(ready.data), resume=resume)
     if not trust:
         check_links(folder)
     check_keys(ready.grid.cells, folder)
@@ -129,14 +130,17 @@ def run_worker(folder: Path, code: Code, token: str, call: str) -> None:
     on which this process relies if it finds the same study and versions. `call`: the mark of its call.
     """
     raw = schema.read_toml(folder / "config.toml", digests.STUDY_CONFIG)
+    home = StudyFolder(folder)
     if "search" in raw:
         search, first = read_search(raw, "config.toml", folder, code, checked=True)
         data = build.dataset(first.cells[0].data)
+        home.check_data(data_digest(data))
         do_trials(search, data, folder, open_search(search, folder, call), Reports())
         return
     ready = check_raw(raw, "config.toml", folder, code, "", folder, token)
+    home.check_data(data_digest(ready.data))
     cells = {cell.id: cell for cell in ready.grid.cells}
-    _work_queue(StudyFolder(folder), cells, ready.data, _open_queue(ready, folder, call), Reports())
+    _work_queue(home, cells, ready.data, _open_queue(ready, folder, call), Reports())
 
 
 def _open_queue(ready: CheckedStudy, folder: Path, call: str, unfinished: list[str] | None = None) -> trials.RunQueue:

@@ -31,6 +31,7 @@ if sys.platform != "win32":
 
 PATIENCE = 1.0
 """Seconds for which a folder that another process has is asked for: one that was killed has it until it is gone."""
+DATA = "data.json"
 STRENGTH = ("strength", "strength_parameter", "strength_unit", "stronger")
 
 
@@ -40,8 +41,11 @@ class StudyFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def check(self, grid: Grid, *, resume: bool) -> None:
-        """Refuse, without writing, a folder that holds another study, or this one when it is not to be resumed."""
+    def check(self, grid: Grid, rows: str, *, resume: bool) -> None:
+        """Refuse, without writing, a folder that holds another study, or this one when it is not to be resumed.
+
+        `rows`: the digest of its data, which is a part of what a study is.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise InvalidInput(f"folder={str(self.path)!r} is a file; give a new or empty folder")
         if not self.path.is_dir() or not any(self.path.iterdir()) or self._begun():
@@ -55,15 +59,29 @@ class StudyFolder:
             raise InvalidInput(f"folder {str(self.path)!r} holds another study: {difference}; give another folder")
         if not resume:
             raise InvalidInput(f"folder {str(self.path)!r} holds this study already; add --resume to go on with it")
+        self.check_data(rows)
+
+    def check_data(self, rows: str) -> None:
+        """Refuse a study of which any run was trained on other data than those with the digest `rows`."""
+        known = self.path / DATA
+        found = [digests.read(known, "delete it: it is written anew")] if known.is_file() else []
+        runs = sorted(path.parent.name for path in (self.path / "runs").glob("*/result.json"))
+        if any(one.get("data_digest", rows) != rows for one in [*found, *self.results(runs)]):
+            raise InvalidInput(
+                f"folder {str(self.path)!r} holds this study on other data: what it reads has changed since; put back "
+                "the data that it was begun with, or give another folder"
+            )
 
     def _begun(self) -> bool:
         """Return whether nothing is there but what `lock` and `claim` write first: a crash came between."""
         found = {entry.name.removeprefix(".").removesuffix(".tmp") for entry in self.path.iterdir()}
-        begun = "lock" in found and found <= {"lock", "environment.json", "config.toml", "study.toml"}
+        begun = "lock" in found and found <= {"lock", "environment.json", "config.toml", "study.toml", DATA}
         return begun and not (self.path / "study.toml").is_file()
 
-    def claim(self, grid: Grid, text: str) -> None:
-        """Write what the study is, `text` being the file as the user wrote it."""
+    def claim(self, grid: Grid, text: str, rows: str) -> None:
+        """Write what the study is, `text` being the file as the user wrote it and `rows` the digest of its data."""
+        if not (self.path / DATA).is_file():
+            write_atomic(self.path / DATA, digests.json_with_digest({"data_digest": rows}))
         if (self.path / "study.toml").is_file():
             return
         write_atomic(self.path / "environment.json", digests.json_with_digest(environment()))
@@ -95,7 +113,7 @@ class StudyFolder:
 
     def results(self, names: Iterable[str]) -> list[Json]:
         """Return the results of those runs that have one, in the order of `names`."""
-        return [found for name in names if (found := read_result(self.run(name))) is not None]
+        return [found for name in names if (found := read_result(self.run(name), name)) is not None]
 
     def write_table(self, results: Iterable[Json]) -> None:
         """Write results.csv and results.parquet, a row a run and attack."""
