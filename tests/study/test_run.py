@@ -29,12 +29,13 @@ from splitfed.study.config import training_table
 from splitfed.study.config.mistakes import InvalidStudy, Mistakes
 from splitfed.study.config.toml import dumps
 from splitfed.study.report.exposure import role_holdings
-from splitfed.study.run import trials
 from splitfed.study.run.ownership import Locks
 from splitfed.study.run.progress import Lines
+from splitfed.study.run.run_queue import HeldRun, RunQueue, work_queue
 from splitfed.study.run.store import StudyFolder
 from splitfed.topologies import vanilla
 from splitfed.training import checkpoint
+from splitfed.training.checkpoint import write_atomic
 from tests.examples import images
 from tests.study.examples import checked, small, write
 from tests.study.test_config import JUNK, mutate
@@ -282,8 +283,7 @@ def test_workers_find_the_same(finished: Path, tmp_path: Path, capsys: pytest.Ca
     assert outcome(folder) == outcome(finished)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split("]")[0] for line in lines] == ["[1/3", "[2/3", "[3/3"]
-    states = [trial.state.name for trial in trials.open_queue(folder / "study.db").get_trials()]
-    assert states.count("COMPLETE") == 3
+    assert not (folder / "study.db").exists()
 
 
 def test_a_run_is_attacked_again_without_training(
@@ -316,15 +316,25 @@ def test_attack_refuses_what_is_no_run(tmp_path: Path, finished: Path, capsys: p
 
 
 def test_a_queue_gives_each_run_once_and_takes_back_what_a_crash_left(tmp_path: Path) -> None:
-    study = trials.open_queue(tmp_path / "study.db")
-    trials.fill_queue(study, ["a", "b"], ["a", "b"])
-    study.ask()  # a process took "a" and died
-    done: list[str] = []
-    trials.fill_queue(study, ["a", "b"], ["a", "b"])
-    queue = trials.RunQueue(study, ["a", "b"], Locks(tmp_path, "call"))
-    trials.work_queue(queue, lambda held: done.append(held.name) or 1.0, pytest.fail)  # type: ignore[func-returns-value,arg-type]
-    assert sorted(done) == ["a", "b"]
-    trials.work_queue(queue, lambda held: pytest.fail("nothing was left"), pytest.fail)  # type: ignore[arg-type]
+    home, locks, done = StudyFolder(tmp_path), Locks(tmp_path, "call"), []
+    for name in "abc":
+        home.run(name).mkdir(parents=True)
+    write_atomic(home.run("b") / "result.json", b"")
+    queue = RunQueue(home, ["a", "b", "c"], locks)
+    died = locks.claim("a")  # a process took "a" and died
+    assert died is not None
+    assert queue.has_work()
+    died.release()
+
+    def do(held: HeldRun) -> None:
+        assert locks.claim(held.name) is None, "what is held is given to nobody else"
+        done.append(held.name)
+        write_atomic(home.run(held.name) / "result.json", b"")
+
+    work_queue(queue, do, pytest.fail)  # type: ignore[arg-type]
+    assert done == ["a", "c"]
+    assert not queue.has_work()
+    work_queue(queue, lambda held: pytest.fail("nothing was left"), pytest.fail)  # type: ignore[arg-type]
 
 
 SPEEDS: dict[str, Any] = {

@@ -14,15 +14,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 import splitfed
 from splitfed.cli import main
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
+from splitfed.registry import TABLES, load
+from splitfed.study.config.parameters import _flatten_hint, parameters_of
+from splitfed.study.config.schema import DataTable, StudyConfig
 from splitfed.study.config.toml import dumps
 from splitfed.study.report.contained import find_link_out, path_inside
 from splitfed.study.run import user_key
-from splitfed.study.run.trust import code_of, import_paths, is_results
+from splitfed.study.run.trust import _files_outside, code_of, import_paths, is_path, is_results
 from splitfed.study.run.user_key import NoKey, get_or_make_key, key_file, read_key
 from tests.study.examples import placed, small, write
 
@@ -336,6 +340,75 @@ def test_import_paths_are_found_wherever_one_could_be_followed() -> None:
         code.find("torch.nn:Linear")
 
 
+REACHES = [
+    (kind, name, one.name)
+    for kind in TABLES
+    for name in TABLES[kind]
+    for one in parameters_of(load(kind, name)).values()
+    if is_path(one.hint)
+]
+
+
+def test_every_path_of_the_schema_is_seen_wherever_it_stands(tmp_path: Path) -> None:
+    """Of all that is registered, at any depth; a kind that begins to read files must be looked at."""
+    assert {kind for kind, _, _ in REACHES} == {"data", "models"}
+    assert len(REACHES) > 8
+    for _, name, key in REACHES:
+        table, inside = {"name": name, key: "../elsewhere"}, {"name": name, key: "here"}
+        for config in (
+            {"data": table},
+            {"model": [table]},
+            {"topology": [{"name": "vertical", "bottom": {"model": name, key: "/etc/passwd"}}]},
+            {"data": {"name": {"choice": ["digits", name]}, key: {"choice": ["here", "~/there"]}}},
+        ):
+            assert list(_files_outside(tmp_path, config)), (name, key)
+        assert not list(_files_outside(tmp_path, {"data": inside, "model": [inside]}))
+    for where in ("/elsewhere", "../keys", "~/keys"):
+        assert list(_files_outside(tmp_path, {"encryption": [{"protocol": "weight_shares", "key_folder": where}]}))
+
+
+# Texts of a study's own tables that no list of names bounds; each of them is no path, or is seen by what is named.
+FREE_TEXTS = {
+    *("study.name", "data.name", "model.name", "topology.name", "method.name", "defense.name", "defense.combine"),
+    *("attack.name", "attack.budget", "attack.adversary", "callback.name"),  # names, import paths and labels
+    *("training.device", "training.record.parties", "training.schedule", "training.speeds", "training.optimizer"),
+    *("training.batch_size", "encryption.protocol", "search.objectives", "search.constraints"),
+    "search.storage",  # an address: seen as one
+    *(f"data.{part}" for part in DataTable.PARTS),  # import paths and names of columns
+}
+
+
+def free_texts(model: type[BaseModel], place: str = "") -> set[str]:
+    found: set[str] = set()
+    for name, field in model.model_fields.items():
+        inner = [one for one in _flatten_hint(field.annotation) if isinstance(one, type)]
+        tables = [one for one in inner if issubclass(one, BaseModel)]
+        if tables:
+            found |= free_texts(tables[0], f"{place}{name}.")
+        elif str in inner or Any in _flatten_hint(field.annotation):
+            found.add(f"{place}{name}")
+    return found
+
+
+def test_a_new_text_in_the_schema_has_to_be_looked_at() -> None:
+    assert free_texts(StudyConfig) <= FREE_TEXTS
+
+
+def test_a_strangers_study_writes_no_keys_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder, keys = tmp_path / "out", tmp_path / "home" / ".ssh"
+    folder.mkdir()
+    study = small(topology=[{"name": "u_shaped", "cuts": ["fc1", "relu1"]}], defense=None, attack=None)
+    path = write(folder, {**study, "encryption": {"key_folder": str(keys)}})
+    (folder / "config.toml").write_bytes(digests.toml_with_digest(path.read_text()))
+    code, error = said(capsys, ["run", str(path), "--folder", str(folder), "--resume"])
+    assert code == 2
+    assert f"and would read {str(keys)!r}" in error
+    assert not keys.exists()
+
+
 def test_a_folder_of_results_is_told_from_one_of_studies(made: Path, tmp_path: Path) -> None:
     assert is_results(made / "out")
     assert is_results(made / "out" / "runs" / RUN)
@@ -354,6 +427,7 @@ def test_results_are_told_by_any_file_that_is_left_of_them(
     for path in sorted(stranger.rglob("*"), reverse=True):
         if path.is_file() and path != stranger / left:
             path.unlink()
+    (stranger / left).touch()
     assert is_results(stranger)
     below = stranger / "one" / "two"
     below.mkdir(parents=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -22,7 +21,7 @@ import pytest
 from splitfed import cli
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
-from splitfed.study.run import failures, session, trials, workers
+from splitfed.study.run import failures, session, workers
 from splitfed.study.run.progress import Lines
 from splitfed.training import checkpoint
 from tests.study.examples import small, write
@@ -253,56 +252,6 @@ def test_handles_that_run_out_in_training_are_one_line(
     assert code == 2
     assert "ulimit -n 1024" in line
     assert line.endswith("--resume")
-
-
-def overwritten(path: Path) -> None:
-    path.write_bytes(bytes(range(256)) * 40)
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:50_000])
-
-
-def of_the_future(path: Path) -> None:
-    with sqlite3.connect(path) as database:
-        database.execute("UPDATE alembic_version SET version_num = 'v99.0.0'")
-    database.close()
-
-
-def another_study(path: Path) -> None:
-    path.unlink()
-    trials.fill_queue(trials.open_queue(path), ["somebody-else"], ["somebody-else"])
-
-
-def hole(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[4096:8192] = bytes(4096)
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize("damage", [overwritten, cut, of_the_future, another_study, hole], ids=lambda f: f.__name__)
-def test_a_damaged_queue_is_told_and_can_be_left_out(
-    damage: Callable[[Path], None], whole: Path, tmp_path: Path, capsys: Any
-) -> None:
-    folder = Path(shutil.copytree(whole, tmp_path / "out"))
-    path = write(tmp_path, small(**LEAST))
-    (done,) = (folder / "runs").iterdir()
-    shutil.rmtree(done)  # something is left to do
-    damage(folder / "study.db")
-    capsys.readouterr()
-    began = time.monotonic()
-    assert run(path, folder, "--resume") == 2
-    taken = time.monotonic() - began
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{folder / 'study.db'} is damaged: ")
-    if damage is another_study:
-        assert "LookupError: it asks for a run 'somebody-else'" in line.replace('"', "")
-    assert line.endswith("; delete it and go on with --resume: what is finished is kept in runs/")
-    assert taken < 30, "it does not wait for a lock that nobody holds"
-    if damage is overwritten:
-        (folder / "study.db").unlink()
-        assert run(path, folder, "--resume") == 0
-        assert outcome(folder) == outcome(whole)
 
 
 def test_what_a_file_says_cannot_steer_the_terminal(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

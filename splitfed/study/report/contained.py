@@ -13,6 +13,12 @@ def path_inside(folder: Path, name: str) -> Path | None:
     return path if path is not None and path.is_relative_to(folder.resolve()) else None
 
 
+def is_plain_name(name: object) -> bool:
+    """Return whether `name` is that of an entry of a folder, and no path, the folder itself or the one above it."""
+    text = name if isinstance(name, str) else ""
+    return text not in ("", ".", "..") and not any(sign in text for sign in "/\\\0")
+
+
 def find_link_out(folder: Path) -> str | None:
     """Return the first link below `folder` that leads out of it, relative to `folder`; None where there is none.
 

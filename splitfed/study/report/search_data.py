@@ -12,6 +12,7 @@ from splitfed.core import digests
 from splitfed.study.config.schema import read_toml
 from splitfed.study.config.search import PRICE
 from splitfed.study.config.search_metrics import DIRECTIONS
+from splitfed.study.report.contained import is_plain_name
 from splitfed.study.report.data import METRICS, Json
 from splitfed.study.report.units import count_noun
 
@@ -61,7 +62,11 @@ def read_search_outcome(folder: Path) -> SearchOutcome | None:
 def read_trials(folder: Path) -> list[Json]:
     """Return the records of the trials in `folder`, by number; raises `Damaged`."""
     paths = sorted((folder / "trials").glob("[0-9]*.json"))
-    return sorted((digests.read(path, ADVICE) for path in paths), key=lambda record: int(record["trial"]))
+    records = [(path, digests.read(path, ADVICE)) for path in paths]
+    for path, record in records:
+        if not all(is_plain_name(run) for run in record["runs"]):
+            raise digests.Damaged(path, ADVICE, "it names a run outside of its folder")
+    return sorted((record for _, record in records), key=lambda record: int(record["trial"]))
 
 
 def find_front(records: Sequence[Mapping[str, Any]], directions: Mapping[str, str]) -> tuple[int, ...]:

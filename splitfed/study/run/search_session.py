@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -31,6 +32,7 @@ from splitfed.study.run.search import (
 from splitfed.study.run.search_check import check_search
 from splitfed.study.run.search_queue import TrialInHand
 from splitfed.study.run.store import StudyFolder
+from splitfed.study.run.trust import check_search_database, write_mark
 from splitfed.training.description import data_digest
 
 
@@ -51,25 +53,31 @@ class SearchSession:
 
     `study`: the tables of a study with `[search]`, as TOML gives them; relative paths start from `base`, where Python
     files of the study's import paths lie too. A folder that holds this search is gone on with. Raises `InvalidInput`
-    for every mistake at once, and for a folder that holds something else.
+    for every mistake at once, for a folder that holds something else, and for one that is not this user's own and holds
+    a database, unless `trust` is given.
     """
 
-    def __init__(self, study: Mapping[str, Any], folder: str | Path, *, base: str | Path = ".") -> None:
+    def __init__(
+        self, study: Mapping[str, Any], folder: str | Path, *, base: str | Path = ".", trust: bool = False
+    ) -> None:
         if "search" not in study:
             raise InvalidInput("the study has no table [search]; expected one with objectives")
         code, self.folder = Code(Path(base).resolve()), Path(folder)
         self._search, first = read_search(study, "study", Path(base).resolve(), code)
         _, grid, self._data = check_search(self._search, first)
         self._grid = replace(grid, resolved=self._search.resolved(study, grid))
-        self._text = dumps(study)
+        self._text, self._code, self._trust = dumps(study), code, trust
         self._stack = ExitStack()
 
     def __enter__(self) -> SearchSession:
         home = StudyFolder(self.folder)
         rows = data_digest(self._data)
         home.check(self._grid, rows, resume=True)
+        check_search_database(self.folder, self._trust)
         self._stack.enter_context(home.lock())
         home.claim(self._grid, self._text, rows)
+        if not self._trust:
+            write_mark(self.folder, self._code.sources(), tomllib.loads(self._text))
         self._queue = open_search(self._search, self.folder)
         self._stack.callback(self._queue.release)
         return self

@@ -6,7 +6,6 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
@@ -18,7 +17,7 @@ from splitfed.study.config.search import SearchStudy, read_search
 from splitfed.study.report.data import METRICS
 from splitfed.study.report.remarks import remarks
 from splitfed.study.report.search_data import read_search_outcome
-from splitfed.study.run import failures, trials
+from splitfed.study.run import failures
 from splitfed.study.run.checked import Checked, key_of, write_checked
 from splitfed.study.run.checked_study import CheckedStudy as CheckedStudy
 from splitfed.study.run.checked_study import check_raw
@@ -28,10 +27,11 @@ from splitfed.study.run.checked_study import read_study_file as read_study_file
 from splitfed.study.run.encryption_keys import check_keys
 from splitfed.study.run.ownership import MOST_DEATHS, Locks, new_call
 from splitfed.study.run.progress import Reports, Watcher, open_watcher
+from splitfed.study.run.run_queue import HeldRun, RunQueue, work_queue
 from splitfed.study.run.runner import Json, read_result, run_cell
 from splitfed.study.run.search import collect_records, do_trials, open_search
 from splitfed.study.run.store import StudyFolder, write_trials_table
-from splitfed.study.run.trust import check_links, write_mark
+from splitfed.study.run.trust import check_links, check_search_database, write_mark
 from splitfed.study.run.workers import run_workers
 from splitfed.training.description import data_digest
 
@@ -57,7 +57,7 @@ def run_study(
         if ready.search is not None:
             return _search(ready, ready.search, home, lock, workers, command, call)
         unfinished = [name for name in cells if read_result(home.run(name), name) is None]
-        queue = _open_queue(ready, folder, call, unfinished)
+        queue = RunQueue(home, list(cells), Locks(folder, call))
         with open_watcher(len(cells), len(cells) - len(unfinished)) as watcher:
             if workers > 1 and unfinished:
                 # What `ignore_signals` does is undone, also for a caller that goes on.
@@ -78,6 +78,8 @@ def check_folder(ready: CheckedStudy, folder: Path, *, resume: bool, workers: in
     StudyFolder(folder).check(ready.grid, data_digest(ready.data), resume=resume)
     if not trust:
         check_links(folder)
+    if ready.search is not None:
+        check_search_database(folder, trust)
     check_keys(ready.grid.cells, folder)
 
 
@@ -140,31 +142,17 @@ def run_worker(folder: Path, code: Code, token: str, call: str) -> None:
     ready = check_raw(raw, "config.toml", folder, code, "", folder, token)
     home.check_data(data_digest(ready.data))
     cells = {cell.id: cell for cell in ready.grid.cells}
-    _work_queue(home, cells, ready.data, _open_queue(ready, folder, call), Reports())
+    _work_queue(home, cells, ready.data, RunQueue(home, list(cells), Locks(folder, call)), Reports())
 
 
-def _open_queue(ready: CheckedStudy, folder: Path, call: str, unfinished: list[str] | None = None) -> trials.RunQueue:
-    """Return the queue of the study's runs in `folder`; those that are `unfinished` are put in."""
-    best: Literal["minimize", "maximize"] = "maximize" if ready.data.task.higher_is_better else "minimize"
-    names = [cell.id for cell in ready.grid.cells]
-    with trials.detect_damage(folder / "study.db"):
-        queue = trials.open_queue(folder / "study.db", best=best)
-        if unfinished is not None:
-            trials.fill_queue(queue, unfinished, names)
-    return trials.RunQueue(queue, names, Locks(folder, call))
-
-
-def _work_queue(
-    home: StudyFolder, cells: Mapping[str, Cell], data: Dataset, queue: trials.RunQueue, watcher: Watcher
-) -> None:
-    def do(held: trials.HeldRun) -> float | None:
+def _work_queue(home: StudyFolder, cells: Mapping[str, Cell], data: Dataset, queue: RunQueue, watcher: Watcher) -> None:
+    def do(held: HeldRun) -> None:
         watcher.start(held.name)
         result = run_cell(cells[held.name], data, home.run(held.name), watcher, held.claim.check)
         failed = "failed" in result
         watcher.finish(held.name, format_outcome(result), **({"failed": True} if failed else {}))
-        return None if failed else result["utility"]["test"]
 
-    trials.work_queue(queue, do, lambda name, why: watcher.note(f"{name} is left to another process: {why}"))
+    work_queue(queue, do, lambda name, why: watcher.note(f"{name} is left to another process: {why}"))
 
 
 def format_outcome(result: Json) -> str:

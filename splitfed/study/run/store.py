@@ -18,6 +18,7 @@ from splitfed.study.config import schema
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import short_repr
 from splitfed.study.config.toml import dumps
+from splitfed.study.report.contained import is_plain_name
 from splitfed.study.run.runner import Json, read_result
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.folder import environment
@@ -108,7 +109,9 @@ class StudyFolder:
             yield file.fileno()
 
     def run(self, name: str) -> Path:
-        """Return the folder of the run called `name`."""
+        """Return the folder of the run called `name`; refuse one that would lie elsewhere."""
+        if not is_plain_name(name):
+            raise InvalidInput(f"run {short_repr(name)} of {str(self.path)!r} is not allowed; expected a name, no path")
         return self.path / "runs" / name
 
     def results(self, names: Iterable[str]) -> list[Json]:

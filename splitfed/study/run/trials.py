@@ -1,43 +1,82 @@
-"""The runs of a study as trials of Optuna, in an SQLite file: a queue that several processes can share.
+"""The database of a search, an SQLite file of Optuna: whether it may be opened, and opened so that all may wait for it.
 
-Whether a run is finished is decided by its folder, who is at it by a lock that ends with its process
-(`splitfed.study.run.ownership`). So the run of a worker that died is taken by the next one that looks, and that of a
-worker that was suspended is left to it, however long that lasts. Only where it was suspended while it wrote to the file
-do all others wait for it, for `LOCKED_SECONDS` at most.
+SQLite does what a file tells it to: it rolls back a journal that lies beside a database and deletes the file that the
+journal names, and runs the triggers and views that the database holds. So whose the file is, and what lies in it and
+beside it, is looked at before anything else is asked of it, and that without SQLite's help.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any
+from urllib.parse import quote
 
-import optuna
 from optuna.storages import RDBStorage
-from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, StaticPool
 
 from splitfed.core.digests import Damaged
-from splitfed.core.errors import SplitfedError, describe_error
+from splitfed.core.errors import InvalidInput, SplitfedError, describe_error
 from splitfed.study.run import failures
-from splitfed.study.run.ownership import MOST_DEATHS, Claim, Locks, LostRun
 
-NAME = "study"
 AGAIN = "delete it and go on with --resume: what is finished is kept in runs/"
-OPEN = (TrialState.RUNNING, TrialState.WAITING)
 LOCKED_SECONDS = 600.0
 """For how long a process waits for an SQLite file to which another one is writing, which may have been suspended."""
+
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+_SCHEMA = "SELECT type, name, coalesce(sql, '') FROM sqlite_master"
+_BESIDE = ("-journal", "-wal", "-shm")
+
+
+def check_database(path: Path, *, own: bool) -> None:
+    """Refuse the database at `path` where opening it could do anything but read and write trials; nothing is opened.
+
+    `own`: whether this user made it; then what a crash left beside it is taken up, but for a journal that names
+    another file, which SQLite would delete. A database of somebody else must have nothing beside it and Optuna's tables
+    as this version of Optuna makes them, and nothing else in it. Raises `InvalidInput`.
+    """
+    for beside in (path.with_name(path.name + end) for end in _BESIDE):
+        if not beside.exists() and not beside.is_symlink():
+            continue
+        if not own:
+            raise InvalidInput(f"{beside} lies beside a database of somebody else and would be played back; delete it")
+        if beside.name.endswith("-journal") and beside.read_bytes()[-8:] == _JOURNAL_MAGIC:
+            raise InvalidInput(f"{beside} names another file, which would be deleted; delete the journal")
+    if path.is_file() and not own:
+        # Unchangeable: neither a lock nor a journal is looked at, and nothing is written.
+        address = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
+        try:
+            with closing(sqlite3.connect(address, uri=True)) as database:
+                found = _objects(database.execute(_SCHEMA).fetchall())
+        except sqlite3.Error as error:
+            raise Damaged(path, AGAIN, describe_error(error)) from None
+        strange = sorted(found - _optunas_objects())
+        if strange:
+            kind, name, _ = strange[0]
+            raise InvalidInput(
+                f"{path} holds a {kind} {name!r} that is not as Optuna makes it, and could run commands; {AGAIN}"
+            )
 
 
 @contextmanager
 def detect_damage(path: Path) -> Iterator[None]:
-    """Say that the queue in the file `path` is damaged where the block cannot read it; raises `Damaged` then."""
+    """Say that the database in the file `path` is damaged where the block cannot read it; raises `Damaged` then.
+
+    One with anything in it but tables and indices of Optuna's names is damaged, too.
+    """
     try:
         if path.is_file():
             with closing(sqlite3.connect(path.absolute(), timeout=LOCKED_SECONDS)) as database:
+                # Before anything that would call a trigger or a view.
+                known = {(kind, name) for kind, name, _ in _optunas_objects()}
+                strange = sorted(
+                    {(kind, name) for kind, name, _ in _objects(database.execute(_SCHEMA).fetchall())} - known
+                )
+                if strange:
+                    raise Damaged(path, AGAIN, f"it holds a {strange[0][0]} {strange[0][1]!r}, which is not Optuna's")
                 found = database.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
                 raise Damaged(path, AGAIN, " ".join(str(found).split()))
@@ -59,100 +98,15 @@ def open_database(path: Path) -> RDBStorage:
     return RDBStorage("sqlite://", engine_kwargs={"creator": connect, "poolclass": NullPool})
 
 
-def open_queue(path: Path, *, best: Literal["minimize", "maximize"] = "maximize") -> optuna.Study:
-    """Open the queue in the file `path`, made if it is not there; `best`: "maximize" or "minimize" the utility."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna.create_study(
-        storage=open_database(path),
-        sampler=optuna.samplers.RandomSampler(seed=0),
-        study_name=NAME,
-        direction=best,
-        load_if_exists=True,
-    )
+@cache
+def _optunas_objects() -> frozenset[tuple[str, str, str]]:
+    """Return what a database holds that this version of Optuna has just made."""
+    fresh = RDBStorage("sqlite://", engine_kwargs={"poolclass": StaticPool})
+    with fresh.engine.connect() as connection:
+        found = _objects(connection.exec_driver_sql(_SCHEMA).fetchall())
+    fresh.engine.dispose()
+    return found
 
 
-def fill_queue(queue: optuna.Study, wanted: Sequence[str], names: Collection[str]) -> None:
-    """Put every run in `wanted` that is not waiting into the queue; refuse a queue that holds others than `names`.
-
-    Only for the one process that holds the study's lock: a trial that still counts as running was left by a crash.
-    """
-    waiting = set()
-    for trial in queue.get_trials(deepcopy=False):
-        if trial.state is TrialState.RUNNING:
-            queue.tell(trial.number, state=TrialState.FAIL)
-        elif trial.state is TrialState.WAITING:
-            run = str(trial.user_attrs.get("run", ""))
-            if run not in names or trial.system_attrs.get("fixed_params", {"run": run}) != {"run": run}:
-                raise LookupError(f"it asks for a run {run!r}, which the study does not have")
-            waiting.add(run)
-    for name in wanted:
-        if name not in waiting:
-            queue.enqueue_trial({"run": name}, user_attrs={"run": name})
-
-
-class HeldRun(NamedTuple):
-    """A run that this process does: its name, the lock by which it holds it, and its trial in Optuna."""
-
-    name: str
-    claim: Claim
-    trial: optuna.Trial
-
-
-class RunQueue:
-    """The runs called `names` in `queue`, taken and held by `locks`."""
-
-    def __init__(self, queue: optuna.Study, names: Sequence[str], locks: Locks) -> None:
-        self._queue, self._names, self._locks = queue, list(names), locks
-
-    def take(self) -> HeldRun | None:
-        """Return a run to do, first those whose worker died; None where all are done, held or left out."""
-        with self._locks.turn():
-            for trial in self._free():
-                run = str(trial.user_attrs["run"])
-                if (claim := self._locks.claim(run)) is None:
-                    continue
-                if trial.state is TrialState.WAITING:
-                    self._queue._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
-                taken = optuna.trial.Trial(self._queue, trial._trial_id)
-                taken.suggest_categorical("run", self._names)
-                return HeldRun(run, claim, taken)
-        return None
-
-    def tell(self, held: HeldRun, utility: float | None) -> None:
-        """End the run with its `utility`, None for one that failed."""
-        held.claim.check()
-        if utility is None:
-            self._queue.tell(held.trial.number, state=TrialState.PRUNED)
-        else:
-            self._queue.tell(held.trial.number, utility)
-        held.claim.release()
-
-    def has_work(self) -> bool:
-        """Return whether there is a run for another worker to take."""
-        with self._locks.turn():
-            return any(not self._locks.is_held(str(trial.user_attrs["run"])) for trial in self._free())
-
-    def left_out(self) -> list[str]:
-        """Return the runs that are not done since as many workers as may have died at them."""
-        runs = [str(trial.user_attrs["run"]) for trial in self._queue.get_trials(deepcopy=False, states=OPEN)]
-        return [run for run in runs if self._locks.deaths(run) >= MOST_DEATHS]
-
-    def _free(self) -> Iterator[FrozenTrial]:
-        """Yield the trials that are not over, but for those at which too many workers have died."""
-        for trial in self._queue.get_trials(deepcopy=False, states=OPEN):
-            if self._locks.deaths(str(trial.user_attrs["run"])) < MOST_DEATHS:
-                yield trial
-
-
-def work_queue(queue: RunQueue, do: Callable[[HeldRun], float | None], lost: Callable[[str, LostRun], None]) -> None:
-    """Take runs from the queue until there is none to take; `do(run)` returns the utility, None for one that failed.
-
-    `lost(name, why)` is told of a run that another process has taken over meanwhile.
-    """
-    while (held := queue.take()) is not None:
-        try:
-            queue.tell(held, do(held))
-        except LostRun as error:
-            lost(held.name, error)
-        finally:
-            held.claim.release()
+def _objects(rows: Sequence[Any]) -> frozenset[tuple[str, str, str]]:
+    return frozenset((str(kind), str(name), " ".join(str(definition).split())) for kind, name, definition in rows)

@@ -11,13 +11,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from splitfed.core import digests
+from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import Code
 from splitfed.registry import TABLES, load
@@ -32,6 +34,9 @@ _OF_RUN = ("run.json", "result.json")
 
 NAMES = ("model", "schedule", "aggregation", "rule", "loss", "metric", "transform")
 """Keys of a study whose text says what is run."""
+
+_READING = ("data", "models")
+"""Kinds of algorithms that read files."""
 
 NAMED = (*NAMES, "data", "topology", "method", "defense", "combine", "attack", "optimizer", "callback")
 """Keys whose table, or list of tables, says so by its `name`."""
@@ -103,14 +108,38 @@ def check_links(folder: Path) -> None:
         raise _refusal(folder, "it holds a link that leads out of it", f"follow {link!r}")
 
 
+def is_own(folder: Path) -> bool:
+    """Return whether the study in `folder` has a mark of this user's."""
+    path = folder / "config.toml"
+    return path.is_file() and _check_mark(folder, tomllib.loads(path.read_text("utf-8")))[0] is not None
+
+
+def check_search_database(folder: Path, trust: bool) -> None:
+    """Refuse to go on with a search in `folder` whose database is not this user's own, unless `trust` is given.
+
+    Whatever is said of it, it must hold nothing but trials: see `splitfed.study.run.trials`.
+    """
+    path = folder / "study.db"
+    if not any(folder.glob(f"{path.name}*")):
+        return
+    own = is_own(folder)
+    if not own and not trust:
+        raise _refusal(folder, "it has no mark of yours that is valid", f"open its database {path.name}")
+    # Optuna is slow to import, and a grid needs none.
+    from splitfed.study.run.trials import check_database
+
+    check_database(path, own=own)
+
+
 def write_mark(folder: Path, sources: Mapping[str, bytes], written: Mapping[str, Any] | None = None) -> None:
-    """Mark the run or the study in `folder` as this user's own, where it reaches outside, and keep its `sources` there.
+    """Mark the run or the study in `folder` as this user's own, where it reaches outside or has a database, and keep
+    its `sources` there.
 
     `written`: of a study, what the user wrote, which says the same as the configuration in the folder. Where no key can
     be kept there is no mark, and the folder will need `--trust` like anybody else's.
     """
     config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
-    if not [*import_paths(config), *_files_outside(folder, config), *_addresses(config)]:
+    if "search" not in config and not [*import_paths(config), *_files_outside(folder, config), *_addresses(config)]:
         return
     for name, content in sources.items():
         write_atomic(folder / SOURCES / name, content)
@@ -144,15 +173,32 @@ def import_paths(config: Any, place: str = "") -> Iterator[str]:
 
 
 def _files_outside(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield every path of data, or of a model's weights, that lies outside of `folder`."""
-    for key, kind in (("data", "data"), ("model", "models")):
-        tables = [table for table in flatten_choices(config.get(key)) if isinstance(table, Mapping)]
-        names = {name for table in tables for name in flatten_choices(table.get("name")) if isinstance(name, str)}
-        allowed = [one for name in names & set(TABLES[kind]) for one in parameters_of(load(kind, name)).values()]
-        paths = {one.name for one in allowed if holds_type(one.hint, Path)}
-        for value in (v for table in tables for name in sorted(paths) for v in flatten_choices(table.get(name))):
-            if isinstance(value, str) and (value.startswith("~") or path_inside(folder, value) is None):
-                yield value
+    """Yield every path of data, of a model's weights or of keys that lies outside of `folder`, in tables at any depth.
+
+    Which keys are paths is said by the types of the parameters of all that the study names, wherever it names it.
+    """
+    tables = list(_tables(config))
+    held = (one for table in tables for value in table.values() for one in flatten_choices(value))
+    texts = {one for one in held if isinstance(one, str)}
+    named = [load(kind, name) for kind in _READING for name in sorted(set(TABLES[kind]) & texts)]
+    allowed = [one for builder in (*named, Encryption) for one in parameters_of(builder).values()]
+    paths = {one.name for one in allowed if is_path(one.hint)}
+    for value in (v for table in tables for name in sorted(paths & table.keys()) for v in flatten_choices(table[name])):
+        if isinstance(value, str) and (value.startswith("~") or path_inside(folder, value) is None):
+            yield value
+
+
+def is_path(hint: Any) -> bool:
+    """Return whether a parameter with this hint is the path of a file or of a folder."""
+    return holds_type(hint, Path) or any(get_origin(one) is os.PathLike for one in get_args(hint))
+
+
+def _tables(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield every table in `value`, itself included."""
+    if isinstance(value, Mapping):
+        yield value
+    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from _tables(inner)
 
 
 def _addresses(config: Mapping[str, Any]) -> list[str]:
