@@ -103,9 +103,10 @@ def fingerprint_user_code(prepared: Prepared, besides: Mapping[str, object]) -> 
 
 def data_digest(data: Dataset) -> str:
     """Return the hash of all rows, labels, groups and domains of a data set, before it is split; see `digest`."""
-    held = {"x": data.source, "y": data.y, "domains": data.domains, "groups": data.groups}
-    targets = {f"target {name}": found.y for name, found in data.targets.items()}
-    return digest({name: one for name, one in (held | targets).items() if one is not None})
+    held: dict[str, Tensor | RowSource | None] = {"x": data.source, "y": data.y}
+    held |= {"domains": data.domains, "groups": data.groups}
+    held |= {f"target {name}": found.y for name, found in data.targets.items()}
+    return digest({name: one for name, one in held.items() if one is not None})
 
 
 def digest(tensors: Mapping[str, Tensor | RowSource]) -> str:

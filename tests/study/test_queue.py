@@ -195,7 +195,7 @@ def test_only_ones_own_search_is_gone_on_with_unasked(
     with pytest.raises(InvalidInput, match=r"is not known to be your own .* and would open its database study.db"):
         run_study(prepare_study(path), folder, resume=True)
     session = sf.SearchSession(tomllib.loads(path.read_text()), folder)
-    with pytest.raises(InvalidInput, match="and would open its database study.db"), session:
+    with pytest.raises(InvalidInput, match=r"and would open its database study.db"), session:
         pytest.fail("it was opened")
     assert (folder / "study.db").read_bytes() == database
     run_study(prepare_study(path), folder, resume=True, trust=True)
@@ -208,7 +208,7 @@ def test_a_record_shows_no_run_from_outside(searched: tuple[Path, Path], tmp_pat
     _, folder = searched
     for name in ("../../other", "..", "/etc", "a/b", "a\\b", "", 3):
         write_record(folder, {"trial": 0, "runs": [name]})
-        with pytest.raises(digests.Damaged, match="00000.json is damaged: it names a run outside of its folder"):
+        with pytest.raises(digests.Damaged, match=r"00000.json is damaged: it names a run outside of its folder"):
             read_search_outcome(folder)
         with pytest.raises(InvalidInput, match="is not allowed; expected a name, no path"):
             StudyFolder(folder).results([name])  # type: ignore[list-item]

@@ -20,7 +20,8 @@ import splitfed
 from splitfed.cli import main
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
-from splitfed.registry import TABLES, load
+from splitfed.registry import TABLES
+from splitfed.registry import load as load_algorithm
 from splitfed.study.config.parameters import _flatten_hint, parameters_of
 from splitfed.study.config.schema import DataTable, StudyConfig
 from splitfed.study.config.toml import dumps
@@ -344,7 +345,7 @@ REACHES = [
     (kind, name, one.name)
     for kind in TABLES
     for name in TABLES[kind]
-    for one in parameters_of(load(kind, name)).values()
+    for one in parameters_of(load_algorithm(kind, name)).values()
     if is_path(one.hint)
 ]
 

@@ -6,7 +6,6 @@ import errno
 import os
 import resource
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading

@@ -32,7 +32,8 @@ from splitfed.study.run.search import (
 from splitfed.study.run.search_check import check_search
 from splitfed.study.run.search_queue import TrialInHand
 from splitfed.study.run.store import StudyFolder
-from splitfed.study.run.trust import check_search_database, write_mark
+from splitfed.study.run.trials import check_search_database
+from splitfed.study.run.trust import write_mark
 from splitfed.training.description import data_digest
 
 

@@ -31,7 +31,8 @@ from splitfed.study.run.run_queue import HeldRun, RunQueue, work_queue
 from splitfed.study.run.runner import Json, read_result, run_cell
 from splitfed.study.run.search import collect_records, do_trials, open_search
 from splitfed.study.run.store import StudyFolder, write_trials_table
-from splitfed.study.run.trust import check_links, check_search_database, write_mark
+from splitfed.study.run.trials import check_search_database
+from splitfed.study.run.trust import check_links, write_mark
 from splitfed.study.run.workers import run_workers
 from splitfed.training.description import data_digest
 

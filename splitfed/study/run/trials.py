@@ -21,6 +21,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 from splitfed.core.digests import Damaged
 from splitfed.core.errors import InvalidInput, SplitfedError, describe_error
 from splitfed.study.run import failures
+from splitfed.study.run.trust import is_own, refusal
 
 AGAIN = "delete it and go on with --resume: what is finished is kept in runs/"
 LOCKED_SECONDS = 600.0
@@ -59,6 +60,20 @@ def check_database(path: Path, *, own: bool) -> None:
             raise InvalidInput(
                 f"{path} holds a {kind} {name!r} that is not as Optuna makes it, and could run commands; {AGAIN}"
             )
+
+
+def check_search_database(folder: Path, trust: bool) -> None:
+    """Refuse to go on with a search in `folder` whose database is not this user's own, unless `trust` is given.
+
+    Whatever is said of it, it must hold nothing but trials: see `check_database`.
+    """
+    path = folder / "study.db"
+    if not any(folder.glob(f"{path.name}*")):
+        return
+    own = is_own(folder)
+    if not own and not trust:
+        raise refusal(folder, "it has no mark of yours that is valid", f"open its database {path.name}")
+    check_database(path, own=own)
 
 
 @contextmanager

@@ -95,40 +95,23 @@ def code_of(folder: Path, config: Mapping[str, Any], trust: bool) -> Code:
     connected = (f"connect to {address!r}" for address in _addresses(config))
     reached = [*(f"import {path!r}" for path in imported), *(f"read {path!r}" for path in read), *connected]
     if not reached:
-        return Code(refusal=str(_refusal(folder, "its configuration was not read as it is used", "import a module")))
+        return Code(refusal=str(refusal(folder, "its configuration was not read as it is used", "import a module")))
     files, reason = _check_mark(folder, config)
     if files is None:
-        raise _refusal(folder, reason, " and ".join(reached[:3]) + (", ..." if len(reached) > 3 else ""))
+        raise refusal(folder, reason, " and ".join(reached[:3]) + (", ..." if len(reached) > 3 else ""))
     return Code(sources, files)
 
 
 def check_links(folder: Path) -> None:
     """Refuse a folder with a link that leads out of it, where whoever made it could have files read or written."""
     if (link := find_link_out(folder)) is not None:
-        raise _refusal(folder, "it holds a link that leads out of it", f"follow {link!r}")
+        raise refusal(folder, "it holds a link that leads out of it", f"follow {link!r}")
 
 
 def is_own(folder: Path) -> bool:
     """Return whether the study in `folder` has a mark of this user's."""
     path = folder / "config.toml"
     return path.is_file() and _check_mark(folder, tomllib.loads(path.read_text("utf-8")))[0] is not None
-
-
-def check_search_database(folder: Path, trust: bool) -> None:
-    """Refuse to go on with a search in `folder` whose database is not this user's own, unless `trust` is given.
-
-    Whatever is said of it, it must hold nothing but trials: see `splitfed.study.run.trials`.
-    """
-    path = folder / "study.db"
-    if not any(folder.glob(f"{path.name}*")):
-        return
-    own = is_own(folder)
-    if not own and not trust:
-        raise _refusal(folder, "it has no mark of yours that is valid", f"open its database {path.name}")
-    # Optuna is slow to import, and a grid needs none.
-    from splitfed.study.run.trials import check_database
-
-    check_database(path, own=own)
 
 
 def write_mark(folder: Path, sources: Mapping[str, bytes], written: Mapping[str, Any] | None = None) -> None:
@@ -241,7 +224,8 @@ def _signature(key: bytes, config: Mapping[str, Any], files: Mapping[str, str]) 
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
-def _refusal(folder: Path, reason: str, what: str) -> InvalidInput:
+def refusal(folder: Path, reason: str, what: str) -> InvalidInput:
+    """Return the error for a folder that is not known to be this user's own, and `what` would happen."""
     return InvalidInput(
         f"{str(folder)!r} is not known to be your own ({reason}), and would {what}: "
         "that can run code or read files of yours; add --trust if you trust whoever made it, in Python trust=True"
