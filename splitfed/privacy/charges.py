@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -10,11 +11,11 @@ from torch import Tensor, nn
 
 from splitfed.core.defense import UPLOAD, Defense, WeightDefense, privacy_event
 from splitfed.core.grouping import nest
-from splitfed.core.privacy_events import Neighbours, Protects
+from splitfed.core.privacy_events import Event, Neighbours, Protects
 from splitfed.core.probe import Facts
 from splitfed.core.row_independence import mixes_rows
 from splitfed.core.topology import Edge, Topology, member
-from splitfed.core.usage_counts import OWN, Key, counted_kinds
+from splitfed.core.usage_counts import OWN, SHOWN, Key, counted_kinds
 from splitfed.privacy.ledger import Charge
 from splitfed.privacy.row_mixing import release_mixes
 
@@ -59,6 +60,8 @@ def charges(
     roles = {party: role for party, role, *_ in counts}
     charge_list = []
     mixing: dict[tuple[int, str, int], bool] = {}
+    # What others have released of rows that a client has shown: uses of the row that they used most.
+    lent: Counter[tuple[int, str, str, str, Event]] = Counter()
     for (client, party, place, position), parts in rows_of_uses.items():
         topology, defense = topologies[client], defenses[position]
         event = privacy_event(defense)
@@ -78,11 +81,41 @@ def charges(
                 not learns and bool(makers) and _mixes_rows(topology, facts[client], place, makers, defenses, position)
             )
         # The rows of a batch are of one client, so that what mixes them carries nothing to another one.
-        label, moves, wide = type(defense).__name__, learns and (travels or shared), learns or mixing[key]
+        others_rows = {part: rows for part, rows in parts.items() if part.startswith(SHOWN)}
+        label, wide = type(defense).__name__, learns or mixing[key]
+        moves = (learns and (travels or shared)) or (wide and bool(others_rows))
+        if not wide:
+            parts = {part: rows for part, rows in parts.items() if part not in others_rows}
+            for part, rows in others_rows.items():
+                owners = _owners(part, client, len(topologies))
+                lent.update({(owner, party, place, label, event): int(rows.max()) for owner in owners})
         charge_list.append(
             Charge(client, party, place, label, event, parts, 0, wide, moves, guarded, bool(defense.clients))
         )
-    return [*charge_list, *_weight_charges(topologies, defenses, taken)]
+    return [*_add_lent_rows(charge_list, lent), *_weight_charges(topologies, defenses, taken)]
+
+
+def _owners(part: str, client: int, clients: int) -> list[int]:
+    """Return who may have shown the rows that are counted under `part` at `client`."""
+    named = part.rpartition(" ")[2]
+    return [int(named)] if named.isdecimal() else [other for other in range(clients) if other != client]
+
+
+def _add_lent_rows(charge_list: Sequence[Charge], lent: Mapping[tuple[int, str, str, str, Event], int]) -> list[Charge]:
+    """Return the charges with what others have released of a client's rows put on all of its rows.
+
+    `lent`: (client, who has released, place, defense, event) -> uses of the row that was used most there.
+    """
+    left, found = dict(lent), []
+    for charge in charge_list:
+        mine = [
+            key for key in left if (key[0], *key[2:]) == (charge.client, charge.place, charge.defense, charge.event)
+        ]
+        found.append(replace(charge, every=charge.every + sum(left.pop(key) for key in mine)))
+    return found + [
+        Charge(client, party, place, label, event, every=times)
+        for (client, party, place, label, event), times in left.items()
+    ]
 
 
 def lent_charges(

@@ -252,7 +252,13 @@ def _lines(charges: Sequence[Charge], delta: float) -> list[Line]:
         costs = [_cost([charge], charges, delta) for charge in place_charges]
         worst = max(range(len(place_charges)), key=lambda i: costs[i][0].epsilon)
         charge, (bound, counted) = place_charges[worst], costs[worst]
-        uses = charge.most if not charge.learns else sum(c.sum for c in _reaching_charges(charge, charges))
+        # One client may have the same defense twice at a place.
+        twice = [c for c in place_charges if c.client == charge.client and not charge.learns]
+        if len(twice) > 1:
+            bound, counted = _cost(twice, charges, delta)
+        uses = (
+            sum(c.most for c in twice) if not charge.learns else sum(c.sum for c in _reaching_charges(charge, charges))
+        )
         event = charge.event
         lines.append(
             Line(

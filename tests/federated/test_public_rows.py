@@ -202,6 +202,26 @@ def test_every_release_is_in_the_ledger(method: Method, monkeypatch: pytest.Monk
     assert planned_ledger(ready, 2) == run.ledger
 
 
+@pytest.mark.parametrize("method", [Aggregation(), FedMD(batch=9, rows=20)], ids=str)
+def test_a_shown_row_costs_what_others_release_of_it_too(method: Method) -> None:
+    """Through bottoms that do not learn a row costs its own releases, its client's and all others' together."""
+    guard = GaussianRelease(clip=1.0, noise_multiplier=3.0, freeze=True)
+    run = go("vanilla", method, 2, schedule=TURNS, defenses=guard, data=data())
+    uses = []
+    for client in range(2):
+        counts = [run.engine.party(one, "client").state.uses.counts for one in (client, 1 - client)]
+        own = max(int(rows.max()) for (*_, part), rows in counts[0].items() if not part.startswith("shown"))
+        shown = [int(rows.max()) for (*_, part), rows in counts[1].items() if part == f"shown by client {client}"]
+        assert shown[0] > 0
+        uses.append(own + sum(shown))
+    (line,), (total,) = run.ledger.lines, run.ledger.totals
+    assert line.uses == max(uses)
+    assert total.epsilon == compose([(guard.event(), max(uses))], run.ledger.delta).epsilon
+    training = {"optimizer": None, "training": Training(16), "method": method}
+    ready = prepare(BUILDERS["vanilla"](net()), data(), schedule=TURNS, defenses=guard, **training)
+    assert planned_ledger(ready, 2) == run.ledger
+
+
 def test_rows_are_counted_under_their_owner_whoever_joins_later() -> None:
     """A second client's rows keep their numbers when a first one's are put before them."""
     origins = RowOrigins.joined([RowOrigins.own(torch.tensor([4, 2])), RowOrigins.shown(3, 2)])

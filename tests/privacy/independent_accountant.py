@@ -40,6 +40,8 @@ Floats = npt.NDArray[np.float64]
 
 POINTS = 1 << 20
 _CELLS, _WIDTH = 200_000, 13.0
+REPLACED, ADDED = "one replaced by another", "one added or taken away"
+SAME_CLASS = f"{REPLACED} of its class"
 COUNTED = ("train", "consult", "evaluate")
 
 
@@ -121,7 +123,8 @@ class Seen:
     `rows`: of the step at a stamp, by what is in them; `released`: (client, place, use) -> row -> times; `steps`:
     (client, epoch, step, part) -> (multiplier, whether the norm is joint) of each guarded party; `trained`: client ->
     the rows in its training steps; `labels`: use -> (client or party, row) -> times; `messages`: (client, place, use)
-    -> times; `sums`: client -> use -> times, of messages that depend on no other client's rows; `travels`: whether weights have left a client.
+    -> times; `sums`: client -> use -> times, of class sums; `travels`: whether weights have left a client. `sender` and
+    `made`: of class sums that are yet to be delivered.
     """
 
     rows: dict[Stamp, list[bytes]] = field(default_factory=dict)
@@ -134,6 +137,7 @@ class Seen:
     sums: dict[int, Counter[Use]] = field(default_factory=lambda: defaultdict(Counter))
     travels: bool = False
     sender: int = -1
+    made: Use | None = None
 
 
 @contextmanager
@@ -176,6 +180,8 @@ def _begin(seen: Seen, party: Party, batch: Batch, stamp: Stamp) -> None:
 
 
 def _release(seen: Seen, kind: str, defense: Any, z: torch.Tensor, context: Any) -> None:
+    if not context.party:
+        return  # tried out on made-up rows
     stamp, use = context.stamp, Use(kind, defense.multiplier if kind == "gaussian" else 1 / defense.epsilon)
     if context.edge.endswith("->fed_server"):
         seen.messages[stamp.replica, context.edge, use] += len(z)
@@ -210,28 +216,37 @@ def _relabel(seen: Seen, labels: Any, relabelling: Any, seed: int, party: str, p
 
 
 def _sums(seen: Seen, mechanism: PrivateClassSums) -> None:
-    seen.sums[seen.sender][Use("gaussian", mechanism.multiplier)] += 1
+    seen.made = Use("gaussian", mechanism.multiplier)
 
 
 def _deliver(seen: Seen, message: Message) -> None:
+    if message.kind == "prototype" and seen.made is not None:
+        # What a plan only tries out is never delivered.
+        seen.sums[seen.sender][seen.made] += 1
+        seen.made = None
     seen.travels |= message.kind == "weights" and message.sender.startswith("client")
 
 
-def client_costs(run: Run, seen: Seen, delta: float) -> dict[str, dict[int, float]]:
-    """Return what was seen of `run` as epsilon at `delta`: what is protected -> client -> its worst row's."""
-    clients = range(run.engine.replicas)
-    learning = {client: _learns(run, client) for client in clients}
-    found: dict[str, dict[int, float]] = defaultdict(dict)
-    for client in clients:
+def client_costs(run: Run, seen: Seen, delta: float) -> dict[tuple[str, str], dict[int, float]]:
+    """Return what was seen of `run` as epsilon at `delta`: (what is protected, neighbours) -> client -> epsilon."""
+    found: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    training = run.evaluator.grants.training
+    assert training is not None
+    poisson = training.sampling == "poisson"
+    learning = {client: _learns(run, client) for client in range(run.engine.replicas)}
+    for client in learning:
         if steps := _steps(run, seen, client):
-            found["weights"][client] = spent(steps, delta)
-        guarded = steps if run.evaluator.grants.training.sampling != "poisson" else {}  # type: ignore[union-attr]
-        if releases := _releases(run, seen, client, learning, guarded):
-            found["each release at the cut"][client] = max(spent(uses, delta) for uses in releases)
+            found["weights", ADDED if poisson else REPLACED][client] = spent(steps, delta)
+        if releases := _releases(run, seen, client, learning, {} if poisson else steps):
+            found["each release at the cut", REPLACED][client] = max(spent(uses, delta) for uses in releases)
         if messages := _messages(seen, client):
-            found["what clients send to the fed server"][client] = spent(messages, delta)
+            found["what clients send to the fed server", SAME_CLASS][client] = spent(messages, delta)
+        if sums := seen.sums.get(client):
+            found["what clients send to the fed server", ADDED][client] = spent(sums, delta)
     for use, rows in seen.labels.items():
-        found["labels"][0] = max(found["labels"].get(0, 0.0), spent({use: max(rows.values())}, delta))
+        found["labels", REPLACED][0] = max(
+            found["labels", REPLACED].get(0, 0.0), spent({use: max(rows.values())}, delta)
+        )
     return found
 
 
@@ -295,7 +310,7 @@ def _changed(run: Run, client: int) -> bool:
 
 
 def _messages(seen: Seen, client: int) -> Counter[Use]:
-    found = Counter(seen.sums.get(client, {}))
+    found: Counter[Use] = Counter()
     for (sender, _, use), times in seen.messages.items():
         if sender == client or seen.travels:
             found[use] += times

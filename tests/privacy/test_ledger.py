@@ -256,6 +256,13 @@ def test_the_worst_row_of_the_worst_client_counts() -> None:
     assert [line.uses for line in found.lines] == [2, 3]
 
 
+def test_the_same_defense_twice_is_a_line_of_both() -> None:
+    charges = [Charge(0, "client0", "a->b", "GaussianRelease", RELEASE, {"train": torch.tensor([2, 1])}) for _ in "12"]
+    (line,) = make_ledger(charges, 1e-5).lines
+    assert (line.uses, line.clients) == (4, 1)
+    assert line.epsilon == make_ledger(charges, 1e-5).totals[0].epsilon
+
+
 def test_what_cannot_be_added_stands_side_by_side() -> None:
     label = charge(place="labels of y", event=Event(Pure(1.0), Protects.LABELS, Unit.LABEL), every=1, counts={})
     found = make_ledger([charge(), label], 1e-5)
