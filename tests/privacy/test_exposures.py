@@ -27,7 +27,8 @@ from splitfed.core.tasks import Task, classification
 from splitfed.core.topology import Topology, member
 from splitfed.data.federation import ClientData, Federation
 from splitfed.defenses import DpSgd, GaussianRelease, LabelDp
-from splitfed.federated import FedMD
+from splitfed.defenses.private_step import PrivateStep
+from splitfed.federated import FedMD, MethodTraits
 from splitfed.models.mlp import mlp
 from splitfed.schedules import Independent, Sequential, SplitFedV1
 from splitfed.topologies import local, multi_hop, u_shaped, vanilla, vertical
@@ -117,46 +118,48 @@ def blind(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LabelDp, "targets", even)
     patch.setattr(LabelDp, "relabel", one)
     patch.setattr(GaussianRelease, "release", nothing)
+    patch.setattr(PrivateStep, "_sum_clipped", lambda self, step: {})
 
 
-def train(changed: str, name: str, defense: Defense, method: Any, schedule: Any, rate: float) -> tuple[Run, Seen]:
+def train(changed: str, name: str, defense: Defense, method: Any, schedule: Any) -> tuple[Run, Seen]:
     with pytest.MonkeyPatch.context() as patch, shared_probes():
         seen = watch(patch)
         blind(patch)
         data = clients(changed, name in ("vertical", "labels at a party"))
-        options: dict[str, Any] = {"optimizer": Optim("SGD", {"lr": rate}), "batch_size": 3, "rounds": 1}
+        options: dict[str, Any] = {"optimizer": Optim("SGD", {"lr": 0.05}), "batch_size": 3, "rounds": 1}
         run = sf.train(shape(name), data, schedule=schedule, defenses=defense, method=method, **options)
         return run, dict(seen)
 
 
-def is_stated(place: str, kind: str, edge: str) -> bool:
-    """Whether `place` of a ledger is that of such messages."""
-    if edge.endswith(FED) and kind != "weights":
-        return place.startswith("sums of " if kind in SUMS else f"{kind} that ")
-    return place.startswith(PLACES.get(kind, "weights ").format(edge=edge))
+def begins(kind: str, edge: str, of_steps: bool) -> str:
+    """How the place of such messages begins in a ledger; `of_steps`: whether what a method sends is that of steps."""
+    if edge.endswith(FED) and kind != "weights" and not of_steps:
+        return "sums of " if kind in SUMS else f"{kind} that "
+    return PLACES.get(kind, "weights ").format(edge=edge)
 
 
 def compare(
-    changed: str, name: str, defense: Defense, method: Any = None, schedule: Any = None, rate: float = 0.1
+    changed: str, name: str, defense: Defense, method: Any = None, schedule: Any = None
 ) -> tuple[Run, set[str], set[str]]:
     """Compare two runs; return the first, the kinds of what data owners sent in it, and those that changed.
 
     Fails for what changes and is not stated, and for a kind of which nobody says what it is made of.
     """
     plan = schedule or (Independent() if name == "local" else Sequential(hand_over="none"))
-    run, before = train("nothing", name, defense, method, plan, rate)
-    _, after = train(changed, name, defense, method, plan, rate)
+    run, before = train("nothing", name, defense, method, plan)
+    _, after = train(changed, name, defense, method, plan)
     owners = {member(role, replica) for role in shape(name).data_roles for replica in range(2)}
     owned = [flow for flow in before | after if flow[0] in owners]
     moved = [flow for flow in owned if before.get(flow) != after.get(flow)]
+    traits = MethodTraits() if run.method is None else run.method.traits(run.engine.topology)
     for _, kind, edge in moved:
-        stated = [told for place, told in run.ledger.open.items() if is_stated(place, kind, edge)]
+        begin = begins(kind, edge, traits.post_processing)
+        stated = [told for place, told in run.ledger.open.items() if place.startswith(begin)]
         assert stated, f"{kind} on {edge} changes with the {changed}, and is not stated"
         assert changed != "labels" or any("labels" in told for told in stated), f"{kind} on {edge} tells of labels"
     assert run.ledger.totals
     assert not moved or run.epsilon is None, f"{moved} change beside an epsilon of the whole run"
-    own = set() if run.method is None else set(run.method.traits(run.engine.topology).message_values)
-    assert {kind for _, kind, _ in owned} <= KINDS.keys() | SUMS | own
+    assert {kind for _, kind, _ in owned} <= KINDS.keys() | SUMS | traits.message_values.keys()
     return run, {kind for _, kind, _ in owned}, {kind for _, kind, _ in moved}
 
 
@@ -174,12 +177,12 @@ REFUSED = ("fedproto", "feddistill", "fedkd", "ditto", "apfl", "fml", "fedakt")
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_labels_change_is_stated_beside_noise_on_their_gradients(method: str) -> None:
-    name, rate = "u_shaped" if method == "mafml" else "local", 0.05
+    name = "u_shaped" if method == "mafml" else "local"
     if method in REFUSED:
         with pytest.raises(InvalidInput, match=r"reads the labels of every step|learn from the same labels"):
-            train("nothing", name, GRADIENT, method, Independent(), rate)
+            train("nothing", name, GRADIENT, method, Independent())
         return
-    run, _, moved = compare("labels", name, GRADIENT, method, rate=rate)
+    run, _, moved = compare("labels", name, GRADIENT, method)
     assert moved == BARE.get(method, set())
     assert (run.epsilon is None) is (method in BARE)
     assert ("nothing else crosses" in str(run.ledger)) is (method not in BARE)
@@ -215,10 +218,7 @@ ROWS_CHANGED = {
 @pytest.mark.parametrize("case", ROWS_CHANGED)
 def test_what_a_row_changes_is_stated_beside_a_promise_for_rows(case: str) -> None:
     name, defense, method, kinds = ROWS_CHANGED[case]
-    # Weights that do not move stand for those that noise covers.
-    _, _, moved = compare(
-        "rows", name, defense, method, None if method else Sequential(), 0.0 if isinstance(defense, DpSgd) else 0.1
-    )
+    _, _, moved = compare("rows", name, defense, method, None if method else Sequential())
     assert kinds <= moved
 
 
@@ -242,6 +242,6 @@ def test_whatever_changes_is_stated(method: str | None, name: str, changed: str)
     for defense in defenses[changed]:
         for plan in (Independent(), Sequential(hand_over="none"), SplitFedV1()):
             try:
-                compare(changed, name, defense, method, plan, 0.0 if isinstance(defense, DpSgd) else 0.1)
+                compare(changed, name, defense, method, plan)
             except InvalidInput:
                 continue
