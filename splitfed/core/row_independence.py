@@ -55,7 +55,7 @@ def findings(topology: Topology, facts: Facts, names: Collection[str]) -> Sequen
     """
     if facts.row_findings is not None:
         return [finding for finding in facts.row_findings if finding.segment in names]
-    return try_rows(topology, make_up_rows(topology, facts), names)
+    return try_rows(topology, facts, make_up_rows(topology, facts), names)
 
 
 def mixes_rows(topology: Topology, facts: Facts, names: Collection[str]) -> bool:
@@ -69,16 +69,19 @@ def mixes_rows(topology: Topology, facts: Facts, names: Collection[str]) -> bool
         return True
 
 
-def try_rows(topology: Topology, trial: TrialRows, names: Collection[str] | None = None) -> tuple[Finding, ...]:
+def try_rows(
+    topology: Topology, facts: Facts, trial: TrialRows, names: Collection[str] | None = None
+) -> tuple[Finding, ...]:
     """Run the segments `names` (default: all), and the losses of their values, on pairs of batches of `trial`.
 
-    Raises what a segment raises on the first pair, on which it has to work.
+    What tells of lengths and masks alone is not compared: it crosses without a promise (`Facts.told`), and shows in
+    what is made of it where that matters. Raises what a segment raises on the first pair, on which it has to work.
     """
     pairs = make_pairs(trial)
     found: list[Finding] = []
     for segment in topology.segments:
         if names is None or segment.name in names:
-            found += _try_segment(segment, pairs)
+            found += _try_segment(segment, facts.data(segment.outputs), pairs)
             for head in topology.heads:
                 if head.value in segment.outputs and head.task is not None:
                     rows, labels = pairs[0].rows, trial.labels.get(head.value)
@@ -97,10 +100,11 @@ def in_training(module: nn.Module) -> nn.Module:
     return made if made.training else made.train()
 
 
-def _try_segment(segment: Segment, pairs: list[RowPair]) -> list[Finding]:
+def _try_segment(segment: Segment, compared: Collection[str], pairs: list[RowPair]) -> list[Finding]:
     """Return where changed rows show; what the segment returns becomes part of the `pairs`, for those behind it.
 
-    Pairs on which it fails, and that it need not work on, are taken out.
+    `compared`: those of its outputs in which a row may not show. Pairs on which it fails, and that it need not work on,
+    are taken out.
     """
     module, name = in_training(segment.module), segment.name
     saved = {key: t.clone() for key, t in module.state_dict().items()}
@@ -113,12 +117,12 @@ def _try_segment(segment: Segment, pairs: list[RowPair]) -> list[Finding]:
         fresh.restore()
         if first is None or second is None:
             # Anew: what it did until it failed is no memory of rows.
-            return _try_segment(segment, pairs)
+            return _try_segment(segment, compared, pairs)
         remembered = _remembered(first.kept, second.kept)
         found = [Finding(name, "state", key) for key in state]
         for place, pair in enumerate(pairs):
             for value, a, b in zip(segment.outputs, first.outputs[place], second.outputs[place], strict=True):
-                if not rows_equal(a, b, ~pair.changed):
+                if value in compared and not rows_equal(a, b, ~pair.changed):
                     alone = place == 0 or _mixes_alone(segment, module, fresh, pair)
                     found.append(Finding(name, _kind(pair) if alone else "next batch", value))
         found += [Finding(name, "memory", where) for where in remembered]

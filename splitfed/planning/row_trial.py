@@ -52,7 +52,7 @@ def with_findings(
             clients = [number for number, one in enumerate(topologies) if one is topology]
             trial = trial_rows(topology, data, clients, training)
             with others_code(partial(_refusal, topology, trial.batch)):
-                found[id(topology)] = replace(known, row_findings=try_rows(topology, trial))
+                found[id(topology)] = replace(known, row_findings=try_rows(topology, known, trial))
     return tuple(
         replace(known, row_findings=found[id(one)].row_findings) for one, known in zip(topologies, facts, strict=True)
     )

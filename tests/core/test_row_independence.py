@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import splitfed as sf
 from splitfed.core import row_independence
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import Facts
+from splitfed.core.probe import Facts, probe
 from splitfed.core.random import generator
 from splitfed.core.row_independence import try_rows
 from splitfed.core.tasks import classification
@@ -224,9 +224,10 @@ def test_each_segment_runs_a_bounded_number_of_times(monkeypatch: pytest.MonkeyP
         return run(segment, module, pair, other)
 
     monkeypatch.setattr(row_independence, "_run", counting)
-    topology = vanilla(nn.Sequential(nn.Tanh(), nn.Linear(WIDTH, 3)), "0").with_task(classification(3))
+    topology = vanilla(nn.Sequential(nn.Linear(WIDTH, 4), nn.Linear(4, 3)), "0").with_task(classification(3))
     (name,) = topology.inputs
-    assert try_rows(topology, TrialRows({name: torch.rand(400, WIDTH)}, {}, 200), {"bottom"}) == ()
+    facts = probe(topology, {name: torch.rand(4, WIDTH)})
+    assert try_rows(topology, facts, TrialRows({name: torch.rand(400, WIDTH)}, {}, 200), {"bottom"}) == ()
     assert (sizes.count(200), sizes.count(16), len(sizes)) == (8, 18, 26)
 
 
