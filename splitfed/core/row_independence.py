@@ -33,7 +33,7 @@ from splitfed.core.trial_rows import RowPair, TrialRows, make_pairs, make_up_row
 _FAULTS = {LossFault.MIXED: "loss", LossFault.SCALED: "scale"}
 
 
-class _Reached(NamedTuple):
+class _KeptObjects(NamedTuple):
     """What can be reached from a module at a moment, and the numbers of its tensors that are not as at first."""
 
     records: Records
@@ -44,7 +44,7 @@ class _Course(NamedTuple):
     """What came of the batches of all pairs, and what the module held before those in which no row is another."""
 
     outputs: list[tuple[Tensor, ...]]
-    kept: _Reached
+    kept: _KeptObjects
 
 
 def findings(topology: Topology, facts: Facts, names: Collection[str]) -> Sequence[Finding]:
@@ -185,7 +185,7 @@ def _run(segment: Segment, module: nn.Module, pair: RowPair, other: bool) -> tup
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
-def _keep(fresh: ModelSnapshot) -> _Reached:
+def _keep(fresh: ModelSnapshot) -> _KeptObjects:
     """Return what can be reached from the module now, and copies of the tensors that are others than at first."""
     records = fresh.reach()
     known = {id(record.value) for record in fresh.records.values()}
@@ -193,10 +193,10 @@ def _keep(fresh: ModelSnapshot) -> _Reached:
     copies = {
         place: t.detach().clone() for place, t in tensors.items() if id(t) not in known or fresh.tensor_changed(t, t)
     }
-    return _Reached(records, copies)
+    return _KeptObjects(records, copies)
 
 
-def _remembered(first: _Reached, second: _Reached) -> list[str]:
+def _remembered(first: _KeptObjects, second: _KeptObjects) -> list[str]:
     """Return the names of what is another in `second` than in `first`."""
 
     def changed(place: Location, old: Tensor, new: Tensor) -> bool:
