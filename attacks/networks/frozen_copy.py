@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
+from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Segment
 
 
@@ -27,6 +28,12 @@ class FrozenCopy:
 
     def __init__(self, segments: tuple[Segment, ...], value: str, out: str) -> None:
         self._segments, self._value, self._out = segments, value, out
+        made = {value, *(name for s in segments for name in s.outputs)}
+        if lacking := [name for s in segments for name in s.inputs if name not in made]:
+            raise InvalidInput(
+                f"an attack that runs segment {segments[0].name!r} on rows of its own has no {lacking[0]!r} for them, "
+                f"which arrives beside {value!r}: take one that learns from what arrives alone, such as fsha"
+            )
         self._modules = {s.name: copy.deepcopy(s.module).eval().requires_grad_(False) for s in segments}
 
     def follow(self, modules: Mapping[str, nn.Module]) -> None:

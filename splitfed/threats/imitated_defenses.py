@@ -71,7 +71,7 @@ class ImitatedStates:
 
 
 class ImitatedSender:
-    """The defenses on one `edge` that carries `value`, for an adversary that imitates the sender by any network.
+    """The defenses on one `edge` that carries one value with data, for an adversary that imitates the sender by any network.
 
     `defenses`: as the sender has them; `feed(x)`: what each input of the topology gets of raw rows x.
 
@@ -90,7 +90,7 @@ class ImitatedSender:
         device: torch.device,
     ) -> None:
         self._role, self._edge, self._seed = topology.role_of(edge.source), edge.name, seed
-        (self._value,) = edge.values
+        (self._value,) = facts.data(edge.values)
         self._feed, self._defenses = feed, tuple(defenses)
         self._inputs = tuple(name for name, owner in topology.inputs.items() if owner == self._role)
         shapes = {self._value: facts.shapes[self._value]}

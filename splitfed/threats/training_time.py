@@ -13,6 +13,7 @@ from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.messages import View
 from splitfed.core.payload import copy_modules
 from splitfed.core.per_client_defenses import of_client
+from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Edge, Segment, Topology
 from splitfed.data.features import feed
@@ -70,13 +71,12 @@ def resolve_attack(given: TrainingAttack | str) -> TrainingAttack:
 
 
 def attack_site(engine: Observable, prepared: Prepared, party: str, who: str, knowledge: Knowledge) -> AttackSite:
-    """Return the attack's site at `party`; refuse one where not exactly one value of another party arrives."""
+    """Return the attack's site at `party`; refuse one where not exactly one value that holds data arrives."""
     topology, facts = prepared.topology, prepared.facts[0]
     role = engine.parties[party].role
     if role in topology.data_roles or not topology.segments_of(role):
         raise InvalidInput(f"{who} works at a party that others send to and that has no data; {party!r} is none")
-    edge = _arrival(topology, role, who, party)
-    (value,) = edge.values
+    edge, value = _arrival(topology, facts, role, who, party)
     segments, out = _segments_and_output(topology, role, value, who, party)
     seed = derive(prepared.training.seed, "intruder", party)
 
@@ -110,14 +110,13 @@ def _labels(topology: Topology, role: str) -> str | None:
     return next((h.value for h in topology.heads if role in h.path[1:]), None)
 
 
-def _arrival(topology: Topology, role: str, who: str, party: str) -> Edge:
+def _arrival(topology: Topology, facts: Facts, role: str, who: str, party: str) -> tuple[Edge, str]:
     arriving = [e for e in topology.crossings if topology.role_of(e.target) == role]
-    values = [value for e in arriving for value in e.values]
-    if len(values) != 1:
-        raise InvalidInput(
-            f"{who} works where one value arrives; {party!r} receives {', '.join(map(repr, values)) or 'none'}"
-        )
-    return arriving[0]
+    found = [(e, value) for e in arriving for value in facts.data(e.values)]
+    if len(found) != 1:
+        values = ", ".join(repr(value) for _, value in found)
+        raise InvalidInput(f"{who} works where one value with data arrives; {party!r} receives {values or 'none'}")
+    return found[0]
 
 
 def _segments_and_output(

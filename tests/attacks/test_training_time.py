@@ -206,7 +206,7 @@ def test_refused_before_training(case: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_several_values_at_one_party_are_refused(name: str) -> None:
     twice = u_shaped(small(), ("first.0", "first.1", "first.2", "second"))
-    with pytest.raises(InvalidInput, match=r"works where one value arrives; 'server' receives '\w+', '\w+'$"):
+    with pytest.raises(InvalidInput, match=r"works where one value with data arrives; 'server' receives '\w+', '\w+'$"):
         splitfed.train(
             twice, ramps(), rounds=1, adversaries=splitfed.Adversaries(training_attacks={"server": ALL[name]})
         )
@@ -254,3 +254,52 @@ def test_a_contract_has_at_most_twelve_methods_and_properties(kind: type) -> Non
     held = {name: inspect.getattr_static(kind, name) for name in dir(kind) if not name.startswith("_")}
     asked = [n for n, v in held.items() if inspect.isfunction(v) or isinstance(v, (property, classmethod))]
     assert len(asked) <= 12, asked
+
+
+class _Beside(nn.Module):
+    """Returns features, and constants beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(self.first(x)), torch.full((len(x), 4), 0.5)
+
+
+class _Added(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Linear(4, 2)
+
+    def forward(self, h: Tensor, places: Tensor) -> Any:
+        return self.second(h + places)
+
+
+def beside() -> splitfed.Topology:
+    """Return a topology in which constants cross beside features, as a mask would."""
+    with stream(3):
+        segments = (
+            splitfed.Segment("bottom", "client", _Beside(), ("x",), ("h", "places")),
+            splitfed.Segment("top", "server", _Added(), ("h", "places"), ("y",)),
+        )
+    heads = (splitfed.Head("y", "server", "client"),)
+    return splitfed.Topology(name="by hand", inputs={"x": "client"}, segments=segments, heads=heads)
+
+
+def test_a_value_without_data_does_not_stand_in_the_way_of_an_attack() -> None:
+    attacks = splitfed.Adversaries(training_attacks={"server": Fsha(width=8)})
+    run = splitfed.train(beside(), ramps(), rounds=1, batch_size=32, adversaries=attacks)
+    assert attack_state(run).site.value == "h"
+    spied = splitfed.Adversaries(training_attacks={"server": Spy()})
+    spy = attack_state(splitfed.train(beside(), ramps(), rounds=1, batch_size=32, adversaries=spied))
+    assert isinstance(spy, Passive)
+    # Of features the numbers differ, of constants they would not.
+    assert all(seen.z.unique().numel() > 4 for seen, _ in spy.seen)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "fsha"])
+def test_an_attack_that_runs_the_segments_on_its_own_rows_says_what_it_lacks(name: str) -> None:
+    attacks = splitfed.Adversaries(training_attacks={"server": ALL[name]})
+    with pytest.raises(InvalidInput, match=r"segment 'top' on rows of its own has no 'places' for them.*fsha"):
+        splitfed.train(beside(), ramps(), rounds=1, batch_size=32, adversaries=attacks)
