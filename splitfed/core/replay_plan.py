@@ -253,14 +253,14 @@ def _record(
         ends = (*ends, place.operation + 1)
     course = ForwardCourse(recording, result, ends, changes=changes, attributes=noting.reads)
     rows = len(next(iter(examples.values())))
+    find = partial(_find_constants, model, examples, targets, course, gradients, call)
     for other in (rows + 1, rows - 1):
-        if other and _find_constants(model, examples, targets, course, gradients, call, other):
-            return course
-    raise InvalidInput(
-        f"forward of {type(model).__name__} takes another way with {rows + 1} rows, and with {rows - 1}, than with "
-        f"{rows}: compute the same for every number of rows, or put what depends on it into a submodule of its own, "
-        "which no cut lies within"
-    )
+        with contextlib.suppress(InvalidInput):
+            if other and find(other):
+                return course
+    # With both it goes elsewhere, or asks for a number: what is found there is refused here, or by the comparison.
+    find(rows + 1)
+    return course
 
 
 def _find_ends(model: nn.Module, recording: RecordingPass, cuts: Sequence[Cut]) -> tuple[int, ...]:
@@ -286,7 +286,7 @@ def _find_constants(
 ) -> bool:
     """Fill in what a pass with `other` rows, in which inputs and weights have shapes alone, shows of a `course`.
 
-    Returns whether it goes the same way up to the last cut. `other`: a row more or less than were recorded.
+    Returns whether it goes the same way up to the last cut. `other`: a row more than were recorded, or less.
     `constants`: the operations that return numbers there; `batches`: the batch dimension of the results of which it is
     not the first; `questions`: the operations that ask for a number that is not there.
     """
@@ -303,13 +303,14 @@ def _find_constants(
     course.calls.clear()
 
     class Constants(MetaPass):
+        astray = False
+
         def operation(
             self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None
         ) -> Any:
             number = self.number
             recorded = operations[number] if number < len(operations) else Operation("")
-            if recorded.name != name:
-                raise Stop
+            self.astray = self.astray or (number < last and recorded.name != name)
             try:
                 returned = super().operation(name, func, args, kwargs, module)
             except Exception as error:
@@ -364,7 +365,7 @@ def _find_constants(
                 "write it as operations on tensors, or cut before it"
             ) from error
     course.constants, course.questions = frozenset(found), tuple(questions)
-    return run.number >= last
+    return run.number >= last and not run.astray
 
 
 class _OtherCalls:
