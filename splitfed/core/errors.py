@@ -26,6 +26,16 @@ class InvalidInput(SplitfedError, ValueError):
     part = ""
 
 
+class FolderGone(InvalidInput):
+    """A folder that results are written to is not there any more."""
+
+    def __init__(self, folder: object) -> None:
+        super().__init__(
+            f"folder {str(folder)!r} is gone: it was moved or deleted while it was written to; put it back and go on "
+            "with --resume (in Python resume=True), or begin in another folder"
+        )
+
+
 class NonFinite(SplitfedError, ArithmeticError):
     """A loss, message or gradient stopped being finite: party, step and edge are in the text."""
 

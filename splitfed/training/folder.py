@@ -18,7 +18,7 @@ import torch
 
 from splitfed.core import digests
 from splitfed.core.digests import Damaged
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import FolderGone, InvalidInput
 from splitfed.old_names import current_description, current_keys
 from splitfed.training import checkpoint, fingerprint
 
@@ -113,6 +113,8 @@ class RunFolder:
         """
         line = digests.link(self._chain, metrics)
         self._chain = digests.chain(self._chain, metrics)
+        if not (self.path / "run.json").is_file():
+            raise FolderGone(self.path)
         with (self.path / "metrics.jsonl").open("ab") as file:
             file.write(line)
             file.flush()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from splitfed.core import digests
@@ -21,11 +21,12 @@ from splitfed.study.config.cell import Cell
 from splitfed.study.config.toml import dumps
 from splitfed.study.report.document import write_report
 from splitfed.study.run import session
+from splitfed.study.run.ownership import hold_run, study_of
 from splitfed.study.run.progress import Lines, open_watcher
 from splitfed.study.run.reattack import load_finished_run, rewrite_results_table
 from splitfed.study.run.runner import Json, identity_of, read_result, run_cell, train_cell, with_rounds, write_result
 from splitfed.study.run.store import StudyFolder
-from splitfed.study.run.trust import MARK, code_of, read_own_files, write_mark
+from splitfed.study.run.trust import MARK, check_links, code_of, read_own_files, write_mark
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.folder import RunFolder
 from splitfed.training.rounds import check_longer
@@ -40,7 +41,7 @@ def continue_run(folder: Path, rounds: int, *, trust: bool = False) -> Json:
     where the length was part of what was worked out: see `Run.continue_training`.
     """
     check_count("rounds", rounds, low=1)
-    with _alone(folder):
+    with _alone(folder, trust):
         started = _read_interrupted(folder, rounds)
         # What is trusted for one call is not the user's own for ever.
         own = (folder / "config.toml").is_file() and read_own_files(folder) is not None
@@ -54,9 +55,9 @@ def continue_run(folder: Path, rounds: int, *, trust: bool = False) -> Json:
         if not own:
             (folder / MARK).unlink(missing_ok=True)
         (folder / PREVIOUS).unlink(missing_ok=True)
-        home = _study_of(folder)
+        home = study_of(folder)
         if home is not None:
-            rewrite_results_table(home)
+            rewrite_results_table(folder)
             if "failed" not in result:
                 write_report(home, trust=trust)
     return result
@@ -65,7 +66,7 @@ def continue_run(folder: Path, rounds: int, *, trust: bool = False) -> Json:
 def _begin(folder: Path, rounds: int, trust: bool) -> tuple[Json, Cell, Dataset]:
     """Check everything, and turn the finished run into one that has yet to get its last rounds."""
     previous, cell, data = load_finished_run(folder, trust=trust)
-    home = _study_of(folder)
+    home = study_of(folder)
     if home is not None and "search" in schema.read_toml(home / "config.toml", digests.STUDY_CONFIG):
         raise InvalidInput(
             f"{str(folder)!r} is a trial of a search, which has chosen by its result; do it again by itself: "
@@ -114,18 +115,13 @@ def _open(folder: Path, trust: bool) -> tuple[Cell, Dataset]:
     return grid.cells[0], data
 
 
-def _study_of(folder: Path) -> Path | None:
-    """Return the folder of the study that the run in `folder` belongs to, None for a run that was moved out of it."""
-    home = folder.resolve().parent.parent
-    return home if (home / "study.toml").is_file() else None
-
-
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep other processes off the study that the run in `folder` belongs to, where there is one."""
-    home = _study_of(folder)
-    if home is None:
-        yield
-        return
-    with StudyFolder(home).lock():
+def _alone(folder: Path, trust: bool) -> Iterator[None]:
+    """Keep other processes off the run in `folder`, and off the study that it belongs to, where there is one."""
+    home = study_of(folder)
+    if not folder.is_dir():
+        raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
+    if not trust:  # a lock is a file that is written
+        check_links(home or folder)
+    with nullcontext() if home is None else StudyFolder(home).lock(), hold_run(folder):
         yield

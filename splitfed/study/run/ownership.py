@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from splitfed.core.errors import SplitfedError
+from splitfed.core.errors import FolderGone, SplitfedError
 
 if sys.platform != "win32":
     import fcntl
@@ -49,6 +49,8 @@ class Claim:
             held = same_file and os.pread(self._descriptor, len(self._content) + 1, 0) == self._content
         except OSError:
             held = False
+        if not self.path.parent.is_dir():
+            raise FolderGone(self.path.parent.parent)
         if not held:
             raise LostRun(f"{self.path.name} is held by another process now, which goes on with it")
 
@@ -74,6 +76,8 @@ class Locks:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Let one process of the folder at a time choose what it takes: SQLite cannot lock one row."""
+        if not self._folder.is_dir():
+            raise FolderGone(self._folder)
         with (self._folder / ".turn").open("w") as file:
             if sys.platform != "win32":
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -132,3 +136,20 @@ class Locks:
             return int(found["times"]) if found["call"] == self._call else 0
         except (ValueError, TypeError, KeyError):
             return 0
+
+
+def study_of(folder: Path) -> Path | None:
+    """Return the folder of the study that the run in `folder` belongs to, None for a run that was moved out of it."""
+    home = folder.resolve().parent.parent
+    return home if (home / "study.toml").is_file() else None
+
+
+@contextmanager
+def hold_run(folder: Path) -> Iterator[None]:
+    """Let nobody else write to the finished run in `folder` inside the block; who does so now is waited for."""
+    home = study_of(folder)
+    place, name = (folder.resolve(), "run") if home is None else (home, folder.resolve().name)
+    claim = Locks(place, new_call()).claim(name, wait=True)
+    assert claim is not None
+    with claim:
+        yield

@@ -17,11 +17,12 @@ from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.toml import dumps
 from splitfed.study.run import session
+from splitfed.study.run.ownership import Locks, hold_run, study_of
 from splitfed.study.run.preflight import check_attack
 from splitfed.study.run.progress import open_watcher
 from splitfed.study.run.runner import Json, read_result, run_attack, train_cell, write_result
 from splitfed.study.run.store import StudyFolder
-from splitfed.study.run.trust import code_of, read_own_files, write_mark
+from splitfed.study.run.trust import check_links, code_of, read_own_files, write_mark
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.run import Run
 
@@ -42,6 +43,19 @@ def attack_run(
     check_count("releases", releases, low=1)
     if not names:
         raise InvalidInput("no attack is named; expected --attack inverse_network,rmle")
+    if not folder.is_dir():
+        raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
+    if not trust:  # a lock is a file that is written
+        check_links(study_of(folder) or folder)
+    # From here on: what another attack adds meanwhile would be lost.
+    with hold_run(folder):
+        return _attack_alone(folder, names, budget, adversary, releases, trust)
+
+
+def _attack_alone(
+    folder: Path, names: Sequence[str], budget: str | None, adversary: str | None, releases: int, trust: bool
+) -> list[Json]:
+    """Do what `attack_run` says, while nobody else writes to the run."""
     result, cell, data = load_finished_run(folder, trust=trust)
     mistakes = Mistakes("attack")
     for name in names:
@@ -74,7 +88,7 @@ def attack_run(
         # Defaults that a later version has are written out now.
         write_mark(folder, sources)
     write_result(folder, {**result, "attacks": [*other_entries, *entries]})
-    rewrite_results_table(folder.resolve().parent.parent)
+    rewrite_results_table(folder)
     return entries
 
 
@@ -123,8 +137,11 @@ def _attack_key(known: Json, label: str, name: str) -> str:
     return slug(name) if used.get(slug(name), label) == label else slug(label)
 
 
-def rewrite_results_table(study: Path) -> None:
-    """Write the table of the study again, where the run belongs to one."""
-    if (study / "study.toml").is_file():
-        home = StudyFolder(study)
+def rewrite_results_table(folder: Path) -> None:
+    """Write the table of the study again that the run in `folder` belongs to, where there is one."""
+    study = study_of(folder)
+    if study is None:
+        return
+    home = StudyFolder(study)
+    with Locks(study, "").turn():  # between reading and writing nobody else's row may come in
         home.write_table(home.results(sorted(path.name for path in (study / "runs").iterdir())))

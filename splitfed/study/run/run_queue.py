@@ -25,29 +25,29 @@ class RunQueue:
     """The runs called `names` of the study in `home`, taken and held by `locks`."""
 
     def __init__(self, home: StudyFolder, names: Sequence[str], locks: Locks) -> None:
-        self._home, self._names, self._locks = home, list(names), locks
+        self._home, self._names, self.locks = home, list(names), locks
 
     def take(self) -> HeldRun | None:
         """Return a run to do; None where all are done, held or left out."""
-        with self._locks.turn():
+        with self.locks.turn():
             for name in self._free():
-                if (claim := self._locks.claim(name)) is not None:
+                if (claim := self.locks.claim(name)) is not None:
                     return HeldRun(name, claim)
         return None
 
     def has_work(self) -> bool:
         """Return whether there is a run for another worker to take."""
-        with self._locks.turn():
-            return any(not self._locks.is_held(name) for name in self._free())
+        with self.locks.turn():
+            return any(not self.locks.is_held(name) for name in self._free())
 
     def left_out(self) -> list[str]:
         """Return the runs that are not done since as many workers as may have died at them."""
-        return [name for name in self._names if self._is_left(name) and self._locks.deaths(name) >= MOST_DEATHS]
+        return [name for name in self._names if self._is_left(name) and self.locks.deaths(name) >= MOST_DEATHS]
 
     def _free(self) -> Iterator[str]:
         """Yield the runs that are not over, but for those at which too many workers have died."""
         for name in self._names:
-            if self._is_left(name) and self._locks.deaths(name) < MOST_DEATHS:
+            if self._is_left(name) and self.locks.deaths(name) < MOST_DEATHS:
                 yield name
 
     def _is_left(self, name: str) -> bool:

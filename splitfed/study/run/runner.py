@@ -29,7 +29,7 @@ from splitfed.core.defense import (
     ReceiverPenaltyDefense,
     ReleaseDefense,
 )
-from splitfed.core.errors import NonFinite, SplitfedError
+from splitfed.core.errors import FolderGone, NonFinite, SplitfedError
 from splitfed.core.grouping import group_pairs, nest
 from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
@@ -74,7 +74,7 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard: G
     """
     if (done := read_result(folder, cell.id)) is not None:
         return done
-    cell = at_length(cell, folder)
+    cell, guard = at_length(cell, folder), partial(_check_there, folder, guard)
     if folder.is_dir() and not (folder / "run.json").is_file():
         # A crash came before the run had been described: nothing has been computed yet.
         shutil.rmtree(folder)
@@ -104,13 +104,20 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard: G
             continue
         try:
             measurements["attacks"].append(run_attack(run, probe, folder, watcher, guard))
-        except (digests.Damaged, LostRun):
+        except (digests.Damaged, FolderGone, LostRun):
             raise
         except SplitfedError as error:
             guard()
             return write_result(folder, {**identity_of(cell), **rows, "failed": f"attack {probe.key}: {error}"})
     guard()
     return write_result(folder, measurements)
+
+
+def _check_there(folder: Path, guard: Guard) -> None:
+    """Raise what `guard` does, and `FolderGone` where the run's folder is not there any more."""
+    guard()
+    if not (folder / "run.json").is_file():
+        raise FolderGone(folder)
 
 
 class _Guarded(Callback):

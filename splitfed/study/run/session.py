@@ -67,8 +67,9 @@ def run_study(
                 _note_left_out(watcher, queue.left_out())
             elif unfinished:
                 _work_queue(home, cells, ready.data, queue, watcher)
-        results = home.results(cells)
-        home.write_table(results)
+        with queue.locks.turn():
+            results = home.results(cells)
+            home.write_table(results)
         return results
 
 
@@ -119,8 +120,9 @@ def _search(
         elif left:
             do_trials(search, ready.data, home.path, queue, watcher)
     records = collect_records(home.path, queue)
-    results = home.results(dict.fromkeys(run for record in records for run in record["runs"]))
-    home.write_table(results)
+    with queue.locks.turn():
+        results = home.results(dict.fromkeys(run for record in records for run in record["runs"]))
+        home.write_table(results)
     outcome = read_search_outcome(home.path)
     write_trials_table(home.path, records, () if outcome is None else outcome.front)
     return results
