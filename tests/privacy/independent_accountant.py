@@ -122,8 +122,8 @@ class Seen:
 
     `rows`: of the step at a stamp, by what is in them; `released`: (client, place, use) -> row -> times; `steps`:
     (client, epoch, step, part) -> (multiplier, whether the norm is joint) of each guarded party; `trained`: client ->
-    the rows in its training steps; `labels`: use -> (client or party, row) -> times; `messages`: (client, place, use)
-    -> times; `sums`: client -> use -> times, of class sums; `travels`: whether weights have left a client. `sender` and
+    the rows that it has released in training steps; `labels`: use -> (client or party, row) -> times; `messages`:
+    (client, place, use) -> times; `sums`: client -> use -> times, of class sums; `travels`: whether weights have left a client. `sender` and
     `made`: of class sums that are yet to be delivered.
     """
 
@@ -173,10 +173,7 @@ def _begin(seen: Seen, party: Party, batch: Batch, stamp: Stamp) -> None:
     if stamp.phase == "train" and batch.task:
         _targets(seen, party, batch, stamp)
     for x in list(party._step_states[stamp.replica].inputs.values())[:1]:
-        rows = [row.numpy().tobytes() for row in x.detach().contiguous()]
-        seen.rows[stamp] = rows
-        if stamp.phase == "train":
-            seen.trained[stamp.replica].update(rows)
+        seen.rows[stamp] = [row.numpy().tobytes() for row in x.detach().contiguous()]
 
 
 def _release(seen: Seen, kind: str, defense: Any, z: torch.Tensor, context: Any) -> None:
@@ -188,6 +185,8 @@ def _release(seen: Seen, kind: str, defense: Any, z: torch.Tensor, context: Any)
     elif stamp.phase in COUNTED:
         assert len(seen.rows[stamp]) == len(z)
         seen.released[stamp.replica, context.edge, use].update(seen.rows[stamp])
+        if stamp.phase == "train":
+            seen.trained[stamp.replica].update(seen.rows[stamp])
 
 
 def _finish(seen: Seen, step: PrivateStep) -> None:
