@@ -96,6 +96,8 @@ def of_run(run: Run) -> dict[str, str]:
     numbers = [{k: v for k, v in line.items() if k not in TOLD} for line in lines]
     words = [{k: v for k, v in line.items() if k in TOLD} for line in lines]
     said = [list(ledger.pop(name)) for name in ("open", "replaced", "uncharged")]
+    # Where no value carries an input, the ledger is that of a commit that did not look for it.
+    said += [list(one) for one in (ledger.pop("carried"),) if one]
     return {
         "weights": of([[list(m.state_dict().values()) for _, m in sorted(held.items())] for held in replicas]),
         "state": of(leaves(run.state())),
