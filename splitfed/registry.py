@@ -13,8 +13,10 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from functools import cache
 from importlib.metadata import entry_points
 from itertools import dropwhile, takewhile
@@ -236,8 +238,9 @@ def _load_plugin(kind: str, name: str) -> Any:
     """Import a plug-in; what is wrong with it is one line that names it and its distribution."""
     described = f"{SINGULAR[kind]} {name!r} of {PLUGINS[kind, name]}"
     try:
-        found = resolve(TABLES[kind][name])
-    except Exception as error:  # importing runs another package's code, which may raise anything
+        with redirect_stdout(sys.stderr):  # standard output may be read by a program
+            found = resolve(TABLES[kind][name])
+    except (Exception, SystemExit) as error:  # importing runs another package's code, which may raise anything
         reason = describe_error(error)
         raise InvalidInput(f"{described} cannot be imported from {TABLES[kind][name]!r} ({reason})") from error
     contract = resolve(CONTRACTS[kind]) if kind in CONTRACTS else None
@@ -263,8 +266,9 @@ def name_of(kind: str, found: type) -> str:
 def read_head(kind: str, name: str) -> Listing:
     """Read name, summary and paper from the file of `name`, without importing it."""
     try:
-        lines = _docstring(kind, name).splitlines()
-    except Exception as error:
+        with redirect_stdout(sys.stderr):
+            lines = _docstring(kind, name).splitlines()
+    except (Exception, SystemExit) as error:
         if (kind, name) not in PLUGINS:
             raise
         # To find a plug-in's file its package is imported, which may raise anything; the others are to be listed still.

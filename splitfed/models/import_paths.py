@@ -16,6 +16,7 @@ import json
 import keyword
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stdout
 from functools import reduce
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -120,7 +121,8 @@ class Code:
 def _import_target(what: str, module: str, attributes: str) -> Any:
     """Import and return what a path names; whatever the module's own code raises is one line."""
     try:
-        imported = importlib.import_module(module)
+        with redirect_stdout(sys.stderr):  # standard output may be read by a program
+            imported = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         # Importing runs the user's file, which may raise anything; one that ends the process is to be named as well.
         known = isinstance(error, (ImportError, InvalidInput))

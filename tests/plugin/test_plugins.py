@@ -140,3 +140,28 @@ def test_a_package_that_pip_installed_is_found(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", *options, copied]
     subprocess.run(list(map(str, pip)), check=True, capture_output=True)
     assert "toy_nearest" in splitfed("list", "attacks", path=tmp_path / "packages")[0]
+
+
+def test_one_that_ends_the_process_or_prints_changes_neither_the_exit_nor_the_output(tmp_path: Path) -> None:
+    """`sys.exit(0)` while it is imported left `list` empty and successful, and what it printed broke the JSON."""
+    packages = tmp_path / "packages"
+    for name, code in (("quits", "import sys\nsys.exit(0)"), ("talks", "print('hello')")):
+        (packages / name).mkdir(parents=True)
+        (packages / name / "__init__.py").write_text(code)
+        (packages / name / "one.py").write_text('"""One."""\nfrom splitfed.attacks import Rmle as Found\n')
+    describe(packages, {"splitfed.attacks": {"quits": "quits.one:Found", "talks": "talks.one:Found"}})
+    out, _ = splitfed("list", "attacks", "--json", path=packages)
+    said = {entry["name"]: entry["summary"] for entry in json.loads(out)}
+    assert said["quits"] == "cannot be read (SystemExit: 0)"
+    assert said["talks"] == "One (other 2.0)"
+    assert "rmle" in said
+    study = tmp_path / "study.toml"
+    tables = {"data": {"name": "digits", "victims": 8, "auxiliary": 32}, "model": {"name": "mlp"}}
+    tables |= {"topology": [{"name": "vanilla", "cut": "relu1"}], "training": {"rounds": 1}}
+    for name, code in (("talks", 0), ("quits", 2)):
+        study.write_text(dumps({"study": {"name": "x"}, **tables, "attack": [{"name": name}]}), "utf-8")
+        out, said_of = splitfed("plan", study, "--json", path=packages, code=code)
+        if code:
+            assert "attack 'quits' of other 2.0 cannot be imported from 'quits.one:Found' (SystemExit: 0)" in said_of
+        else:
+            json.loads(out)

@@ -42,6 +42,10 @@ _WORDS = {
     "cannot allocate memory": errno.ENOMEM,
 }
 _QUEUE = {
+    "can't start new thread": (
+        "no memory or thread is left for another thread",
+        "raise the limit (ulimit -v, ulimit -u), or take fewer --workers",
+    ),
     "database is locked": ("study.db is locked by another program", "close that"),
     "unable to open database file": ("study.db cannot be opened", f"see that its folder can be written, or {HANDLES}"),
 }
