@@ -123,8 +123,8 @@ class Seen:
     `rows`: of the step at a stamp, by what is in them; `released`: (client, place, use) -> row -> times; `steps`:
     (client, epoch, step, part) -> (multiplier, whether the norm is joint) of each guarded party; `trained`: client ->
     the rows that it has released in training steps; `labels`: use -> (client or party, row) -> times; `messages`:
-    (client, place, use) -> times; `sums`: client -> use -> times, of class sums; `travels`: whether weights have left a client. `sender` and
-    `made`: of class sums that are yet to be delivered.
+    (client, place, use) -> times; `sums`: client -> use -> times, of class sums; `travels`: whether weights have left a
+    client. `sender` and `made`: of class sums that are yet to be delivered.
     """
 
     rows: dict[Stamp, list[bytes]] = field(default_factory=dict)
