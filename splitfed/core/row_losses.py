@@ -53,11 +53,9 @@ def loss_fault(task: Task, outputs: Tensor, labels: Tensor | None) -> LossFault 
             slopes = _slopes(task, one, y)
             if not rows_equal(slopes, _slopes(task, *both), ~changed):
                 return LossFault.MIXED
-            if found is None and not _is_mean(
-                task, one, y, slopes, range(len(one)) if number == 0 else _some(len(one), number)
-            ):
+            if number < _TRIED_ALONE and not _is_mean(task, one, y, slopes, _some(len(one), number)):
                 found = LossFault.SCALED
-        except FAILURES:
+        except Exception:  # the user's own loss may raise anything
             # It has to take what it is given in training, not all that is made up.
             if number == 0:
                 raise

@@ -93,9 +93,9 @@ def make_pairs(trial: TrialRows) -> list[RowPair]:
     real = trial.real
     pairs = [
         _pair(_take(x, rows), _take(x, others), "rows", needed=True, rows=rows if real else None),
-        _pair(_shorten(_take(x, short)), _take(x, long), "copies"),
-        _pair(_take(x, rows), _shorten(_take(x, others)), "shortened"),
-        _pair(_shorten(_take(x, short)), _take(x, long), "evaluation", training=False),
+        _pair(_shorten(_take(x, short), trial.spans), _take(x, long), "copies"),
+        _pair(_take(x, rows), _shorten(_take(x, others), trial.spans), "shortened"),
+        _pair(_shorten(_take(x, short), trial.spans), _take(x, long), "evaluation", training=False),
     ]
     pairs += _made_up_pairs(x, min(batch, MADE_UP))
     pairs += _walks(trial, batch)
@@ -138,12 +138,12 @@ def _by_size(x: Mapping[str, Tensor]) -> Tensor:
     return torch.argsort(sizes, stable=True)
 
 
-def _shorten(x: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return rows of which all but the first quarter is padding: zeros, or what stands most often at the end."""
+def _shorten(x: Mapping[str, Tensor], spans: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
+    """Return rows of which all but the first quarter is padding: zeros, or if none occurs what ends most rows."""
     short = {}
     for name, t in x.items():
         flat = t.reshape(len(t), -1).clone()
-        fill = flat[:, -1].mode().values if not t.is_floating_point() and bool((flat != 0).all()) else 0
+        fill = flat[:, -1].mode().values if name in spans and spans[name][0] > 0 else 0
         flat[:, max(1, flat.shape[1] // 4) :] = fill
         short[name] = flat.reshape(t.shape)
     return short

@@ -55,6 +55,13 @@ class Strided(Floats):
         return (groups - groups.mean(0)).reshape(x.shape)
 
 
+class LastRow(Floats):
+    """Subtracts the last row from all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x[-1]
+
+
 class Experts(Floats):
     """Two experts that take a quarter of a batch more than their half; a row that comes too late is left out."""
 
@@ -145,6 +152,7 @@ class Routed(Floats):
 MIXING: dict[str, Callable[[], nn.Module]] = {
     "means of eight rows": Groups,
     "means of every second row": Strided,
+    "one row in all": LastRow,
     "experts with a capacity": Experts,
     "a callable that keeps a row": CallsKeeper,
     "batch norm in a list": lambda: Listed(True),
@@ -207,6 +215,16 @@ def test_what_is_found_tells_no_number_of_a_row() -> None:
         if one.segment == "bottom"
     }
     assert finding == ("bottom", "memory", "attribute 'last' of 'keeper'")
+
+
+def test_rows_of_one_length_are_shortened() -> None:
+    """A row of the run may be shorter than those of the trial, of which each is as long as the longest."""
+    topology = vanilla(nn.Sequential(Words("longest"), nn.Linear(WIDTH, 3)), "0").with_task(classification(3))
+    (name,) = topology.inputs
+    x = torch.randint(1, WORDS, (40, LENGTH), generator=generator(1))
+    facts = probe(topology, {name: x[:4]})
+    found = try_rows(topology, facts, TrialRows({name: x}, {}, 20), {"bottom"})
+    assert {finding.kind for finding in found} == {"output", "evaluation"}
 
 
 def test_only_a_promise_about_rows_is_tried() -> None:
