@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -97,6 +98,16 @@ class AttributeReads:
         number, within = self._place()
         if within and (path := self._paths.get(id(module))) is not None:
             self.reads.written.setdefault((path, name), set()).add(number)
+
+
+@contextmanager
+def unnoted() -> Iterator[None]:
+    """Let what is looked up within not be noted."""
+    noting, _HERE.noting = getattr(_HERE, "noting", []), []
+    try:
+        yield
+    finally:
+        _HERE.noting = noting
 
 
 def _note(module: nn.Module, name: str) -> None:

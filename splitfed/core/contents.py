@@ -19,14 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from enum import IntEnum
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from splitfed.core.nested_tensors import tensors_of
 
 MASKED = -1000.0
 """What an additive mask adds to a masked place is this or less."""
@@ -244,11 +246,11 @@ class _Operations(TorchDispatchMode):
         given = kwargs or {}
         # What a function with a backward of its own does to its result, a pass that counts operations would count.
         with torch._C.DisableTorchFunction():
-            read = [(one, self.traces(one)) for one in _tensors((args, given))]
+            read = [(one, self.traces(one)) for one in tensors_of((args, given))]
             name = func._schema.name.partition("::")[2]
             written = _written(func, args, given)
             returned = func(*args, **given)
-            made = _tensors(returned)
+            made = tensors_of(returned)
             if written or made:
                 self._note_made(name, args, read, written, made)
         return returned
@@ -276,7 +278,7 @@ class _Operations(TorchDispatchMode):
             return together(*read) if read else _NOTHING
         if name not in _PICKED:
             return _combined(read)
-        of = [[self.traces(one) for one in _tensors(argument)] for argument in args]
+        of = [[self.traces(one) for one in tensors_of(argument)] for argument in args]
         # Of torch.where the first is the choice; of all others the first is chosen from, the second is the choice.
         if name == "where":
             pickers, sources = of[:1], of[1:]
@@ -322,10 +324,6 @@ def _as_number(traces: Traces) -> Traces:
     return {_Grade.MASK: frozenset().union(*traces.values())} if carried and _Grade.FEATURES not in traces else traces
 
 
-def _tensors(values: Any) -> list[Tensor]:
-    return [one for one in _pytree.tree_leaves(values) if isinstance(one, Tensor)]
-
-
 def _memory(tensor: Tensor) -> Any:
     """Return what tells the memory of `tensor` from any other."""
     try:
@@ -344,8 +342,13 @@ def _size(tensor: Tensor) -> int:
 def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return the tensors that an operation writes into."""
     written: list[Tensor] = []
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[place] if place < len(args) else kwargs.get(argument.name)
-            written += _tensors(given)
+    for place, name in _written_arguments(func):
+        written += tensors_of(args[place] if place < len(args) else kwargs.get(name))
     return written
+
+
+@cache
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    """Return the place and the name of every argument that an operation writes into."""
+    arguments = enumerate(func._schema.arguments)
+    return tuple((place, one.name) for place, one in arguments if one.alias_info is not None and one.alias_info.is_write)

@@ -210,6 +210,7 @@ class Parties:
                     0,
                     facts.shapes,
                     copies=share_modules if sharing else copy_modules,
+                    saved=False,
                 )
             )
             for role in self._topology.roles

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
+_LEAVES = frozenset((bool, int, float, complex, str, type(None), torch.dtype, torch.device, slice))
+
 
 def is_number(value: Any) -> bool:
     """Return whether `value` is a plain number or truth value, or nested lists of such, as `tolist` returns."""
@@ -24,14 +26,25 @@ def is_number(value: Any) -> bool:
 def tensors_of(value: Any) -> list[Tensor]:
     """Return the tensors in nested lists, tuples and tables, in their order, those of plain objects included."""
     found: list[Tensor] = []
-    for leaf in _pytree.tree_leaves(value):
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: list[Tensor]) -> None:
+    """Add the tensors in `value` to `found`."""
+    kind = type(value)
+    if kind in (tuple, list, dict):
+        # As `_pytree` walks them, which takes ten times as long; this runs at every operation of a pass.
+        for one in value.values() if kind is dict else value:
+            _collect(one, found)
+        return
+    for leaf in (value,) if kind in _LEAVES or isinstance(value, Tensor) else _pytree.tree_leaves(value):
         if isinstance(leaf, Tensor):
             found.append(leaf)
         elif isinstance(leaf, Mapping):
-            found += tensors_of(list(leaf.values()))
+            _collect(list(leaf.values()), found)
         elif hasattr(leaf, "__dict__") and not isinstance(leaf, (type, nn.Module)) and not callable(leaf):
             found += [v for v in vars(leaf).values() if isinstance(v, Tensor)]
-    return found
 
 
 def is_plain(value: Any) -> bool:

@@ -17,6 +17,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from functools import partial
+from operator import is_
 from types import FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any, ClassVar
 
@@ -46,6 +47,14 @@ class AnyKind:
     def held(self, value: Any) -> Held:
         """Return what `value` holds."""
         return {}
+
+    def mark(self, value: Any) -> Any:
+        """Return what tells fast whether `value` is as it is now; None where nothing does."""
+        return None
+
+    def is_marked(self, value: Any, mark: Any) -> bool:
+        """Return whether `value` holds the very objects that it held when it got `mark`."""
+        return False
 
     def put_back(self, value: Any, held: Held, data: Any) -> None:
         """Let `value` hold what it held, and no more."""
@@ -104,6 +113,19 @@ class ModuleKind(AnyKind):
         plain = {name: one for name, one in kept.items() if type(one) in LEAVES}
         return {**plain, "_non_persistent_buffers_set": set(value._non_persistent_buffers_set)}
 
+    def mark(self, value: Any) -> Any:
+        """Return copies of its table of attributes, of the tables in it, and of the names of unsaved buffers."""
+        table = dict(vars(value))
+        inner = [(one, dict(one)) for name, one in table.items() if name in _MODULE and isinstance(one, dict)]
+        return table, inner, set(value._non_persistent_buffers_set)
+
+    def is_marked(self, value: Any, mark: Any) -> bool:
+        """Return whether they are the same, entry by entry."""
+        table, inner, unsaved = mark
+        if not _same_entries(vars(value), table) or value._non_persistent_buffers_set != unsaved:
+            return False
+        return all(_same_entries(now, kept) for now, kept in inner if now or kept)
+
     def put_back(self, value: Any, held: Held, data: Any) -> None:
         """Put everything back into the tables."""
         by_role: dict[str, dict[str, Any]] = {}
@@ -120,6 +142,11 @@ class ModuleKind(AnyKind):
             kept["_non_persistent_buffers_set"] = set(data["_non_persistent_buffers_set"])
         plain = {name: one for name, one in data.items() if type(one) in LEAVES}
         _set_attributes(table, {**kept, **hooks, **plain, **by_role.get("attribute", {})})
+
+
+def _same_entries(now: Mapping[Any, Any], kept: Mapping[Any, Any]) -> bool:
+    """Return whether two tables have the same keys in the same order, and the very same values."""
+    return len(now) == len(kept) and all(map(is_, now, kept)) and all(map(is_, now.values(), kept.values()))
 
 
 class SequenceKind(ObjectKind):

@@ -53,6 +53,7 @@ class PartyState:
         relabelled: Mapping[str, tuple[Head, tuple[EdgeDefense[LabelDefense], ...]]] | None = None,
         full_names: Mapping[str, Callable[[str], str]] | None = None,
         copies: Callable[[Mapping[str, nn.Module]], dict[str, nn.Module]] = copy_modules,
+        saved: bool = True,
     ) -> None:
         self.name = name
         self.role = role
@@ -61,7 +62,8 @@ class PartyState:
         self.one_way = {port.edge for d in segment_plans for port in d.arrivals if not port.returns}
         # Copied together, so that weights a party shares between its own segments stay shared.
         self.modules = copies({d.segment: modules[d.segment] for d in segment_plans})
-        self._first = {d.segment: first_state(modules[d.segment]) for d in segment_plans}
+        # A party that is never saved needs none of it.
+        self._first = {d.segment: first_state(modules[d.segment]) for d in segment_plans} if saved else {}
         # What the user froze (batch norm in evaluation mode, say) stays frozen.
         self.frozen = {d.segment: d.frozen for d in segment_plans}
         for module in self.modules.values():

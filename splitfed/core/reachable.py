@@ -64,6 +64,7 @@ class Record:
     """An object, and what it held: `contents` of other objects (their places) and plain values, `data` of its own.
 
     `shared`: whether all copies of the model share it. `asked`: the names that were looked up in it; None: all.
+    `mark`: of `AnyKind.mark`, where `contents` are as they were found.
     """
 
     value: Any
@@ -72,6 +73,7 @@ class Record:
     contents: dict[Key, Any] = field(default_factory=dict)
     data: Any = None
     asked: set[str] | None = None
+    mark: Any = None
 
 
 Records = dict[Location, Record]
@@ -233,7 +235,7 @@ class _Reach:
         while self._pending:
             place, record = self._pending.popleft()
             value, kind = record.value, record.kind
-            record.data = kind.data(value)
+            record.data, record.mark = kind.data(value), kind.mark(value)
             contents, child = record.contents, place.child
             for key, one in kind.held(value).items():
                 contents[key] = one if type(one) in LEAVES else self.refer(one, child(key))
@@ -394,9 +396,13 @@ def _same_entry(key: Key, old: Record, new: Record) -> bool:
 
 def put_back(records: Records) -> None:
     """Let every object hold what it held when `records` were made."""
+    moved = False
     for record in records.values():
-        record.value = record.kind.replacement(record.value, record.data)
+        value, record.value = record.value, record.kind.replacement(record.value, record.data)
+        moved = moved or value is not record.value
     for record in records.values():
+        if record.mark is not None and not moved and record.kind.is_marked(record.value, record.mark):
+            continue
         held = {
             key: records[one].value if isinstance(one, Location) else one.value if isinstance(one, Opaque) else one
             for key, one in record.contents.items()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
+from splitfed.core.attribute_reads import unnoted
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs
 from splitfed.core.held_arrays import OTHERS
@@ -279,36 +280,17 @@ class RecordingPass(Pass):
         noted = Operation(name, module is not None, module is not None and _may_read_twice(module))
         self.operations.append(noted)
         self.number += 1
-        given = tensors_of((args, kwargs))
-        for tensor in given:
-            if names := self._names_of(tensor):
-                noted.state |= set(names)
-            else:
-                noted.reads.append(self._index_of(tensor))
-        leaves, spec = _pytree.tree_flatten((args, dict(kwargs)))
-        noted.form = spec, [self._mark(leaf) for leaf in leaves]
-        if module is not None:
-            own = [*module.parameters(), *module.buffers()]
-            noted.state |= {found for tensor in own for found in self._state.get(id(tensor), ())}
-            noted.given = list(given)
-            given += own
-        before = [self._contents_of(tensor) for tensor in given]
+        # What is looked up to note it is no part of the operation.
+        with torch._C.DisableTorchFunction(), unnoted():
+            given = self._note_arguments(noted, args, kwargs, module)
+            before = [self._contents_of(tensor) for tensor in given]
         states = generator_states()
         asked = self.number - 1
         returned = self._answers[asked] if asked in self._answers else self.whole(func, args, kwargs)
         noted.answer = (returned,) if is_number(returned) else ()
         noted.draws = drawn_packages(states, generator_states())
-        for tensor, contents in zip(given, before, strict=True):
-            if _same_contents(contents, self._contents_of(tensor)):
-                continue
-            if id(tensor) not in self._state:
-                noted.writes.append(self._index_of(tensor))
-            # Of what an operation made of a weight or buffer (`n.detach()`), it is that one that changes.
-            if names := self._state.get(id(tensor)) or self._names_by_memory(tensor):
-                noted.changed |= set(names)
-                noted.state |= set(names)
-                # It may lie elsewhere now (`set_`).
-                self._note_memory(tensor, names)
+        with torch._C.DisableTorchFunction(), unnoted():
+            self._note_changes(noted, given, before)
         if module is not None and noted.draws - {"torch"}:
             # Another draw may leave out what it does: what it hands through is its own, for all that follows.
             through = {id(tensor) for tensor in given} - {id(self.tensors[index]) for index in noted.writes}
@@ -328,6 +310,39 @@ class RecordingPass(Pass):
         noted.alone = single and module is None and not (noted.reads or made or noted.draws)
         noted.returned = returned if module is not None else None
         return returned
+
+    def _note_arguments(
+        self, noted: Operation, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None
+    ) -> list[Tensor]:
+        """Note what an operation is given, and return the tensors of it, with those of a submodule."""
+        given = tensors_of((args, kwargs))
+        for tensor in given:
+            if names := self._names_of(tensor):
+                noted.state |= set(names)
+            else:
+                noted.reads.append(self._index_of(tensor))
+        leaves, spec = _pytree.tree_flatten((args, dict(kwargs)))
+        noted.form = spec, [self._mark(leaf) for leaf in leaves]
+        if module is None:
+            return given
+        own = [*module.parameters(), *module.buffers()]
+        noted.state |= {found for tensor in own for found in self._state.get(id(tensor), ())}
+        noted.given = list(given)
+        return [*given, *own]
+
+    def _note_changes(self, noted: Operation, given: Sequence[Tensor], before: Sequence[tuple[Any, ...]]) -> None:
+        """Note which of `given` an operation has changed, by their contents before."""
+        for tensor, contents in zip(given, before, strict=True):
+            if _same_contents(contents, self._contents_of(tensor)):
+                continue
+            if id(tensor) not in self._state:
+                noted.writes.append(self._index_of(tensor))
+            # Of what an operation made of a weight or buffer (`n.detach()`), it is that one that changes.
+            if names := self._state.get(id(tensor)) or self._names_by_memory(tensor):
+                noted.changed |= set(names)
+                noted.state |= set(names)
+                # It may lie elsewhere now (`set_`).
+                self._note_memory(tensor, names)
 
     def place(self) -> tuple[int, bool]:
         """Return the number of the operation at work and True, or how many have run and False."""
