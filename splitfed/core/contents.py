@@ -351,4 +351,6 @@ def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
 def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     """Return the place and the name of every argument that an operation writes into."""
     arguments = enumerate(func._schema.arguments)
-    return tuple((place, one.name) for place, one in arguments if one.alias_info is not None and one.alias_info.is_write)
+    return tuple(
+        (place, one.name) for place, one in arguments if one.alias_info is not None and one.alias_info.is_write
+    )

@@ -21,6 +21,7 @@ comparable bit for bit.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -213,16 +214,7 @@ def _compare(
     unit = unit_of(segments, original, inputs)
     # One stream of random numbers runs through all segments, as it does through the uncut model.
     snapshot = snapshot or ModelSnapshot(original.model)
-    try:
-        facts = probe(unit, {n: _first_rows(x, 2) for n, x in inputs.items()}, shared=True)
-        facts = replace(facts, stochastic=frozenset(), plain_draws=frozenset())
-    finally:
-        snapshot.restore()
-    large = is_large(original.model)
-    stages = FEW_STAGES if large else STAGES
-    stages += tuple((mode, rows) for rows in original.sizes for mode in (TRAINING, NO_GRADIENTS))
-    batches = _Batches(stages, inputs, {head.value: facts.shapes[head.value] for head in unit.heads})
-    reordered = reordered_weights(original)
+    large, reordered = is_large(original.model), reordered_weights(original)
 
     def make_sides(sharing: bool = False) -> tuple[Uncut, Parties]:
         snapshot.restore()
@@ -232,6 +224,12 @@ def _compare(
 
     changed: list[str] | None = None
     try:
+        facts = probe(unit, {n: _first_rows(x, 2) for n, x in inputs.items()}, shared=True)
+        facts = replace(facts, stochastic=frozenset(), plain_draws=frozenset())
+        shapes = {head.value: facts.shapes[head.value] for head in unit.heads}
+        stages = FEW_STAGES if large else STAGES
+        stages += tuple((mode, rows) for rows in original.sizes for mode in (TRAINING, NO_GRADIENTS))
+        batches = _Batches(stages, inputs, shapes)
         if not (large and _same_on_shared(original.model, make_sides(True), batches, reordered)):
             _run_stages(original.model, make_sides(), batches, reordered)
         changed = _going_on(snapshot, Uncut(original, in_training), batches) if original.cuts else []
@@ -333,7 +331,7 @@ def _run(side: Side, step: int, batches: _Batches) -> StepResult | None:
 
 def _is_finite(tensor: Tensor) -> bool:
     """Return whether all numbers are finite. So is their sum, as a rule, which is found without a mask of them."""
-    return (tensor.is_floating_point() and bool(tensor.sum().isfinite())) or bool(tensor.isfinite().all())
+    return (tensor.is_floating_point() and math.isfinite(tensor.sum().item())) or bool(tensor.isfinite().all())
 
 
 def _going_on(snapshot: ModelSnapshot, side: Side, batches: _Batches) -> list[str]:
@@ -486,4 +484,6 @@ def _record_call(
 
 def _first_rows(value: Tensor, rows: int) -> Tensor:
     """Return the first `rows` rows, from the start again where there are fewer."""
+    if rows <= len(value) and value.is_contiguous():
+        return value[:rows]
     return value[torch.arange(rows) % len(value)]

@@ -129,6 +129,8 @@ class Uncut:
         self._frozen = [n for n, m in self._model.named_modules() if in_training and not m.training]
         self._step = RehearsalStep(p for p in self._model.parameters() if p.requires_grad)
         self._step.skipped = shared
+        # Compiled submodules run as they are written, as parties run them.
+        self._compiled = any(is_compiled(module) for module in self._model.modules())
 
     def run(self, stage: str, inputs: Values, targets: Values, step: int) -> StepResult:
         """Run one batch as a plain call of the model; see `Side.run`."""
@@ -170,14 +172,13 @@ class Uncut:
                 weight.add_(gradient.add(weight, alpha=WEIGHT_DECAY), alpha=-LR)
 
     def _as_written(self) -> AbstractContextManager[Any]:
-        """Return a context in which compiled submodules run as they are written, as parties run them."""
-        if any(is_compiled(module) for module in self._model.modules()):
+        if self._compiled:
             return cast(AbstractContextManager[Any], torch.compiler.set_stance("force_eager"))
         return nullcontext()
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the innermost submodules by name."""
-        return {name: m for name, m in self._model.named_modules() if not any(True for _ in m.children())}
+        return {name: m for name, m in self._model.named_modules() if _is_innermost(m)}
 
 
 class Parties:
@@ -273,7 +274,7 @@ class Parties:
             segment.full(name): m
             for segment in self._topology.segments
             for name, m in self._modules[segment.name].named_modules()
-            if not any(True for _ in m.children()) and name
+            if name and _is_innermost(m)
         }
 
     def _let_go_of_equal(self) -> list[Any]:
@@ -326,6 +327,10 @@ class Parties:
         for head in self._topology.heads:
             step_result.outputs[head.value] = values[head.value].detach()
             step_result.attached[head.value] = values[head.value].requires_grad
+
+
+def _is_innermost(module: nn.Module) -> bool:
+    return not module._modules or next(module.children(), None) is None
 
 
 def required_arguments(model: nn.Module) -> list[str]:

@@ -57,15 +57,20 @@ class _Met(NamedTuple):
 
 def held_arrays(module: nn.Module) -> list[HeldArray]:
     """Return the arrays that `module` leads to and that are none of its weights and buffers, each once."""
-    found = [
-        HeldArray(label, numbers.shape, numbers, named)
-        for label, thing, _ in _walk(module)
-        for numbers, named in _numbers(thing)
-    ]
+    return list(_find_arrays(module))
+
+
+def holds_arrays(module: nn.Module) -> bool:
+    """Return whether there is any of `held_arrays`."""
+    return next(_find_arrays(module), None) is not None
+
+
+def _find_arrays(module: nn.Module) -> Iterator[HeldArray]:
+    for label, thing, _ in _walk(module):
+        yield from (HeldArray(label, numbers.shape, numbers, named) for numbers, named in _numbers(thing))
     for name in getattr(module, "trace_constants", ()):
         numbers = _as_array(module.get_buffer(name))
-        found.append(HeldArray(f"{name!r} of the model", numbers.shape, numbers))
-    return found
+        yield HeldArray(f"{name!r} of the model", numbers.shape, numbers)
 
 
 def check_references(module: nn.Module, model: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.object_kinds import GeneratorKind
-from splitfed.core.plain_values import same_tensors
+from splitfed.core.plain_values import same, same_tensors
 from splitfed.core.reachable import Change, Location, Records, differences, put_back, reach
 from splitfed.core.reachable_names import describe_changes, describe_place
 from splitfed.core.unsaved_state import cannot_be_kept
@@ -166,6 +166,6 @@ def same_generators(one: tuple[Any, ...], other: tuple[Any, ...]) -> str | None:
     if one[1] != other[1]:
         return "random"
     left, right = one[2]["state"], other[2]["state"]
-    if left.keys() != right.keys() or not all(np.array_equal(value, right[name]) for name, value in left.items()):
+    if left.keys() != right.keys() or not all(same(value, right[name]) for name, value in left.items()):
         return "numpy.random"
     return None if {**one[2], "state": None} == {**other[2], "state": None} else "numpy.random"

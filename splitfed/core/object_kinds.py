@@ -52,8 +52,8 @@ class AnyKind:
         """Return what tells fast whether `value` is as it is now; None where nothing does."""
         return None
 
-    def is_marked(self, value: Any, mark: Any) -> bool:
-        """Return whether `value` holds the very objects that it held when it got `mark`."""
+    def turn_back(self, value: Any, mark: Any) -> bool:
+        """Return whether `value` holds the very objects that it held when it got `mark`, but for what is undone."""
         return False
 
     def put_back(self, value: Any, held: Held, data: Any) -> None:
@@ -119,9 +119,11 @@ class ModuleKind(AnyKind):
         inner = [(one, dict(one)) for name, one in table.items() if name in _MODULE and isinstance(one, dict)]
         return table, inner, set(value._non_persistent_buffers_set)
 
-    def is_marked(self, value: Any, mark: Any) -> bool:
-        """Return whether they are the same, entry by entry."""
+    def turn_back(self, value: Any, mark: Any) -> bool:
+        """Put back the mode, and return whether all is the same, entry by entry."""
         table, inner, unsaved = mark
+        if "training" in table and "training" in vars(value):
+            vars(value)["training"] = table["training"]
         if not _same_entries(vars(value), table) or value._non_persistent_buffers_set != unsaved:
             return False
         return all(_same_entries(now, kept) for now, kept in inner if now or kept)

@@ -5,7 +5,6 @@ What a message may carry is in `splitfed.core.messages`.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -13,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.computed_tensors import plain_copies
 from splitfed.core.grouping import group_pairs
+from splitfed.core.module_copies import copy_computed, deep_copy
 
 _LINE = 64
 """Bytes to which an allocation is aligned, at least; kernels round differently at another place within them."""
@@ -82,8 +81,8 @@ def copy_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Return deep copies; what shares weights goes on sharing them, and no tensor brings a larger storage along."""
     memo: dict[int, Any] = {}
     for module in modules.values():
-        memo |= plain_copies(module)
-    copies = copy.deepcopy(dict(modules), memo)
+        memo |= copy_computed(module)
+    copies = deep_copy(dict(modules), modules.values(), memo)
     # A parameter's copy is as small as it is; a buffer's, or another tensor's, is a copy of its whole storage.
     holders = {id(m): m for module in copies.values() for m in module.modules()}.values()
     tensors_of_storage = group_pairs(

@@ -401,7 +401,7 @@ def put_back(records: Records) -> None:
         value, record.value = record.value, record.kind.replacement(record.value, record.data)
         moved = moved or value is not record.value
     for record in records.values():
-        if record.mark is not None and not moved and record.kind.is_marked(record.value, record.mark):
+        if record.mark is not None and not moved and record.kind.turn_back(record.value, record.mark):
             continue
         held = {
             key: records[one].value if isinstance(one, Location) else one.value if isinstance(one, Opaque) else one

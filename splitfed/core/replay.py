@@ -15,7 +15,6 @@ last cut.
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,12 +26,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from splitfed.core.attribute_reads import Reads
-from splitfed.core.computed_tensors import plain_copies
 from splitfed.core.cut_names import Cut
 from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.grouping import group_pairs, nest
 from splitfed.core.held_arrays import check_references
 from splitfed.core.model_call import ModelCall, call_of
+from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.nested_tensors import is_plain, replace_tensors, tensors_of
 from splitfed.core.replay_parts import leave_out, machinery_reads
 from splitfed.core.replay_passes import MetaPass, Stop, mark_whole_modules
@@ -123,8 +122,8 @@ class ReplayedSegment(nn.Module):
         """Return a copy with weights of its own."""
         made: ReplayedSegment = object.__new__(type(self))
         memo[id(self)] = made
-        memo |= plain_copies(self)
-        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        memo |= copy_computed(self)
+        made.__dict__.update(deep_copy(self.__dict__, (self,), memo))
         return made
 
 

@@ -8,7 +8,6 @@ crosses. Values that follow from shapes and constants alone (masks, positions) c
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import traceback
 import warnings
@@ -22,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.attribute_reads import AttributeReads
-from splitfed.core.computed_tensors import plain_copies
 from splitfed.core.cut_names import Cut, check_places
 from splitfed.core.errors import InvalidInput, check_names, describe_error, describe_failure, others_code
 from splitfed.core.model_call import ModelCall
 from splitfed.core.model_snapshot import ModelSnapshot
+from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.nested_tensors import tensors_of
 from splitfed.core.replay_answers import Answer, SeenCall, answer, numbers_in
 from splitfed.core.replay_courses import ForwardCourse, find_courses
@@ -41,7 +40,7 @@ from splitfed.core.replay_passes import (
 )
 from splitfed.core.replay_values import CrossingValues
 from splitfed.core.replay_way import Made, Way
-from splitfed.core.weight_sharing import copy_sharing, copy_tables
+from splitfed.core.weight_sharing import copy_sharing
 
 _RESHAPE_NAMES = "squeeze_ unsqueeze_ transpose_ t_ swapaxes_ swapdims_ resize_ resize_as_ as_strided_ set_"
 _RESHAPES = frozenset(_RESHAPE_NAMES.split())
@@ -86,7 +85,7 @@ def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> 
     Those others are no parameters and buffers of the copy: they stand on the meta device, as plain attributes. Names
     of one tensor go together. Raises `InvalidInput` for a model that cannot be copied.
     """
-    memo = plain_copies(model, numbers=False)
+    memo = copy_computed(model, numbers=False)
     for name, weight in model.named_parameters(remove_duplicate=False):
         if name in own:
             memo[id(weight)] = weight
@@ -98,7 +97,7 @@ def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> 
         elif name not in real:
             memo[id(buffer)] = buffer.detach().to("meta")
     with others_code(partial(_not_copied, model)):
-        made: nn.Module = copy.deepcopy(model, memo | copy_tables(model))
+        made: nn.Module = deep_copy(model, (model,), memo)
     open_compiled(made)
     for module in made.modules():
         vars(module)["_named_members"] = AllMembers(module)

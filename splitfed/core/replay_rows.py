@@ -11,7 +11,6 @@ A trace needs none of this: a branch on a number of rows cannot be traced.
 from __future__ import annotations
 
 import contextlib
-import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.computed_tensors import plain_copies
 from splitfed.core.errors import InvalidInput, describe_failure, others_code
+from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.nested_tensors import tensors_of
 from splitfed.core.replay import ReplayedSegment, SegmentPass
 from splitfed.core.replay_passes import MetaPass, Stop
@@ -131,13 +130,13 @@ def _on_shapes(segment: ReplayedSegment) -> ReplayedSegment:
     """Return a copy of `segment` whose weights, and buffers that are saved or change, are shapes."""
     changed = {name for way in segment.replay_plan.every_way() for name in way.changed}
     changed |= set(segment.state_dict())
-    memo: dict[int, Any] = plain_copies(segment)
+    memo: dict[int, Any] = copy_computed(segment)
     for weight in segment.parameters():
         memo[id(weight)] = nn.Parameter(weight.detach().to("meta"), weight.requires_grad)
     for name, buffer in segment.named_buffers(remove_duplicate=False):
         if name in changed:
             memo[id(buffer)] = buffer.detach().to("meta")
-    return copy.deepcopy(segment, memo)
+    return deep_copy(segment, (segment,), memo)
 
 
 class _Failed(Exception):

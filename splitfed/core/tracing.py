@@ -12,7 +12,6 @@ loosely; see `splitfed.core.equivalence`.
 
 from __future__ import annotations
 
-import copy
 import operator
 import traceback
 from collections.abc import Collection, Mapping, Sequence
@@ -25,13 +24,12 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from splitfed.core.aliasing import check_in_place
-from splitfed.core.computed_tensors import plain_copies
 from splitfed.core.cut_names import Cut, check_places, relays
 from splitfed.core.errors import InvalidInput, check_names, describe_error, others_code
-from splitfed.core.held_arrays import held_arrays, leave_out_unread
+from splitfed.core.held_arrays import holds_arrays, leave_out_unread
 from splitfed.core.model_snapshot import ModelSnapshot
+from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.topology import CutPiece, Original
-from splitfed.core.weight_sharing import copy_tables
 
 _FACTORY_NAMES = """
 arange bernoulli eye empty full linspace logspace normal ones rand randint randn randperm range tensor
@@ -126,9 +124,8 @@ class PieceModule(fx.GraphModule):
         # The graph is never changed again; what it says of its owner would lead from copy to copy.
         self.graph._owning_module = None
         memo[id(self.graph)] = self.graph
-        memo |= plain_copies(self)
-        memo.update(copy_tables(self))
-        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        memo |= copy_computed(self)
+        made.__dict__.update(deep_copy(self.__dict__, (self,), memo))
         return made
 
 
@@ -136,16 +133,15 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
     """Return the graph of `model`, and the constants that it reads under names that the model does not have."""
     _check_hooks(model)
     graphs, own_names, constants = [], set(vars(model)), {}
-    try:
-        for mode in (False, True):
-            snapshot.restore()
+    for mode in (False, True):
+        try:
             # The user's own forward may raise anything of what it is not meant for.
             with others_code(partial(_not_traceable, model)):
                 graphs.append(_Tracer().trace(model.train(mode)))
             constants = {n: v for n, v in vars(model).items() if n not in own_names and isinstance(v, Tensor)}
             _check_replaced(model)
-    finally:
-        snapshot.restore()
+        finally:
+            snapshot.restore()
     for evaluation_node, training_node in zip(graphs[0].nodes, graphs[1].nodes, strict=False):
         if evaluation_node.format_node() != training_node.format_node():
             raise NotTraceable(
@@ -340,7 +336,7 @@ def _build(
         with others_code(partial(_not_traceable, model)):
             module = PieceModule(model, pieces[index], class_name=f"{type(model).__name__}Part{index}")
         module.trace_constants = tuple(name for name, _ in module.named_buffers() if name not in buffers)
-        if held_arrays(module):
+        if holds_arrays(module):
             leave_out_unread(module)
         # Without fx's own call, which prints the code of a module whose `forward` fails, and costs two calls a step.
         type(module).__call__ = nn.Module.__call__  # type: ignore[method-assign]

@@ -122,7 +122,9 @@ def _agree(change: Change, first: Records, last: Records, copies: dict[int, Tens
 def _put_back_all_but(cold: ModelSnapshot, kept: Sequence[Change], last: Records) -> None:
     """Put back what `cold` holds but for the entries `kept`, which are as the `last` call has left them."""
     mixed = {place: record for place, record in last.items() if place not in cold.records}
-    mixed |= {place: replace(record, contents=dict(record.contents), mark=None) for place, record in cold.records.items()}
+    mixed |= {
+        place: replace(record, contents=dict(record.contents), mark=None) for place, record in cold.records.items()
+    }
     filled: set[int] = set()
     for place, key, _ in kept:
         if key is None and (

@@ -7,15 +7,13 @@ own. Whether one has written into them shows in a sum over their bytes.
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.computed_tensors import plain_copies
+from splitfed.core.module_copies import copy_computed, deep_copy
 
 LARGE = 2**24
 """From how many weights on a model is looked at with fewer rows."""
@@ -36,29 +34,19 @@ def copy_sharing(modules: T) -> T:
     They are weights of their own otherwise, each with its own gradient and without hooks, as those of any copy. Copied
     are buffers, and weights that a copy would lay out in another way.
     """
-    held: Iterable[Any] = modules.values() if isinstance(modules, Mapping) else [modules]
+    held: list[Any] = list(modules.values()) if isinstance(modules, Mapping) else [modules]
     memo: dict[int, Any] = {}
     for module in held:
-        memo |= plain_copies(module)
+        memo |= copy_computed(module)
         for weight in module.parameters():
             if _can_be_shared(weight):
                 memo[id(weight)] = nn.Parameter(weight.data, weight.requires_grad)
-        memo.update(copy_tables(module))
-    return copy.deepcopy(modules, memo)
+    return deep_copy(modules, held, memo)
 
 
 def share_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Return copies by name whose weights lie in the same memory; see `copy_sharing`."""
     return copy_sharing(dict(modules))
-
-
-def copy_tables(module: nn.Module) -> dict[int, Any]:
-    """Return copies of the empty tables of `module` and its submodules, by id, as what `copy.deepcopy` knows already.
-
-    Most tables of a module are its hooks, all empty, and to copy one takes as long as to copy a weight.
-    """
-    tables = (table for inner in module.modules() for table in vars(inner).values())
-    return {id(table): type(table)() for table in tables if type(table) in (dict, OrderedDict) and not table}
 
 
 def _can_be_shared(weight: Tensor) -> bool:
