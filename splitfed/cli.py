@@ -183,6 +183,7 @@ def _list_cuts(options: Options) -> None:
     from rich.console import Console
 
     from splitfed.core.equivalence import describe_proof
+    from splitfed.core.weight_sharing import count_weights
     from splitfed.study.report import cut_table
     from splitfed.study.report.figures.cut_places import check_figure_file, save_figure
     from splitfed.study.run import cut_survey, progress
@@ -199,7 +200,7 @@ def _list_cuts(options: Options) -> None:
         return
     # A file is as wide as it needs to be.
     cut_table.print_places(found.places, auto, Console(width=None if sys.stdout.isatty() else 120))
-    if proof := describe_proof(found.model):
+    if proof := describe_proof(count_weights((found.model,))):
         print(proof)
     for name, choice in found.auto.items():
         print(f"{'* ' if name == 'vanilla' else ''}{name}: {choice.why}")

@@ -19,7 +19,7 @@ from inspect import signature
 from torch import Tensor, nn
 
 from splitfed.core.cut_names import Cut, read_cuts
-from splitfed.core.equivalence import FailsByItself, check_example, check_original
+from splitfed.core.equivalence import FailsByItself, check_counts, check_example, check_original
 from splitfed.core.errors import InvalidInput, check_names, others_code
 from splitfed.core.model_call import call_of, takes_by_name
 from splitfed.core.model_checks import check_model, open_wrappers, without_prefix
@@ -145,6 +145,8 @@ class _Cutter:
         return _traced(self.model, cuts, self.output, self.chain, self.sent_inputs, self.snapshot, given)
 
     def _by_replay(self, cuts: Sequence[Cut]) -> Original:
+        if isinstance(self.example, Mapping):
+            check_counts(type(self.model).__name__, self.example)
         rows = _first_rows(self.example, FEW_ROWS) if is_large(self.model) else self.example
         try:
             # A party takes the same way in its first step as in all others.

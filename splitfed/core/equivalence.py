@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from splitfed.core import weight_sharing
 from splitfed.core.equivalence_sides import (
     EVALUATION,
     NO_GRADIENTS,
@@ -93,9 +94,9 @@ class SideFailed(Exception):
     """What the code of one of the two sides raised, the user's own, in one line."""
 
 
-def describe_proof(model: nn.Module) -> str:
-    """Return what the comparison of a large `model` leaves unproved, in a line; nothing for others."""
-    if not is_large(model):
+def describe_proof(weights: int) -> str:
+    """Return what the comparison of a model of so many `weights` leaves unproved, in a line; "" for a small one."""
+    if weights < weight_sharing.LARGE:
         return ""
     batches = " and ".join(f"{rows} rows in {stage}" for stage, rows in FEW_STAGES)
     return (
@@ -148,9 +149,15 @@ def check_example(original: Original, batch: Values) -> None:
     for value, name in original.arguments.items():
         if value not in batch:
             raise InvalidInput(f"example has no rows for the input {name!r} of {kind}")
-        if (rows := len(batch[value]) if batch[value].dim() else 0) < 2:
+    check_counts(kind, {name: batch[value] for value, name in original.arguments.items()})
+
+
+def check_counts(kind: str, inputs: Values) -> None:
+    """Refuse `inputs` of the class of models `kind` that have fewer than two rows, or not the same number."""
+    counts = {name: len(x) if x.dim() else 0 for name, x in inputs.items()}
+    for name, rows in counts.items():
+        if rows < 2:
             raise InvalidInput(f"example has {rows} rows for the input {name!r} of {kind}; expected at least 2")
-    counts = {name: len(batch[value]) for value, name in original.arguments.items()}
     if len(set(counts.values())) > 1:
         raise InvalidInput(
             f"the inputs of {kind} have {', '.join(f'{rows} rows ({name})' for name, rows in counts.items())}: a batch "

@@ -22,12 +22,12 @@ from splitfed.core.executor import ClientReplica, exchange, forward
 from splitfed.core.messages import LocalLink
 from splitfed.core.model_call import call_of
 from splitfed.core.model_snapshot import generator_states
+from splitfed.core.module_copies import is_compiled
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
 from splitfed.core.party_state import PartyState
 from splitfed.core.payload import copy_modules
 from splitfed.core.probe import Facts
-from splitfed.core.replay_passes import is_compiled
 from splitfed.core.replay_plan import flatten_result
 from splitfed.core.step_plan import segment_plans
 from splitfed.core.step_state import Batch

@@ -7,6 +7,8 @@ Tensors that a module keeps as plain attributes and that were computed from its 
 `copy.deepcopy` refuses, for their copies would be no results of the copied weights. Whoever computes them anew at every
 call (`nn.utils.prune` and `nn.utils.weight_norm` do) never reads what is kept; whoever does not fails in the uncut
 model, too, at its second backward pass.
+
+What `torch.compile` has wrapped is run by copies as it is written.
 """
 
 from __future__ import annotations
@@ -78,3 +80,29 @@ def _copied_by_entries(kind: type) -> bool:
     own = any(getattr(kind, name, None) is not getattr(base, name, None) for name, base in ways.items())
     slots = any(vars(base).get("__slots__") for base in kind.__mro__)
     return not (own or slots or hasattr(kind, "__deepcopy__") or kind in copyreg.dispatch_table)
+
+
+class UncompiledModule(nn.Module):
+    """Stands for a submodule that `torch.compile` has wrapped, and runs it as it is written, under the same names."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = module
+        self.training = module.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module that was compiled."""
+        return self._orig_mod(*args, **kwargs)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether `torch.compile` has wrapped `module`; to ask its class would load the compiler."""
+    return type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch._dynamo")
+
+
+def open_compiled(model: nn.Module) -> None:
+    """Let `model`, a copy, run what is compiled in it as it is written; compiled code would hold another's weights."""
+    for module in list(model.modules()):
+        for name, inner in list(module._modules.items()):
+            if inner is not None and is_compiled(inner):
+                module._modules[name] = UncompiledModule(inner.get_submodule("_orig_mod"))

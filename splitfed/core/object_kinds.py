@@ -378,24 +378,6 @@ class LinkKind(AnyKind):
             value.cache_clear()
 
 
-class EnvironmentKind(AnyKind):
-    """The environment variables of the process."""
-
-    name: ClassVar[str] = "environment"
-    contains: ClassVar[bool] = False
-
-    def held(self, value: Any) -> Held:
-        """Return them."""
-        return {Key("environment variable", name): text for name, text in value.items()}
-
-    def put_back(self, value: Any, held: Held, data: Any) -> None:
-        """Set and delete those that are others now."""
-        wanted = {key.name: text for key, text in held.items()}
-        for name in [n for n in value if n not in wanted]:
-            del value[name]
-        value.update({n: text for n, text in wanted.items() if value.get(n) != text})
-
-
 _OBJECT, _MODULE_KIND, _LIST, _TUPLE, _DICT, _SET = (
     ObjectKind(),
     ModuleKind(),
@@ -404,7 +386,7 @@ _OBJECT, _MODULE_KIND, _LIST, _TUPLE, _DICT, _SET = (
     TableKind(),
     SetKind(),
 )
-ENVIRONMENT, TENSOR = EnvironmentKind(), TensorKind()
+TENSOR = TensorKind()
 _RANDOM = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 _LINKS = (weakref.ref, partial, MethodType, property, staticmethod, classmethod, type(len))
 _KINDS: tuple[tuple[tuple[type, ...], AnyKind | None], ...] = (

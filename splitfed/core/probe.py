@@ -8,7 +8,6 @@ what is found depends on none of the process's random generators.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +16,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.computed_tensors import plain_copies
 from splitfed.core.contents import (
     FEATURES,
     Content,
@@ -31,6 +29,7 @@ from splitfed.core.contents import (
 )
 from splitfed.core.errors import InvalidInput, describe_failure, others_code
 from splitfed.core.model_snapshot import drawn_packages, generator_states, seed_generators, set_generators
+from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.payload import not_dense
 from splitfed.core.random import derive
 from splitfed.core.topology import Edge, Segment, Topology, keeps_names
@@ -333,7 +332,7 @@ def _run_segment(
 
 
 def _copy(module: nn.Module) -> nn.Module:
-    return copy.deepcopy(module, plain_copies(module))
+    return deep_copy(module, (module,), copy_computed(module))
 
 
 def _not_copied(segment: Segment, error: BaseException) -> InvalidInput:

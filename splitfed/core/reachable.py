@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from splitfed.core.object_kinds import ENVIRONMENT, AnyKind, kind_of
+from splitfed.core.object_kinds import AnyKind, kind_of
 from splitfed.core.plain_values import LEAVES, Held, Key, is_leaf, same
 
 _CALLED = frozenset({"forward", "train", "eval"})
@@ -177,7 +177,25 @@ class _FunctionKind(AnyKind):
                 delattr(value, key.name)
 
 
-_CLASS, _GLOBALS, _FUNCTION = _ClassKind(), _GlobalsKind(), _FunctionKind()
+class _EnvironmentKind(AnyKind):
+    """The environment variables of the process."""
+
+    name: ClassVar[str] = "environment"
+    contains: ClassVar[bool] = False
+
+    def held(self, value: Any) -> Held:
+        """Return them."""
+        return {Key("environment variable", name): text for name, text in value.items()}
+
+    def put_back(self, value: Any, held: Held, data: Any) -> None:
+        """Set and delete those that are others now."""
+        wanted = {key.name: text for key, text in held.items()}
+        for name in [n for n in value if n not in wanted]:
+            del value[name]
+        value.update({n: text for n, text in wanted.items() if value.get(n) != text})
+
+
+_CLASS, _GLOBALS, _FUNCTION, _ENVIRONMENT = _ClassKind(), _GlobalsKind(), _FunctionKind(), _EnvironmentKind()
 
 
 def reach(model: nn.Module, root: Location, code: bool = True) -> Records:
@@ -247,7 +265,7 @@ class _Reach:
         """Look into functions, classes and globals that were met, until there is nothing new."""
         self._shared = True
         place = self._root.child(Key("environment", None))
-        self.records[place] = Record(os.environ, ENVIRONMENT, True)
+        self.records[place] = Record(os.environ, _ENVIRONMENT, True)
         self._pending.append((place, self.records[place]))
         self._use(_CALLED)
         while self._code or self._pending:

@@ -351,16 +351,7 @@ def replay(
             f"in {type(model).__name__} other values cross in evaluation than in training: let what stands behind the "
             "cut read the same in both modes"
         )
-    for number in range(len(cuts) + 1 if cuts else 0):
-        if not (first.raw[number] or first.received[number]) or not first.sent(number):
-            place = f"after {cuts[-1].name!r}" if number == len(cuts) else f"before {cuts[number].name!r}"
-            begin, end = first.bounds(number)
-            idle = end - begin == len(first.constants.intersection(range(begin, end)))
-            hint = (
-                "" if idle else f": nothing there is seen to read an input and to be read behind it; if it is, {UNSEEN}"
-            )
-            name = cuts[min(number, len(cuts) - 1)].name
-            raise InvalidInput(f"cut {name!r} leaves an empty segment {place}{hint}")
+    _check_segments(first, cuts)
     trained = [*ways[True, True], *(way for other in other_sizes.values() for way in other[True, True])]
     reordered = frozenset().union(*(_find_reordered(way) for way in trained))
     for way in every:
@@ -399,6 +390,20 @@ def _plan_mode(
     finally:
         for module, was in modes.items():
             module.training = was
+
+
+def _check_segments(first: Way, cuts: Sequence[Cut]) -> None:
+    """Refuse a segment of the way `first` that reads nothing, or of which nothing is read."""
+    for number in range(len(cuts) + 1 if cuts else 0):
+        if not (first.raw[number] or first.received[number]) or not first.sent(number):
+            place = f"after {cuts[-1].name!r}" if number == len(cuts) else f"before {cuts[number].name!r}"
+            begin, end = first.bounds(number)
+            idle = end - begin == len(first.constants.intersection(range(begin, end)))
+            hint = (
+                "" if idle else f": nothing there is seen to read an input and to be read behind it; if it is, {UNSEEN}"
+            )
+            name = cuts[min(number, len(cuts) - 1)].name
+            raise InvalidInput(f"cut {name!r} leaves an empty segment {place}{hint}")
 
 
 def _list_reads(ways: Sequence[Way]) -> list[dict[str, None]]:

@@ -110,32 +110,6 @@ def mark_whole_modules(model: nn.Module, cuts: Sequence[str]) -> None:
             vars(module)["forward"] = WholeModule(module, path)
 
 
-class UncompiledModule(nn.Module):
-    """Stands for a submodule that `torch.compile` has wrapped, and runs it as it is written, under the same names."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self._orig_mod = module
-        self.training = module.training
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module that was compiled."""
-        return self._orig_mod(*args, **kwargs)
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Return whether `torch.compile` has wrapped `module`; to ask its class would load the compiler."""
-    return type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch._dynamo")
-
-
-def open_compiled(model: nn.Module) -> None:
-    """Let `model`, a copy, run what is compiled in it as it is written; compiled code would hold another's weights."""
-    for module in list(model.modules()):
-        for name, inner in list(module._modules.items()):
-            if inner is not None and is_compiled(inner):
-                module._modules[name] = UncompiledModule(inner.get_submodule("_orig_mod"))
-
-
 class Pass(TorchFunctionMode):
     """Numbers the operations of one call of a model; a subclass says what becomes of each."""
 

@@ -25,7 +25,7 @@ from splitfed.core.cut_names import Cut, check_places
 from splitfed.core.errors import InvalidInput, check_names, describe_error, describe_failure, others_code
 from splitfed.core.model_call import ModelCall
 from splitfed.core.model_snapshot import ModelSnapshot
-from splitfed.core.module_copies import copy_computed, deep_copy
+from splitfed.core.module_copies import copy_computed, deep_copy, open_compiled
 from splitfed.core.nested_tensors import tensors_of
 from splitfed.core.replay_answers import Answer, SeenCall, answer, numbers_in
 from splitfed.core.replay_courses import ForwardCourse, find_courses
@@ -36,7 +36,6 @@ from splitfed.core.replay_passes import (
     RecordingPass,
     Stop,
     mark_whole_modules,
-    open_compiled,
 )
 from splitfed.core.replay_values import CrossingValues
 from splitfed.core.replay_way import Made, Way
@@ -295,58 +294,11 @@ def _find_constants(
     constants = {name for name, _ in model.named_buffers(remove_duplicate=False)} - saved
     shapes = meta_copy(model, (), constants)
     mark_whole_modules(shapes, targets)
-    found: set[int] = set()
-    batches: dict[Made, int | None] = {}
-    questions: list[int] = []
-    seen = _OtherCalls(model, inputs, targets, course, gradients, call, other)
-    course.calls.clear()
-
-    class Constants(MetaPass):
-        astray = False
-
-        def operation(
-            self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None
-        ) -> Any:
-            number = self.number
-            recorded = operations[number] if number < len(operations) else Operation("")
-            self.astray = self.astray or (number < last and recorded.name != name)
-            try:
-                returned = super().operation(name, func, args, kwargs, module)
-            except Exception as error:
-                if recorded.answer:
-                    questions.extend([number] if number < last else [])
-                    return recorded.answer[0]
-                if module is None or number >= last:
-                    raise
-                course.calls[number] = seen.answer(number, error)
-                returned = course.calls[number].build(other, tensors_of((args, dict(kwargs))))
-            else:
-                if module is not None and number < last:
-                    self.note_call(number, args, kwargs, returned)
-            tensors = tensors_of(returned)
-            if tensors and not any(tensor.is_meta for tensor in tensors):
-                found.add(number)
-            for place, (tensor, index) in enumerate(zip(tensors, recorded.results, strict=False)):
-                if index is not None and (batch := _batch(course.recording.tensors[index], tensor)) != 0:
-                    batches[Made(number, place)] = batch
-            return returned
-
-        def note_call(self, number: int, args: Any, kwargs: Mapping[str, Any], returned: Any) -> None:
-            """Note what those are told that do not run this call of a submodule."""
-            tensors = tensors_of(returned)
-            if (tensors and not any(tensor.is_meta for tensor in tensors)) or course.attributes.leaves_behind(number):
-                return
-            known = answer(seen.first(number), SeenCall(other, tensors_of((args, dict(kwargs))), returned))
-            if isinstance(known, str) and (calls := seen.all(number)):
-                known = answer(*calls)
-            if isinstance(known, Answer):
-                course.calls[number] = known
-
     device = next((x.device for x in inputs.values()), torch.device("cpu"))
     arguments = {name: torch.empty((other, *x.shape[1:]), dtype=x.dtype, device="meta") for name, x in inputs.items()}
-    draws = {number: operation.draws for number, operation in enumerate(operations) if operation.draws}
-    run = Constants(device, len(operations), draws)
-    course.constants, course.batches, course.questions = frozenset(), batches, ()
+    course.calls.clear()
+    course.constants, course.batches, course.questions = frozenset(), {}, ()
+    run = _ConstantsPass(device, course, _OtherCalls(model, inputs, targets, course, gradients, call, other))
     try:
         with warnings.catch_warnings(), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]), run:
             warnings.simplefilter("ignore")
@@ -363,8 +315,62 @@ def _find_constants(
                 f"{_where(error)} ({describe_error(error)}): a party that does not hold that tensor cannot follow; "
                 "write it as operations on tensors, or cut before it"
             ) from error
-    course.constants, course.questions = frozenset(found), tuple(questions)
+    course.constants, course.batches, course.questions = frozenset(run.constants), run.batches, tuple(run.questions)
     return run.number >= last and not run.astray
+
+
+class _ConstantsPass(MetaPass):
+    """A pass with another number of rows than the `course` had, which finds what `_find_constants` fills in.
+
+    `calls`: what submodules return with other numbers of rows. `astray`: whether it has left the course.
+    """
+
+    def __init__(self, device: torch.device, course: ForwardCourse, calls: _OtherCalls) -> None:
+        operations = course.operations
+        draws = {number: operation.draws for number, operation in enumerate(operations) if operation.draws}
+        super().__init__(device, len(operations), draws)
+        self._course, self._calls, self._rows = course, calls, calls.other
+        self._last, self.astray = course.ends[-1], False
+        self.constants: set[int] = set()
+        self.batches: dict[Made, int | None] = {}
+        self.questions: list[int] = []
+
+    def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
+        """Run it on shapes, or answer it by what was recorded, and note what it returns."""
+        number, course = self.number, self._course
+        recorded = course.operations[number] if number < len(course.operations) else Operation("")
+        self.astray = self.astray or (number < self._last and recorded.name != name)
+        try:
+            returned = super().operation(name, func, args, kwargs, module)
+        except Exception as error:
+            if recorded.answer:
+                self.questions.extend([number] if number < self._last else [])
+                return recorded.answer[0]
+            if module is None or number >= self._last:
+                raise
+            course.calls[number] = self._calls.answer(number, error)
+            returned = course.calls[number].build(self._rows, tensors_of((args, dict(kwargs))))
+        else:
+            if module is not None and number < self._last:
+                self._note_call(number, args, kwargs, returned)
+        tensors = tensors_of(returned)
+        if tensors and not any(tensor.is_meta for tensor in tensors):
+            self.constants.add(number)
+        for place, (tensor, index) in enumerate(zip(tensors, recorded.results, strict=False)):
+            if index is not None and (batch := _batch(course.recording.tensors[index], tensor)) != 0:
+                self.batches[Made(number, place)] = batch
+        return returned
+
+    def _note_call(self, number: int, args: Any, kwargs: Mapping[str, Any], returned: Any) -> None:
+        """Note what those are told that do not run this call of a submodule."""
+        course, tensors = self._course, tensors_of(returned)
+        if (tensors and not any(tensor.is_meta for tensor in tensors)) or course.attributes.leaves_behind(number):
+            return
+        known = answer(self._calls.first(number), SeenCall(self._rows, tensors_of((args, dict(kwargs))), returned))
+        if isinstance(known, str) and (calls := self._calls.all(number)):
+            known = answer(*calls)
+        if isinstance(known, Answer):
+            course.calls[number] = known
 
 
 class _OtherCalls:
@@ -382,12 +388,12 @@ class _OtherCalls:
     ) -> None:
         self._model, self._inputs, self._targets, self._course = model, inputs, targets, course
         self._gradients, self._call = gradients, call
-        self._rows, self._other = len(next(iter(inputs.values()))), other
+        self.rows, self.other = len(next(iter(inputs.values()))), other
 
     def first(self, number: int) -> SeenCall:
         """Return the call that was recorded."""
         operation = self._course.operations[number]
-        return SeenCall(self._rows, operation.given, operation.returned, bool(operation.draws - {"torch"}))
+        return SeenCall(self.rows, operation.given, operation.returned, bool(operation.draws - {"torch"}))
 
     def all(self, number: int) -> list[SeenCall]:
         """Return that call, one of the other number of rows, and one of equal rows; none where the way is another."""
@@ -413,7 +419,7 @@ class _OtherCalls:
 
     @cached_property
     def _others(self) -> list[dict[int, SeenCall]]:
-        choices = ([row % self._rows for row in range(self._other)], [0] * self._rows)
+        choices = ([row % self.rows for row in range(self.other)], [0] * self.rows)
         return [self._run(choice) for choice in choices]
 
     def _run(self, choice: list[int]) -> dict[int, SeenCall]:

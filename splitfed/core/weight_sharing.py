@@ -25,7 +25,12 @@ T = TypeVar("T")
 
 def is_large(model: nn.Module) -> bool:
     """Return whether `model` has so many weights that every pass through it counts."""
-    return sum(weight.numel() for weight in model.parameters()) >= LARGE
+    return count_weights((model,)) >= LARGE
+
+
+def count_weights(modules: Iterable[nn.Module]) -> int:
+    """Return how many weights `modules` have together; those of several count once."""
+    return sum(weight.numel() for weight in {id(w): w for module in modules for w in module.parameters()}.values())
 
 
 def copy_sharing(modules: T) -> T:

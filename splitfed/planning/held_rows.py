@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from splitfed.core.equivalence import describe_proof
 from splitfed.core.errors import InvalidInput
 from splitfed.core.held_arrays import HeldArray, held_arrays
 from splitfed.core.probe import Facts
 from splitfed.core.rows import RowSource, blocks, in_memory
 from splitfed.core.topology import Segment, Topology
+from splitfed.core.weight_sharing import count_weights
 from splitfed.data.dataset import Dataset
 from splitfed.data.features import FeatureRows
 from splitfed.data.federation import Federation
@@ -32,8 +34,10 @@ Array = np.ndarray[Any, Any]
 
 
 def lines_told(topology: Topology, facts: Facts) -> list[str]:
-    """Return what the parties of `topology` learn or hold of which a user should know, a line each."""
-    return [*map(str, facts.told(topology)), *(f"{role} holds {what}" for role, what in _named(topology))]
+    """Return what a user should know of `topology`: what parties learn or hold, what is not proved, a line each."""
+    proof = describe_proof(count_weights(segment.module for segment in topology.segments))
+    held = [f"{role} holds {what}" for role, what in _named(topology)]
+    return [*map(str, facts.told(topology)), *held, *([proof] if proof else [])]
 
 
 def arrays_of(topology: Topology, role: str) -> list[str]:

@@ -14,6 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from splitfed.core import weight_sharing
 from splitfed.core.cutting import cut
 from splitfed.core.errors import InvalidInput
+from splitfed.core.probe import probe
+from splitfed.planning.held_rows import lines_told
+from splitfed.topologies.vanilla import vanilla
 
 WIDTH = 512
 """So wide that weights are not compared by value, as small ones are, while an operation is recorded."""
@@ -101,6 +104,34 @@ def test_a_model_that_writes_weights_is_compared_on_copies_of_its_own() -> None:
     assert all(torch.equal(kept[name], tensor) for name, tensor in model.state_dict().items())
     alone = copy.deepcopy(model).eval()
     assert torch.equal(alone(x), after.module.eval()(before.module.eval()(x)))
+
+
+class Compares(Net):
+    """Compares rows with those of a table, all of which it needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fourth = nn.Linear(5, WIDTH)
+
+    def forward(self, x: Tensor, table: Tensor | None = None) -> Tensor:
+        """Return (rows, WIDTH)."""
+        assert table is not None
+        return super().forward(self.fourth(self.first(x) @ table.T))
+
+
+@pytest.mark.usefixtures("large")
+def test_an_input_that_has_no_rows_is_not_shortened() -> None:
+    example = {"x": torch.randn(8, WIDTH), "table": torch.randn(5, WIDTH)}
+    with pytest.raises(InvalidInput, match=r"the inputs of Compares have 8 rows \(x\), 5 rows \(table\): a batch has"):
+        cut(Compares(), ("second",), example)
+
+
+@pytest.mark.usefixtures("large")
+def test_a_plan_says_what_is_not_proved_of_a_large_model() -> None:
+    topology = vanilla(Net(), "first", example=torch.randn(8, WIDTH))
+    facts = probe(topology, {"x": torch.randn(2, WIDTH)})
+    proof = "compared on 3 rows in training and 2 rows in evaluation without gradients, with one step between them"
+    assert lines_told(topology, facts)[-1].startswith(proof)
 
 
 @pytest.mark.usefixtures("large")

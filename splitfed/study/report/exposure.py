@@ -10,6 +10,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from splitfed.attacks.base import STEPS
+from splitfed.core.equivalence import describe_proof
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs, nest
 from splitfed.core.probe import Facts
@@ -150,6 +151,7 @@ def topology_sections(study: Study, summary: Summary) -> list[Json]:
             "svg": _draw_topology(run),
             "parties": _party_rows(run, settings, summary),
             "cut_choice": run["topology"].get("cut_choice", ""),
+            "proof": describe_proof(sum(s["parameters"] for p in run.get("parties", ()) for s in p["segments"])),
         }
         same = next((old for old in found if all(old[k] == new[k] for k in ("svg", "parties", "cut_choice"))), None)
         if same is None:
