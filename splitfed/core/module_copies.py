@@ -47,7 +47,7 @@ def deep_copy(value: T, modules: Iterable[nn.Module], memo: dict[int, Any]) -> T
     made: list[tuple[nn.Module, nn.Module]] = []
     for module in modules:
         for inner in module.modules():
-            if id(inner) not in memo and _copied_by_entries(type(inner)):
+            if id(inner) not in memo and _copied_by_entries(type(inner)):  # type: ignore[arg-type]
                 memo[id(inner)] = object.__new__(type(inner))
                 made.append((inner, memo[id(inner)]))
     # Children before those that hold them.
