@@ -40,13 +40,12 @@ def other_sizes(segments: Sequence[nn.Module], rows: int) -> list[int]:
 
     def goes_astray(count: int) -> bool:
         return any(
-            _fault(segment, training, way, count) == _ASTRAY
+            # What shapes alone do not show of the example, they do not show of other batches.
+            _fault(segment, training, way, count) == _ASTRAY and not _fault(segment, training, way, rows)
             for segment in segments
             if isinstance(segment, ReplayedSegment)
             for training in (True, False)
             for way in segment.replay_plan.ways[training, training]
-            # What shapes alone do not show of the example, they do not show of other batches.
-            if not _fault(segment, training, way, rows)
         )
 
     if not any(map(goes_astray, {1, min(2, rows)} - {rows})):
