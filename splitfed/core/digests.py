@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, SplitfedError, describe_error, others_code
 
+F = TypeVar("F", bound=Callable[..., Any])
 FIELD = "digest"
 COMMENT = "# sha256 of all lines above: "
 RETRAIN = "put back a copy of it, or delete the run's folder and train the run again"
@@ -31,6 +33,34 @@ class Damaged(InvalidInput):
     def __init__(self, path: Path, advice: str, why: str = "its content does not match its digest") -> None:
         super().__init__(f"{path} is damaged: {why}; {advice}")
         self.path = path
+
+
+def reads_folder(function: F) -> F:
+    """Return `function`, which reads the folder that it is given first, or that its object has as `folder`.
+
+    A document that is whole and of another form than is written here may make anything of whoever reads it, a missing
+    key or text in place of a number: that is said of the folder, in one `InvalidInput`.
+    """
+
+    @wraps(function)
+    def reading(*args: Any, **given: Any) -> Any:
+        first = args[0] if args else given.get("folder", given.get("study"))
+        folder = str(getattr(first, "folder", first))
+
+        def refuse(error: BaseException) -> BaseException:
+            malformed = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+            # An undefined name of the report's template is of a class of its own.
+            if isinstance(error, SplitfedError) or not (isinstance(error, malformed) or "Undefined" in repr(error)):
+                return error
+            return InvalidInput(
+                f"{folder!r} holds a document of another form than splitfed writes ({describe_error(error)}): it was "
+                "changed by hand, or another version wrote it"
+            )
+
+        with others_code(refuse):
+            return function(*args, **given)
+
+    return cast(F, reading)
 
 
 def of(raw: bytes) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
+from splitfed.core import digests
 from splitfed.study.report.data import METRICS, check_report_links, read_study
 from splitfed.study.report.page import page_content, reproduction_commands
 from splitfed.study.report.search_data import read_search_outcome
@@ -24,6 +25,7 @@ from splitfed.training.checkpoint import write_atomic
 __all__ = ["summarise", "write_report"]
 
 
+@digests.reads_folder
 def write_report(folder: Path, *, trust: bool = False) -> Path:
     """Write report.html into the study's `folder` and return its path.
 

@@ -43,6 +43,7 @@ class ComparedSide:
         return sorted(dict.fromkeys(_value(run, axis) for run in self.runs), key=lambda value: value != "none")
 
 
+@digests.reads_folder
 def compare(
     *folders: str | Path,
     settings: Sequence[Values] = (),

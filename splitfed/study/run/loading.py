@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
@@ -17,6 +18,7 @@ from splitfed.training.entry_point import load_run
 from splitfed.training.run import Run
 
 
+@digests.reads_folder
 def load(
     folder: str | Path,
     topology: Topology | Sequence[Topology] | None = None,

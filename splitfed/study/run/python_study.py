@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from splitfed.core import digests
 from splitfed.core.errors import InvalidInput, check_count, unknown
 from splitfed.drawing.html_table import html_table
 from splitfed.models.import_paths import Code
@@ -120,31 +121,37 @@ class StudyResults:
         return tuple(one for one in found if one is not None)
 
     @property
+    @digests.reads_folder
     def runs(self) -> tuple[str, ...]:
         """The names of the runs that have ended with a result; those that failed stand in `failed`."""
         return tuple(found["id"] for found in self.results if "failed" not in found)
 
     @property
+    @digests.reads_folder
     def failed(self) -> dict[str, str]:
         """The runs that failed, and why, in a line."""
         return {found["id"]: found["failed"] for found in self.results if "failed" in found}
 
     @property
+    @digests.reads_folder
     def refused(self) -> dict[str, str]:
         """The runs that were left out as they cannot be put together (`skip_refused`), and why, in a line."""
         return dict(read_refused(self.folder))
 
     @property
+    @digests.reads_folder
     def search(self) -> SearchOutcome | None:
         """What the trials of a search have found: their records, and those on the front; None for a grid."""
         return read_search_outcome(self.folder)
 
+    @digests.reads_folder
     def trials_frame(self) -> pd.DataFrame:
         """Return the trials of a search as a pandas table, as in trials.csv; raises `InvalidInput` for a grid."""
         if (found := self.search) is None:
             raise InvalidInput(f"{str(self.folder)!r} holds a grid, without trials; expected a study with [search]")
         return trials_frame(found.records, found.front)
 
+    @digests.reads_folder
     def frame(self, rounds: bool = False) -> pd.DataFrame:
         """Return the results as a pandas table: a row a run and attack, as in results.csv.
 
@@ -184,6 +191,7 @@ class StudyResults:
         lost = f", {len(failed)} failed" if (failed := self.failed) else ""
         return f"StudyResults({str(self.folder)!r}, {_count(len(self.runs))}{lost})"
 
+    @digests.reads_folder
     def _repr_html_(self) -> str:
         """Return a table for a notebook: a row a setting, means over its seeds."""
         rows = setting_rows(self.results)

@@ -92,6 +92,7 @@ def _attack_alone(
     return entries
 
 
+@digests.reads_folder
 def applicable_attacks(folder: Path, adversary: str | None, *, trust: bool = False) -> dict[str, dict[str, str | None]]:
     """Return, for the run in `folder`, party -> attack -> None or why that party cannot run it.
 
@@ -102,6 +103,7 @@ def applicable_attacks(folder: Path, adversary: str | None, *, trust: bool = Fal
     return {party: run.evaluator.applicable(party) for party in parties}
 
 
+@digests.reads_folder
 def load_finished_run(folder: Path, *, trust: bool = False) -> tuple[Json, Cell, Dataset]:
     """Return the result of the run in `folder`, what it is, and its data; refuse what has not finished.
 
@@ -115,6 +117,7 @@ def load_finished_run(folder: Path, *, trust: bool = False) -> tuple[Json, Cell,
     return known, grid.cells[0], data
 
 
+@digests.reads_folder
 def rebuild_run(folder: Path, *, trust: bool = False) -> Run:
     """Return the finished run in `folder`, as its newest checkpoint has it; see `load_finished_run`."""
     _, cell, data = load_finished_run(folder, trust=trust)
@@ -137,6 +140,7 @@ def _attack_key(known: Json, label: str, name: str) -> str:
     return slug(name) if used.get(slug(name), label) == label else slug(label)
 
 
+@digests.reads_folder
 def rewrite_results_table(folder: Path) -> None:
     """Write the table of the study again that the run in `folder` belongs to, where there is one."""
     study = study_of(folder)

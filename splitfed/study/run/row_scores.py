@@ -43,7 +43,10 @@ def score_victims(folder: Path, entry: Json) -> RowScores:
         raise InvalidInput(f"{str(folder)!r}: the predictions of {entry['label']!r} lie outside of its folder")
     digests.check_file(path, entry["sha256"], digests.REMEASURE)
     tensors = load(path.read_bytes())
-    truth, prediction = tensors["truth"], tensors["prediction"]
+    # Earlier versions called what an attack predicts its guess.
+    truth, prediction = tensors["truth"], tensors.get("prediction", tensors.get("guess"))
+    if prediction is None:
+        raise digests.Damaged(path, digests.REMEASURE, "it holds no prediction")
     kept = {name: by["attack"]["mean"] for name, by in entry["scores"].items() if "attack" in by}
     found = _SCORERS.get(entry.get("target", "inputs"), _score_none)(truth, prediction, kept)
     same = {name: rows for name, rows in found.items() if kept.get(name) is not None and _agrees(rows, kept[name])}
