@@ -73,7 +73,7 @@ def _attack_alone(
     mistakes.stop()
     chosen = [replace(found, key=_attack_key(result, found.label, found.attack.name)) for found in filter(None, probes)]
     with open_watcher(1, 0) as watcher:
-        run = train_cell(cell, data, folder, watcher)
+        run = digests.reads_folder(lambda place: train_cell(cell, data, place, watcher))(folder)
         for found in chosen:
             with mistakes.at(found.where):
                 check_attack(found, run)
