@@ -71,7 +71,7 @@ class ImitatedStates:
 
 
 class ImitatedSender:
-    """The defenses on one `edge` that carries one value with data, for an adversary that imitates the sender by any network.
+    """The defenses on one `edge` that carries one value with data, for an adversary that imitates the sender.
 
     `defenses`: as the sender has them; `feed(x)`: what each input of the topology gets of raw rows x.
 
