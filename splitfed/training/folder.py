@@ -35,6 +35,10 @@ class Resumable(Protocol):
         """Go back to `states`."""
 
 
+class EqualNoise(UserWarning):
+    """A private run draws the noise of another one on the same rows."""
+
+
 class RunFolder:
     """Owns `path`; `claim` refuses one that belongs to something else."""
 
@@ -58,7 +62,7 @@ class RunFolder:
         else:
             there = dict(described)
             if twins := self._runs_of_equal_noise(there):
-                warnings.warn(_equal_noise_text(twins, there["training"]["seed"]), UserWarning, stacklevel=3)
+                warnings.warn(_equal_noise_text(twins, there["training"]["seed"]), EqualNoise, stacklevel=3)
             checkpoint.write_atomic(definition, digests.json_with_digest(there))
         where = self.path / "environment.json"
         if where.is_file():

@@ -15,6 +15,10 @@ from splitfed.study.report.remarks import describe_start, start_warnings
 from splitfed.study.report.units import count_noun, format_bytes, format_seconds
 
 Json = Mapping[str, Any]
+EQUAL_SEEDS = (
+    "settings of a study draw equal noise from equal seeds: of the runs with one seed publish one, and add up the "
+    "figures of those that are published"
+)
 HINT = "simulated time needs [training.speeds], say default = {compute = 1e9, up = 1e6, down = 1e6, latency = 0.01}"
 
 
@@ -82,6 +86,8 @@ def print_plan(plan: Json, console: Console) -> None:
         say(f"\nprivacy of {place['defense']}, {place['topology']}, {place['schedule']}{above}")
         for said in [place["refused"]] if place["refused"] else describe_ledger(place["ledger"]):
             say(f"  {said}")
+    if len(plan["privacy"]) > 1:
+        say(f"\n{EQUAL_SEEDS}")
 
 
 def describe_differences(clients: Sequence[Json]) -> list[str]:

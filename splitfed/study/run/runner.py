@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -58,7 +59,7 @@ from splitfed.training.checkpoint import write_atomic
 from splitfed.training.client_scores import find_best_round, find_first_reaching, summarize_clients
 from splitfed.training.description import data_digest
 from splitfed.training.entry_point import train
-from splitfed.training.folder import RunFolder
+from splitfed.training.folder import EqualNoise, RunFolder
 from splitfed.training.run import Run
 from splitfed.training.settings import Logging
 
@@ -197,22 +198,25 @@ def train_cell(
         epsilon = metrics.get("epsilon")
         watcher.round(done, total, **({} if epsilon is None else {"epsilon": epsilon}))
 
-    return train(
-        built if cell.models else with_key_folder(topology, cell, folder),
-        builder.federation(cell),
-        schedule=schedule,
-        defenses=build.defenses(cell),
-        method=method,
-        rounds=plan.rounds,
-        batch_size=plan.batch_size,
-        optimizer=plan.optimizer,
-        seed=cell.seed,
-        device=plan.device,
-        local=plan.local,
-        adversaries=adversaries_of(cell, topology),
-        evaluation=evaluation_of(plan, names),
-        logging=Logging(folder, True, plan.record, progress=progress, callbacks=[_Guarded(guard), *callbacks]),
-    )
+    with warnings.catch_warnings():
+        # Plan and report say it once of all runs.
+        warnings.simplefilter("ignore", EqualNoise)
+        return train(
+            built if cell.models else with_key_folder(topology, cell, folder),
+            builder.federation(cell),
+            schedule=schedule,
+            defenses=build.defenses(cell),
+            method=method,
+            rounds=plan.rounds,
+            batch_size=plan.batch_size,
+            optimizer=plan.optimizer,
+            seed=cell.seed,
+            device=plan.device,
+            local=plan.local,
+            adversaries=adversaries_of(cell, topology),
+            evaluation=evaluation_of(plan, names),
+            logging=Logging(folder, True, plan.record, progress=progress, callbacks=[_Guarded(guard), *callbacks]),
+        )
 
 
 def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher, guard: Guard = lambda: None) -> Json:
