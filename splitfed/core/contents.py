@@ -8,8 +8,8 @@ different places (`cat([x, h])`): one that has an input anywhere carries that in
 
 Of an input of whole numbers or booleans every comparison is a mask, and so are the additive form of one, zeros and a
 huge negative number, and the place of its largest number, by which the end of a text is found. A comparison of real
-numbers stays an input: a thresholded image is an image. A single number of a whole batch, by which `forward` branches,
-tells as much as a length.
+numbers stays an input: a thresholded image is an image. A single truth value of a whole batch, by which `forward`
+branches, tells as much as a length, and so does a single whole number of ids.
 
 Every operation is seen below autograd, custom functions and submodules; what is noted is noted for the memory that an
 operation has written, so that views and operations in place need no rule.
@@ -269,7 +269,7 @@ class _Operations(TorchDispatchMode):
             # A view has what is noted for its memory.
             if _memory(tensor) not in memory:
                 one = tensor.dim() == 0 and any(_is_whole(given) for given, _ in read)
-                self.note(tensor, _as_number(traces) if one else self._as_mask(name, tensor, traces))
+                self.note(tensor, _as_number(tensor, traces) if one else self._as_mask(name, tensor, traces))
 
     def _result(self, name: str, args: Any, read: list[Traces]) -> Traces:
         if name in _SHAPED_LIKE:
@@ -318,10 +318,16 @@ def _is_whole(tensor: Tensor) -> bool:
     return tensor.numel() > 1 and tensor.numel() * tensor.element_size() >= _size(tensor)
 
 
-def _as_number(traces: Traces) -> Traces:
-    """Return the traces of a single number of a whole batch: it steers, as a length does, and tells of no row."""
+def _as_number(tensor: Tensor, traces: Traces) -> Traces:
+    """Return the traces of a single number of a whole batch: one that steers, as a length does, tells of no row.
+
+    A real number may be any of the rows, or a sum of them with weights of somebody's choice.
+    """
+    steers = tensor.dtype is torch.bool or not (_Grade.REAL in traces or tensor.is_floating_point())
     carried = _Grade.IDS in traces or _Grade.REAL in traces
-    return {_Grade.MASK: frozenset().union(*traces.values())} if carried and _Grade.FEATURES not in traces else traces
+    if not (steers and carried) or _Grade.FEATURES in traces:
+        return traces
+    return {_Grade.MASK: frozenset().union(*traces.values())}
 
 
 def _memory(tensor: Tensor) -> Any:

@@ -305,7 +305,8 @@ class Party:
                 self.state.uses.replace(port.edge, sum(infinite_rows(values[name]) for name in port.defended))
             release = guard.release_defense.release
             for name in port.defended:
-                values[name] = same_form(release, release(name, values[name], context), values[name])
+                made, given = release(name, values[name], context), values[name]
+                values[name] = made if _is_like(made, given) else same_form(release, made, given)
             if "activation" in guard.counts:
                 self._count(port.edge, guard, step_state, stamp, len(port.defended))
         fresh = not step_state.sent
@@ -418,6 +419,10 @@ class Party:
         state, module = self.state.defense_states[port.edge, position], self.state.modules[segment_plan.segment]
         held = (step_state.inputs, step_state.labels, state, module, step_state.counts_as, step_state.held)
         return Context(self.name, port.edge, stamp, self.state.seed, position, *held)
+
+
+def _is_like(made: object, given: Tensor) -> bool:
+    return isinstance(made, Tensor) and made.shape == given.shape
 
 
 def _gradient(leaf: Tensor, step_state: StepState) -> Tensor:

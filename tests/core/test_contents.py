@@ -115,7 +115,9 @@ ROWS: list[tuple[str, Tensor, Content, Callable[[Any, Tensor], Any]]] = [
     ("where", KEPT, MASK, lambda n, x: torch.where(x == 0, LOWEST, 0.0)),
     ("pairs", KEPT, MASK, lambda n, x: (x[:, None] * x[:, :, None]) == 0),
     ("no padding in these rows", torch.ones_like(KEPT), MASK, lambda n, x: (1 - x) * LOWEST),
-    ("a number of the batch", X, MASK, lambda n, x: x.max()),
+    ("a number of the batch", X, INPUT, lambda n, x: x.max()),
+    ("a sum of rows with weights of somebody's choice", X, INPUT, lambda n, x: (x * torch.rand(4, 6)).sum()),
+    ("a question to the batch", X, MASK, lambda n, x: (x > 1).any()),
     ("a number of each row", X, INPUT, lambda n, x: torch.stack([x[0].sum(), x[1].sum()])),
     # Shapes and constants.
     ("shape", X, CONSTANT, lambda n, x: torch.arange(x.shape[1]).expand(4, 6)),

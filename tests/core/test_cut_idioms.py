@@ -187,7 +187,7 @@ IDIOMS: dict[str, Idiom] = {
     "functional_dropout": net(lambda m, h: functional.dropout(h, 0.5, m.training), replayed=True, draws=True),
     "branch_on_the_mode": net(lambda m, h: m.d(h) if m.training else h, replayed=True, d=nn.Linear(8, 8)),
     "branch_on_values": net(lambda m, h: h if h.sum() > 0 else -h, replayed=True),
-    "branch_on_the_batch": net(lambda m, h: h if h.shape[0] > 6 else -h, "takes another way than when it was cut"),
+    "branch_on_the_batch": net(lambda m, h: h if h.shape[0] > 6 else -h, replayed=True),
     "python_random_numbers": whole(made.python_random, "other random numbers are drawn from random"),
     "numpy_random_numbers": whole(made.numpy_random, "other random numbers are drawn from numpy.random"),
     "random_numbers_of_the_system": Idiom(

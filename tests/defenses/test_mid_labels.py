@@ -281,7 +281,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "dp_sgd": (
         lambda: trained("u_shaped", MidLabels(), DpSgd(noise_multiplier=1.0)),
-        "dp_sgd cannot train beside segment 'head': it keeps rows in 'layers.0.kept'",
+        "dp_sgd cannot stand beside MidLabels: its penalty_at_receiver may mix the rows of a batch",
     ),
 }
 

@@ -74,7 +74,7 @@ def test_every_text_of_a_result_stays_text(tmp_path: Path, payload: str) -> None
     (folder / "runs" / found["id"] / "result.json").write_bytes(digests.json_with_digest(bad))
     failed = folder / "runs" / re.sub(r"[/\x00\ud800]", "", payload)[:80]
     failed.mkdir()
-    (failed / "result.json").write_bytes(digests.json_with_digest({"id": "x", "failed": payload}))
+    (failed / "result.json").write_bytes(digests.json_with_digest({"id": failed.name, "failed": payload}))
     name = payload.encode(errors="replace").decode()
     (folder / "config.toml").write_bytes(digests.toml_with_digest(dumps({"study": {"name": name}})))
     (folder / "environment.json").write_bytes(

@@ -350,12 +350,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         r"attack\[0\]: topology 'multi_task' has no party without data: name the adversary",
     ),
     (
-        placed("multi_task") | {"attack": [{"name": "rmle", "adversary": "parity"}]},
-        r"attack\[0\]: unknown party 'parity'; did you mean 'parity0'",
+        placed("multi_task") | {"attack": [{"name": "rmle", "adversary": "parity_"}]},
+        r"attack\[0\]: unknown party 'parity_'; did you mean 'parity",
     ),
     (
-        placed("extended_vanilla") | {"attack": [{"name": "rmle", "adversary": "party0"}]},
-        r"attack\[0\]: unknown party 'party0'; did you mean 'party1_0' or 'party0_0'\?",
+        placed("extended_vanilla") | {"attack": [{"name": "rmle", "adversary": "party9"}]},
+        r"attack\[0\]: unknown party 'party9'; did you mean",
     ),
     (turned("extended_vanilla", "relay", to="server"), r"topology\[0\]: relay='server' is not allowed; it must be an"),
     (turned("multi_hop", "cuts", to=["relu1"]), r"topology\[0\]: cuts=\('relu1',\) is not allowed; expected a list of"),

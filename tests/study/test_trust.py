@@ -207,15 +207,15 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a deep mark": (lambda run: (run / "mark.json").write_text("[" * 99_999), "its mark.json cannot be read)"),
     "a link to code": (
         lambda run: (run / "code" / "more.py").symlink_to(__file__),
-        "it holds a link that leads out of it), and would follow 'code/more.py'",
+        f"it holds a link that leads out of it), and would follow 'runs/{RUN}/code/more.py'",
     ),
     "a link to write through": (
         lambda run: (run / "attacks" / "more.json").symlink_to(run.parent.parent.parent / "elsewhere"),
-        "it holds a link that leads out of it), and would follow 'attacks/more.json'",
+        f"it holds a link that leads out of it), and would follow 'runs/{RUN}/attacks/more.json'",
     ),
     "a link in a circle": (
         lambda run: (run / "circle").symlink_to(run / "circle"),
-        "it holds a link that leads out of it), and would follow 'circle'",
+        f"it holds a link that leads out of it), and would follow 'runs/{RUN}/circle'",
     ),
 }
 

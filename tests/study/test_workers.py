@@ -14,9 +14,10 @@ import pytest
 
 from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import Code
-from splitfed.study.run import checked_study, session, trials, workers
+from splitfed.study.run import checked_study, session, workers
 from splitfed.study.run.ownership import MOST_DEATHS, Claim, Locks, LostRun
 from splitfed.study.run.progress import Lines
+from splitfed.study.run.run_queue import RunQueue
 from splitfed.study.run.search import do_trials, open_search
 from splitfed.study.run.store import StudyFolder
 from splitfed.training.description import data_digest
@@ -110,11 +111,10 @@ def test_a_lock_is_held_by_one_and_its_loss_is_noticed(tmp_path: Path) -> None:
 
 @unix
 def test_a_run_at_which_workers_die_is_left_out_for_this_call(tmp_path: Path) -> None:
-    study = trials.open_queue(tmp_path / "study.db")
+    home = StudyFolder(tmp_path)
 
-    def queue(call: str, wanted: list[str]) -> trials.RunQueue:
-        trials.fill_queue(study, wanted, ["a", "b"])
-        return trials.RunQueue(study, ["a", "b"], Locks(tmp_path, call))
+    def queue(call: str, wanted: list[str]) -> RunQueue:
+        return RunQueue(home, wanted, Locks(tmp_path, call))
 
     first = queue("one", ["a", "b"])
     for _ in range(MOST_DEATHS):
@@ -130,7 +130,9 @@ def test_a_run_at_which_workers_die_is_left_out_for_this_call(tmp_path: Path) ->
     # Who is suspended keeps what it has, for as long as it takes.
     assert not first.has_work()
     assert first.take() is None
-    first.tell(other, 0.5)
+    home.run(other.name).mkdir(parents=True, exist_ok=True)
+    (home.run(other.name) / "result.json").write_text("{}")
+    other.claim.release()
     assert not first.has_work()
     second = queue("two", ["a"])
     again = second.take()

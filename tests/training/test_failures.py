@@ -86,7 +86,7 @@ def test_what_the_machine_refuses_is_one_line_and_the_study_goes_on(
             "the file system is read-only",
         ),
         (RuntimeError("unable to open database file"), "study.db cannot be opened"),
-        (RuntimeError("can't start new thread"), "no memory or thread is left for another thread; raise the limit"),
+        (RuntimeError("can't start new thread"), "no memory or thread is left for another thread"),
         (RuntimeError("database is locked"), "study.db is locked by another program"),
         (ImportError("libx.so: cannot open shared object file: Too many open files"), "too many open files"),
         (MemoryError(), "out of memory"),
