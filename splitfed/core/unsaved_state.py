@@ -25,6 +25,7 @@ from splitfed.core.state_encoding import can_be_encoded
 
 Path = tuple[tuple[str, Any], ...]
 _MAKERS: dict[str, Any] = {t.__name__: t for t in (list, tuple, dict, set, frozenset, OrderedDict, deque)}
+_WHOLE = ("tensor", "array", "generator")
 _FIRST: weakref.WeakKeyDictionary[nn.Module, dict[Path, str]] = weakref.WeakKeyDictionary()
 
 
@@ -168,10 +169,9 @@ class _Loading:
     def run(self) -> None:
         for path in self._saved:
             self._object(path)
-        for path, (_tag, entries, stored) in self._saved.items():
-            value = self._objects[path]
-            if entries or isinstance(stored, dict):
-                self._fill(path, value, entries, stored)
+        for path, (tag, entries, stored) in self._saved.items():
+            if tag not in _WHOLE:
+                self._fill(path, self._objects[path], entries, stored)
         for path, record in self._fresh.items():
             places = {k: _path(one) for k, one in record.contents.items() if isinstance(one, Location)}
             if path not in self._saved and self._replaced & set(places.values()):

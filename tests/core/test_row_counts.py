@@ -136,6 +136,21 @@ def train(topology: sf.Topology, rows: sf.Federation, **more: Any) -> sf.Run:
     return sf.train(topology, rows, **{"rounds": 1, "batch_size": 8, "seed": 0, "optimizer": "SGD", **more})
 
 
+def check_trained(kind: type[ByRows], odd: Callable[[int, bool], bool]) -> None:
+    """Train it cut and uncut, and compare the weights."""
+    rows = data()
+    run = train(cut(model_of(kind, odd)), rows, optimizer=sf.Optim("SGD", {"lr": 0.05}))
+    plain = model_of(kind, odd)
+    steps = torch.optim.SGD(plain.parameters(), lr=0.05)
+    x, y = rows.clients[0].train.x, rows.clients[0].train.y
+    for batch in sf.LocalUpdate().training(8, 0).batches(len(x), 0, 0):
+        steps.zero_grad()
+        nn.functional.cross_entropy(plain(x[batch]), y[batch]).backward()
+        steps.step()
+    for name, value in run.export(model_of(kind, odd)).state_dict().items():
+        assert torch.equal(value, plain.state_dict()[name]), name
+
+
 def few(rows: int, training: bool) -> bool:
     """Tell of the last batch."""
     return rows == 3
@@ -176,17 +191,7 @@ def test_without_that_batch_it_trains_as_if_there_were_no_branch(kind: type[ByRo
 
 @pytest.mark.parametrize("kind", [OtherNumber, Inner, InnerReplayed])
 def test_where_all_of_it_is_with_one_party_the_last_batch_is_exact(kind: type[ByRows]) -> None:
-    rows = data()
-    run = train(cut(model_of(kind, few)), rows, optimizer=sf.Optim("SGD", {"lr": 0.05}))
-    plain = model_of(kind, few)
-    steps = torch.optim.SGD(plain.parameters(), lr=0.05)
-    x, y = rows.clients[0].train.x, rows.clients[0].train.y
-    for batch in sf.LocalUpdate().training(8, 0).batches(len(x), 0, 0):
-        steps.zero_grad()
-        nn.functional.cross_entropy(plain(x[batch]), y[batch]).backward()
-        steps.step()
-    for name, value in run.export(model_of(kind, few)).state_dict().items():
-        assert torch.equal(value, plain.state_dict()[name]), name
+    check_trained(kind, few)
 
 
 def test_a_full_batch_larger_than_the_example_is_tried() -> None:
@@ -288,17 +293,7 @@ KINDS = [ByRows, BeforeTheCut, OtherNumber, NumberOfASubmodule, RowsOfASubmodule
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_done_with_few_rows_is_planned_beside_what_is_done_with_many(kind: type[ByRows]) -> None:
-    rows = data()
-    run = train(cut(model_of(kind, small)), rows, optimizer=sf.Optim("SGD", {"lr": 0.05}))
-    plain = model_of(kind, small)
-    steps = torch.optim.SGD(plain.parameters(), lr=0.05)
-    x, y = rows.clients[0].train.x, rows.clients[0].train.y
-    for batch in sf.LocalUpdate().training(8, 0).batches(len(x), 0, 0):
-        steps.zero_grad()
-        nn.functional.cross_entropy(plain(x[batch]), y[batch]).backward()
-        steps.step()
-    for name, value in run.export(model_of(kind, small)).state_dict().items():
-        assert torch.equal(value, plain.state_dict()[name]), name
+    check_trained(kind, small)
 
 
 @pytest.mark.parametrize("kind", [NumberOfASubmodule, RowsOfASubmodule])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
@@ -87,6 +88,10 @@ def drawn(m: Any, h: Tensor) -> Tensor:
     return h * torch.rand(8, generator=m.random)
 
 
+def scaled(m: Any, h: Tensor) -> Tensor:
+    return h * float(m.random.random())
+
+
 def of_numpy(m: Any, h: Tensor) -> Tensor:
     m.bank[0] += np.float32(0.25)
     return h * float(m.bank[0])
@@ -121,6 +126,12 @@ STATES: dict[str, tuple[Callable[[Any], None], Callable[[Any, Tensor], Tensor]]]
     "numbers_of_numpy": (with_(bank=lambda: [np.float32(0.5)]), of_numpy),
     "range_and_bytes": (with_(seen=lambda: range(1), raw=lambda: bytearray(1)), of_range),
     "generator": (with_(random=lambda: torch.Generator().manual_seed(3)), drawn),
+    "generator_of_python": (with_(random=lambda: random.Random(3)), scaled),
+    "generator_of_numpy": (with_(random=lambda: np.random.default_rng(3)), scaled),
+    "older_generator_of_numpy": (
+        with_(random=lambda: np.random.RandomState(3)),
+        lambda m, h: h * float(m.random.rand()),
+    ),
 }
 
 
