@@ -223,7 +223,7 @@ def read_study(folder: Path, *, trust: bool = False, only: Collection[str] = ())
     refused = dict(read_refused(folder))
     for name in sorted(only or {*run_names, *(set(_planned_runs(config, folder)) - refused.keys())}):
         found = current_keys(_read_json(runs / name / "result.json", digests.REMEASURE))
-        if found.get("id", name) != name:
+        if found.get("id", name) not in (name, escape_invisible(name)):
             why = f"it is the result of another run, {found['id']!r}"
             raise digests.Damaged(runs / name / "result.json", digests.REMEASURE, why)
         if "utility" in found:
