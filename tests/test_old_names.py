@@ -105,6 +105,7 @@ def test_the_root_is_small() -> None:
     assert modules == ["__init__.py", "__main__.py", "cli.py", "old_names.py", "package_links.py", "registry.py"]
 
 
+@pytest.mark.exhaustive
 def test_every_old_keyword_of_train_gives_the_same_run(tmp_path: Path) -> None:
     """Each by itself, in place of the field of a value that it has become; both at once are refused."""
     given: dict[str, Any] = {

@@ -75,6 +75,7 @@ def test_sources_reach_through_the_links(built: Built) -> None:
         assert expected <= set(built.sources)
 
 
+@pytest.mark.exhaustive
 def test_sdist_holds_every_file_as_a_real_one(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
         members = {member.name.partition("/")[2]: member for member in archive}

@@ -30,6 +30,7 @@ from tests.core.test_vanilla_by_hand import two_clients, weight
 from tests.examples import assert_same
 from tests.rounding import single
 from tests.study.examples import SMALL, checked, small
+from tests.thinning import thin
 
 
 def fused(fusion: AggregationRule, values: list[list[float]], shares: list[float] | None = None) -> list[float]:
@@ -225,7 +226,7 @@ def trained(fusion: str | dict[str, Any], *poisonings: Poisoning) -> Run:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("harm", HARM)
+@pytest.mark.parametrize("harm", thin(HARM, 3))
 def test_robust_fusion_holds_where_the_mean_collapses(harm: str) -> None:
     """Two of seven are bad; the honest mean is right on more than nine digits of ten."""
     honest = trained("mean").accuracy
@@ -235,6 +236,7 @@ def test_robust_fusion_holds_where_the_mean_collapses(harm: str) -> None:
         assert trained(ROBUST[name], *HARM[harm]).accuracy > honest - 0.05, name
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_without_harm_robust_fusion_costs_little() -> None:
     for name, fusion in ROBUST.items():

@@ -45,6 +45,7 @@ def test_reads_the_attribute_of_unseen_rows() -> None:
     assert result().scores["attack"]["auc"].mean > 0.9
 
 
+@pytest.mark.exhaustive
 def test_noise_lowers_what_is_read() -> None:
     assert accuracy(result(Noise(scale=4.0, relative=True))) < accuracy(result()) - 0.1
 

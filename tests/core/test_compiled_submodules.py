@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from splitfed.topologies import u_shaped, vanilla
 from tests.core.training_beside import built, check_trains_beside
+from tests.thinning import thin
 
 
 class Compiled(nn.Module):
@@ -30,7 +31,7 @@ def as_written(model: nn.Module, rows: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", thin(["eager", "inductor"], 2))
 @pytest.mark.parametrize(
     ("builder", "at"), [(vanilla, "a"), (vanilla, "b.inner._orig_mod.0"), (u_shaped, ("a", "b.inner"))]
 )

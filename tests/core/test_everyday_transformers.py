@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
 from splitfed.topologies import u_shaped, vanilla
 from tests.core.training_beside import CLASSES, built, check_trains_beside
+from tests.thinning import thin
 
 package: Any = importlib.import_module("transformers")
 # Shares one import of the package, which takes seconds.
@@ -82,8 +84,7 @@ def cut_for(builder: Any, family: str, model: nn.Module, rows: Mapping[str, Tens
     return topology
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "attention"), thin(itertools.product(FAMILIES, ["eager", "sdpa"]), 3))
 def test_a_mask_of_padding_is_given_by_hand(family: str, attention: str) -> None:
     if family == "DebertaV2" and attention == "sdpa":
         pytest.skip("it has no other attention than its own")

@@ -15,6 +15,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.replay import ReplayedSegment
 from splitfed.planning.batch_counts import check_ways
 from splitfed.topologies import vanilla
+from tests.thinning import thin
 
 
 class ByRows(nn.Module):
@@ -179,7 +180,7 @@ def test_another_way_for_the_last_batch_is_refused_before_anything_is_trained_or
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("kind", [ByRows, BeforeTheCut, OtherTensor, ByNumbersToo, BehindAQuestion])
+@pytest.mark.parametrize("kind", thin([ByRows, BeforeTheCut, OtherTensor, ByNumbersToo, BehindAQuestion], 2))
 def test_without_that_batch_it_trains_as_if_there_were_no_branch(kind: type[ByRows]) -> None:
     update = sf.LocalUpdate(drop_last=True)
     states = []
@@ -291,12 +292,12 @@ class _WithPart(_Scaled):
 KINDS = [ByRows, BeforeTheCut, OtherNumber, NumberOfASubmodule, RowsOfASubmodule]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thin(KINDS, 2))
 def test_what_is_done_with_few_rows_is_planned_beside_what_is_done_with_many(kind: type[ByRows]) -> None:
     check_trained(kind, small)
 
 
-@pytest.mark.parametrize("kind", [NumberOfASubmodule, RowsOfASubmodule])
+@pytest.mark.parametrize("kind", thin([NumberOfASubmodule, RowsOfASubmodule], 2))
 def test_what_a_submodule_of_another_returns_for_other_rows_is_tried(kind: type[ByRows]) -> None:
     topology = cut(model_of(kind, lambda rows, _: rows > 12))
     with pytest.raises(InvalidInput, match=r"with 16 rows .* or cut with 16 rows or more as example"):

@@ -176,6 +176,7 @@ def test_needed_pairs_are_enough_and_fewer_are_not() -> None:
     assert found[1] < 0.8
 
 
+@pytest.mark.exhaustive
 def test_intervals_cover_and_nothing_is_claimed_where_nothing_is() -> None:
     """2000 studies of eight seeds whose sides are equal but for a shift that is the same in both."""
     found = [compare_pairs(draw(8, 0.0, seed)) for seed in range(2000)]

@@ -195,6 +195,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("sampler", "event"),
     thin(

@@ -118,6 +118,7 @@ def test_the_linear_inverse_reaches_the_closed_form(releases: int) -> None:
     assert mse(result_of(releases), "linear_inverse") == pytest.approx(optimal, rel=0.02), "the floor has as many"
 
 
+@pytest.mark.exhaustive
 def test_every_release_more_is_a_gain() -> None:
     for attack in (LinearInverse(), Nearest((10,)), Rmle(iterations=100, lr=0.1, tv=0.0)):
         errors = [mse(result_of(releases, attack)) for releases in (1, 4, 16)]

@@ -353,6 +353,7 @@ def test_an_attack_that_takes_an_update_for_a_gradient_refuses_groups_and_ones_o
             check_one_step(local_training)
 
 
+@pytest.mark.exhaustive
 def test_to_check_an_optimizer_loads_no_compiler() -> None:
     """Of torch's own it is most of the time that a study's errors would take."""
     import subprocess
