@@ -25,6 +25,7 @@ from splitfed.core.held_arrays import OTHERS
 from splitfed.core.model_snapshot import drawn_packages, generator_states, set_generators
 from splitfed.core.nested_tensors import is_number, replace_tensors, tensors_of
 from splitfed.core.payload import not_dense
+from splitfed.core.shape_rules import result_by_rule
 
 _ACTIVE = threading.local()
 _LIKE_NAMES = "zeros_like ones_like full_like new_zeros new_ones new_full new_tensor new_empty empty_like"
@@ -432,6 +433,9 @@ class MetaPass(Pass):
         given = tensors_of((args, kwargs))
         if not any(tensor.is_meta for tensor in given):
             return func(*args, **kwargs)
+        found = result_by_rule(func, args, kwargs, given)
+        if found is not NotImplemented:
+            return found
         if name in _LIKE and kwargs.get("device") is None and given[0].is_meta:
             # Of such a tensor the shape alone is asked.
             return func(*args, **{**kwargs, "device": self.device})
@@ -444,6 +448,8 @@ class MetaPass(Pass):
         moves = name in _MOVES and isinstance(args[0], Tensor) and args[0].is_meta
         if moves and name in ("cpu", "cuda", "pin_memory"):
             return args[0]
+        if not moves and all(tensor.is_meta for tensor in given):
+            return func(*args, **kwargs)
 
         def changed(value: Any) -> Any:
             if isinstance(value, Tensor) and not value.is_meta and (value.dim() or moves):
