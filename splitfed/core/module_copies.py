@@ -61,8 +61,8 @@ def _copy_entry(entry: Any, memo: dict[int, Any]) -> Any:
     kind = type(entry)
     if kind in _ATOMS:
         return entry
-    if id(entry) in memo:
-        return memo[id(entry)]
+    if (known := memo.get(id(entry))) is not None:
+        return known
     if kind is dict or (kind is OrderedDict and not entry):
         memo[id(entry)] = made = kind()
         for key, one in entry.items():
