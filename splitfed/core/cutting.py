@@ -88,10 +88,7 @@ def cut(
             raise NotTraceable(f"{error}, or give rows of its input as example, to cut it by replay") from error
     _check_rows(example)
     # Whatever looks at the model leaves it as it was, so that one copy of it serves them all.
-    try:
-        return _Cutter(model, example, output, chain, sent_inputs, snapshot).cut(cuts)
-    finally:
-        snapshot.restore()
+    return _Cutter(model, example, output, chain, sent_inputs, snapshot).cut(cuts)
 
 
 @dataclass(frozen=True)
