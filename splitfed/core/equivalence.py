@@ -48,6 +48,7 @@ from splitfed.core.equivalence_sides import (
 from splitfed.core.errors import InvalidInput, NonFinite, describe_failure, others_code
 from splitfed.core.model_checks import naming_what_is_left
 from splitfed.core.model_snapshot import ModelSnapshot, same_generators, seed_generators
+from splitfed.core.plain_values import same_tensors
 from splitfed.core.probe import probe
 from splitfed.core.random import generator
 from splitfed.core.reordered_gradients import reordered_weights
@@ -239,7 +240,7 @@ def _compare(
         batches = _Batches(stages, inputs, shapes)
         if not (large and _same_on_shared(original.model, make_sides(True), batches, reordered)):
             _run_stages(original.model, make_sides(), batches, reordered)
-        changed = _going_on(snapshot, Uncut(original, in_training), batches) if original.cuts else []
+        changed = _going_on(snapshot, partial(Uncut, original, in_training), batches) if original.cuts else []
         if changed:
             raise Difference(f"forward changes the {changed[0]}", _STATE)
         if not original.cuts and (unkept := snapshot.unkept_changes()):
@@ -247,7 +248,7 @@ def _compare(
     except Difference as error:
         what, advice = str(error), error.advice
         if original.cuts and changed is None:
-            changed = _going_on(snapshot, Uncut(original, in_training), batches)
+            changed = _going_on(snapshot, partial(Uncut, original, in_training), batches)
         if changed:
             what, advice = f"forward changes the {changed[0]}", _STATE
         elif not _repeats(lambda: make_sides()[0], batches):
@@ -316,8 +317,9 @@ def _run_stages(model: nn.Module, sides: tuple[Uncut, Parties], batches: _Batche
         if shared:
             if sums != weight_sums(model):
                 raise _Written
-            sides[0].step_shared(uncut.gradients)
-            sums = weight_sums(model)
+            if uncut.gradients:
+                sides[0].step_shared(uncut.gradients)
+                sums = weight_sums(model)
 
 
 def _run(side: Side, step: int, batches: _Batches) -> StepResult | None:
@@ -341,7 +343,7 @@ def _is_finite(tensor: Tensor) -> bool:
     return (tensor.is_floating_point() and math.isfinite(tensor.sum().item())) or bool(tensor.isfinite().all())
 
 
-def _going_on(snapshot: ModelSnapshot, side: Side, batches: _Batches) -> list[str]:
+def _going_on(snapshot: ModelSnapshot, make: Callable[[], Side], batches: _Batches) -> list[str]:
     """Return the Python state that the uncut model changed since `snapshot`, and changes again in the same batches.
 
     What is the same after them is a cache, such as a table of positions, that the first batches filled.
@@ -349,7 +351,7 @@ def _going_on(snapshot: ModelSnapshot, side: Side, batches: _Batches) -> list[st
     if not (changed := snapshot.changes()):
         return []
     warm = ModelSnapshot(snapshot.model, like=snapshot)
-    _all_stages(side, replace(batches, shapes={}))
+    _all_stages(make(), replace(batches, shapes={}))
     going_on = warm.changes()
     names = {change.rpartition(" (")[0] for change in going_on}
     return [change for change in changed if change.rpartition(" (")[0] in names] or going_on
@@ -407,7 +409,7 @@ def _check_same(uncut: StepResult, cut: StepResult, reordered: Collection[str]) 
     for name, value in cut.state.items():
         if name not in uncut.state:
             raise Difference(f"the state has {name!r} besides", _TRACE)
-        if not _same(uncut.state[name], value):
+        if not same_tensors(uncut.state[name], value):
             raise Difference(f"{name!r} is another after the step", _BUFFER)
     _check_buffers(uncut, cut, alone=True)
 
@@ -416,7 +418,7 @@ def _check_buffers(uncut: StepResult, cut: StepResult, alone: bool) -> None:
     """Compare every buffer of every segment; those that one segment alone has if `alone`, else those of several."""
     buffers, holders = uncut.buffers, Counter(name for _, name, _ in cut.copies)
     for segment, name, value in cut.copies:
-        if name in buffers and (holders[name] == 1) == alone and not _same(buffers[name], value):
+        if name in buffers and (holders[name] == 1) == alone and not same_tensors(buffers[name], value):
             whose = "" if alone else "the copy of "
             raise Difference(f"{whose}buffer {name!r} in {segment!r} is another after the step", _BUFFER)
 
@@ -425,7 +427,7 @@ def _check_output(name: str, uncut: Tensor, cut: Tensor) -> None:
     for what, mine, wanted in (("type", cut.dtype, uncut.dtype), ("shape", tuple(cut.shape), tuple(uncut.shape))):
         if mine != wanted:
             raise Difference(f"output {name!r} has {what} {mine} in place of {wanted}", _TRACE, in_outputs=True)
-    if not _same(uncut, cut):
+    if not same_tensors(uncut, cut):
         most = float((uncut.double() - cut.double())[uncut != cut].abs().max())
         raise Difference(f"output {name!r} differs by up to {most:.3g}", _TRACE, in_outputs=True)
 
@@ -435,16 +437,8 @@ def _check_gradient(name: str, uncut: Tensor | None, cut: Tensor | None, reorder
         raise Difference(f"weight {name!r} gets a gradient, and none in the uncut model", _NO_GRADIENT)
     if uncut is not None and cut is None:
         raise Difference(f"weight {name!r} gets no gradient, and one in the uncut model", _GRADIENT)
-    if uncut is not None and cut is not None and not (_same(uncut, cut) or (reordered and _close(uncut, cut))):
+    if uncut is not None and cut is not None and not (same_tensors(uncut, cut) or (reordered and _close(uncut, cut))):
         raise Difference(f"the gradient of weight {name!r} differs", _GRADIENT)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    if torch.equal(one, other):
-        return True
-    return one.is_floating_point() and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
@@ -475,7 +469,7 @@ def _locate_difference(sides: tuple[Side, Side], batches: _Batches) -> str:
             calls_of_sides.append(calls)
         last = ""
         for (name, count), value in calls_of_sides[0].items():
-            if (name, count) not in calls_of_sides[1] or not _same(value, calls_of_sides[1][name, count]):
+            if (name, count) not in calls_of_sides[1] or not same_tensors(value, calls_of_sides[1][name, count]):
                 return f", first at submodule {name!r}" + (f", after {last!r}" if last else "")
             last = name
     return f", after submodule {last!r}" if last else ""
