@@ -347,7 +347,7 @@ def _as_number(tensor: Tensor, traces: Traces) -> Traces:
 def _memory(tensor: Tensor) -> int:
     """Return what tells the memory of `tensor` from any other; less than zero where it has no storage."""
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
         return -id(tensor)
 

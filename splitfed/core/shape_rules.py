@@ -238,7 +238,7 @@ def _list_rules() -> Iterator[tuple[str, Callable[..., Any]]]:
     yield from ((name, _contiguous) for name in ("softmax", "log_softmax", "normalize"))
     yield from ((name, _combined) for name in ("add", "sub", "mul", "div", "true_divide", "__rsub__"))
     yield from ((f"adaptive_avg_pool{count}d", partial(_adaptive, count)) for count in (1, 2, 3))
-    yield from {
+    others: dict[str, Callable[..., Any]] = {
         "linear": _linear,
         "layer_norm": _layer_norm,
         "batch_norm": _batch_norm,
@@ -250,7 +250,8 @@ def _list_rules() -> Iterator[tuple[str, Callable[..., Any]]]:
         "multi_head_attention_forward": _heads,
         "lstm": _recurrent,
         "gru": _recurrent,
-    }.items()
+    }
+    yield from others.items()
 
 
 # Of two functions of one name, that of `torch.nn.functional` has the arguments that are told here.

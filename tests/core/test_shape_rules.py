@@ -119,7 +119,8 @@ def test_gradients_of_gradients_find_their_way_through_results_by_rule() -> None
     assert mode.told == 1
     (slope,) = torch.autograd.grad(result.sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(slope.sum(), weight)
-    assert slope.shape == x.shape and second.shape == weight.shape
+    assert slope.shape == x.shape
+    assert second.shape == weight.shape
 
 
 @pytest.mark.parametrize(
