@@ -189,11 +189,12 @@ class _EnvironmentKind(AnyKind):
 
     def mark(self, value: Any) -> Any:
         """Return a copy of them as the system has them, which costs less to compare."""
-        return dict(vars(value)["_data"])
+        table = getattr(value, "_data", None)
+        return None if table is None else dict(table)
 
     def turn_back(self, value: Any, mark: Any) -> bool:
         """Return whether they are the same."""
-        return bool(vars(value)["_data"] == mark)
+        return bool(value._data == mark)
 
     def put_back(self, value: Any, held: Held, data: Any) -> None:
         """Set and delete those that are others now."""
