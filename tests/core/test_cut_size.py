@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from splitfed.core import weight_sharing
+from splitfed.core.cut_places import cut_places
 from splitfed.core.cutting import cut
 from splitfed.core.errors import InvalidInput
 from splitfed.core.plain_values import equal_tensors, same_tensors
@@ -113,6 +114,14 @@ def test_numbers_are_the_same_by_bytes_or_by_value() -> None:
         assert same_tensors(one, one * torch.where(one == 0, -1, 1))
         assert not same_tensors(one, one.nan_to_num(2.0))
         assert not same_tensors(one.nan_to_num(2.0), one)
+
+
+@pytest.mark.usefixtures("large")
+def test_a_large_model_is_copied_once_for_all_of_its_places() -> None:
+    with _Counts() as counts:
+        places = cut_places(Net(), torch.randn(8, WIDTH))
+    assert sum(place.possible for place in places) > 1
+    assert counts.copies == 3
 
 
 def test_a_small_model_is_compared_on_all_stages() -> None:
