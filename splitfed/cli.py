@@ -191,10 +191,10 @@ def _list_cuts(options: Options) -> None:
     figure = None if options.figure is None else check_figure_file(Path(options.figure))
     request = cut_survey.ModelRequest(options.model, options.shape, options.outputs, options.set, options.integers)
     with progress.open_bar("places") as bar:
-        found = cut_survey.survey(request, options.depth, bar, trust=options.trust)
+        found = cut_survey.survey(request, options.depth, bar, blocks=options.blocks, trust=options.trust)
     auto = {name: choice.cuts for name, choice in found.auto.items()}
     if figure is not None:
-        save_figure(figure, found.model, found.places, auto["vanilla"])
+        save_figure(figure, found.model, found.places, auto.get("vanilla", ()))
     if options.json:
         print(json.dumps(cut_survey.survey_to_json(found)))
         return

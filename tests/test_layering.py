@@ -138,7 +138,7 @@ ALGORITHMS += ("matching", "poisoning", "detectors", "aggregation")
 # Costs and privacy run backward passes to measure work and sensitivity; ExpertMatcher trains autoencoders of its own.
 # The equivalence test trains the user's uncut model, beside which the segments are tried.
 AUTOGRAD = {"core.party", "core.equivalence_sides", "core.model_loss", "attacks", "defenses", "federated", "stats"}
-AUTOGRAD |= {"costs", "privacy", "matching", "core.row_losses"}
+AUTOGRAD |= {"costs", "privacy", "matching", "core.row_losses", "core.shape_rules"}
 # Slow or optional: the only packages that a function may import when it is called. The command line may delay
 # anything, for a help page must not wait for torch.
 HEAVY = {"sklearn", "mlxtend", "pandas", "scipy", "matplotlib", "torchmetrics", "PIL", "pyarrow", "optuna"}

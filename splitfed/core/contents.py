@@ -219,17 +219,17 @@ class _Operations(TorchDispatchMode):
 
     def __init__(self, zeros: Collection[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._found: dict[Any, Traces] = {}
+        self._found: dict[int, Traces] = {}
         self._zeros = frozenset(zeros)
-        # What has no storage is told apart by its identity, and kept so that nothing else gets that.
-        self._kept: list[Tensor] = []
+        # Kept, so that no other memory gets the address, and no other tensor without a storage the identity.
+        self._kept: list[StorageWeakRef | Tensor] = []
         self._outside: Traces = _NOTHING
 
     def note(self, tensor: Tensor, traces: Traces) -> None:
         """Note the traces of all that shares the memory of `tensor`."""
         key = _memory(tensor)
-        if isinstance(key, int):
-            self._kept.append(tensor)
+        if key not in self._found:
+            self._kept.append(tensor if key < 0 else StorageWeakRef(tensor.untyped_storage()))
         self._found[key] = traces
 
     def traces(self, tensor: Tensor) -> Traces:
@@ -246,20 +246,34 @@ class _Operations(TorchDispatchMode):
         given = kwargs or {}
         # What a function with a backward of its own does to its result, a pass that counts operations would count.
         with torch._C.DisableTorchFunction():
-            read = [(one, self.traces(one)) for one in tensors_of((args, given))]
-            name = func._schema.name.partition("::")[2]
-            written = _written(func, args, given)
+            read = [(one, _memory(one)) for one in tensors_of((args, given))]
+            name, places = _name_and_written(func)
+            written = [
+                one
+                for place, word in places
+                for one in tensors_of(args[place] if place < len(args) else given.get(word))
+            ]
+            kept = [
+                self._found.get(key, self._outside)
+                for one, key in read
+                if not (name in _OVERWRITING and one is args[0])
+            ]
             returned = func(*args, **given)
             made = tensors_of(returned)
             if written or made:
-                self._note_made(name, args, read, written, made)
+                self._note_made(name, args, read, kept, written, made)
         return returned
 
     def _note_made(
-        self, name: str, args: Any, read: list[tuple[Tensor, Traces]], written: list[Tensor], made: list[Tensor]
+        self,
+        name: str,
+        args: Any,
+        read: list[tuple[Tensor, int]],
+        kept: list[Traces],
+        written: list[Tensor],
+        made: list[Tensor],
     ) -> None:
-        memory = {_memory(one) for one, _ in read}
-        kept = [traces for one, traces in read if not (name in _OVERWRITING and one is args[0])]
+        memory = {key for _, key in read}
         traces = self._result(name, args, kept)
         for tensor in written:
             result = self._as_mask(name, tensor, traces)
@@ -330,12 +344,12 @@ def _as_number(tensor: Tensor, traces: Traces) -> Traces:
     return {_Grade.MASK: frozenset().union(*traces.values())}
 
 
-def _memory(tensor: Tensor) -> Any:
-    """Return what tells the memory of `tensor` from any other."""
+def _memory(tensor: Tensor) -> int:
+    """Return what tells the memory of `tensor` from any other; less than zero where it has no storage."""
     try:
-        return StorageWeakRef(tensor.untyped_storage())
+        return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
-        return id(tensor)
+        return -id(tensor)
 
 
 def _size(tensor: Tensor) -> int:
@@ -345,18 +359,10 @@ def _size(tensor: Tensor) -> int:
         return 0
 
 
-def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """Return the tensors that an operation writes into."""
-    written: list[Tensor] = []
-    for place, name in _written_arguments(func):
-        written += tensors_of(args[place] if place < len(args) else kwargs.get(name))
-    return written
-
-
 @cache
-def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
-    """Return the place and the name of every argument that an operation writes into."""
+def _name_and_written(func: Any) -> tuple[str, tuple[tuple[int, str], ...]]:
+    """Return the name of an operation, and the place and the name of every argument that it writes into."""
     arguments = enumerate(func._schema.arguments)
-    return tuple(
+    return func._schema.name.partition("::")[2], tuple(
         (place, one.name) for place, one in arguments if one.alias_info is not None and one.alias_info.is_write
     )

@@ -2,7 +2,8 @@
 
 One pass through the uncut model says in which order the submodules return, and how many multiply-adds have run by then.
 Then the model is cut after each of them, one at a time, and every cut is compared with the uncut model as any other cut
-is, so that a place is possible if training there is exact, and else refused for the reason that `cut` gives.
+is, so that a place is possible if training there is exact, and else refused for the reason that `cut` gives. The uncut
+model is run once for all of them; see `splitfed.core.uncut_runs`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from splitfed.core.cutting import Example, Piece, cut
+from splitfed.core.block_names import block_names
+from splitfed.core.cut_names import read_cuts
+from splitfed.core.cutting import Cutter, Example, Piece
 from splitfed.core.equivalence import FailsByItself
 from splitfed.core.equivalence_sides import required_arguments
 from splitfed.core.errors import InvalidInput, check_count, describe_failure, others_code
@@ -31,6 +34,7 @@ from splitfed.core.nested_tensors import tensors_of
 from splitfed.core.probe import probe
 from splitfed.core.replay import ReplayedSegment
 from splitfed.core.topology import Head, Segment, Topology
+from splitfed.core.uncut_runs import UncutRuns
 
 _ROWS = 2  # batch norm refuses a single row in training
 
@@ -119,30 +123,37 @@ def cut_places(
     progress: Callable[[int, int], None] | None = None,
     output: str | None = None,
     sent_inputs: Sequence[str] = (),
+    blocks: bool = False,
 ) -> tuple[CutPlace, ...]:
     """Return the places behind all submodules of `model`, in the order they run; those never called come last.
 
     `example`: at least two rows of its input, (rows, ...), by argument if there are several. `depth`: how deep
     submodules are looked for, None for all. `progress` is told how many of how many names have been tried. `output` and
-    `sent_inputs` as for `cut`. A model of
-    many submodules takes long: every name is one `cut` with its comparison. The model is left as it was. Raises
-    `InvalidInput` for a model that fails by itself on these rows.
+    `sent_inputs` as for `cut`. `blocks`: only the elements of the outermost lists of repeated blocks, and the
+    submodules beside these lists; see `block_names`. Every name is one `cut` with its comparison, so that a model of
+    many submodules takes long; the uncut model is run once for all of them, and what it came to is kept meanwhile: up
+    to eight times the weights, of a model of 2**24 weights and more their gradients once. The model is left as it was.
+    Raises `InvalidInput` for a model that fails by itself on these rows, and for `blocks` of one that repeats none.
     """
     check_model(model)
     model, _ = open_wrappers(model)
     if depth is not None:
         check_count("depth", depth, low=1)
+    if depth is not None and blocks:
+        raise InvalidInput(f"depth={depth} and blocks exclude each other: blocks lie as deep as they do; give one")
+    names = block_names(model) if blocks else _names_to(model, depth)
     inputs = _inputs_by_name(model, example)
     snapshot = ModelSnapshot(model)
     try:
         recording = _record(model, inputs)
         snapshot.restore()
-        attempts = _list_attempts(model, recording, depth)
+        attempts = _list_attempts(names, recording)
+        cutter = Cutter(model, inputs, output, (), sent_inputs, snapshot, UncutRuns())
         found: list[tuple[_Attempt, CutPlace]] = []
         for number, attempt in enumerate(attempts):
             if progress is not None:
                 progress(number, len(attempts))
-            found.append((attempt, _try_cut(model, inputs, attempt, recording.total, output, sent_inputs)))
+            found.append((attempt, _try_cut(cutter, inputs, attempt, recording.total)))
             snapshot.restore()
     finally:
         snapshot.restore()
@@ -209,12 +220,15 @@ def _fails_by_itself(model: nn.Module, error: BaseException) -> InvalidInput:
     return InvalidInput(f"{type(model).__name__} fails by itself with {_ROWS} rows: {describe_failure(error)}")
 
 
-def _list_attempts(model: nn.Module, recording: _Recording, depth: int | None) -> list[_Attempt]:
+def _names_to(model: nn.Module, depth: int | None) -> tuple[str, ...]:
+    names = (name for name, _ in model.named_modules() if name)
+    return tuple(name for name in names if depth is None or name.count(".") < depth)
+
+
+def _list_attempts(names: Sequence[str], recording: _Recording) -> list[_Attempt]:
     """Return all names to cut after in the order they return, of those that return together the outermost first."""
     attempts = []
-    for name, _ in model.named_modules():
-        if not name or (depth is not None and name.count(".") >= depth):
-            continue
+    for name in names:
         returns = recording.returns.get(name, [])
         moment, done = returns[-1] if returns else (None, recording.total)
         attempts.append(_Attempt(name, moment, done))
@@ -224,17 +238,11 @@ def _list_attempts(model: nn.Module, recording: _Recording, depth: int | None) -
     return sorted(attempts, key=lambda a: (end if a.moment is None else a.moment, a.name.count("."), "#" in a.name))
 
 
-def _try_cut(
-    model: nn.Module,
-    inputs: Mapping[str, Tensor],
-    attempt: _Attempt,
-    total: int,
-    output: str | None,
-    sent_inputs: Sequence[str],
-) -> CutPlace:
+def _try_cut(cutter: Cutter, inputs: Mapping[str, Tensor], attempt: _Attempt, total: int) -> CutPlace:
     try:
-        before, after = cut(model, (attempt.name,), inputs, output, sent_inputs=sent_inputs)
-        values = _measure_values(before, after, inputs, sent_inputs)
+        cutter.snapshot.refuse_generators()
+        before, after = cutter.cut(read_cuts(cutter.model, (attempt.name,)))
+        values = _measure_values(before, after, inputs, cutter.sent_inputs)
     except FailsByItself:
         raise
     except InvalidInput as error:
@@ -267,7 +275,7 @@ def _measure_values(
     heads = tuple(Head(value, makers[value], makers[value]) for value in dict.fromkeys(original.outputs))
     allowed = [value for value in owners if original.arguments[value] in sent_inputs]
     topology = Topology("cut", segments, owners, heads, sent_inputs=allowed)
-    facts = probe(topology, {v: inputs[original.arguments[v]][:_ROWS] for v in owners})
+    facts = probe(topology, {v: inputs[original.arguments[v]][:_ROWS] for v in owners}, shared=True)
     (edge,) = topology.crossings
     returned = facts.returned(topology, edge)
     return tuple(CutValue(v, facts.shapes[v], facts.dtypes[v], v in returned) for v in edge.values)

@@ -30,6 +30,7 @@ from splitfed.core.replay import Replayed, replay
 from splitfed.core.replay_rows import most_rows, other_sizes
 from splitfed.core.topology import Original
 from splitfed.core.tracing import NotTraceable, cut_by_trace
+from splitfed.core.uncut_runs import UncutRuns
 from splitfed.core.warming import warm_up
 from splitfed.core.weight_sharing import FEW_ROWS, is_large
 
@@ -86,17 +87,16 @@ def cut(
             if sent_inputs:
                 raise InvalidInput(f"sent_inputs={sent_inputs!r} needs rows as example, too") from error
             raise NotTraceable(f"{error}, or give rows of its input as example, to cut it by replay") from error
-    _check_rows(example)
     # Whatever looks at the model leaves it as it was, so that one copy of it serves them all.
-    try:
-        return _Cutter(model, example, output, chain, sent_inputs, snapshot).cut(cuts)
-    finally:
-        snapshot.restore()
+    return Cutter(model, example, output, chain, sent_inputs, snapshot).cut(cuts)
 
 
 @dataclass(frozen=True)
-class _Cutter:
-    """Cuts one model by the rows of an example, as `cut` describes it; `snapshot`: what the model was before."""
+class Cutter:
+    """Cuts one model by the rows of an example, as `cut` describes it; `snapshot`: what the model was before.
+
+    `runs`: keeps what the uncut model comes to, where it is cut in many places.
+    """
 
     model: nn.Module
     example: Example
@@ -104,9 +104,11 @@ class _Cutter:
     chain: Sequence[str]
     sent_inputs: Sequence[str]
     snapshot: ModelSnapshot
+    runs: UncutRuns | None = None
 
     def cut(self, cuts: Sequence[Cut]) -> tuple[Piece, ...]:
-        """Return the pieces between `cuts`, by trace or else by replay."""
+        """Return the pieces between `cuts`, by trace or else by replay, and leave the model as it was."""
+        _check_rows(self.example)
         refused: InvalidInput
         try:
             traced = self._by_trace(cuts)
@@ -180,7 +182,7 @@ class _Cutter:
         return other_sizes([module for module, _, _ in replayed.segments], _count_rows(self.example))
 
     def _compared(self, original: Original) -> tuple[Piece, ...]:
-        check_original(original, _by_name(original, self.example), self.snapshot)
+        check_original(original, _by_name(original, self.example), self.snapshot, self.runs)
         return tuple(Piece(module, inputs, outputs, original) for module, inputs, outputs in original.pieces)
 
 

@@ -21,11 +21,9 @@ comparable bit for bit.
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core import weight_sharing
+from splitfed.core.equivalence_batches import Batches, SideFailed, Stage, first_rows, run_batch
 from splitfed.core.equivalence_sides import (
     EVALUATION,
     NO_GRADIENTS,
@@ -45,33 +44,23 @@ from splitfed.core.equivalence_sides import (
     as_tuple,
     unit_of,
 )
-from splitfed.core.errors import InvalidInput, NonFinite, describe_failure, others_code
+from splitfed.core.errors import InvalidInput
 from splitfed.core.model_checks import naming_what_is_left
-from splitfed.core.model_snapshot import ModelSnapshot, same_generators, seed_generators
+from splitfed.core.model_snapshot import ModelSnapshot
+from splitfed.core.outcome_differences import RANDOM, TRACE, Difference, check_same
+from splitfed.core.plain_values import same_tensors
 from splitfed.core.probe import probe
-from splitfed.core.random import generator
 from splitfed.core.reordered_gradients import reordered_weights
 from splitfed.core.topology import Original, Segment, Topology, frozen_modules
+from splitfed.core.uncut_runs import RecordedUncut, UncutRun, UncutRuns
 from splitfed.core.weight_sharing import copy_sharing, is_large, weight_sums
 
-Stage = tuple[str, int]
 STAGES: tuple[Stage, ...] = ((TRAINING, 8), (TRAINING, 5), (EVALUATION, 8), (NO_GRADIENTS, 5), (TRAINING, 8))
 """The batches that are compared: the mode, and how many rows."""
 FEW_STAGES: tuple[Stage, ...] = ((TRAINING, 3), (NO_GRADIENTS, 2))
 """Those of a large model; see `weight_sharing.is_large`."""
 EXAMPLES = max(rows for _, rows in STAGES)
 """How many rows are used, at the most."""
-# Of some summands in another order: units in the last place of the largest number of the tensor, cancellation included.
-_REORDERED = 2.0**10
-_MODES = {True: "training", False: "evaluation"}
-_MODE = "a party switches modes itself: call .eval() on that submodule before the cut, not in train()"
-_RANDOM = "draw within a submodule that no cut lies in, such as nn.Dropout, or by a function of torch"
-_GRADIENT = (
-    "hooks on weights, no_grad and functions with a backward of their own do not survive the cut: use detach(), or put "
-    "that part into a submodule"
-)
-_NO_GRADIENT = "freeze it by requires_grad_(False) instead of torch.no_grad() or set_grad_enabled() in forward"
-_BUFFER = "change buffers in place by operations on tensors, in a submodule that stands on one side of the cut"
 _STATE = (
     "each party has only a part of the model, so that Python values cannot steer it: keep what must change in a buffer "
     "that is changed in place, and nothing else"
@@ -80,18 +69,10 @@ _UNKEPT = (
     "keep what changes in buffers, or in attributes that are tensors, numbers, arrays, or lists, tuples, dicts and "
     "sets of these"
 )
-_TRACE = (
-    "the trace does not show what forward does there (autocast, a branch, a number taken out of a tensor): write it as "
-    "operations on tensors, or as a submodule"
-)
 
 
 class FailsByItself(InvalidInput):
     """The uncut model fails on the rows that it is compared on."""
-
-
-class SideFailed(Exception):
-    """What the code of one of the two sides raised, the user's own, in one line."""
 
 
 def describe_proof(weights: int) -> str:
@@ -103,24 +84,6 @@ def describe_proof(weights: int) -> str:
         f"compared on {batches}, with one step between them, as the model is large: what would show in more rows or in "
         "later steps alone is not proved"
     )
-
-
-@dataclass(frozen=True)
-class _Batches:
-    """What both sides run: the modes with how many rows, the rows, and the shapes of outputs without rows."""
-
-    stages: tuple[Stage, ...]
-    inputs: Values
-    shapes: Mapping[str, tuple[int, ...]]
-
-
-class Difference(Exception):
-    """What differs, what to write instead, and whether it shows in what comes out."""
-
-    def __init__(self, what: str, advice: str, in_outputs: bool = False) -> None:
-        super().__init__(what)
-        self.advice = advice
-        self.in_outputs = in_outputs
 
 
 def check_topology(topology: Topology, batch: Values) -> None:
@@ -166,17 +129,20 @@ def check_counts(kind: str, inputs: Values) -> None:
         )
 
 
-def check_original(original: Original, batch: Values, snapshot: ModelSnapshot | None = None) -> None:
+def check_original(
+    original: Original, batch: Values, snapshot: ModelSnapshot | None = None, runs: UncutRuns | None = None
+) -> None:
     """Compare the pieces of `original` with it on `batch` (value -> (rows, ...)), two rows or more.
 
-    `snapshot`: one of its model as it is, where there is one. Raises `InvalidInput` for the first difference.
+    `snapshot`: one of its model as it is, where there is one. `runs`: keeps what the model comes to, for all of its
+    cuts. Raises `InvalidInput` for the first difference.
     """
     segments = [
         Segment(f"piece{number}", "model", module, inputs, outputs)
         for number, (module, inputs, outputs) in enumerate(original.pieces)
     ]
     with naming_what_is_left(original.model):
-        _compare(segments, original, batch, original.model.training, snapshot)
+        _compare(segments, original, batch, original.model.training, snapshot, runs)
 
 
 def _list_units(topology: Topology) -> list[tuple[list[Segment], Original]]:
@@ -213,6 +179,7 @@ def _compare(
     inputs: Values,
     in_training: bool,
     snapshot: ModelSnapshot | None = None,
+    runs: UncutRuns | None = None,
 ) -> None:
     """Run the segments beside the model they make up, and refuse the first difference.
 
@@ -231,15 +198,20 @@ def _compare(
 
     changed: list[str] | None = None
     try:
-        facts = probe(unit, {n: _first_rows(x, 2) for n, x in inputs.items()}, shared=True)
+        facts = probe(unit, {n: first_rows(x, 2) for n, x in inputs.items()}, shared=True)
         facts = replace(facts, stochastic=frozenset(), plain_draws=frozenset())
         shapes = {head.value: facts.shapes[head.value] for head in unit.heads}
         stages = FEW_STAGES if large else STAGES
         stages += tuple((mode, rows) for rows in original.sizes for mode in (TRAINING, NO_GRADIENTS))
-        batches = _Batches(stages, inputs, shapes)
-        if not (large and _same_on_shared(original.model, make_sides(True), batches, reordered)):
+        batches = Batches(stages, inputs, shapes)
+        run = None
+        if runs is not None:
+            run = runs.find(original, in_training, batches, partial(make_sides, large), partial(_going_on, snapshot))
+        if run and _same_as_recorded(original, run, make_sides(large), batches, reordered) and not snapshot.changes():
+            return
+        if run or not (large and _same_on_shared(original.model, make_sides(True), batches, reordered)):
             _run_stages(original.model, make_sides(), batches, reordered)
-        changed = _going_on(snapshot, Uncut(original, in_training), batches) if original.cuts else []
+        changed = _going_on(snapshot, partial(Uncut, original, in_training), batches) if original.cuts else []
         if changed:
             raise Difference(f"forward changes the {changed[0]}", _STATE)
         if not original.cuts and (unkept := snapshot.unkept_changes()):
@@ -247,11 +219,11 @@ def _compare(
     except Difference as error:
         what, advice = str(error), error.advice
         if original.cuts and changed is None:
-            changed = _going_on(snapshot, Uncut(original, in_training), batches)
+            changed = _going_on(snapshot, partial(Uncut, original, in_training), batches)
         if changed:
             what, advice = f"forward changes the {changed[0]}", _STATE
         elif not _repeats(lambda: make_sides()[0], batches):
-            what, advice = "the uncut model itself does not repeat its results from the same seeds", _RANDOM
+            what, advice = "the uncut model itself does not repeat its results from the same seeds", RANDOM
         elif error.in_outputs:
             what += _locate_difference(make_sides(), batches)
         by_hand = ", or pass segments by hand (splitfed.Segment)" if original.cuts else ""
@@ -271,8 +243,21 @@ class _Written(Exception):
     """A forward pass has written into weights that both sides share."""
 
 
+def _same_as_recorded(
+    original: Original,
+    run: UncutRun,
+    sides: tuple[Uncut, Parties],
+    batches: Batches,
+    reordered: Collection[str],
+) -> bool:
+    """Return whether the parties come to what the uncut model came to in `run`; False says nothing of another run."""
+    uncut, parties = sides
+    recorded = run.stand_in(uncut, original)
+    return parties.shared == run.shared and _same_on_shared(original.model, (recorded, parties), batches, reordered)
+
+
 def _same_on_shared(
-    model: nn.Module, sides: tuple[Uncut, Parties], batches: _Batches, reordered: Collection[str]
+    model: nn.Module, sides: tuple[Uncut | RecordedUncut, Parties], batches: Batches, reordered: Collection[str]
 ) -> bool:
     """Return whether the sides are the same on shared weights; False says nothing of sides with their own."""
     try:
@@ -282,12 +267,14 @@ def _same_on_shared(
     return True
 
 
-def _run_stages(model: nn.Module, sides: tuple[Uncut, Parties], batches: _Batches, reordered: Collection[str]) -> None:
+def _run_stages(
+    model: nn.Module, sides: tuple[Uncut | RecordedUncut, Parties], batches: Batches, reordered: Collection[str]
+) -> None:
     name, shared = type(model).__name__, bool(sides[1].shared)
     sums = weight_sums(model) if shared else []
     for step, (stage, rows) in enumerate(batches.stages):
         try:
-            uncut = _run(sides[0], step, batches)
+            uncut = run_batch(sides[0], step, batches)
         except SideFailed as error:
             raise FailsByItself(f"{name} fails by itself in {stage} with {rows} rows: {error}") from error
         if uncut is not None:
@@ -296,9 +283,9 @@ def _run_stages(model: nn.Module, sides: tuple[Uncut, Parties], batches: _Batche
         if shared and sums != weight_sums(model):
             raise _Written
         try:
-            cut = _run(sides[1], step, batches)
+            cut = run_batch(sides[1], step, batches)
         except SideFailed as error:
-            raise Difference(f"in {stage} with {rows} rows its segments fail ({error})", _TRACE) from error
+            raise Difference(f"in {stage} with {rows} rows its segments fail ({error})", TRACE) from error
         if uncut is None and cut is None:
             warnings.warn(
                 f"{name} was compared with its cut model for {step} of {len(batches.stages)} batches only: its "
@@ -308,40 +295,20 @@ def _run_stages(model: nn.Module, sides: tuple[Uncut, Parties], batches: _Batche
             )
             return
         if uncut is None or cut is None:
-            raise Difference(f"in {stage} one of them alone is finite", _TRACE, in_outputs=True)
+            raise Difference(f"in {stage} one of them alone is finite", TRACE, in_outputs=True)
         try:
-            _check_same(uncut, cut, reordered)
+            check_same(uncut, cut, reordered)
         except Difference as error:
             raise Difference(f"in {stage} {error}", error.advice, error.in_outputs) from None
         if shared:
             if sums != weight_sums(model):
                 raise _Written
-            sides[0].step_shared(uncut.gradients)
-            sums = weight_sums(model)
+            if uncut.gradients:
+                sides[0].step_shared(uncut.gradients)
+                sums = weight_sums(model)
 
 
-def _run(side: Side, step: int, batches: _Batches) -> StepResult | None:
-    """Run the batch of number `step`, towards random numbers; None where gradients are not finite."""
-    stage, rows = batches.stages[step]
-    draws = generator(step, "targets")
-    targets = {name: torch.randn((rows, *shape), generator=draws) for name, shape in batches.shapes.items()}
-    seed_generators(step)
-    given = {n: _first_rows(x, rows) for n, x in batches.inputs.items()}
-    try:
-        with others_code(_side_failed):
-            result = side.run(stage, given, targets, step)
-    except NonFinite:
-        return None
-    finite = all(_is_finite(t) for t in result.gradients.values() if t is not None)
-    return result if finite else None
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """Return whether all numbers are finite. So is their sum, as a rule, which is found without a mask of them."""
-    return (tensor.is_floating_point() and math.isfinite(tensor.sum().item())) or bool(tensor.isfinite().all())
-
-
-def _going_on(snapshot: ModelSnapshot, side: Side, batches: _Batches) -> list[str]:
+def _going_on(snapshot: ModelSnapshot, make: Callable[[], Side], batches: Batches) -> list[str]:
     """Return the Python state that the uncut model changed since `snapshot`, and changes again in the same batches.
 
     What is the same after them is a cache, such as a table of positions, that the first batches filled.
@@ -349,112 +316,36 @@ def _going_on(snapshot: ModelSnapshot, side: Side, batches: _Batches) -> list[st
     if not (changed := snapshot.changes()):
         return []
     warm = ModelSnapshot(snapshot.model, like=snapshot)
-    _all_stages(side, replace(batches, shapes={}))
+    _all_stages(make(), replace(batches, shapes={}))
     going_on = warm.changes()
     names = {change.rpartition(" (")[0] for change in going_on}
     return [change for change in changed if change.rpartition(" (")[0] in names] or going_on
 
 
-def _side_failed(error: BaseException) -> BaseException:
-    return error if isinstance(error, NonFinite) else SideFailed(describe_failure(error))
-
-
-def _repeats(make: Callable[[], Side], batches: _Batches) -> bool:
+def _repeats(make: Callable[[], Side], batches: Batches) -> bool:
     """Return whether a side comes to the same bits when it is run again."""
     first, second = (_all_stages(make(), batches) for _ in range(2))
     try:
         for one, other in zip(first, second, strict=False):
             if one is not None and other is not None:
-                _check_same(one, other, ())
+                check_same(one, other, ())
     except Difference:
         return False
     return len(first) == len(second)
 
 
-def _all_stages(side: Side, batches: _Batches) -> list[StepResult | None]:
+def _all_stages(side: Side, batches: Batches) -> list[StepResult | None]:
     """Run all batches, or those before the first at which the model fails by itself."""
     found = []
     for step in range(len(batches.stages)):
         try:
-            found.append(_run(side, step, batches))
+            found.append(run_batch(side, step, batches))
         except SideFailed:
             break
     return found
 
 
-def _check_same(uncut: StepResult, cut: StepResult, reordered: Collection[str]) -> None:
-    """Raise the `Difference` between two outcomes that explains most, if there is one.
-
-    `reordered`: the weights whose gradients may be rounded differently.
-    """
-    for name, mode in uncut.modes.items():
-        if cut.modes.get(name, mode) != mode:
-            raise Difference(f"submodule {name!r} is not in {_MODES[mode]} mode, as it is in the uncut model", _MODE)
-    if package := same_generators(uncut.generators, cut.generators):
-        raise Difference(f"other random numbers are drawn from {package}", _RANDOM)
-    # A copy that does not change with the other explains what comes out.
-    _check_buffers(uncut, cut, alone=False)
-    for name, value in uncut.outputs.items():
-        _check_output(name, value, cut.outputs[name])
-    for name, attached in uncut.attached.items():
-        if cut.attached.get(name, attached) != attached:
-            raise Difference(f"output {name!r} has {'no' if attached else 'a'} gradient", _GRADIENT)
-    for name, gradient in uncut.gradients.items():
-        _check_gradient(name, gradient, cut.gradients.get(name), name in reordered)
-    for name in uncut.state:
-        if name not in cut.state:
-            raise Difference(f"the state has no {name!r}", _TRACE)
-    for name, value in cut.state.items():
-        if name not in uncut.state:
-            raise Difference(f"the state has {name!r} besides", _TRACE)
-        if not _same(uncut.state[name], value):
-            raise Difference(f"{name!r} is another after the step", _BUFFER)
-    _check_buffers(uncut, cut, alone=True)
-
-
-def _check_buffers(uncut: StepResult, cut: StepResult, alone: bool) -> None:
-    """Compare every buffer of every segment; those that one segment alone has if `alone`, else those of several."""
-    buffers, holders = uncut.buffers, Counter(name for _, name, _ in cut.copies)
-    for segment, name, value in cut.copies:
-        if name in buffers and (holders[name] == 1) == alone and not _same(buffers[name], value):
-            whose = "" if alone else "the copy of "
-            raise Difference(f"{whose}buffer {name!r} in {segment!r} is another after the step", _BUFFER)
-
-
-def _check_output(name: str, uncut: Tensor, cut: Tensor) -> None:
-    for what, mine, wanted in (("type", cut.dtype, uncut.dtype), ("shape", tuple(cut.shape), tuple(uncut.shape))):
-        if mine != wanted:
-            raise Difference(f"output {name!r} has {what} {mine} in place of {wanted}", _TRACE, in_outputs=True)
-    if not _same(uncut, cut):
-        most = float((uncut.double() - cut.double())[uncut != cut].abs().max())
-        raise Difference(f"output {name!r} differs by up to {most:.3g}", _TRACE, in_outputs=True)
-
-
-def _check_gradient(name: str, uncut: Tensor | None, cut: Tensor | None, reordered: bool) -> None:
-    if uncut is None and cut is not None:
-        raise Difference(f"weight {name!r} gets a gradient, and none in the uncut model", _NO_GRADIENT)
-    if uncut is not None and cut is None:
-        raise Difference(f"weight {name!r} gets no gradient, and one in the uncut model", _GRADIENT)
-    if uncut is not None and cut is not None and not (_same(uncut, cut) or (reordered and _close(uncut, cut))):
-        raise Difference(f"the gradient of weight {name!r} differs", _GRADIENT)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    if torch.equal(one, other):
-        return True
-    return one.is_floating_point() and bool(((one == other) | (one.isnan() & other.isnan())).all())
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    """Return whether two gradients, both finite, are sums of the same summands in another order."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return bool((one - other).abs().max() <= _REORDERED * torch.finfo(one.dtype).eps * one.abs().max())
-
-
-def _locate_difference(sides: tuple[Side, Side], batches: _Batches) -> str:
+def _locate_difference(sides: tuple[Side, Side], batches: Batches) -> str:
     """Say at which submodule the two first differ, by running both again and looking at what each returns."""
     for step in range(len(batches.stages)):
         calls_of_sides: list[dict[tuple[str, int], Tensor]] = []
@@ -466,7 +357,7 @@ def _locate_difference(sides: tuple[Side, Side], batches: _Batches) -> str:
                 if name
             ]
             try:
-                _run(side, step, batches)
+                run_batch(side, step, batches)
             except SideFailed:
                 return ""
             finally:
@@ -475,7 +366,7 @@ def _locate_difference(sides: tuple[Side, Side], batches: _Batches) -> str:
             calls_of_sides.append(calls)
         last = ""
         for (name, count), value in calls_of_sides[0].items():
-            if (name, count) not in calls_of_sides[1] or not _same(value, calls_of_sides[1][name, count]):
+            if (name, count) not in calls_of_sides[1] or not same_tensors(value, calls_of_sides[1][name, count]):
                 return f", first at submodule {name!r}" + (f", after {last!r}" if last else "")
             last = name
     return f", after submodule {last!r}" if last else ""
@@ -487,10 +378,3 @@ def _record_call(
     value = output[0] if isinstance(output, (tuple, list)) and output else output
     if isinstance(value, Tensor):
         calls[name, sum(n == name for n, _ in calls)] = value.detach().clone()
-
-
-def _first_rows(value: Tensor, rows: int) -> Tensor:
-    """Return the first `rows` rows, from the start again where there are fewer."""
-    if rows <= len(value) and value.is_contiguous():
-        return value[:rows]
-    return value[torch.arange(rows) % len(value)]

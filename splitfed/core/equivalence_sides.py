@@ -27,6 +27,7 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
 from splitfed.core.party_state import PartyState
 from splitfed.core.payload import copy_modules
+from splitfed.core.plain_values import equal_tensors
 from splitfed.core.probe import Facts
 from splitfed.core.replay_plan import flatten_result
 from splitfed.core.step_plan import segment_plans
@@ -288,7 +289,7 @@ class Parties:
         times = Counter(id(weight) for weight, _ in weights)
 
         def let_go(weight: Tensor, same: Tensor) -> None:
-            if weight.grad is not None and weight.grad.stride() == same.stride() and torch.equal(weight.grad, same):
+            if weight.grad is not None and weight.grad.stride() == same.stride() and equal_tensors(weight.grad, same):
                 weight.grad = same
 
         return [

@@ -18,6 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -231,13 +232,18 @@ def names_in_code(kinds: Collection[type]) -> set[str]:
         elif isinstance(one, types.FunctionType):
             waiting += [one.__code__, getattr(one, "__wrapped__", None)]
         elif isinstance(one, types.CodeType):
-            found.update(i.argval for i in dis.get_instructions(one) if i.opname in ("LOAD_ATTR", "LOAD_METHOD"))
+            found |= _attributes_read(one)
             waiting += one.co_consts
         elif isinstance(one, str) and one.isidentifier():
             found.add(one)
         elif isinstance(one, tuple):
             waiting += one
     return found
+
+
+@cache
+def _attributes_read(code: types.CodeType) -> frozenset[str]:
+    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_ATTR", "LOAD_METHOD"))
 
 
 def _is_full(cell: types.CellType) -> bool:

@@ -130,8 +130,10 @@ def _is_new_tensor(change: Change, after: Records) -> bool:
     return is_tensor and not change.shared and not record.kind.contains
 
 
-def generator_states() -> tuple[Any, ...]:
-    """Return the states of the default generators of torch on the CPU, of Python and of NumPy."""
+def generator_states(torch_alone: bool = False) -> tuple[Any, ...]:
+    """Return the states of the default generators of torch on the CPU, and of Python and NumPy, which take longer."""
+    if torch_alone:
+        return (torch.get_rng_state(),)
     return torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
 
 
@@ -151,11 +153,10 @@ def seed_generators(seed: int) -> None:
 
 def drawn_packages(before: tuple[Any, ...], after: tuple[Any, ...]) -> frozenset[str]:
     """Return the packages (torch, random, numpy.random) whose default generators differ between two states."""
-    drawn = {
-        "torch": not torch.equal(before[0], after[0]),
-        "random": before[1] != after[1],
-        "numpy.random": same_generators(before, (*before[:2], after[2])) is not None,
-    }
+    drawn = {"torch": not torch.equal(before[0], after[0])}
+    if len(before) > 1:
+        drawn["random"] = before[1] != after[1]
+        drawn["numpy.random"] = same_generators(before, (*before[:2], after[2])) is not None
     return frozenset(package for package, found in drawn.items() if found)
 
 

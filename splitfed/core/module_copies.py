@@ -26,6 +26,7 @@ from torch import Tensor, nn
 T = TypeVar("T")
 _COMPILED = "_compiled_call_impl"
 """The one entry that `nn.Module` leaves out of its copies."""
+_TABLES = frozenset((dict, OrderedDict, set))
 _ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dtype))
 
 
@@ -52,7 +53,12 @@ def deep_copy(value: T, modules: Iterable[nn.Module], memo: dict[int, Any]) -> T
                 made.append((inner, memo[id(inner)]))
     # Children before those that hold them.
     for inner, empty in reversed(made):
-        entries = {name: _copy_entry(entry, memo) for name, entry in vars(inner).items() if name != _COMPILED}
+        entries = {name: entry for name, entry in vars(inner).items() if name != _COMPILED}
+        for name, entry in entries.items():
+            if (kind := type(entry)) in _TABLES and not entry:
+                entries[name] = memo.setdefault(id(entry), kind())
+            elif kind not in _ATOMS:
+                entries[name] = _copy_entry(entry, memo)
         empty.__setstate__(entries)
     return _copy_entry(value, memo)  # type: ignore[no-any-return]
 
@@ -61,15 +67,15 @@ def _copy_entry(entry: Any, memo: dict[int, Any]) -> Any:
     kind = type(entry)
     if kind in _ATOMS:
         return entry
-    if id(entry) in memo:
-        return memo[id(entry)]
-    if kind is dict or (kind is OrderedDict and not entry):
-        memo[id(entry)] = made = kind()
+    if (known := memo.get(id(entry))) is not None:
+        return known
+    if kind in _TABLES and not entry:
+        return memo.setdefault(id(entry), kind())
+    if kind is dict:
+        memo[id(entry)] = made = {}
         for key, one in entry.items():
             made[key if type(key) in _ATOMS else copy.deepcopy(key, memo)] = _copy_entry(one, memo)
         return made
-    if kind is set and not entry:
-        return memo.setdefault(id(entry), set())
     return copy.deepcopy(entry, memo)
 
 

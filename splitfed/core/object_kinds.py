@@ -18,7 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from functools import partial
 from operator import is_
-from types import FunctionType, GeneratorType, MethodType, ModuleType
+from types import FunctionType, GeneratorType, MappingProxyType, MethodType, ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,6 +29,7 @@ from splitfed.core.plain_values import LEAVES, Held, Identity, Key, all_plain, i
 
 _TABLES = {"_parameters": "weight", "_buffers": "buffer", "_modules": "submodule"}
 _MODULE = {name: type(value) for name, value in vars(nn.Module()).items()}
+_EMPTY: Mapping[Any, Any] = MappingProxyType({})
 _CLOSED = ("logging", "threading", "_thread", "re", "io", "_io", "warnings", "multiprocessing", "concurrent", "asyncio")
 _CLOSED_PARTS = ("torch.fx", "torch._", "torch.jit", "torch.utils", "splitfed.core")
 
@@ -116,7 +117,8 @@ class ModuleKind(AnyKind):
     def mark(self, value: Any) -> Any:
         """Return copies of its table of attributes, of the tables in it, and of the names of unsaved buffers."""
         table = dict(vars(value))
-        inner = [(one, dict(one)) for name, one in table.items() if name in _MODULE and isinstance(one, dict)]
+        tables = [one for name, one in table.items() if name in _MODULE and isinstance(one, dict)]
+        inner = [(one, dict(one) if one else _EMPTY) for one in tables]
         return table, inner, set(value._non_persistent_buffers_set)
 
     def turn_back(self, value: Any, mark: Any) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 Held = dict["Key", Any]
+_MANY = 2**14
 
 LEAVES: frozenset[type] = frozenset(
     {bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice, CodeType}
@@ -70,15 +71,28 @@ def same(one: Any, other: Any) -> bool:
         return False
 
 
+def equal_tensors(one: Tensor, other: Tensor) -> bool:
+    """Return what `torch.equal` does of two tensors of one shape and type; of many numbers, True of the same bytes."""
+    if one.dtype is torch.float32 and one.numel() >= _MANY and one.numel() % 2 == 0:
+        pair = [t.detach().view(-1) for t in (one, other) if t.is_contiguous() and t.storage_offset() % 2 == 0]
+        # In words of 64 bits, which takes two thirds of the time.
+        if len(pair) == 2 and torch.equal(*(t.view(torch.int64) for t in pair)):
+            return True
+    return torch.equal(one, other)
+
+
 def same_tensors(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors have the same shape, type and numbers, NaN included; on meta: shape and type."""
     if one is other:
         return True
     if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device or one.layout != other.layout:
         return False
-    if one.is_meta or torch.equal(one, other):
+    if one.is_meta or equal_tensors(one, other):
         return True
-    return one.is_floating_point() and bool(((one == other) | (one.isnan() & other.isnan())).all())
+    # Whether there is a NaN at all shows in the sum, which is found without a mask of them.
+    if not one.is_floating_point() or not bool(one.sum().isnan()):
+        return False
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def all_plain(values: Iterable[Any]) -> bool:

@@ -7,10 +7,11 @@ meant by the number alone, so that a pass whose numbers differ from the plan's i
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from splitfed.core.held_arrays import OTHERS
 from splitfed.core.model_snapshot import drawn_packages, generator_states, set_generators
 from splitfed.core.nested_tensors import is_number, replace_tensors, tensors_of
 from splitfed.core.payload import not_dense
+from splitfed.core.shape_rules import result_by_rule
 
 _ACTIVE = threading.local()
 _LIKE_NAMES = "zeros_like ones_like full_like new_zeros new_ones new_full new_tensor new_empty empty_like"
@@ -36,6 +38,9 @@ _COMPARED = 2**17
 """Numbers of a weight or buffer up to which a pass that is recorded looks for changes by value."""
 _VIEWS = {getattr(Tensor, name).__get__: name for name in ("T", "mT", "H", "mH", "real", "imag", "data")}
 """Attributes that are tensors, computed when they are read."""
+_COMPILED = (BuiltinFunctionType, MethodDescriptorType)
+_CALLING = frozenset(("apply_", "map_", "map2_"))
+"""Functions of torch that call one that they are given."""
 _MOVES = frozenset(("to", "cpu", "cuda", "type_as", "pin_memory"))
 
 
@@ -69,6 +74,13 @@ class WholeModule:
             return self._inner(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> WholeModule:
+        """Return one for the copy of the submodule."""
+        made = memo[id(self)] = object.__new__(WholeModule)
+        made.module, made._inner = copy.deepcopy(self.module, memo), copy.deepcopy(self._inner, memo)
+        made.path, made._foreign = self.path, self._foreign
+        return made
+
 
 class AllMembers:
     """Stands as `_named_members` of a module of a party: in `forward`, what others hold is listed as well, as shapes.
@@ -79,6 +91,12 @@ class AllMembers:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.names = {table: tuple(vars(module)[table]) for table in ("_parameters", "_buffers")}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AllMembers:
+        """Return one for the copy of the module, which has the same names."""
+        made = memo[id(self)] = object.__new__(AllMembers)
+        made.module, made.names = copy.deepcopy(self.module, memo), self.names
+        return made
 
     def __call__(
         self, get_members: Callable[[Any], Any], prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -210,6 +228,13 @@ def _may_read_twice(module: nn.Module) -> bool:
     return any(True for _ in module.children()) or not type(module).forward.__module__.startswith("torch.nn.")
 
 
+def _is_torchs(func: Any) -> bool:
+    """Return whether `func` is code of torch alone, which runs no function of the user's."""
+    if isinstance(func, FunctionType):
+        return func.__module__ == "torch.nn.functional"
+    return isinstance(func, _COMPILED) and func.__name__ not in _CALLING
+
+
 class RecordingPass(Pass):
     """A plain pass that notes every operation.
 
@@ -258,11 +283,12 @@ class RecordingPass(Pass):
         with torch._C.DisableTorchFunction(), unnoted():
             given = self._note_arguments(noted, args, kwargs, module)
             before = [self._contents_of(tensor) for tensor in given]
-        states = generator_states()
+        own = module is None and _is_torchs(func)
+        states = generator_states(torch_alone=own)
         asked = self.number - 1
         returned = self._answers[asked] if asked in self._answers else self.whole(func, args, kwargs)
         noted.answer = (returned,) if is_number(returned) else ()
-        noted.draws = drawn_packages(states, generator_states())
+        noted.draws = drawn_packages(states, generator_states(torch_alone=own))
         with torch._C.DisableTorchFunction(), unnoted():
             self._note_changes(noted, given, before)
         if module is not None and noted.draws - {"torch"}:
@@ -432,6 +458,9 @@ class MetaPass(Pass):
         given = tensors_of((args, kwargs))
         if not any(tensor.is_meta for tensor in given):
             return func(*args, **kwargs)
+        found = result_by_rule(func, args, kwargs, given)
+        if found is not NotImplemented:
+            return found
         if name in _LIKE and kwargs.get("device") is None and given[0].is_meta:
             # Of such a tensor the shape alone is asked.
             return func(*args, **{**kwargs, "device": self.device})
@@ -444,6 +473,8 @@ class MetaPass(Pass):
         moves = name in _MOVES and isinstance(args[0], Tensor) and args[0].is_meta
         if moves and name in ("cpu", "cuda", "pin_memory"):
             return args[0]
+        if not moves and all(tensor.is_meta for tensor in given):
+            return func(*args, **kwargs)
 
         def changed(value: Any) -> Any:
             if isinstance(value, Tensor) and not value.is_meta and (value.dim() or moves):

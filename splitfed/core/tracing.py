@@ -59,8 +59,8 @@ def cut_by_trace(
     if called := [cut for cut in cuts if cut.call is not None]:
         raise NotTraceable(f"cut {called[0].name!r} names a call of a submodule, which a trace does not show")
     snapshot = snapshot or ModelSnapshot(model)
+    graph, constants = _trace(model, snapshot)
     try:
-        graph, constants = _trace(model, snapshot)
         _set_defaults(graph, given)
         vars(model).update(constants)
         part = _assign(model, graph, cuts)

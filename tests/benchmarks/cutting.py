@@ -4,6 +4,7 @@
 with one thread. A ratio is of the CPU time of one process: a cut after the middle of the model, with
 its proof, over one forward and backward pass of eight rows (16 tokens, or 224 x 224 images), the better of three after
 one that is not counted. Memory is the most that the process held: with the cut, and with one such pass alone.
+`python -m tests.benchmarks.cutting cuts` measures `splitfed cuts --blocks` of BERT-base, import included.
 """
 
 from __future__ import annotations
@@ -106,9 +107,27 @@ def measure(what: str, name: str) -> dict[str, float]:
     return found
 
 
+def made_bert(shape: Sequence[int], outputs: int) -> nn.Module:
+    """Return BERT-base, as a model that the command line makes by its path."""
+    return build("bert")[0]
+
+
+def list_cuts() -> None:
+    """Print CPU seconds and memory of `splitfed cuts --blocks` of BERT-base."""
+    model = [f"{__file__}:made_bert", "--shape", str(TOKENS), "--integers", "30522", "--blocks"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-m", "splitfed", "cuts", *model], check=True, env=environment)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    taken, peak = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+    print(f"splitfed cuts --blocks: {taken:.1f} s of CPU (aim: {CUTS_SECONDS:.0f} s), {peak:.0f} MB")
+
+
 def main(names: Sequence[str]) -> None:
     if names and names[0] == "--child":
         print(json.dumps(child(names[1], names[2])))
+        return
+    if names and names[0] == "cuts":
+        list_cuts()
         return
     for name in names or WORKLOADS:
         one, memory, times = (measure(what, name) for what in ("pass", "memory", "cut"))

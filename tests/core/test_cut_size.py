@@ -12,8 +12,10 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from splitfed.core import weight_sharing
+from splitfed.core.cut_places import cut_places
 from splitfed.core.cutting import cut
 from splitfed.core.errors import InvalidInput
+from splitfed.core.plain_values import equal_tensors, same_tensors
 from splitfed.core.probe import probe
 from splitfed.planning.held_rows import lines_told
 from splitfed.topologies.vanilla import vanilla
@@ -57,11 +59,11 @@ class Leaks(Net):
 
 
 class _Counts(TorchDispatchMode):
-    """Counts copies of whole weights, and rows that run through a layer in the forward pass."""
+    """Counts copies of whole weights, rows that run through a layer in the forward pass, and layers run on shapes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.copies = self.rows = 0
+        self.copies = self.rows = self.on_shapes = self.masks = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run it."""
@@ -70,6 +72,8 @@ class _Counts(TorchDispatchMode):
             self.copies += (kwargs or {}).get("device") != torch.device("meta")
         if func is torch.ops.aten.addmm.default and not args[1].is_meta:
             self.rows += len(args[1])
+        self.on_shapes += func is torch.ops.aten.addmm.default and args[1].is_meta
+        self.masks += func is torch.ops.aten.isnan.default and args[0].dim() > 1
         return func(*args, **(kwargs or {}))
 
 
@@ -88,6 +92,36 @@ def test_a_large_model_is_copied_once_and_seen_by_few_rows() -> None:
     # The snapshot, of three layers, and nothing else.
     assert counts.copies == 3
     assert counts.rows <= 3 * 34
+
+
+def test_no_layer_runs_on_shapes_and_changed_weights_are_put_back_without_a_mask() -> None:
+    with _Counts() as counts:
+        cut(Net(), ("first",), torch.randn(8, WIDTH))
+    assert counts.on_shapes == 0
+    assert counts.masks == 0
+
+
+def test_numbers_are_the_same_by_bytes_or_by_value() -> None:
+    for size in (6, WIDTH**2, WIDTH**2 + 1):
+        one = torch.randn(size)
+        one[0] = 0.0
+        assert equal_tensors(one, one.clone())
+        assert equal_tensors(one, one * torch.where(one == 0, -1, 1))
+        assert equal_tensors(one[1:], one[1:].clone())
+        assert not equal_tensors(one, one + 1e-3)
+        one[-1] = torch.nan
+        assert same_tensors(one, one.clone())
+        assert same_tensors(one, one * torch.where(one == 0, -1, 1))
+        assert not same_tensors(one, one.nan_to_num(2.0))
+        assert not same_tensors(one.nan_to_num(2.0), one)
+
+
+@pytest.mark.usefixtures("large")
+def test_a_large_model_is_copied_once_for_all_of_its_places() -> None:
+    with _Counts() as counts:
+        places = cut_places(Net(), torch.randn(8, WIDTH))
+    assert sum(place.possible for place in places) > 1
+    assert counts.copies == 3
 
 
 def test_a_small_model_is_compared_on_all_stages() -> None:

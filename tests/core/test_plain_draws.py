@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import probe
 from splitfed.core.replay import ReplayedSegment
+from splitfed.core.replay_passes import RecordingPass
 from splitfed.engines.byte_link import ByteLink
 from splitfed.topologies import vanilla
 from tests.core.cut_idioms import Net
@@ -160,3 +162,15 @@ def branch_between_submodules(m: Any, x: Tensor) -> Tensor:
 def test_draws_that_every_party_would_make_are_refused(forward: Callable[..., Tensor], package: str) -> None:
     with pytest.raises(InvalidInput, match=rf"other random numbers are drawn from {package}; draw within a submodule"):
         vanilla(Net(forward), "b", example=torch.randn(8, 8))
+
+
+def test_a_function_of_torch_that_calls_another_may_draw_from_python() -> None:
+    def draw(value: float) -> float:
+        return value + random.random()
+
+    with RecordingPass(nn.Linear(2, 2), [], []) as run:
+        x = torch.zeros(3).relu()
+        x.apply_(draw)
+        functional.dropout(x, 0.5)
+    drawn = {operation.name: operation.draws for operation in run.operations}
+    assert drawn == {"zeros": set(), "relu": set(), "apply_": {"random"}, "dropout": {"torch"}}

@@ -29,6 +29,19 @@ def net(shape, outputs, width=3):
 def nested(outputs):
     return nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 3), nn.ReLU()), nn.Linear(3, outputs))
 
+class Chain(nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.stem = nn.Linear(6, 8)
+        self.layer = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3))
+        self.unused, self.head = nn.ModuleList(nn.Linear(2, 2) for _ in range(2)), nn.Linear(8, outputs)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.layer:
+            x = block(x)
+        return self.head(x)
+
 class Words(nn.Sequential):
     def __init__(self, outputs):
         super().__init__(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(24, outputs))
@@ -81,6 +94,23 @@ def test_a_model_by_path_and_a_study_give_the_same_places(tmp_path: Path, capsys
     assert [ids["0"]["forward_bytes"], ids["0"]["parameters"]] == [6 * 4 * 4, [200, 50]]
 
 
+def test_places_by_block_and_one_line_for_equal_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own_net.py").write_text(NET, "utf-8")
+    chain = (f"{tmp_path / 'own_net.py'}:Chain", "--shape", "6", "--blocks")
+    found = places_of(capsys, *chain)
+    names = ["stem", "layer.0", "layer.1", "layer.2", "head", "unused.0", "unused.1"]
+    assert list(found) == [*names, "auto"]
+    # Its choice is among all places.
+    assert found["auto"] == {}
+    text = printed(capsys, *chain, "--figure", str(tmp_path / "chain.svg"))
+    refusals = [line for line in text.splitlines() if line.startswith("no cut after")]
+    assert refusals == [
+        "no cut after head: cut 'head' leaves an empty segment after 'head'",
+        "no cut after unused.0, unused.1: submodule '...' is never called by Chain; nothing to cut after",
+    ]
+    assert "auto" not in text
+
+
 MISUSE = [
     (["lenet"], "the model needs the shape of one row: --shape 1,28,28"),
     (["lenett", "--shape", "1,8,8"], "unknown model 'lenett'; did you mean 'lenet' or"),
@@ -88,6 +118,8 @@ MISUSE = [
     (["lenet", "--shape", "1,8,8", "--set", "pol=max"], "splitfed cuts: lenet.pol: unknown key 'pol'; did you mean"),
     (["lenet", "--shape", "1,8,8", "--set", "max"], "set='max' is not allowed; expected KEY=VALUE"),
     (["lenet", "--shape", "1,8,8", "--depth", "0"], "depth=0 is not allowed; expected a whole number of at least 1"),
+    (["lenet", "--shape", "1,8,8", "--blocks"], "LeNet has no list of repeated blocks (an nn.ModuleList or"),
+    (["lenet", "--shape", "1,8,8", "--blocks", "--depth", "2"], "depth=2 and blocks exclude each other: blocks lie"),
     (["lenet", "--shape", "1,8,8", "--outputs", "0"], "outputs=0 is not allowed; expected a whole number of at least"),
     (["lenet", "--shape", "1,8,8", "--integers", "9"], "LeNet fails by itself with 2 rows: "),
     (["lenet", "--shape", "1,8,8", "--figure", "a.pdf"], "figure='a.pdf' is not allowed; expected a file that ends in"),

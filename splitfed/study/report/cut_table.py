@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -14,7 +15,10 @@ TITLES = ("bytes a row\nforward", "back", "multiply-adds\nbefore", "weights\nbef
 
 
 def print_places(places: Sequence[CutPlace], auto: Mapping[str, tuple[str, ...]], console: Console) -> None:
-    """Print `places` in the order they run; `auto`: topology -> the cuts that "auto" chooses, of vanilla's marked *."""
+    """Print `places` in the order they run, and those that cannot be cut at for one reason together.
+
+    `auto`: topology -> the cuts that "auto" chooses, of vanilla's marked *.
+    """
     columns = [Column(title, overflow="fold") for title in ("cut after", "crosses, a row")]
     columns += [Column(title, justify="right", no_wrap=True) for title in TITLES]
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
@@ -24,9 +28,10 @@ def print_places(places: Sequence[CutPlace], auto: Mapping[str, tuple[str, ...]]
             table.add_row(f"{_names(place)}{mark}", describe_values(place), *_numbers(place))
     if any(place.possible for place in places):
         console.print(table)
-    for place in places:
-        if not place.possible:
-            console.print(f"no cut after {_names(place)}: {place.refusal}", highlight=False, markup=False)
+    for refusal, refused in _group_refusals(places).items():
+        names = ", ".join(map(_names, refused))
+        text = refusal if len(refused) > 1 else refused[0].refusal
+        console.print(f"no cut after {names}: {text}", highlight=False, markup=False)
 
 
 def describe_values(place: CutPlace) -> str:
@@ -42,6 +47,18 @@ def describe_values(place: CutPlace) -> str:
 def share(pair: tuple[int, int]) -> float:
     """Return the part of the first of two amounts in both together, 0 where there is nothing."""
     return pair[0] / max(1, sum(pair))
+
+
+def _group_refusals(places: Sequence[CutPlace]) -> dict[str, list[CutPlace]]:
+    """Return the places that cannot be cut at by why not, where "..." stands for each one's own name."""
+    groups: dict[str, list[CutPlace]] = {}
+    for place in places:
+        if place.refusal is not None:
+            # As a value, a place has no dots in its name.
+            names = {repr(place.name), repr(place.name.replace(".", "_"))}
+            text = re.sub("|".join(map(re.escape, names)), "'...'", place.refusal)
+            groups.setdefault(text, []).append(place)
+    return groups
 
 
 def _numbers(place: CutPlace) -> list[str]:

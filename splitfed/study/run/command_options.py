@@ -96,6 +96,12 @@ COMMANDS: dict[str, Command] = {
             type=int,
             help="how deep submodules are tried: 1 for those of the model itself (default: all)",
         ),
+        _argument(
+            "--blocks",
+            action="store_true",
+            help="try only the blocks of a model that repeats them, such as encoder.layer.3, and what stands beside "
+            "their list",
+        ),
         _argument("--figure", help=".svg or .png file for a drawing of the model with its places"),
         _TRUST,
     ),

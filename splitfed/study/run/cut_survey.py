@@ -70,17 +70,25 @@ class ModelRequest:
 
 
 def survey(
-    request: ModelRequest, depth: int | None, progress: Callable[[int, int], None] | None, *, trust: bool = False
+    request: ModelRequest,
+    depth: int | None,
+    progress: Callable[[int, int], None] | None,
+    *,
+    blocks: bool = False,
+    trust: bool = False,
 ) -> CutSurvey:
     """Return the places of the model asked for; one named by a `.toml` file is that of the study in it.
 
-    `trust`: whether code in folders of results of somebody else may be run. Raises `InvalidInput`.
+    `depth`, `blocks` and `progress` as for `cut_places`; "auto", which chooses among all places, is not asked with
+    `blocks`. `trust`: whether code in folders of results of somebody else may be run. Raises `InvalidInput`.
     """
     if depth is not None:
         check_count("depth", depth, low=1)
     load_model = _load_from_study if request.name.endswith(".toml") else _load_by_name
     model, example = load_model(request, trust)
-    places = cut_places(model, example, depth, progress)
+    places = cut_places(model, example, depth, progress, blocks=blocks)
+    if blocks:
+        return CutSurvey(request.name, model, places, {})
 
     def places_at(limit: int) -> Sequence[CutPlace]:
         if depth is None or limit <= depth:
