@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import tomllib
@@ -296,3 +297,23 @@ def test_workers_follow_the_paths_of_their_study(own: Path) -> None:
     study = write(own, {**STUDY, "study": {"name": "own", "seeds": [0, 1]}})
     assert main(["run", str(study), "--folder", str(own / "out"), "--workers", "2"]) == 0
     assert len(list((own / "out" / "runs").glob("*/code/toy_parts/attack.py"))) == 2
+
+
+def test_the_report_names_the_files_that_a_run_takes(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (own / "toy_wide.py").write_text("def width():\n    return 8\n")
+    made = "from torch import nn\nfrom toy_wide import width\ndef net(w: int = 2):\n    return nn.Sequential("
+    layers = "nn.Flatten(), nn.Linear(64, width()), nn.ReLU(), nn.Linear(width(), 10))\n"
+    (own / "toy_nets.py").write_text(made + layers)
+    plain = {"attack": None, "defense": [{"name": "none"}]}
+    study = small(model={"name": "toy_nets:net"}, topology=[{"name": "vanilla", "cut": "2"}], **plain)
+    assert main(["run", str(write(own, study)), "--folder", str(own / "out")]) == 0
+    page = (own / "out" / "report.html").read_text("utf-8")
+    said = re.search(r"To run it again,</b> in a folder with (\S+), and .* under code/ here \((.*)\):</p>", page)
+    assert said
+    assert said[2] == "code/toy_nets.py, code/toy_wide.py"
+    shutil.move(own / "out", own / "elsewhere")
+    for name in (said[1], *said[2].split(", ")):
+        (own / "new").mkdir(exist_ok=True)
+        shutil.copy(own / "elsewhere" / name, own / "new" / Path(name).name)
+    monkeypatch.chdir(own / "new")
+    assert main(["run", "study.toml", "--folder", "again"]) == 0

@@ -233,6 +233,7 @@ def test_page_needs_nothing_from_outside(page: str) -> None:
 
 
 def test_page_shows_every_setting_image_and_number(page: str) -> None:
+    assert "in a folder with config.toml:</p>" in page
     text = unescape(re.sub(r"<wbr>", "", page))
     for name in ("undefended", "noise(scale=0.5)", "noise(scale=2)"):
         assert text.count(name) >= 4
