@@ -183,7 +183,15 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
             )
             values[name] = value.detach()
     batch_norm = nn.modules.batchnorm._BatchNorm
-    norm = {s.name for s in topology.segments if any(isinstance(m, batch_norm) for m in s.module.modules())}
+    norm = {
+        s.name
+        for s in topology.segments
+        # What its owner has put in evaluation mode inside a module in training stays there.
+        if any(
+            isinstance(m, batch_norm) and (m.training or not s.module.training or m.running_mean is None)
+            for m in s.module.modules()
+        )
+    }
     origins = {name: origin_of(found) for name, found in traces.items()}
     _check_carried_inputs(topology, origins)
     return Facts(

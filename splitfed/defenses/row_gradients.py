@@ -56,8 +56,7 @@ class _Ran(NamedTuple):
 
 def check_rowwise(topology: Topology, facts: Facts, guarded: Sequence[str]) -> None:
     """Refuse `topology` if a row's gradient, at the roles `guarded`, would not be a function of that row alone."""
-    for segment in topology.segments:
-        _check_batch_norm(segment)
+    check_batch_norm(topology)
     for finding in findings(topology, facts, [segment.name for segment in topology.segments]):
         _refuse(finding, topology)
     one = {n: draw_values((ROWS, *facts.shapes[n]), facts.dtypes[n], "one", n) for n in topology.inputs}
@@ -82,17 +81,45 @@ def _refuse(finding: Finding, topology: Topology) -> None:
             "mean of what each row has by itself, as reduction='none' and then .mean()"
         )
     # Weights do not learn from what is computed in evaluation mode.
-    if finding.kind != "evaluation":
-        raise InvalidInput(f"{NAME} cannot train {_TOLD[finding.kind].format(**finding._asdict())}")
+    if finding.kind == "evaluation":
+        return
+    way = ""
+    if finding.kind == "state":
+        owner = finding.name.rpartition(".")[0]
+        found = replacement(topology.segment(finding.segment).module.get_submodule(owner))
+        way = (
+            f"; {found or 'take it out, or put the layer that holds it in evaluation mode if it leaves it alone then'}"
+        )
+    raise InvalidInput(f"{NAME} cannot train {_TOLD[finding.kind].format(**finding._asdict())}{way}")
 
 
-def _check_batch_norm(segment: Segment) -> None:
-    for name, layer in in_training(segment.module).named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training:
-            raise InvalidInput(
-                f"{NAME} cannot train beside batch norm {name or segment.name!r} of segment {segment.name!r}: it mixes "
-                f"the rows of a batch, at whichever party (replace=True puts group norm there)"
-            )
+def check_batch_norm(topology: Topology) -> None:
+    """Refuse batch norm that looks at its batch, at whichever party."""
+    for segment in topology.segments:
+        for name, layer in segment.module.named_modules():
+            if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                continue
+            if layer.training or not segment.module.training or layer.running_mean is None:
+                # Of its statistics, what has none needs others; a segment is put in training as a whole.
+                way = "put it in evaluation mode" if name and layer.running_mean is not None else "take it out"
+                ways = [puts for puts in (replacement(layer),) if puts] or ["put group norm there"]
+                raise InvalidInput(
+                    f"{NAME} cannot train beside batch norm {name or segment.name!r} of segment {segment.name!r}: it "
+                    f"mixes the rows of a batch, at whichever party; {ways[0]}, or {way}"
+                )
+
+
+def replacement(layer: nn.Module) -> str | None:
+    """Say what `replace=True` does with `layer`; None where it leaves it alone."""
+    from opacus.validators import ModuleValidator
+
+    if type(layer) not in ModuleValidator.FIXERS:
+        return None
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        return "replace=True puts group norm there"
+    if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+        return "replace=True takes its statistics out" if layer.track_running_stats else None
+    return f"replace=True puts DP{type(layer).__name__} there"
 
 
 def _random_like(like: Tensor, *words: str) -> Tensor:
@@ -149,4 +176,6 @@ def _check_sums(segment: Segment, watched: Mapping[str, nn.Module], ran: _Ran) -
 
 def _layer_error(segment: Segment, name: str, layer: nn.Module, why: str) -> InvalidInput:
     place = f"layer {name!r} ({type(layer).__name__})" if name else f"the {type(layer).__name__} itself"
-    return InvalidInput(f"{NAME} cannot train {place} of segment {segment.name!r}: {why}")
+    frozen = "freeze it, if it may stay as it is: its weights' requires_grad_(False)"
+    way = ", or ".join([*([found] if (found := replacement(layer)) else []), frozen])
+    return InvalidInput(f"{NAME} cannot train {place} of segment {segment.name!r}: {why}; {way}")

@@ -172,6 +172,75 @@ def test_replaced_batch_norm_is_said_and_trained() -> None:
     assert defense.fit(made, probe(made, {"x": x}), 0) is made
 
 
+def train_chain(middle: nn.Module, sampling: str, **given: Any) -> splitfed.Run:
+    """Batches of 8 of 33 rows, so that one row is left over, or of any size."""
+    data = toy_data(47).clients(1, auxiliary=10, victims=4, validation=0, test=0)
+    local, defense = splitfed.LocalUpdate(sampling=sampling), DpSgd(noise_multiplier=1.0, **given)
+    return splitfed.train(chain(middle), data, rounds=1, batch_size=8, defenses=defense, local=local)
+
+
+class OwnNorm(nn.BatchNorm1d):
+    """Another class, which Opacus has no substitute for."""
+
+
+@pytest.mark.parametrize("sampling", ["shuffle", "poisson"])
+def test_every_way_out_of_batch_norm_trains(sampling: str) -> None:
+    refused = "batch norm '0' of segment 'top': it mixes the rows of a batch, at whichever party; "
+    way = refused + "replace=True puts group norm there, or put it in evaluation mode"
+    with pytest.raises(InvalidInput, match=re.escape(way)):
+        train_chain(nn.BatchNorm1d(8), sampling)
+    with pytest.warns(UserWarning, match="dp_sgd replaced 0 of top: BatchNorm1d by GroupNorm"):
+        assert train_chain(nn.BatchNorm1d(8), sampling, replace=True).ledger.totals
+    assert train_chain(nn.BatchNorm1d(8).eval(), sampling).ledger.totals
+    assert train_chain(nn.BatchNorm1d(8).eval(), sampling, replace=True).ledger.totals
+    for replace_it in (False, True):
+        with pytest.raises(
+            InvalidInput, match=re.escape(refused + "put group norm there, or put it in evaluation mode")
+        ):
+            train_chain(OwnNorm(8), sampling, replace=replace_it)
+    assert train_chain(OwnNorm(8).eval(), sampling).ledger.totals
+    # Without statistics it mixes rows in evaluation mode too.
+    bare = nn.BatchNorm1d(8, track_running_stats=False).eval()
+    with pytest.raises(InvalidInput, match="replace=True puts group norm there, or take it out"):
+        train_chain(bare, sampling)
+
+
+def sequence(inner: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (2, 4)), inner, nn.Flatten())
+
+
+@pytest.mark.parametrize(
+    ("make", "way"),
+    [
+        (lambda: nn.InstanceNorm1d(2, track_running_stats=True), "replace=True takes its statistics out"),
+        (lambda: First(nn.LSTM(4, 4, batch_first=True)), "replace=True puts DPLSTM there, or freeze it"),
+    ],
+    ids=["instance norm", "lstm"],
+)
+def test_what_has_a_substitute_names_it(make: Callable[[], nn.Module], way: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(f"; {way}")):
+        train_chain(sequence(make()), "poisson")
+    with pytest.warns(UserWarning, match="dp_sgd replaced"):
+        assert train_chain(sequence(make()), "poisson", replace=True).ledger.totals
+
+
+class First(nn.Module):
+    """The first result of a layer that returns several."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(x)[0]
+        return found
+
+
+def test_an_untracked_instance_norm_stays(recwarn: pytest.WarningsRecorder) -> None:
+    assert train_chain(sequence(nn.InstanceNorm1d(2)), "poisson", replace=True).ledger.totals
+    assert not recwarn
+
+
 def test_a_loss_that_mixes_rows() -> None:
     def spread(output: Tensor, y: Tensor) -> Tensor:
         return output.std()
