@@ -110,6 +110,19 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "mixing": (Centred, "cannot train beside segment 'top': it mixes the rows of a batch in "),
     "folded": (Folded, "layer '0.inner' (Linear) of segment 'top': its input has no row for each row of the batch"),
     "padding": (circular, "(Conv2d) of segment 'top': the gradient of weight "),
+    "experts": (
+        lambda: Experts(),
+        "(Linear) of segment 'top': its input has no row for each row of the batch; give it all",
+    ),
+    "positions": (
+        lambda: Places(flat=True),
+        "row for each row of the batch; give it one row for all, as torch.arange(n).u",
+    ),
+    "dropped": (lambda: Places(drop=0.5), "it makes one row for all, which is not used as one for each; freeze it"),
+    "token": (
+        lambda: Token(0.5),
+        "(Token) of segment 'top': the gradient of weight '0.first' row by row is unknown; set t",
+    ),
     "attention": (lambda: Attending(), "layer '0.attention' (MultiheadAttention) of segment 'top': "),
 }
 
@@ -124,6 +137,55 @@ class Attending(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = x.reshape(-1, 2, 4)
         return self.attention(h, h, h, need_weights=False)[0].flatten(1)
+
+
+class Experts(nn.Module):
+    """Each expert gets the rows that are sent to it, or, `dense`, all rows."""
+
+    def __init__(self, dense: bool = False) -> None:
+        super().__init__()
+        self.dense, self.experts = dense, nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+
+    def forward(self, z: Tensor) -> Tensor:
+        first, out = z[:, 0] > 0, torch.zeros_like(z)
+        for mine, expert in zip((first, ~first), self.experts, strict=True):
+            place = mine.nonzero().flatten()
+            out = out + mine[:, None] * expert(z) if self.dense else out.index_add(0, place, expert(z[place]))
+        return out
+
+
+class Places(nn.Module):
+    """Adds what is learnt of each of four positions: of numbers (1, 4), or (4,) as `flat`."""
+
+    def __init__(self, flat: bool = False, drop: float = 0.0) -> None:
+        super().__init__()
+        self.place, self.flat, self.drop = nn.Embedding(4, 2), flat, nn.Dropout(drop)
+
+    def forward(self, z: Tensor) -> Tensor:
+        numbers = torch.arange(4)
+        return (z.view(-1, 4, 2) + self.drop(self.place(numbers if self.flat else numbers[None]))).flatten(1)
+
+
+class Token(nn.Module):
+    """A weight of its own beside every row, and dropout of both."""
+
+    def __init__(self, drop: float) -> None:
+        super().__init__()
+        self.first, self.drop = nn.Parameter(torch.randn(1, 4)), nn.Dropout(drop)
+
+    def forward(self, z: Tensor) -> Tensor:
+        dropped: Tensor = self.drop(torch.cat([self.first.expand(len(z), -1), z[:, :4]], 1))
+        return dropped
+
+
+@pytest.mark.parametrize("make", [lambda: Experts(dense=True), Places, lambda: Token(0.0)])
+def test_what_a_refusal_advises_is_accepted(make: Callable[[], nn.Module]) -> None:
+    checked(chain(make()))
+
+
+@pytest.mark.parametrize("case", ["experts", "positions", "dropped", "token"])
+def test_frozen_it_is_accepted(case: str) -> None:
+    checked(chain(MODELS[case][0]().requires_grad_(False)))
 
 
 def checked(topology: Topology, defense: DpSgd | None = None) -> None:
