@@ -28,6 +28,7 @@ from splitfed.core.contents import (
     traces_of_input,
 )
 from splitfed.core.errors import InvalidInput, describe_failure, others_code
+from splitfed.core.held_arrays import is_elsewhere
 from splitfed.core.model_snapshot import drawn_packages, generator_states, seed_generators, set_generators
 from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.payload import not_dense
@@ -190,6 +191,7 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
         if any(
             isinstance(m, batch_norm) and (m.training or not s.module.training or m.running_mean is None)
             for m in s.module.modules()
+            if not is_elsewhere(m)
         )
     }
     origins = {name: origin_of(found) for name, found in traces.items()}

@@ -45,9 +45,11 @@ from splitfed.core.defense import (
 )
 from splitfed.core.errors import InvalidInput, check_names, check_number, require_name, require_number
 from splitfed.core.gradient_privatizer import PrivatizedParty
+from splitfed.core.held_arrays import is_elsewhere
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive, stream
+from splitfed.core.replay_passes import WholeModule
 from splitfed.core.row_independence import in_training
 from splitfed.core.topology import Segment, Topology
 from splitfed.defenses.private_noise import check_precision
@@ -274,7 +276,7 @@ def _replace_layers(segment: Segment) -> tuple[nn.Module, list[str]]:
     for name, layer in list(module.named_modules()):
         fixer = ModuleValidator.FIXERS.get(type(layer))
         frozen = isinstance(layer, nn.modules.batchnorm._BatchNorm) and not training.get_submodule(name).training
-        if fixer is None or frozen:
+        if fixer is None or frozen or is_elsewhere(layer):
             continue
         # With as many groups as values, what Opacus makes of flat features would be constant.
         flat = isinstance(layer, nn.BatchNorm1d)
@@ -287,6 +289,8 @@ def _replace_layers(segment: Segment) -> tuple[nn.Module, list[str]]:
             substitute.register_buffer("running_var", None)
             substitute.register_buffer("num_batches_tracked", None)
         substitute.train(layer.training)
+        if isinstance(call := vars(layer).get("forward"), WholeModule):  # one operation of a model that is replayed
+            vars(substitute)["forward"] = WholeModule(substitute, call.path)
         names.append(f"{name or 'all'} of {segment.name}: {type(layer).__name__} by {type(substitute).__name__}")
         if not name:
             return substitute, names

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput, first_line
+from splitfed.core.held_arrays import is_elsewhere
 from splitfed.core.plain_values import same_tensors
 from splitfed.core.probe import Facts, Finding
 from splitfed.core.random import derive, stream
@@ -101,7 +102,7 @@ def check_batch_norm(topology: Topology) -> None:
     """Refuse batch norm that looks at its batch, at whichever party."""
     for segment in topology.segments:
         for name, layer in segment.module.named_modules():
-            if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            if not isinstance(layer, nn.modules.batchnorm._BatchNorm) or is_elsewhere(layer):
                 continue
             if layer.training or not segment.module.training or layer.running_mean is None:
                 # Of its statistics, what has none needs others; a segment is put in training as a whole.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -265,6 +266,37 @@ def test_every_way_out_of_batch_norm_trains(sampling: str) -> None:
     bare = nn.BatchNorm1d(8, track_running_stats=False).eval()
     with pytest.raises(InvalidInput, match="replace=True puts group norm there, or take it out"):
         train_chain(bare, sampling)
+
+
+@pytest.mark.parametrize("cut", ["first", "norms.0"])
+@pytest.mark.parametrize("way", ["replace", "evaluation mode"])
+def test_so_does_that_of_a_segment_cut_by_replay(way: str, cut: str) -> None:
+    """Each party has the places of the other's layers, which hold nothing."""
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(64, 8), nn.Linear(8, 10)
+            self.norms = nn.ModuleList([nn.BatchNorm1d(8), nn.BatchNorm1d(10)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x.shape) > 9:
+                x = x[0]
+            found: Tensor = self.norms[1](self.second(torch.relu(self.norms[0](self.first(x.flatten(1))))))
+            return found
+
+    model = Branching()
+    model.norms.train(way == "replace")
+    topology, data = vanilla(model, cut, example=images(8)[0]), toy_data(47).clients(1, auxiliary=10, victims=4)
+    defense = DpSgd(noise_multiplier=1.0, replace=way == "replace")
+    local = splitfed.LocalUpdate(sampling="poisson")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run = splitfed.train(topology, data, rounds=1, batch_size=8, defenses=defense, local=local)
+    assert run.ledger.totals
+    who = {"first": "top", "norms.0": "bottom"}[cut]
+    text = f"dp_sgd replaced norms.0 of {who}: BatchNorm1d by GroupNorm, norms.1 of top: BatchNorm1d by GroupNorm"
+    assert [str(one.message) for one in said] == ([text] if way == "replace" else [])
 
 
 def sequence(inner: nn.Module) -> nn.Module:
