@@ -49,7 +49,6 @@ from splitfed.core.held_arrays import is_elsewhere
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive, stream
-from splitfed.core.replay_passes import WholeModule
 from splitfed.core.row_independence import in_training
 from splitfed.core.topology import Segment, Topology
 from splitfed.defenses.private_noise import check_precision
@@ -289,8 +288,9 @@ def _replace_layers(segment: Segment) -> tuple[nn.Module, list[str]]:
             substitute.register_buffer("running_var", None)
             substitute.register_buffer("num_batches_tracked", None)
         substitute.train(layer.training)
-        if isinstance(call := vars(layer).get("forward"), WholeModule):  # one operation of a model that is replayed
-            vars(substitute)["forward"] = WholeModule(substitute, call.path)
+        # A call of a submodule of a segment cut by replay is one operation of it.
+        if (standing_for := getattr(vars(layer).get("forward"), "standing_for", None)) is not None:
+            vars(substitute)["forward"] = standing_for(substitute)
         names.append(f"{name or 'all'} of {segment.name}: {type(layer).__name__} by {type(substitute).__name__}")
         if not name:
             return substitute, names

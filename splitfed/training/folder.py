@@ -99,11 +99,10 @@ class RunFolder:
                         where = str(self.path)
                         raise InvalidInput(f"folder {where!r} is being trained in; wait for that to end") from None
                 yield
-        except BaseException:
+        finally:
             with suppress(OSError):
-                if missing:  # what is refused leaves nothing behind
+                if missing:  # what is refused leaves nothing behind; a folder with a run in it stays
                     self.path.rmdir()
-            raise
 
     def restore(self, run: Resumable) -> int:
         """Bring `run` to the newest checkpoint and return the number of the next round (0 where there is none)."""
