@@ -15,7 +15,13 @@ from splitfed.core.errors import InvalidInput, SplitfedError, unknown
 from splitfed.study.run import failures
 from splitfed.study.run.command_options import Options, build_parser, parse_options
 from splitfed.study.run.request import RunRequest
-from splitfed.study.run.terminal_messages import abandon_output, one_line_warnings, print_error, resume_command
+from splitfed.study.run.terminal_messages import (
+    abandon_output,
+    one_line_warnings,
+    others_print_aside,
+    print_error,
+    resume_command,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,7 +121,8 @@ def _run(request: RunRequest) -> None:
     from splitfed.study.run.checked_study import folder_named_after, prepare_study
 
     home = request.folder or folder_named_after(request.path)
-    ready = prepare_study(request.path, trust=request.trust, folder=home)
+    with others_print_aside():
+        ready = prepare_study(request.path, trust=request.trust, folder=home)
     # Not before: it brings a database and figures along, of which a study with a mistake needs none.
     from splitfed.study.run.run_command import run_command
 
@@ -130,13 +137,14 @@ def _attack_run(options: Options) -> None:
     if options.list == (options.attack is not None):
         raise InvalidInput("splitfed attack: expected --attack NAMES, or --list to see which apply")
     if options.list:
-        found = reattack.applicable_attacks(Path(options.run), options.adversary, trust=options.trust)
+        with others_print_aside():
+            found = reattack.applicable_attacks(Path(options.run), options.adversary, trust=options.trust)
         print(json.dumps(found) if options.json else reattack.format_applicable(found))
         return
     names = [name.strip() for name in options.attack.split(",") if name.strip()]
-    entries = reattack.attack_run(
-        *(Path(options.run), names, options.budget, options.adversary), releases=options.releases, trust=options.trust
-    )
+    given = Path(options.run), names, options.budget, options.adversary
+    with others_print_aside():
+        entries = reattack.attack_run(*given, releases=options.releases, trust=options.trust)
     if options.json:
         print(json.dumps(entries))
         return
@@ -152,7 +160,8 @@ def _attack_run(options: Options) -> None:
 def _continue_run(options: Options) -> None:
     from splitfed.study.run import longer, session
 
-    found = longer.continue_run(Path(options.run), options.rounds, trust=options.trust)
+    with others_print_aside():
+        found = longer.continue_run(Path(options.run), options.rounds, trust=options.trust)
     print(json.dumps(found) if options.json else session.format_outcome(found))
 
 
@@ -166,9 +175,10 @@ def _print_plan(options: Options) -> None:
 
     names = [name.strip() for name in options.schedules.split(",") if name.strip()]
     others = list(TABLES["schedules"]) if names == ["all"] else planned_costs.check_schedule_names(names)
-    study = prepare_study(Path(options.study), trust=options.trust)
-    costs = planned_costs.plan_study(study.grid, study.data, others)
-    search = None if study.search is None else plan_search(study.search, study.grid.cells, study.data)
+    with others_print_aside():
+        study = prepare_study(Path(options.study), trust=options.trust)
+        costs = planned_costs.plan_study(study.grid, study.data, others)
+        search = None if study.search is None else plan_search(study.search, study.grid.cells, study.data)
     if options.json:
         print(json.dumps(costs if search is None else {**costs, "search": search}))
         return
@@ -190,7 +200,7 @@ def _list_cuts(options: Options) -> None:
 
     figure = None if options.figure is None else check_figure_file(Path(options.figure))
     request = cut_survey.ModelRequest(options.model, options.shape, options.outputs, options.set, options.integers)
-    with progress.open_bar("places") as bar:
+    with progress.open_bar("places") as bar, others_print_aside():
         found = cut_survey.survey(request, options.depth, bar, blocks=options.blocks, trust=options.trust)
     auto = {name: choice.cuts for name, choice in found.auto.items()}
     if figure is not None:
@@ -215,14 +225,16 @@ def _predict_rows(options: Options) -> None:
         raise InvalidInput("--view and --view-output belong together: whose view, and the file for it")
     output, view = (None if given is None else Path(given) for given in (options.output, options.view_output))
     given = (Path(options.run), Path(options.input), options.client, options.head, output, options.view, view)
-    found = prediction.predict(*given, trust=options.trust)
+    with others_print_aside():
+        found = prediction.predict(*given, trust=options.trust)
     print(json.dumps(found) if options.json else prediction.format_prediction(found))
 
 
 def _audit_run(options: Options) -> None:
     from splitfed.study.run import audit
 
-    findings = audit.audit(Path(options.run), options.trials, trust=options.trust)
+    with others_print_aside():
+        findings = audit.audit(Path(options.run), options.trials, trust=options.trust)
     print(json.dumps(findings) if options.json else audit.format_audit(findings))
     if not findings["held"]:
         raise SystemExit(1)
@@ -232,18 +244,19 @@ def _compare(options: Options) -> None:
     from splitfed.study.run import compare
     from splitfed.training.checkpoint import write_atomic
 
-    found = compare.compare(
-        *options.folders,
-        settings=[compare.parse_setting(text) for text in options.setting],
-        axis=options.axis,
-        only=None if options.only is None else compare.parse_setting(options.only),
-        metrics=[name.strip() for name in (options.metric or "").split(",") if name.strip()],
-        level=options.level,
-        power=options.power,
-        rows=not options.no_rows,
-        test_rows=options.test_rows,
-        trust=options.trust,
-    )
+    with others_print_aside():
+        found = compare.compare(
+            *options.folders,
+            settings=[compare.parse_setting(text) for text in options.setting],
+            axis=options.axis,
+            only=None if options.only is None else compare.parse_setting(options.only),
+            metrics=[name.strip() for name in (options.metric or "").split(",") if name.strip()],
+            level=options.level,
+            power=options.power,
+            rows=not options.no_rows,
+            test_rows=options.test_rows,
+            trust=options.trust,
+        )
     if options.markdown is not None:
         write_atomic(Path(options.markdown), f"{found.to_markdown()}\n".encode())
     print(json.dumps(found.to_json()) if options.json else found.to_text())

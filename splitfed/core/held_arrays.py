@@ -56,6 +56,12 @@ class _Met(NamedTuple):
     shared: bool
 
 
+def is_elsewhere(module: nn.Module) -> bool:
+    """Return whether `module`, of a segment cut by replay, only stands for a submodule that another party holds."""
+    table = vars(module)
+    return OTHERS in table or any(isinstance(value, Tensor) and value.is_meta for value in table.values())
+
+
 def held_arrays(module: nn.Module) -> list[HeldArray]:
     """Return the arrays that `module` leads to and that are none of its weights and buffers, each once."""
     return list(_find_arrays(module))

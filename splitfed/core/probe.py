@@ -28,6 +28,7 @@ from splitfed.core.contents import (
     traces_of_input,
 )
 from splitfed.core.errors import InvalidInput, describe_failure, others_code
+from splitfed.core.held_arrays import is_elsewhere
 from splitfed.core.model_snapshot import drawn_packages, generator_states, seed_generators, set_generators
 from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.payload import not_dense
@@ -183,7 +184,16 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
             )
             values[name] = value.detach()
     batch_norm = nn.modules.batchnorm._BatchNorm
-    norm = {s.name for s in topology.segments if any(isinstance(m, batch_norm) for m in s.module.modules())}
+    norm = {
+        s.name
+        for s in topology.segments
+        # What its owner has put in evaluation mode inside a module in training stays there.
+        if any(
+            isinstance(m, batch_norm) and (m.training or not s.module.training or m.running_mean is None)
+            for m in s.module.modules()
+            if not is_elsewhere(m)
+        )
+    }
     origins = {name: origin_of(found) for name, found in traces.items()}
     _check_carried_inputs(topology, origins)
     return Facts(

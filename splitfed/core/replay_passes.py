@@ -56,6 +56,10 @@ class WholeModule:
         self._inner = vars(module).get("forward")
         self._foreign = OTHERS in vars(module)
 
+    def standing_for(self, substitute: nn.Module) -> WholeModule:
+        """Return the same for what a defense puts in the place of the submodule."""
+        return WholeModule(substitute, self.path)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the submodule, as an operation of the pass at work where there is one."""
         active: list[Pass] = getattr(_ACTIVE, "passes", [])

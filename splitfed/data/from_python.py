@@ -58,7 +58,7 @@ def from_arrays(
         inputs, features = join_parts(name, x, dtype)
     else:
         inputs = as_rows(f"{name}: x", x, dtype, share=True)
-    return labelled(name, inputs, y, task, value_range, domains, features, columns)
+    return _told_range(labelled(name, inputs, y, task, value_range, domains, features, columns))
 
 
 def labelled(
@@ -91,6 +91,18 @@ def labelled(
         labels = labels.to(torch.float32)
     places = None if domains is None else as_tensor(f"{name}: domains", domains).to(torch.int64)
     return Dataset(name, x, labels, resolved_task, value_range, places, features, columns=columns)
+
+
+def _told_range(data: Dataset) -> Dataset:
+    """Return `data`; warn of images whose reconstructions nobody could score, before anything is trained on them."""
+    if data.unscaled:
+        warnings.warn(
+            f"{data.name} holds images that are read by index, of which no value range is known, so that no "
+            "reconstruction of them is attacked or scored; give value_range=(0, 1), or whatever holds",
+            UserWarning,
+            stacklevel=3,
+        )
+    return data
 
 
 def pixel_range(x: Tensor | RowSource) -> tuple[float, float] | None:
@@ -128,8 +140,9 @@ def from_torch(
     drawn once. x may be a mapping, name -> such a value. Task, labels, parts and `dtype` are read as in `from_arrays`.
 
     in_memory=False keeps labels alone and asks `dataset` for the items of a batch: `labels` (n,) or (n, targets) save
-    reading every item once for its y. What an item's x holds must not depend on when it is asked for: a transform that
-    draws belongs into `Dataset.with_transform`. `collate`: makes one tensor (rows, ...) of a list of x of several
+    reading every item once for its y, and for the value range of images, which is then to be given. What an item's x
+    holds must not depend on when it is asked for: a transform that draws belongs into `Dataset.with_transform`.
+    `collate`: makes one tensor (rows, ...) of a list of x of several
     shapes, such as `PadSequences(64)`; all batches get rows of one shape.
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
@@ -143,10 +156,12 @@ def from_torch(
     if not in_memory or collate is not None:
         source = ItemRows(name, dataset, dtype, collate)
         y = source.labels() if labels is None else as_tensor(f"{name}: y", labels)
+        if value_range is None and not in_memory:
+            value_range = pixel_range(source.extremes.view(-1, 1, 1, 1))
         if in_memory:
             x = source.take(torch.arange(len(source)))
             return labelled(name, x, y, task, value_range, features=source.features)
-        return labelled(name, source, y, task, value_range, features=source.features)
+        return _told_range(labelled(name, source, y, task, value_range, features=source.features))
     columns: dict[str, Column] = {}
     parts: list[str] | None = None
     for i in range(count):

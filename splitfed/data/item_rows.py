@@ -29,6 +29,7 @@ class ItemRows(RowSource):
         self._name, self._dataset, self._kind, self._collate = name, dataset, dtype, collate
         first, self.features = self._make([item_of(name, dataset, 0)[0]], [0])
         self.shape, self.dtype = tuple(first.shape[1:]), first.dtype
+        self.extremes = first.new_empty(0)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -47,14 +48,27 @@ class ItemRows(RowSource):
         return found
 
     def labels(self) -> Tensor:
-        """Return the y of all items, each read once: (n,) or (n, targets)."""
+        """Return the y of all items, each read once: (n,) or (n, targets).
+
+        Of images `extremes` are then those numbers by which `pixel_range` knows the range of all.
+        """
         column: Column | None = None
         for i in range(len(self)):
-            y = as_tensor(f"{self._name}: y of item {i}", item_of(self._name, self._dataset, i)[1], share=True)
+            x, given = item_of(self._name, self._dataset, i)
+            y = as_tensor(f"{self._name}: y of item {i}", given, share=True)
+            if len(self.shape) == 3 and self.dtype == torch.float32:
+                self._note(self._make([x], [i])[0])
             column = Column(len(self), y) if column is None else column
             column.put(f"{self._name}: y", i, y)
         assert column is not None
         return column.rows
+
+    def _note(self, row: Tensor) -> None:
+        """Keep the least and the greatest number so far, and one that is not whole, if there is any."""
+        fractions = row[row != row.round()][:1]
+        found = torch.cat([self.extremes, torch.stack(row.aminmax()), fractions])
+        kept = found[found != found.round()][:1]
+        self.extremes = torch.cat([torch.stack(found.aminmax()), kept])
 
     def _make(self, xs: list[Any], numbers: Sequence[int]) -> tuple[Tensor, dict[str, Feature]]:
         """Return the rows of `xs`, and where their parts stand; `numbers` of the items, for errors."""

@@ -45,6 +45,7 @@ from splitfed.core.defense import (
 )
 from splitfed.core.errors import InvalidInput, check_names, check_number, require_name, require_number
 from splitfed.core.gradient_privatizer import PrivatizedParty
+from splitfed.core.held_arrays import is_elsewhere
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive, stream
@@ -52,7 +53,7 @@ from splitfed.core.row_independence import in_training
 from splitfed.core.topology import Segment, Topology
 from splitfed.defenses.private_noise import check_precision
 from splitfed.defenses.private_step import PrivateStep
-from splitfed.defenses.row_gradients import check_rowwise
+from splitfed.defenses.row_gradients import check_batch_norm, check_rowwise
 from splitfed.privacy.row_mixing import release_mixes
 
 CLIPS = ("party", "joint")
@@ -148,9 +149,15 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
         check_rowwise(topology, facts, guarded)
 
     def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
-        """Return `topology` with what Opacus can replace replaced, if that is asked for."""
-        if not self.replace:
-            return topology
+        """Return `topology` with what Opacus can replace replaced, if that is asked for; refuse batch norm that stays.
+
+        Here, as whoever asks for batches of a size that batch norm can take hears of it first otherwise.
+        """
+        made = self._replaced(topology, seed) if self.replace else topology
+        check_batch_norm(made)
+        return made
+
+    def _replaced(self, topology: Topology, seed: int) -> Topology:
         segments, replaced = [], []
         for segment in topology.segments:
             with stream(derive(seed, "replace", segment.name)):
@@ -268,12 +275,22 @@ def _replace_layers(segment: Segment) -> tuple[nn.Module, list[str]]:
     for name, layer in list(module.named_modules()):
         fixer = ModuleValidator.FIXERS.get(type(layer))
         frozen = isinstance(layer, nn.modules.batchnorm._BatchNorm) and not training.get_submodule(name).training
-        if fixer is None or frozen:
+        if fixer is None or frozen or is_elsewhere(layer):
             continue
         # With as many groups as values, what Opacus makes of flat features would be constant.
         flat = isinstance(layer, nn.BatchNorm1d)
         substitute = nn.GroupNorm(1, layer.num_features, affine=layer.affine) if flat else fixer(layer)
+        if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+            if not layer.track_running_stats:
+                continue
+            # That of Opacus goes on with the statistics.
+            substitute.register_buffer("running_mean", None)
+            substitute.register_buffer("running_var", None)
+            substitute.register_buffer("num_batches_tracked", None)
         substitute.train(layer.training)
+        # A call of a submodule of a segment cut by replay is one operation of it.
+        if (standing_for := getattr(vars(layer).get("forward"), "standing_for", None)) is not None:
+            vars(substitute)["forward"] = standing_for(substitute)
         names.append(f"{name or 'all'} of {segment.name}: {type(layer).__name__} by {type(substitute).__name__}")
         if not name:
             return substitute, names

@@ -25,19 +25,21 @@ Samples = Mapping[nn.Parameter, Tensor]
 
 
 class Call(NamedTuple):
-    """One use of a layer: what went in, (rows, ...), and where in the graph its output stands."""
+    """One use of a layer: what went in, (rows, ...) each, and where in the graph its output stands."""
 
     layer: nn.Module
     x: Tensor
     edge: GradientEdge
+    more: tuple[Tensor, ...] = ()
 
 
 class LayerUse(NamedTuple):
-    """One use of a layer: what went in and the gradient at what came out, both (rows, ...)."""
+    """One use of a layer: what went in and the gradient at what came out, all (rows, ...)."""
 
     layer: nn.Module
     x: Tensor
     g: Tensor
+    more: tuple[Tensor, ...] = ()
 
 
 def own_weights(layer: nn.Module) -> list[nn.Parameter]:
@@ -51,20 +53,29 @@ def layers_with_weights(module: nn.Module) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def record_calls(layers: Sequence[nn.Module], calls: list[Call]) -> Iterator[None]:
+def record_calls(layers: Sequence[nn.Module], calls: list[Call], rows: int) -> Iterator[None]:
     """Add every use of one of `layers` inside the block to `calls`; nothing stays behind on the modules.
 
-    A use that takes or returns anything but one tensor is left out: whoever checks the sums finds it missing.
+    What a layer makes of one row for all `rows`, as of the numbers of positions, it is let make for each of them, so
+    that each has a gradient of its own. A use that takes or returns anything but tensors is left out: whoever checks
+    the sums finds it missing.
     """
 
-    def note(layer: nn.Module, given: tuple[Any, ...], output: Any) -> None:
-        one = len(given) == 1 and isinstance(given[0], Tensor) and isinstance(output, Tensor)
-        if one and output.requires_grad:
-            # The place in the graph, not the tensor: what follows may overwrite that.
-            # Unseen by the pass of a replayed model, which counts the functions of torch that are called.
-            with torch._C.DisableTorchFunction():
-                values = given[0].data
-            calls.append(Call(layer, values, get_gradient_edge(output)))
+    def note(layer: nn.Module, given: tuple[Any, ...], output: Any) -> Tensor | None:
+        if not (given and isinstance(output, Tensor) and output.requires_grad):
+            return None
+        if not all(isinstance(one, Tensor) for one in given):
+            return None
+        # Unseen by the pass of a replayed model, which counts the functions of torch that are called.
+        with torch._C.DisableTorchFunction():
+            values = [one.data for one in given]
+            shared = rows > 1 and output.dim() > 0 and all(one.shape[:1] == (1,) for one in (*values, output))
+            if shared:
+                values = [one.expand(rows, *one.shape[1:]) for one in values]
+                output = output.expand(rows, *output.shape[1:]).clone()
+        # The place in the graph, not the tensor: what follows may overwrite that.
+        calls.append(Call(layer, values[0], get_gradient_edge(output), tuple(values[1:])))
+        return output if shared else None
 
     handles = [layer.register_forward_hook(note) for layer in layers]
     try:
@@ -78,11 +89,18 @@ def per_row_gradients(used: LayerUse) -> Samples:
     """Return, for every trainable weight of the layer, the gradient of each row: (rows, *shape of the weight)."""
     from opacus.grad_sample import GradSampleModule
 
-    formula = GradSampleModule.GRAD_SAMPLERS.get(type(used.layer))
-    if formula is None:
+    layer, g = used.layer, used.g
+    if type(layer) is nn.Bilinear:
+        one, other, out = (t.reshape(len(t), -1, t.shape[-1]) for t in (used.x, *used.more, g))
+        of = {layer.weight: lambda: torch.einsum("rtk,rti,rtj->rkij", out, one, other), layer.bias: lambda: out.sum(1)}
+        return {weight: of[weight]() for weight in own_weights(layer)}
+    formula = GradSampleModule.GRAD_SAMPLERS.get(type(layer))
+    if formula is None or used.more:
         return _by_transform(used)
-    found = formula(used.layer, [used.x], used.g)
-    return {weight: found[weight] for weight in own_weights(used.layer)}
+    if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
+        g = g.masked_fill((used.x == layer.padding_idx).unsqueeze(-1), 0)
+    found = formula(layer, [used.x], g)
+    return {weight: found[weight] for weight in own_weights(layer)}
 
 
 class RowGradients(NamedTuple):
@@ -111,7 +129,7 @@ def measure_norms(used: Sequence[LayerUse], rows: int) -> RowGradients:
     total = torch.zeros(rows, dtype=torch.float64)
     for row_gradients in gradients.values():
         total = total.to(row_gradients.device) + _square_sum(row_gradients.reshape(rows, -1))
-    for layer, x, g in dense:
+    for layer, x, g, _ in dense:
         for weight in own_weights(layer):
             length = _square_sum(g)
             total = total.to(g.device) + (length if weight.dim() == 1 else length * _square_sum(x))
@@ -120,11 +138,11 @@ def measure_norms(used: Sequence[LayerUse], rows: int) -> RowGradients:
     if replaced:
         total = total.where(fine, total.new_zeros(()))
         gradients = {weight: _zero_other_rows(row_gradients, fine) for weight, row_gradients in gradients.items()}
-        dense = [LayerUse(layer, _zero_other_rows(x, fine), _zero_other_rows(g, fine)) for layer, x, g in dense]
+        dense = [LayerUse(one.layer, _zero_other_rows(one.x, fine), _zero_other_rows(one.g, fine)) for one in dense]
 
     def add_up(factors: Tensor) -> Samples:
         sums = {weight: _weighted_sum(factors, row_gradients) for weight, row_gradients in gradients.items()}
-        for layer, x, g in dense:
+        for layer, x, g, _ in dense:
             scaled = g.double() * factors.to(g.device)[:, None]
             for weight in own_weights(layer):
                 sums[weight] = scaled.sum(0) if weight.dim() == 1 else scaled.T @ x.double()
@@ -161,11 +179,12 @@ def _by_transform(used: LayerUse) -> Samples:
     """Differentiate the layer for one row after the other, all at once."""
     weights: dict[str, Any] = {n: p for n, p in used.layer.named_parameters(recurse=False) if p.requires_grad}
 
-    def one(x: Tensor, g: Tensor) -> dict[str, Tensor]:
-        made: Any = vjp(lambda w: functional_call(used.layer, w, (x.unsqueeze(0),)), weights)
+    def one(g: Tensor, *given: Tensor) -> dict[str, Tensor]:
+        made: Any = vjp(lambda w: functional_call(used.layer, w, tuple(x.unsqueeze(0) for x in given)), weights)
         output, back = made
         found: dict[str, Tensor] = back(g.reshape(output.shape))[0]
         return found
 
-    found = vmap(one)(used.x, used.g)
+    # What draws inside draws anew: the gradient of a row is still its own, and whoever checks the sums finds another.
+    found = vmap(one, randomness="different")(used.g, used.x, *used.more)
     return {weight: found[name].detach() for name, weight in weights.items()}

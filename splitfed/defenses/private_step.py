@@ -73,7 +73,7 @@ class PrivateStep:
     @contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:
         """Record the inputs and outputs of the layers of `module` inside the block."""
-        with record_calls(self._layers[id(module)], self._open_step.calls):
+        with record_calls(self._layers[id(module)], self._open_step.calls, self._open_step.rows):
             yield
 
     def backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
@@ -89,7 +89,7 @@ class PrivateStep:
                 step.calls.append(call)  # of a segment whose turn is yet to come
             else:
                 # That of the sum of the losses, in which every row has a term of its own.
-                step.used.append(LayerUse(call.layer, call.x, g * step.divisor))
+                step.used.append(LayerUse(call.layer, call.x, g * step.divisor, call.more))
         for leaf, g in zip(leaves, gradients_found[len(calls) :], strict=True):
             if g is not None:
                 leaf.grad = g if leaf.grad is None else leaf.grad + g

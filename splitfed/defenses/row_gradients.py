@@ -8,6 +8,7 @@ training may write to no buffer. Which layers a library claims to support plays 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput, first_line
+from splitfed.core.held_arrays import is_elsewhere
+from splitfed.core.plain_values import same_tensors
 from splitfed.core.probe import Facts, Finding
 from splitfed.core.random import derive, stream
 from splitfed.core.row_independence import findings, in_training
@@ -56,8 +59,7 @@ class _Ran(NamedTuple):
 
 def check_rowwise(topology: Topology, facts: Facts, guarded: Sequence[str]) -> None:
     """Refuse `topology` if a row's gradient, at the roles `guarded`, would not be a function of that row alone."""
-    for segment in topology.segments:
-        _check_batch_norm(segment)
+    check_batch_norm(topology)
     for finding in findings(topology, facts, [segment.name for segment in topology.segments]):
         _refuse(finding, topology)
     one = {n: draw_values((ROWS, *facts.shapes[n]), facts.dtypes[n], "one", n) for n in topology.inputs}
@@ -66,7 +68,9 @@ def check_rowwise(topology: Topology, facts: Facts, guarded: Sequence[str]) -> N
         watched = layers_with_weights(segment.module) if segment.role in guarded else {}
         first, second = (_run_segment(segment, values, watched) for values in (one, other))
         if watched:
-            _check_layers(segment, watched, first, second)
+            fewer = _run_segment(segment, {name: value[:-1] for name, value in one.items()}, watched)
+            _check_layers(segment, watched, first, second, fewer)
+            _check_same(segment, one, watched, first)
             _check_sums(segment, watched, first)
         for values, ran in ((one, first), (other, second)):
             values.update(zip(segment.outputs, (t.detach() for t in ran.outputs), strict=True))
@@ -82,17 +86,45 @@ def _refuse(finding: Finding, topology: Topology) -> None:
             "mean of what each row has by itself, as reduction='none' and then .mean()"
         )
     # Weights do not learn from what is computed in evaluation mode.
-    if finding.kind != "evaluation":
-        raise InvalidInput(f"{NAME} cannot train {_TOLD[finding.kind].format(**finding._asdict())}")
+    if finding.kind == "evaluation":
+        return
+    way = ""
+    if finding.kind == "state":
+        owner = finding.name.rpartition(".")[0]
+        found = replacement(topology.segment(finding.segment).module.get_submodule(owner))
+        way = (
+            f"; {found or 'take it out, or put the layer that holds it in evaluation mode if it leaves it alone then'}"
+        )
+    raise InvalidInput(f"{NAME} cannot train {_TOLD[finding.kind].format(**finding._asdict())}{way}")
 
 
-def _check_batch_norm(segment: Segment) -> None:
-    for name, layer in in_training(segment.module).named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training:
-            raise InvalidInput(
-                f"{NAME} cannot train beside batch norm {name or segment.name!r} of segment {segment.name!r}: it mixes "
-                f"the rows of a batch, at whichever party (replace=True puts group norm there)"
-            )
+def check_batch_norm(topology: Topology) -> None:
+    """Refuse batch norm that looks at its batch, at whichever party."""
+    for segment in topology.segments:
+        for name, layer in segment.module.named_modules():
+            if not isinstance(layer, nn.modules.batchnorm._BatchNorm) or is_elsewhere(layer):
+                continue
+            if layer.training or not segment.module.training or layer.running_mean is None:
+                # Of its statistics, what has none needs others; a segment is put in training as a whole.
+                way = "put it in evaluation mode" if name and layer.running_mean is not None else "take it out"
+                ways = [puts for puts in (replacement(layer),) if puts] or ["put group norm there"]
+                raise InvalidInput(
+                    f"{NAME} cannot train beside batch norm {name or segment.name!r} of segment {segment.name!r}: it "
+                    f"mixes the rows of a batch, at whichever party; {ways[0]}, or {way}"
+                )
+
+
+def replacement(layer: nn.Module) -> str | None:
+    """Say what `replace=True` does with `layer`; None where it leaves it alone."""
+    from opacus.validators import ModuleValidator
+
+    if type(layer) not in ModuleValidator.FIXERS:
+        return None
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        return "replace=True puts group norm there"
+    if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+        return "replace=True takes its statistics out" if layer.track_running_stats else None
+    return f"replace=True puts DP{type(layer).__name__} there"
 
 
 def _random_like(like: Tensor, *words: str) -> Tensor:
@@ -104,18 +136,38 @@ def _run_segment(segment: Segment, values: Mapping[str, Tensor], watched: Mappin
     calls: list[Call] = []
     given = [values[name].clone() for name in segment.inputs]
     layers = [module.get_submodule(name) for name in watched]
-    with torch.enable_grad(), stream(derive(0, NAME, segment.name)), record_calls(layers, calls):
+    rows = len(given[0])
+    with torch.enable_grad(), stream(derive(0, NAME, segment.name)), record_calls(layers, calls, rows):
         result = module(*given)
     return _Ran(module, tuple(result) if isinstance(result, (tuple, list)) else (result,), calls)
 
 
-def _check_layers(segment: Segment, watched: Mapping[str, nn.Module], one: _Ran, other: _Ran) -> None:
-    names = {id(one.module.get_submodule(name)): name for name in watched}
-    for first, second in zip(one.calls, other.calls, strict=True):
-        if not rows_equal(first.x, second.x, _KEPT):
-            raise _layer_error(
-                segment, names[id(first.layer)], first.layer, "its input has no row for each row of the batch"
-            )
+def _check_layers(segment: Segment, watched: Mapping[str, nn.Module], one: _Ran, other: _Ran, fewer: _Ran) -> None:
+    """Refuse a layer whose inputs have no row for each row; `other` has another first row, `fewer` lacks the last."""
+    names = {id(ran.module.get_submodule(name)): name for ran in (one, other, fewer) for name in watched}
+    for calls in itertools.zip_longest(one.calls, other.calls, fewer.calls):
+        inputs = [() if call is None else (call.x, *call.more) for call in calls]
+        layer = next(call.layer for call in calls if call is not None)
+        same = len({len(given) for given in inputs}) == 1
+        for first, second, third in zip(*inputs, strict=False):
+            same = same and rows_equal(first, second, _KEPT) and len(third) == ROWS - 1
+        if same:
+            continue
+        way = (
+            "give it one row for all, as torch.arange(n).unsqueeze(0)"
+            if isinstance(layer, nn.Embedding)
+            else "give it all rows, as of experts each gets every row and counts nothing where it is not chosen"
+        )
+        raise _layer_error(segment, names[id(layer)], layer, "its input has no row for each row of the batch", way)
+
+
+def _check_same(segment: Segment, values: Mapping[str, Tensor], watched: Mapping[str, nn.Module], ran: _Ran) -> None:
+    """Refuse a layer that makes one row for all, and of whose rows for each the model makes something else."""
+    shared = [call.layer for call in ran.calls if call.x.stride()[:1] == (0,)]
+    plain = _run_segment(segment, values, {}) if shared else ran
+    if not all(map(same_tensors, plain.outputs, ran.outputs)):
+        name = next(n for n in watched if ran.module.get_submodule(n) is shared[0])
+        raise _layer_error(segment, name, shared[0], "it makes one row for all, which is not used as one for each", "")
 
 
 def _check_sums(segment: Segment, watched: Mapping[str, nn.Module], ran: _Ran) -> None:
@@ -133,7 +185,7 @@ def _check_sums(segment: Segment, watched: Mapping[str, nn.Module], ran: _Ran) -
             continue
         name = next(n for n in watched if ran.module.get_submodule(n) is call.layer)
         try:
-            own = per_row_gradients(LayerUse(call.layer, call.x, g))
+            own = per_row_gradients(LayerUse(call.layer, call.x, g, call.more))
         except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError) as error:
             raise _layer_error(segment, name, call.layer, f"no gradient row by row ({first_line(error)})") from error
         for weight, rows in own.items():
@@ -147,6 +199,10 @@ def _check_sums(segment: Segment, watched: Mapping[str, nn.Module], ran: _Ran) -
             raise _layer_error(segment, owner, layer, f"the gradient of weight {name!r} row by row is unknown")
 
 
-def _layer_error(segment: Segment, name: str, layer: nn.Module, why: str) -> InvalidInput:
+def _layer_error(segment: Segment, name: str, layer: nn.Module, why: str, way: str = "") -> InvalidInput:
     place = f"layer {name!r} ({type(layer).__name__})" if name else f"the {type(layer).__name__} itself"
-    return InvalidInput(f"{NAME} cannot train {place} of segment {segment.name!r}: {why}")
+    if not way and any(isinstance(m, nn.Dropout) and m.p > 0 for m in layer.modules()):
+        way = "set the dropout inside it to 0"
+    frozen = "freeze it, if it may stay as it is: its weights' requires_grad_(False)"
+    ways = ", or ".join(one for one in (replacement(layer), way, frozen) if one)
+    return InvalidInput(f"{NAME} cannot train {place} of segment {segment.name!r}: {why}; {ways}")

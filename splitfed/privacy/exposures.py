@@ -15,7 +15,7 @@ from splitfed.core.defense import Defense, LabelDefense, WeightDefense, privacy_
 from splitfed.core.privacy_events import Protects
 from splitfed.core.private_values import BOTH, FEATURES, LABELS, PrivateValues
 from splitfed.core.probe import Facts
-from splitfed.core.topology import Topology
+from splitfed.core.topology import Segment, Topology
 from splitfed.core.usage_counts import counted_kinds, counted_labels
 from splitfed.privacy.charges import find_private_roles, learns_from_rows
 
@@ -46,7 +46,7 @@ def find_exposures(
     return {
         **_crossings(topology, covered, learnt, facts),
         **dict.fromkeys(_labels(topology, covered), LABELS),
-        **dict.fromkeys(_weights(topology, defenses, fused, travels), learnt),
+        **dict.fromkeys(_weights(topology, defenses, fused, travels, facts), learnt),
         **{place: learnt | made if made & FEATURES else made for place, made in sent.items() if made},
     }
 
@@ -100,16 +100,26 @@ def _labels(topology: Topology, covered: _Covered) -> list[str]:
     return [f"labels of {h.value} ({' to '.join(h.path)}){left}" for h, left in heads if left is not None]
 
 
-def _weights(topology: Topology, defenses: Sequence[Defense], fused: Sequence[str], travels: bool) -> list[str]:
-    """Return the norms of rows' gradients, and the weights, that leave their owner without a guard."""
+def _weights(
+    topology: Topology, defenses: Sequence[Defense], fused: Sequence[str], travels: bool, facts: Facts | None
+) -> list[str]:
+    """Return the norms of rows' gradients, and the weights that depend on rows, that leave their owner unguarded."""
     owners, guarded = topology.data_roles, find_private_roles(topology, defenses)
     norms = dict.fromkeys(pair for d in defenses if isinstance(d, WeightDefense) for pair in d.norms(topology))
-    learning = [role for role in owners if any(learns_from_rows(s.module) for s in topology.segments_of(role))]
-    roles = (fused or learning) if fused or travels else ()
+    crossing = (fused or owners) if fused or travels else ()
+    roles = [role for role in crossing if any(_changes(s, facts) for s in topology.segments_of(role))]
     return [
         *(f"norms of each row's gradient ({a} to {b})" for a, b in norms if a in owners),
         *(f"weights of {role}" for role in roles if role not in guarded),
     ]
+
+
+def _changes(segment: Segment, facts: Facts | None) -> bool:
+    """Return whether what crosses as weights of `segment` changes with rows: a weight that learns, or a buffer."""
+    if facts is None or facts.row_findings is None:
+        return learns_from_rows(segment.module) or any(True for _ in segment.module.buffers())
+    kept = {finding.segment for finding in facts.row_findings if finding.kind in ("state", "memory")}
+    return segment.name in kept or learns_from_rows(segment.module)
 
 
 def _guarded_heads(topology: Topology, defenses: Sequence[Defense]) -> tuple[set[str], set[str]]:

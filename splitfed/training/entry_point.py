@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +99,10 @@ def train(
         "adversaries": adversaries,
         "evaluation": evaluation,
     }
-    run = begin_run(topology, data, rounds, arguments, logging)
-    assert run.plan is not None
-    train_rounds(run, run.plan)
+    with nullcontext() if logging.folder is None else RunFolder(Path(logging.folder)).alone():
+        run = begin_run(topology, data, rounds, arguments, logging)
+        assert run.plan is not None
+        train_rounds(run, run.plan)
     return run
 
 
@@ -138,7 +140,8 @@ def load_run(folder: Path, topology: Topology | Sequence[Topology], data: Federa
     arguments = read_arguments(folder, given)
     kept = {name: arguments.pop(name) for name in ("record", "link", "callbacks")}
     rounds = RunFolder(folder).read_definition()["rounds"]
-    return begin_run(topology, data, rounds, arguments, Logging(folder, resume=True, **kept))
+    with RunFolder(folder).alone(reads=True):
+        return begin_run(topology, data, rounds, arguments, Logging(folder, resume=True, **kept))
 
 
 def open_run(

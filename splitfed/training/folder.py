@@ -6,8 +6,10 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
@@ -21,6 +23,9 @@ from splitfed.core.digests import Damaged
 from splitfed.core.errors import FolderGone, InvalidInput
 from splitfed.old_names import current_description, current_keys
 from splitfed.training import checkpoint, fingerprint
+
+if sys.platform != "win32":
+    import fcntl
 
 
 class Resumable(Protocol):
@@ -70,6 +75,34 @@ class RunFolder:
         else:
             checkpoint.write_atomic(where, digests.json_with_digest(environment()))
         self._start = self._chain = digests.content(there)
+
+    @contextmanager
+    def alone(self, *, reads: bool = False) -> Iterator[None]:
+        """Keep others from training in the folder inside the block, which makes it where it is missing.
+
+        `reads`: whether others may read at the same time. Raises `InvalidInput` where somebody trains there, in another
+        process or thread. No claim where the file system has no locks.
+        """
+        missing = not self.path.exists()
+        with suppress(OSError):
+            self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            with ExitStack() as ends:
+                # Of the system, on the folder itself: it ends with its process, and leaves no file.
+                with suppress(OSError):
+                    descriptor = os.open(self.path, os.O_RDONLY)
+                    ends.callback(os.close, descriptor)
+                    try:
+                        if sys.platform != "win32":
+                            fcntl.flock(descriptor, (fcntl.LOCK_SH if reads else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        where = str(self.path)
+                        raise InvalidInput(f"folder {where!r} is being trained in; wait for that to end") from None
+                yield
+        finally:
+            with suppress(OSError):
+                if missing:  # what is refused leaves nothing behind; a folder with a run in it stays
+                    self.path.rmdir()
 
     def restore(self, run: Resumable) -> int:
         """Bring `run` to the newest checkpoint and return the number of the next round (0 where there is none)."""

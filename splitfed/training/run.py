@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -210,11 +211,12 @@ class Run:
         if self.plan is None:
             raise InvalidInput("this run was not made by splitfed.train: there is no plan to go on with")
         total = check_longer(self, self.plan, rounds)
-        if total > self.plan.rounds and self.folder is not None:
-            self.folder.lengthen(total)
         plan = replace(self.plan, rounds=max(total, self.plan.rounds))
-        self.plan, self.evaluator.grants.rounds = plan, plan.rounds
-        train_rounds(self, replace(plan, rounds=total))
+        with nullcontext() if self.folder is None else self.folder.alone():
+            if total > self.plan.rounds and self.folder is not None:
+                self.folder.lengthen(total)
+            self.plan, self.evaluator.grants.rounds = plan, plan.rounds
+            train_rounds(self, replace(plan, rounds=total))
 
     @property
     def bytes(self) -> int:

@@ -93,6 +93,53 @@ def test_items_are_asked_for_when_they_are_needed() -> None:
     assert source.asked[1:] == parts.sources["victims"].tolist()
 
 
+class Pictures(TorchDataset):
+    """Images (1, 2, 2) of the numbers of `x` (20, 4)."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.x = x.reshape(20, 1, 2, 2)
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        return self.x[i], int(Y[i])
+
+
+STEPS = np.arange(80, dtype=np.float32).reshape(20, 4)
+
+
+@pytest.mark.parametrize(
+    ("x", "value_range"),
+    [
+        (STEPS / 80, (0.0, 1.0)),
+        (STEPS / 40 - 1, (-1.0, 1.0)),
+        (STEPS, (0.0, 255.0)),
+        (np.where(STEPS == 3, 2.5, STEPS).astype(np.float32), (0.0, 79.0)),
+        (STEPS / 10 - 2.5, (-3.0, 6.0)),
+        (STEPS.astype(np.uint8), (0.0, 255.0)),
+    ],
+)
+def test_images_read_by_index_have_the_range_of_those_in_memory(
+    x: np.ndarray, value_range: tuple[float, float]
+) -> None:
+    by_index = from_torch(Pictures(x), in_memory=False)
+    assert not by_index.source.resident
+    assert by_index.value_range == from_torch(Pictures(x)).value_range == value_range
+    assert by_index.clients(2, victims=4).victims.value_range == value_range
+    assert from_torch(Pictures(x), in_memory=False, value_range=(-9, 300)).value_range == (-9, 300)
+
+
+def test_images_of_no_known_range_are_told_before_they_are_trained_on(tmp_path: Path) -> None:
+    said = r"^mine holds images that are read by index, .*give value_range=\(0, 1\)"
+    with pytest.warns(UserWarning, match=said):
+        from_torch(Pictures(STEPS), in_memory=False, labels=Y, name="mine")
+    (x,) = saved(tmp_path, x=STEPS.reshape(20, 1, 2, 2))
+    with pytest.warns(UserWarning, match=said):
+        from_arrays(np.load(x, mmap_mode="r"), Y, name="mine")
+    from_arrays(np.load(x, mmap_mode="r"), Y, value_range=(0, 79))
+
+
 def test_clients_read_the_memory_of_the_user() -> None:
     x = X.copy()
     parts = from_arrays(x, Y).clients(2, victims=4)

@@ -44,6 +44,36 @@ class Mixed(nn.Module):
         return self.fc2(torch.tanh(self.fc2(torch.tanh(self.drop(h)))))
 
 
+class Begun(nn.Module):
+    """A weight of its own before the tokens of every row, as of a vision transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(1, 1, 6))
+        self.drop = nn.Dropout(0.0)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.drop(torch.cat([self.first.expand(len(h), -1, -1), h], 1))
+
+
+class Embedded(nn.Module):
+    """One row of positions for all rows, an embedding with padding, and a layer of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Linear(16, 6)
+        self.position = nn.Embedding(4, 6)
+        self.word = nn.Embedding(3, 6, padding_idx=0)
+        self.begun = Begun()
+        self.pair = nn.Bilinear(6, 6, 5)
+        self.top = nn.Linear(5, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.patch(x.reshape(-1, 4, 16)) + self.position(torch.arange(4).unsqueeze(0))
+        h = self.begun(h + self.word((x.flatten(1)[:, :4] * 3).abs().long() % 3))
+        return self.top(self.pair(torch.tanh(h[:, 0] + h[:, 1]), h.mean(1)))
+
+
 def made(factory: Callable[[], nn.Module]) -> nn.Module:
     with stream(derive(0, "model")):
         return factory()
@@ -190,10 +220,14 @@ def rows_gradients(model: nn.Module, x: Tensor, y: Tensor, rows: Tensor) -> list
 
 
 @pytest.mark.parametrize("guarded", [("client",), ("server",), ("client", "server")])
-@pytest.mark.parametrize("name", ["vanilla", "u_shaped", "multi_hop", "mixed"])
+@pytest.mark.parametrize("name", ["vanilla", "u_shaped", "multi_hop", "mixed", "embedded"])
 def test_each_party_clips_its_own_part(name: str, guarded: tuple[str, ...]) -> None:
     """Without noise the optimizer sees the mean of rows clipped to the party's norm; elsewhere the plain mean."""
-    factory, build = BUILDS.get(name, (Mixed, lambda m: u_shaped(m, ("norm", "fc1"))))
+    others = {
+        "mixed": (Mixed, lambda m: u_shaped(m, ("norm", "fc1"))),
+        "embedded": (Embedded, lambda m: vanilla(m, "begun", example=images(4)[0].double())),
+    }
+    factory, build = (BUILDS | others)[name]
     model = made(factory).double()
     if name == "mixed":
         model.drop = nn.Identity()

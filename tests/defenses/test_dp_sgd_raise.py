@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -110,6 +111,19 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "mixing": (Centred, "cannot train beside segment 'top': it mixes the rows of a batch in "),
     "folded": (Folded, "layer '0.inner' (Linear) of segment 'top': its input has no row for each row of the batch"),
     "padding": (circular, "(Conv2d) of segment 'top': the gradient of weight "),
+    "experts": (
+        lambda: Experts(),
+        "(Linear) of segment 'top': its input has no row for each row of the batch; give it all",
+    ),
+    "positions": (
+        lambda: Places(flat=True),
+        "row for each row of the batch; give it one row for all, as torch.arange(n).u",
+    ),
+    "dropped": (lambda: Places(drop=0.5), "it makes one row for all, which is not used as one for each; freeze it"),
+    "token": (
+        lambda: Token(0.5),
+        "(Token) of segment 'top': the gradient of weight '0.first' row by row is unknown; set t",
+    ),
     "attention": (lambda: Attending(), "layer '0.attention' (MultiheadAttention) of segment 'top': "),
 }
 
@@ -124,6 +138,55 @@ class Attending(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = x.reshape(-1, 2, 4)
         return self.attention(h, h, h, need_weights=False)[0].flatten(1)
+
+
+class Experts(nn.Module):
+    """Each expert gets the rows that are sent to it, or, `dense`, all rows."""
+
+    def __init__(self, dense: bool = False) -> None:
+        super().__init__()
+        self.dense, self.experts = dense, nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+
+    def forward(self, z: Tensor) -> Tensor:
+        first, out = z[:, 0] > 0, torch.zeros_like(z)
+        for mine, expert in zip((first, ~first), self.experts, strict=True):
+            place = mine.nonzero().flatten()
+            out = out + mine[:, None] * expert(z) if self.dense else out.index_add(0, place, expert(z[place]))
+        return out
+
+
+class Places(nn.Module):
+    """Adds what is learnt of each of four positions: of numbers (1, 4), or (4,) as `flat`."""
+
+    def __init__(self, flat: bool = False, drop: float = 0.0) -> None:
+        super().__init__()
+        self.place, self.flat, self.drop = nn.Embedding(4, 2), flat, nn.Dropout(drop)
+
+    def forward(self, z: Tensor) -> Tensor:
+        numbers = torch.arange(4)
+        return (z.view(-1, 4, 2) + self.drop(self.place(numbers if self.flat else numbers[None]))).flatten(1)
+
+
+class Token(nn.Module):
+    """A weight of its own beside every row, and dropout of both."""
+
+    def __init__(self, drop: float) -> None:
+        super().__init__()
+        self.first, self.drop = nn.Parameter(torch.randn(1, 4)), nn.Dropout(drop)
+
+    def forward(self, z: Tensor) -> Tensor:
+        dropped: Tensor = self.drop(torch.cat([self.first.expand(len(z), -1), z[:, :4]], 1))
+        return dropped
+
+
+@pytest.mark.parametrize("make", [lambda: Experts(dense=True), Places, lambda: Token(0.0)])
+def test_what_a_refusal_advises_is_accepted(make: Callable[[], nn.Module]) -> None:
+    checked(chain(make()))
+
+
+@pytest.mark.parametrize("case", ["experts", "positions", "dropped", "token"])
+def test_frozen_it_is_accepted(case: str) -> None:
+    checked(chain(MODELS[case][0]().requires_grad_(False)))
 
 
 def checked(topology: Topology, defense: DpSgd | None = None) -> None:
@@ -170,6 +233,106 @@ def test_replaced_batch_norm_is_said_and_trained() -> None:
     assert isinstance(topology.segment("top").module.get_submodule("0"), nn.BatchNorm1d)
     checked(made, defense)
     assert defense.fit(made, probe(made, {"x": x}), 0) is made
+
+
+def train_chain(middle: nn.Module, sampling: str, **given: Any) -> splitfed.Run:
+    """Batches of 8 of 33 rows, so that one row is left over, or of any size."""
+    data = toy_data(47).clients(1, auxiliary=10, victims=4, validation=0, test=0)
+    local, defense = splitfed.LocalUpdate(sampling=sampling), DpSgd(noise_multiplier=1.0, **given)
+    return splitfed.train(chain(middle), data, rounds=1, batch_size=8, defenses=defense, local=local)
+
+
+class OwnNorm(nn.BatchNorm1d):
+    """Another class, which Opacus has no substitute for."""
+
+
+@pytest.mark.parametrize("sampling", ["shuffle", "poisson"])
+def test_every_way_out_of_batch_norm_trains(sampling: str) -> None:
+    refused = "batch norm '0' of segment 'top': it mixes the rows of a batch, at whichever party; "
+    way = refused + "replace=True puts group norm there, or put it in evaluation mode"
+    with pytest.raises(InvalidInput, match=re.escape(way)):
+        train_chain(nn.BatchNorm1d(8), sampling)
+    with pytest.warns(UserWarning, match="dp_sgd replaced 0 of top: BatchNorm1d by GroupNorm"):
+        assert train_chain(nn.BatchNorm1d(8), sampling, replace=True).ledger.totals
+    assert train_chain(nn.BatchNorm1d(8).eval(), sampling).ledger.totals
+    assert train_chain(nn.BatchNorm1d(8).eval(), sampling, replace=True).ledger.totals
+    for replace_it in (False, True):
+        with pytest.raises(
+            InvalidInput, match=re.escape(refused + "put group norm there, or put it in evaluation mode")
+        ):
+            train_chain(OwnNorm(8), sampling, replace=replace_it)
+    assert train_chain(OwnNorm(8).eval(), sampling).ledger.totals
+    # Without statistics it mixes rows in evaluation mode too.
+    bare = nn.BatchNorm1d(8, track_running_stats=False).eval()
+    with pytest.raises(InvalidInput, match="replace=True puts group norm there, or take it out"):
+        train_chain(bare, sampling)
+
+
+@pytest.mark.parametrize("cut", ["first", "norms.0"])
+@pytest.mark.parametrize("way", ["replace", "evaluation mode"])
+def test_so_does_that_of_a_segment_cut_by_replay(way: str, cut: str) -> None:
+    """Each party has the places of the other's layers, which hold nothing."""
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(64, 8), nn.Linear(8, 10)
+            self.norms = nn.ModuleList([nn.BatchNorm1d(8), nn.BatchNorm1d(10)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x.shape) > 9:
+                x = x[0]
+            found: Tensor = self.norms[1](self.second(torch.relu(self.norms[0](self.first(x.flatten(1))))))
+            return found
+
+    model = Branching()
+    model.norms.train(way == "replace")
+    topology, data = vanilla(model, cut, example=images(8)[0]), toy_data(47).clients(1, auxiliary=10, victims=4)
+    defense = DpSgd(noise_multiplier=1.0, replace=way == "replace")
+    local = splitfed.LocalUpdate(sampling="poisson")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run = splitfed.train(topology, data, rounds=1, batch_size=8, defenses=defense, local=local)
+    assert run.ledger.totals
+    who = {"first": "top", "norms.0": "bottom"}[cut]
+    text = f"dp_sgd replaced norms.0 of {who}: BatchNorm1d by GroupNorm, norms.1 of top: BatchNorm1d by GroupNorm"
+    assert [str(one.message) for one in said] == ([text] if way == "replace" else [])
+
+
+def sequence(inner: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (2, 4)), inner, nn.Flatten())
+
+
+@pytest.mark.parametrize(
+    ("make", "way"),
+    [
+        (lambda: nn.InstanceNorm1d(2, track_running_stats=True), "replace=True takes its statistics out"),
+        (lambda: First(nn.LSTM(4, 4, batch_first=True)), "replace=True puts DPLSTM there, or freeze it"),
+    ],
+    ids=["instance norm", "lstm"],
+)
+def test_what_has_a_substitute_names_it(make: Callable[[], nn.Module], way: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(f"; {way}")):
+        train_chain(sequence(make()), "poisson")
+    with pytest.warns(UserWarning, match="dp_sgd replaced"):
+        assert train_chain(sequence(make()), "poisson", replace=True).ledger.totals
+
+
+class First(nn.Module):
+    """The first result of a layer that returns several."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(x)[0]
+        return found
+
+
+def test_an_untracked_instance_norm_stays(recwarn: pytest.WarningsRecorder) -> None:
+    assert train_chain(sequence(nn.InstanceNorm1d(2)), "poisson", replace=True).ledger.totals
+    assert not recwarn
 
 
 def test_a_loss_that_mixes_rows() -> None:

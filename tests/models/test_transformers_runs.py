@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 import splitfed as sf
 from splitfed.data.federation import Federation
+from splitfed.defenses import DpSgd
 from splitfed.topologies import vanilla
 from splitfed.training.run import Run
 from tests.examples import assert_same
@@ -61,3 +63,18 @@ def test_a_run_is_recorded_resumed_attacked_and_exported(name: str, tmp_path: Pa
     (found,) = whole.attack(attack, budget="fast")
     assert found.prediction.shape == found.truth.shape
     TINY[name].build().load_state_dict(states[0], strict=True)
+
+
+@pytest.mark.parametrize("name", ["bert", "bert_masked", "gpt2", "vit"])
+def test_rows_of_dp_sgd_add_up_to_the_gradient(name: str) -> None:
+    """Clipped to a norm that none has, and without noise, a run is the one without the defense."""
+    dropout = {"hidden_dropout_prob": 0.0} if name == "vit" else {}
+    private = DpSgd(max_norm=1e6, noise_multiplier=0.0)
+    states = []
+    for defenses in ([], [private]):
+        model = replace(TINY[name], config={**TINY[name].config, **dropout}).build()
+        topology = vanilla(model, model.cuts[0], example=TINY[name].rows())
+        run = sf.train(topology, rows_of(name), rounds=1, batch_size=8, defenses=defenses, seed=1)
+        states.append(run.state_dict())
+    for key, value in states[0].items():
+        assert torch.allclose(value, states[1][key], rtol=1e-4, atol=1e-6), key

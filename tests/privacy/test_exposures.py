@@ -222,6 +222,39 @@ def test_what_a_row_changes_is_stated_beside_a_promise_for_rows(case: str) -> No
     assert kinds <= moved
 
 
+class Tally(nn.Linear):
+    """A frozen layer that counts what it has seen in a buffer, which crosses with its weights."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 5)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.get_buffer("seen").add_(x.detach().sum())
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("schedule", [SplitFedV1(), Sequential()])
+def test_weights_that_never_learn_tell_of_nothing(schedule: Any) -> None:
+    frozen = GaussianRelease(noise_multiplier=1.0, freeze=True)
+    run, sent, moved = compare("rows", "vanilla", frozen, schedule=schedule)
+    assert "weights" in sent
+    assert "weights" not in moved
+    assert list(run.ledger.open) == ["labels of fc3 (client to server)"]
+    run, _, moved = compare("rows", "vanilla", GaussianRelease(noise_multiplier=1.0), schedule=schedule)
+    assert "weights of client" in run.ledger.open
+    run, _, moved = compare("rows", "vertical", frozen, schedule=schedule)
+    assert [place for place in run.ledger.open if place.startswith("weights")] == ["weights of server"]
+
+
+def test_a_buffer_that_follows_the_rows_is_open_beside_frozen_weights() -> None:
+    with stream(0):
+        topology = vanilla(nn.Sequential(Tally(), nn.Tanh(), nn.Linear(5, CLASSES)), "1")
+    frozen = GaussianRelease(noise_multiplier=1.0, freeze=True)
+    run = sf.train(topology, clients("nothing", False), rounds=1, batch_size=3, schedule=SplitFedV1(), defenses=frozen)
+    assert "weights of client" in run.ledger.open
+
+
 def test_sums_are_made_of_what_is_summed() -> None:
     assert made_of("masked", {"soft labels": FEATURES, "label counts": LABELS}) == BOTH
     assert made_of("masked", {}) == made_of("of a kind that nobody knows", {}) == BOTH

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import sys
 import tomllib
@@ -21,7 +23,7 @@ from splitfed.study.config.grid import expand
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.toml import dumps
-from splitfed.study.run import trust
+from splitfed.study.run import run_command, trust
 from tests.study.examples import checked, small, write
 
 TOY = Path(__file__).parents[1] / "plugin" / "toy_splitfed"
@@ -291,8 +293,54 @@ def test_own_results_are_followed_until_they_change(
     assert "its mark is not yours, or its configuration has changed since" in capsys.readouterr().err
 
 
+@pytest.fixture
+def talking(own: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, whose attack and defense print, and end no line."""
+    for name, begins in (("attack", "assert knowledge.query is not None"), ("defense", "return self.share * z")):
+        path = own / "toy_parts" / f"{name}.py"
+        path.write_text(path.read_text().replace(begins, f"print('hello', end=''); {begins}"))
+    monkeypatch.setattr(run_command, "write_report", lambda home, trust: home / "report.html")
+    return own
+
+
+def test_what_own_code_prints_is_no_part_of_the_json(talking: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study, out = str(write(talking, STUDY)), str(talking / "out")
+    for command in (["plan", study], ["run", study, "--folder", out, "--dry-run"], ["run", study, "--folder", out]):
+        assert main([*command, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)
+    (run,) = (talking / "out" / "runs").iterdir()
+    assert main(["attack", str(run), "--attack", "toy_parts.attack:ToyNearest", "--json"]) == 0
+    found = capsys.readouterr()
+    assert json.loads(found.out)
+    assert "hello" in found.err
+
+
 @pytest.mark.exhaustive
-def test_workers_follow_the_paths_of_their_study(own: Path) -> None:
-    study = write(own, {**STUDY, "study": {"name": "own", "seeds": [0, 1]}})
-    assert main(["run", str(study), "--folder", str(own / "out"), "--workers", "2"]) == 0
-    assert len(list((own / "out" / "runs").glob("*/code/toy_parts/attack.py"))) == 2
+def test_workers_follow_the_paths_of_their_study(talking: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    study = write(talking, {**STUDY, "study": {"name": "own", "seeds": [0, 1]}})
+    assert main(["run", str(study), "--folder", str(talking / "out"), "--workers", "2", "--json"]) == 0
+    assert len(list((talking / "out" / "runs").glob("*/code/toy_parts/attack.py"))) == 2
+    said = capfd.readouterr()
+    assert json.loads(said.out)["settings"][0]["seeds"] == 2
+    # What the workers print stands between no two events of theirs.
+    assert re.findall(r"\[./2\]", said.err) == ["[1/2]", "[2/2]"]
+
+
+def test_the_report_names_the_files_that_a_run_takes(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (own / "toy_wide.py").write_text("def width():\n    return 8\n")
+    made = "from torch import nn\nfrom toy_wide import width\ndef net(w: int = 2):\n    return nn.Sequential("
+    layers = "nn.Flatten(), nn.Linear(64, width()), nn.ReLU(), nn.Linear(width(), 10))\n"
+    (own / "toy_nets.py").write_text(made + layers)
+    plain = {"attack": None, "defense": [{"name": "none"}]}
+    study = small(model={"name": "toy_nets:net"}, topology=[{"name": "vanilla", "cut": "2"}], **plain)
+    assert main(["run", str(write(own, study)), "--folder", str(own / "out")]) == 0
+    page = (own / "out" / "report.html").read_text("utf-8")
+    said = re.search(r"To run it again,</b> in a folder with (\S+), and .* under code/ here \((.*)\):</p>", page)
+    assert said
+    assert said[2] == "code/toy_nets.py, code/toy_wide.py"
+    shutil.move(own / "out", own / "elsewhere")
+    for name in (said[1], *said[2].split(", ")):
+        (own / "new").mkdir(exist_ok=True)
+        shutil.copy(own / "elsewhere" / name, own / "new" / Path(name).name)
+    monkeypatch.chdir(own / "new")
+    assert main(["run", "study.toml", "--folder", "again"]) == 0

@@ -233,6 +233,7 @@ def test_page_needs_nothing_from_outside(page: str) -> None:
 
 
 def test_page_shows_every_setting_image_and_number(page: str) -> None:
+    assert "in a folder with config.toml:</p>" in page
     text = unescape(re.sub(r"<wbr>", "", page))
     for name in ("undefended", "noise(scale=0.5)", "noise(scale=2)"):
         assert text.count(name) >= 4
@@ -311,6 +312,44 @@ def test_headline_admits_an_attack_that_fails_and_a_defense_that_does_not_help(t
         "gets 11.2 dB PSNR (mean-image baseline 11.0 dB): not measurably better than that baseline."
     )
     assert said[2] == "The strongest attack does no worse than undefended against noise(scale=1)."
+
+
+@pytest.mark.parametrize(
+    ("floor", "sentence"),
+    [
+        (20.2, "A closed form does no worse than undefended against noise(scale=1)."),
+        (
+            18.0,
+            "With noise(scale=1), a closed form, linear inverse, gets 18.0 dB and the strongest attack "
+            "(inverse_network) no more, 15.0 dB, with no change in accuracy.",
+        ),
+    ],
+)
+def test_headline_names_a_closed_form_that_beats_the_attack(tmp_path: Path, floor: float, sentence: str) -> None:
+    folder = tmp_path / "floors"
+    for defense, strength, attack, best in (("none", 0.0, 17.2, 20.2), ("noise(scale=1)", 1.0, 15.0, floor)):
+        found = result(defense, 0, strength, 0.9, {"psnr": attack})
+        scores = found["attacks"][0]["scores"]["psnr"]
+        scores |= {
+            "linear_inverse": {"mean": best, "low": best - 0.5, "high": best + 0.5},
+            "nearest_1": scores["attack"],
+        }
+        put(folder, found, (1, 8, 8), 0)
+    assert summarise(folder)["headline"][1:3] == [
+        "Undefended (accuracy 90.0 %), a closed form, linear inverse, reconstructs at 20.2 dB PSNR (mean-image "
+        "baseline 11.0 dB), and the strongest attack, inverse_network, gets no more: 17.2 dB.",
+        sentence,
+    ]
+
+
+def test_an_attack_that_is_the_closed_form_itself_is_not_behind_it(tmp_path: Path) -> None:
+    found = result("none", 0, 0.0, 0.9, {"psnr": 20.0})
+    attack = found["attacks"][0] | {"attack": "linear_inverse", "label": "linear_inverse(budget=fast)"}
+    attack["scores"]["psnr"]["linear_inverse"] = attack["scores"]["psnr"]["attack"]
+    put(tmp_path / "itself", found | {"attacks": [attack]}, (1, 8, 8), 0)
+    said = summarise(tmp_path / "itself")["headline"][1]
+    assert "linear_inverse reconstructs at 20.0 dB" in said
+    assert "closed form" not in said
 
 
 def test_an_interrupted_study_says_so(tmp_path: Path, finished: Path) -> None:

@@ -31,6 +31,7 @@ from splitfed.defenses import Noise
 from splitfed.study.config.grid import attack_table
 from splitfed.study.report.data import FLOORS as REPORTED_FLOORS
 from splitfed.study.report.data import ORACLES as REPORTED_ORACLES
+from splitfed.study.report.document import summarise
 from splitfed.study.report.remarks import under_training
 from splitfed.threats import floors
 from splitfed.threats.floors import FLOORS, Floors, compared_floors
@@ -223,12 +224,19 @@ def test_from_a_study_to_report_and_command_line(tmp_path: Path, capsys: pytest.
     study = small(attack=[attack], defense=[{"name": "none"}, {"name": "noise", "scale": 1.0}])
     assert main(["run", str(write(tmp_path, study)), "--folder", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
-    assert "floor: linear inverse" in printed
     assert "oracle: nearest row" in printed
     assert "is under-trained: " in printed
     plain, home = sorted((tmp_path / "out" / "runs").iterdir(), key=lambda folder: "noise" in folder.name)
     (entry,) = json.loads((home / "result.json").read_text("utf-8"))["attacks"]
     assert "linear_inverse" in entry["under_trained"]
+    # Each setting has releases of its own, and so floors of its own: the same in table, result and report.
+    rows = [line for line in printed.splitlines() if "floor: linear inverse" in line]
+    entries = [json.loads((f / "result.json").read_text("utf-8"))["attacks"][0] for f in (plain, home)]
+    floors = [[entry["scores"][m]["linear_inverse"]["mean"] for m in ("psnr", "ssim")] for entry in entries]
+    assert floors[0] != floors[1]
+    assert [row.split(maxsplit=3)[3].split(" / ") for row in rows] == [[f"{v:#.3g}" for v in pair] for pair in floors]
+    told = [s["attacks"][entry["label"]]["scores"] for s in summarise(tmp_path / "out")["settings"]]
+    assert [[scores[m]["linear_inverse"]["mean"] for m in ("psnr", "ssim")] for scores in told] == floors
     told = [json.loads((f / "result.json").read_text("utf-8"))["information"] for f in (plain, home)]
     assert told[0]["least_mse"] is None
     assert told[0]["why"].startswith("no noise is added on ")

@@ -182,3 +182,38 @@ def test_nothing_but_values_of_a_training_is_made_of_what_a_folder_says(tmp_path
     with pytest.raises(InvalidInput, match="is no value of splitfed that a run can be trained with"):
         arguments.read_arguments(tmp_path, {})
     assert json.loads((tmp_path / "arguments.json").read_text())["arguments"]["schedule"]["value"] == name
+
+
+@dataclass(frozen=True)
+class Meddler(sf.Callback):
+    """Has others train in and load from the run's folder meanwhile, notes how they are refused, and crashes."""
+
+    home: Path
+    refused: list[str]
+
+    def on_round_end(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        for other in (lambda: go(2, self.home, resume=True), lambda: sf.load(self.home, model(), data())):
+            with pytest.raises(InvalidInput) as error:
+                other()
+            self.refused.append(str(error.value))
+        raise KeyError("a crash")
+
+
+def test_nobody_else_trains_in_a_folder_meanwhile(tmp_path: Path) -> None:
+    home, refused = tmp_path / "run", list[str]()
+    with pytest.raises(KeyError, match="a crash"):
+        go(2, home, resume=True, callbacks=[Meddler(home, refused)])
+    assert refused == [f"folder {str(home)!r} is being trained in; wait for that to end"] * 2
+    # Whoever has ended, however that was, holds it no longer.
+    assert len(go(2, home, resume=True).history) == 2
+    loaded = sf.load(home, model(), data())
+    loaded.callbacks = (Meddler(home, refused),)
+    with pytest.raises(KeyError, match="a crash"):
+        loaded.continue_training(1)
+    assert len(refused) == 4
+
+
+def test_what_is_refused_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="unknown schedule"):
+        go(1, tmp_path / "run", schedule="nowhere")
+    assert not (tmp_path / "run").exists()

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from splitfed.core import digests
 from splitfed.study.report.data import METRICS, check_report_links, read_study
-from splitfed.study.report.page import page_content, reproduction_commands
+from splitfed.study.report.page import page_content, reproduction
 from splitfed.study.report.search_data import read_search_outcome
 from splitfed.study.report.search_page import search_content
 from splitfed.study.report.summary import summarise, summary_of
@@ -41,7 +41,7 @@ def write_report(folder: Path, *, trust: bool = False) -> Path:
         "utility_interval": partial(_format_ends, write=partial(format_utility, summary)),
         "reversed": lambda attack, metric: bool(reversal_clause(attack, metric)),
         "name_of": partial(name_of, summary),
-        "commands": reproduction_commands(study),
+        "again": reproduction(study),
     }
     path, content = folder / "report.html", {**page_content(study, summary), **search_content(outcome)}
     write_atomic(path, _template().render(**functions, **content).encode())

@@ -11,7 +11,18 @@ import torch
 from markupsafe import Markup
 
 from splitfed.study.report.costs import crossovers, utility_over_time
-from splitfed.study.report.data import CLONES, LEAST_SEEDS, METRICS, NO_DEFENSE, TARGETS, Json, Setting, Study, Summary
+from splitfed.study.report.data import (
+    CLONES,
+    LEAST_SEEDS,
+    METRICS,
+    NO_DEFENSE,
+    TARGETS,
+    Json,
+    Setting,
+    Study,
+    Summary,
+    escape_invisible,
+)
 from splitfed.study.report.encryption import encryption_section
 from splitfed.study.report.exposure import topology_sections
 from splitfed.study.report.figures.budget import plot_budget
@@ -262,10 +273,17 @@ def _plot_over_time(summary: Summary, settings: Sequence[Setting]) -> Markup:
     return Markup(plot_accuracy_over_time(curves, summary["utility"]["metric"], "overtime", seeds))
 
 
-def reproduction_commands(study: Study) -> Sequence[str]:
-    """Return the commands that do the study again."""
+def reproduction(study: Study) -> Json:
+    """Return the `files` of its folder that do the study again, and the `commands`.
+
+    Those under code/ are the user's own Python files, as they were imported; a study's file looks for them beside it.
+    """
     given = "study.toml" if (study.folder / "study.toml").is_file() else "config.toml"
-    return [f"splitfed run {given} --folder again", "splitfed report again"]
+    code = sorted(path for path in (study.folder / "code").rglob("*.py") if path.is_file())
+    return {
+        "files": [given, *(escape_invisible(path.relative_to(study.folder).as_posix()) for path in code)],
+        "commands": [f"splitfed run {given} --folder again", "splitfed report again"],
+    }
 
 
 VICTIMS = {

@@ -7,6 +7,7 @@ from typing import Any
 
 from splitfed.stats.utility import ConstantAnswer, below_constant
 from splitfed.study.report.data import (
+    FLOORS,
     LEAST_SEEDS,
     METRICS,
     NO_DEFENSE,
@@ -79,17 +80,32 @@ def baseline(attack: Mapping[str, Any], metric: str) -> Mapping[str, Any] | None
     return found
 
 
-def beats_baseline(attack: Mapping[str, Any], metric: str) -> bool:
+def beats_baseline(attack: Mapping[str, Any], metric: str, who: str = "attack") -> bool:
     """Return whether the prediction leaks more than its baseline, on these same victims, beyond its own interval.
 
-    A prediction that is measurably the wrong way round leaks too.
+    A prediction that is measurably the wrong way round leaks too. `who`: "attack", or a floor beside it.
     """
-    score, blind = attack["scores"][metric]["attack"], baseline(attack, metric)
+    score, blind = attack["scores"][metric][who], baseline(attack, metric)
     assert blind is not None
     beaten, (low, high) = float(blind["mean"]), interval_ends(score)
     if METRICS[metric].up:
         return low > beaten or (METRICS[metric].centre is not None and high < beaten)
     return high < beaten
+
+
+def leading_floor(setting: Mapping[str, Any], metric: str, target: str) -> str | None:
+    """Return the floor that leaks as much as the strongest attack on `target`, or more; None where that leads alone.
+
+    An attack that is this floor itself is not behind it.
+    """
+    if (label := strongest(setting, metric, target)) is None:
+        return None
+    scores = setting["attacks"][label]["scores"][metric]
+    leaks = {who: METRICS[metric].leak(one["mean"]) for who, one in scores.items() if one}
+    floor = max((who for who in FLOORS if who in leaks), key=lambda who: leaks[who], default=None)
+    if floor is None or leaks[floor] < leaks["attack"]:
+        return None
+    return None if leaks[floor] == leaks["attack"] and floor.startswith(label.partition("(")[0]) else floor
 
 
 def _study_sentence(summary: Summary) -> str:
@@ -188,8 +204,15 @@ def _attack_finding(summary: Summary, base: Mapping[str, Any], metric: str, targ
     blind = baseline(attack, metric)
     beside = f" ({baseline_name(summary, metric, target)} {format_score(metric, blind['mean'])})" if blind else ""
     reached = f"{format_score(metric, attack['scores'][metric]['attack']['mean'])} {METRICS[metric].title}{beside}"
-    if blind and not beats_baseline(attack, metric):
+    floor = leading_floor(base, metric, target)
+    if blind and not beats_baseline(attack, metric, floor or "attack"):
         return f"{_strongest_attack(target)}, {named}, gets {reached}: not measurably better than that baseline."
+    if floor is not None:
+        own, best = (format_score(metric, attack["scores"][metric][who]["mean"]) for who in ("attack", floor))
+        return (
+            f"{_closed_form(floor)} {TARGETS[target].gets} {best} {METRICS[metric].title}{beside}, and "
+            f"{_strongest_attack(target)}, {named}, gets no more: {own}."
+        )
     if turned := reversal_clause(attack, metric):
         return f"{_strongest_attack(target)}, {named}, {turned}."
     # Reconstructions come from the server, as a rule; of other predictions it is news who makes them.
@@ -213,6 +236,10 @@ def _strongest_attack(target: str) -> str:
     return "the strongest attack" + {"inputs": "", "representatives": " on classes"}.get(target, f" on {target}")
 
 
+def _closed_form(floor: str) -> str:
+    return f"a closed form, {FLOORS[floor]},"
+
+
 def _defense_findings(
     summary: Summary, base: Mapping[str, Any], others: list[Mapping[str, Any]], metric: str, target: str
 ) -> list[str]:
@@ -228,12 +255,15 @@ def _defense_findings(
     def brings(setting: Mapping[str, Any]) -> str:
         label = strongest(setting, metric, target) or ""
         attack, names = setting["attacks"][label], summary["names"]
-        score = attack["scores"][metric]["attack"]
+        score, floor = _strongest_score(setting, metric, target), leading_floor(setting, metric, target)
+        strong = f"{_strongest_attack(target)} ({names[label]})"
         said = (
-            f"with {names[setting['defense']]}, {_strongest_attack(target)} ({names[label]}) gets "
+            f"with {names[setting['defense']]}, {strong if floor is None else _closed_form(floor)} gets "
             f"{format_score(metric, score['mean'])}{' (reversed)' if reversal_clause(attack, metric) else ''}"
         )
-        if baseline(attack, metric) and not beats_baseline(attack, metric):
+        if floor is not None:
+            said += f" and {strong} no more, {format_score(metric, attack['scores'][metric]['attack']['mean'])}"
+        if baseline(attack, metric) and not beats_baseline(attack, metric, floor or "attack"):
             said += f" (not measurably better than the {baseline_name(summary, metric, target)})"
         elif _intervals_overlap(score, _strongest_score(base, metric, target)):
             said += " (the intervals overlap)"
@@ -242,14 +272,19 @@ def _defense_findings(
     helpful = sorted((s for s in others if leak(s) < leak(base)), key=leak)
     # A hijacked training has no utility worth a price.
     cheap = [s for s in helpful[1:] if cost(s) <= 0.01 < cost(helpful[0]) and not base["training_attack"]]
-    useless = [summary["names"][s["defense"]] for s in others if leak(s) >= leak(base)]
+    useless = [s for s in others if leak(s) >= leak(base)]
+    in_vain = {
+        who: ", ".join(
+            summary["names"][s["defense"]] for s in useless if bool(leading_floor(s, metric, target)) == by_floor
+        )
+        for by_floor, who in ((False, _strongest_attack(target)), (True, "a closed form"))
+    }
     # What is called cheap is a choice, so the sentence says it.
     small = f"among the settings that lose at most {_format_difference(summary, 0.01)}, one lowers leakage most: "
-    in_vain = f"{_strongest_attack(target)} does no worse than undefended against {', '.join(useless)}."
     return [
         *(brings(s) for s in helpful[:1]),
         *(small + brings(s) for s in cheap[:1]),
-        *([in_vain] if useless else []),
+        *(f"{who} does no worse than undefended against {names}." for who, names in in_vain.items() if names),
     ]
 
 
@@ -267,8 +302,9 @@ def baseline_name(summary: Summary, metric: str, target: str) -> str:
 
 
 def _strongest_score(setting: Mapping[str, Any], metric: str, target: str) -> Mapping[str, Any]:
-    """Return what the strongest attack reached: a defense is worth what it does against that one."""
-    found: Mapping[str, Any] = setting["attacks"][strongest(setting, metric, target)]["scores"][metric]["attack"]
+    """Return what the strongest attack or floor reached: a defense is worth what it does against that one."""
+    scores = setting["attacks"][strongest(setting, metric, target)]["scores"][metric]
+    found: Mapping[str, Any] = scores[leading_floor(setting, metric, target) or "attack"]
     return found
 
 

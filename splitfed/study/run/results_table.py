@@ -128,7 +128,10 @@ def _mean_scores(scores: Sequence[Json]) -> dict[str, dict[str, float]]:
 
 
 def print_table(results: Sequence[Json], console: Console) -> None:
-    """Print the table of `results`, with what baselines, floors and oracles score below it."""
+    """Print the table of `results`, with what baselines, floors and oracles score.
+
+    Those that score the same in every setting stand once, below the table; all others below each setting.
+    """
     rows = setting_rows(results)
     metric = next((row["metric"] for row in rows if "metric" in row), "utility")
     attacks = _attack_metrics(rows)
@@ -156,6 +159,15 @@ def print_table(results: Sequence[Json], console: Console) -> None:
         header_style="bold",
         pad_edge=False,
     )
+
+    def add_reference(row: dict[str, Any], who: str, indent: str = "") -> None:
+        kind = "" if who in ORACLES else "floor: " if who in FLOORS else "baseline: "
+        scores = [_format_scores(row, name, metrics, who) for name, metrics in attacks.items()]
+        if any(scores):
+            blank = [""] * (1 + 3 * encrypted + private)
+            table.add_row(*("" for _ in names), f"{indent}{kind}{BASELINES[who]}", *blank, *scores, style="dim")
+
+    shared = [who for who in BASELINES if _scores_alike(rows, attacks, who)]
     for row in rows:
         table.add_row(
             *(row.get(name, "") for name in names),
@@ -165,17 +177,15 @@ def print_table(results: Sequence[Json], console: Console) -> None:
             *([_format_epsilon(row)] if private else []),
             *(_format_scores(row, name, metrics, "attack") for name, metrics in attacks.items()),
         )
+        for who in BASELINES:
+            if who not in shared:
+                add_reference(row, who, "  ")
     # Not every row has every attack: one that hijacks training has rows of its own.
-    reference = {name: next(row for row in rows if name in row.get("attacks", {})) for name in attacks}
-    for who, title in BASELINES.items():
-        kind = "" if who in ORACLES else "floor: " if who in FLOORS else "baseline: "
-        scores = [_format_scores(reference[name], name, metrics, who) for name, metrics in attacks.items()]
-        if any(scores):
-            table.add_row(
-                *("" for _ in names),
-                *(f"{kind}{title}", "", *([""] * 3 if encrypted else []), *([""] if private else []), *scores),
-                style="dim",
-            )
+    everything = {
+        "attacks": {name: scores for row in reversed(rows) for name, scores in row.get("attacks", {}).items()}
+    }
+    for who in shared:
+        add_reference(everything, who)
     if not several and rows:
         console.print(rows[0]["topology"], highlight=False, markup=False)
     console.print(table)
@@ -183,6 +193,14 @@ def print_table(results: Sequence[Json], console: Console) -> None:
         for said in row.get("remarks", []):
             where = ", ".join(row[name] for name in (*names, "defense") if row.get(name))
             console.print(f"{where}: {said}", highlight=False, markup=False)
+
+
+def _scores_alike(rows: Sequence[dict[str, Any]], attacks: dict[str, list[str]], who: str) -> bool:
+    """Return whether `who` scores the same, as printed, beside each attack of every row that has it."""
+    return all(
+        len({_format_scores(row, name, metrics, who) for row in rows if name in row.get("attacks", {})}) == 1
+        for name, metrics in attacks.items()
+    )
 
 
 def _format_costs(row: dict[str, Any]) -> list[str]:

@@ -18,6 +18,7 @@ from splitfed.study.run import results_table, session
 from splitfed.study.run.checked_study import CheckedStudy
 from splitfed.study.run.dry_run import list_runs, print_runs
 from splitfed.study.run.request import RunRequest
+from splitfed.study.run.terminal_messages import others_print_aside
 
 SHOWN = 20
 """Refused runs that are printed; the report has all."""
@@ -26,14 +27,16 @@ SHOWN = 20
 def run_command(request: RunRequest, ready: CheckedStudy, home: Path) -> bool:
     """Do what is asked in `home` and print it; return whether every run has ended, in a result or its own failure."""
     if request.dry_run:
-        session.check_folder(ready, home, resume=request.resume, workers=request.workers, trust=request.trust)
-        listed = list_runs(ready, home, request.workers)
+        with others_print_aside():
+            session.check_folder(ready, home, resume=request.resume, workers=request.workers, trust=request.trust)
+            listed = list_runs(ready, home, request.workers)
         if request.as_json:
             _print(json.dumps(listed))
         else:
             print_runs(listed, _console())
         return True
-    results = session.run_study(ready, home, resume=request.resume, workers=request.workers, trust=request.trust)
+    with others_print_aside():
+        results = session.run_study(ready, home, resume=request.resume, workers=request.workers, trust=request.trust)
     _print_results(results, home, request.as_json, request.trust)
     outcome = read_search_outcome(home)
     wanted = len(ready.grid.cells) if ready.search is None else ready.search.trials

@@ -31,6 +31,7 @@ from splitfed.study.run.run_queue import HeldRun, RunQueue, work_queue
 from splitfed.study.run.runner import Json, read_result, run_cell
 from splitfed.study.run.search import collect_records, do_trials, open_search
 from splitfed.study.run.store import StudyFolder, write_trials_table
+from splitfed.study.run.terminal_messages import others_print_aside
 from splitfed.study.run.trials import check_search_database
 from splitfed.study.run.trust import check_links, write_mark
 from splitfed.study.run.workers import run_workers
@@ -134,18 +135,24 @@ def run_worker(folder: Path, code: Code, token: str, call: str) -> None:
     `code`: where import paths may lead, as the process says that has checked all this. `token`: the key of its check,
     on which this process relies if it finds the same study and versions. `call`: the mark of its call.
     """
+    reports = Reports(sys.stdout)
+    with others_print_aside():
+        _work(folder, code, token, call, reports)
+
+
+def _work(folder: Path, code: Code, token: str, call: str, reports: Reports) -> None:
     raw = schema.read_toml(folder / "config.toml", digests.STUDY_CONFIG)
     home = StudyFolder(folder)
     if "search" in raw:
         search, first = read_search(raw, "config.toml", folder, code, checked=True)
         data = build.dataset(first.cells[0].data)
         home.check_data(data_digest(data))
-        do_trials(search, data, folder, open_search(search, folder, call), Reports())
+        do_trials(search, data, folder, open_search(search, folder, call), reports)
         return
     ready = check_raw(raw, "config.toml", folder, code, "", folder, token)
     home.check_data(data_digest(ready.data))
     cells = {cell.id: cell for cell in ready.grid.cells}
-    _work_queue(home, cells, ready.data, RunQueue(home, list(cells), Locks(folder, call)), Reports())
+    _work_queue(home, cells, ready.data, RunQueue(home, list(cells), Locks(folder, call)), reports)
 
 
 def _work_queue(home: StudyFolder, cells: Mapping[str, Cell], data: Dataset, queue: RunQueue, watcher: Watcher) -> None:

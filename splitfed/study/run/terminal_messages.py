@@ -8,8 +8,8 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, TextIO
 
 from splitfed.study.run import failures
 
@@ -46,6 +46,11 @@ def _print_warning(
 ) -> None:
     """Say a warning in one line, without the line of code it comes from."""
     print_error(f"warning: {' '.join(str(message).split())}")
+
+
+def others_print_aside() -> redirect_stdout[TextIO]:
+    """Let what somebody's code prints inside the block go to standard error: standard output is for results alone."""
+    return redirect_stdout(sys.stderr)
 
 
 def abandon_output() -> None:
