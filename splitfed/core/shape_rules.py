@@ -72,6 +72,11 @@ def _alike(place: int | None, _: Make, x: Tensor, *more: Any, **named: Any) -> A
     return x if inplace else x.clone()
 
 
+def _dropout(make: Make, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    # Where nothing is drawn, torch hands through what it was given.
+    return _alike(None, make, x, inplace=inplace) if training and p > 0 and x.numel() else NotImplemented
+
+
 def _contiguous(make: Make, x: Tensor, *more: Any, **named: Any) -> Any:
     """Tell of a function of whole rows, as a softmax."""
     return _alike(None, make, x, *more, **named) if x.is_contiguous() else NotImplemented
@@ -234,12 +239,13 @@ def _list_rules() -> Iterator[tuple[str, Callable[..., Any]]]:
     yield from ((name, partial(_alike, None)) for name in names.split())
     yield from ((name, partial(_alike, 0)) for name in ("relu", "relu6", "silu", "mish", "selu", "hardswish"))
     yield from ((name, partial(_alike, 1)) for name in ("leaky_relu", "elu", "celu"))
-    yield from ((name, partial(_alike, 2)) for name in ("hardtanh", "dropout"))
+    yield "hardtanh", partial(_alike, 2)
     yield from ((name, _contiguous) for name in ("softmax", "log_softmax", "normalize"))
     yield from ((name, _combined) for name in ("add", "sub", "mul", "div", "true_divide", "__rsub__"))
     yield from ((f"adaptive_avg_pool{count}d", partial(_adaptive, count)) for count in (1, 2, 3))
     others: dict[str, Callable[..., Any]] = {
         "linear": _linear,
+        "dropout": _dropout,
         "layer_norm": _layer_norm,
         "batch_norm": _batch_norm,
         "group_norm": _group_norm,

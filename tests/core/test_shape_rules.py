@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -97,8 +97,12 @@ def meta(shape: tuple[int, ...], gradient: bool = True) -> Tensor:
     return torch.empty(shape, device="meta", requires_grad=gradient)
 
 
-def looks(value: Any) -> list[tuple[Any, ...]]:
-    return [(one.shape, one.stride(), one.dtype, one.device.type, one.requires_grad) for one in tensors_of(value)]
+def looks(value: Any, given: Sequence[Tensor] = ()) -> list[tuple[Any, ...]]:
+    """What tells a result from another: its layout, and which of `given` it is, if any."""
+    return [
+        (one.shape, one.stride(), one.dtype, one.device.type, one.requires_grad, [one is x for x in given])
+        for one in tensors_of(value)
+    ]
 
 
 @pytest.mark.parametrize("gradient", [True, False])
@@ -109,7 +113,7 @@ def test_a_result_by_rule_looks_as_torch_finds_it(name: str, gradient: bool) -> 
     with _ByRule() as mode:
         found = run(*given)
     assert mode.told
-    assert looks(found) == looks(run(*given))
+    assert looks(found, given) == looks(run(*given), given)
 
 
 def test_gradients_of_gradients_find_their_way_through_results_by_rule() -> None:
@@ -162,3 +166,10 @@ def test_what_has_another_type_or_layout_is_as_torch_finds_it(run: Callable[[], 
         found = run()
     assert not mode.told
     assert looks(found) == looks(run())
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.3).eval(), nn.Dropout(0.0)])
+def test_dropout_that_draws_nothing_hands_through_what_it_is_given(layer: nn.Module) -> None:
+    x = meta(X)
+    with _ByRule():
+        assert layer(x) is x
