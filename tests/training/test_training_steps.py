@@ -245,9 +245,11 @@ def test_recorders_and_defenses_act_on_every_batch() -> None:
 
 def refused_runs() -> dict[str, tuple[dict[str, Any], str]]:
     split = {"topology": vanilla(model(), "relu"), "schedule": "sequential", "method": None}
+    unmixed = model()
+    unmixed.norm = nn.Identity()
     return {
         "dp_sgd": (
-            {**split, "defenses": DpSgd(noise_multiplier=1.0, replace=True)},
+            {**split, "topology": vanilla(unmixed, "relu"), "defenses": DpSgd(noise_multiplier=1.0)},
             "beside DpSgd, which adds its noise to every",
         ),
         "adversarial": ({**split, "defenses": Adversarial(bottleneck=0)}, "which learns from every batch"),
