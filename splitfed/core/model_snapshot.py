@@ -18,7 +18,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.object_kinds import GeneratorKind
 from splitfed.core.plain_values import same, same_tensors
 from splitfed.core.reachable import Change, Location, Records, differences, put_back, reach
-from splitfed.core.reachable_names import describe_changes, describe_place
+from splitfed.core.reachable_names import describe_changes, describe_place, name_changes
 from splitfed.core.unsaved_state import cannot_be_kept
 
 
@@ -84,6 +84,18 @@ class ModelSnapshot:
             c for c in differences(self.records, now, self._shared_differs(self.records)) if cannot_be_kept(c, now)
         ]
         return list(describe_changes(found, self.records, now))
+
+    def changed_constant(self) -> str | None:
+        """Return a tensor outside of the state dict that has other numbers than it had, None where there is none."""
+        saved = {id(tensor) for tensor in self.model.state_dict(keep_vars=True).values()}
+        saved |= {id(weight) for weight in self.model.parameters()}
+
+        def changed(_: Location, old: Tensor, new: Tensor) -> bool:
+            return id(old) not in saved and self.tensor_changed(old, new)
+
+        now = self.reach()
+        found = [c for c in differences(self.records, now, changed) if isinstance(now[c.place].value, Tensor)]
+        return next(name_changes(found, self.records), None)
 
     def _shared_differs(self, before: Records) -> Callable[[Location, Tensor, Tensor], bool]:
         return lambda place, old, new: before[place].shared and self.tensor_changed(old, new)

@@ -322,7 +322,7 @@ class _Reach:
             return
         record = self.records[place] = Record(type_, _CLASS, True, asked=self._names)
         self._named.append((place, record))
-        special = {n for n, v in vars(type_).items() if _is_data(n, v) or (n not in _UNCALLED and _is_special(n, v))}
+        special = {n for n, v in vars(type_).items() if is_data(n, v) or (n not in _UNCALLED and _is_special(n, v))}
         self._look_up(place, record, special | self._names)
 
     def _look_into_globals(self, table: dict[str, Any]) -> None:
@@ -342,7 +342,8 @@ class _Reach:
                 record.contents[key] = self.refer(table[name], place.child(key))
 
 
-def _is_data(name: str, value: Any) -> bool:
+def is_data(name: str, value: Any) -> bool:
+    """Return whether `value`, which a class holds under `name`, is no method, descriptor or class."""
     described = hasattr(type(value), "__get__") or isinstance(value, type)
     return not described and not (name.startswith("__") and name.endswith("__")) and not name.startswith("_abc_")
 
@@ -389,8 +390,7 @@ def differences(
         if isinstance(old.value, Tensor):
             if changed(place, old.value, new.value):
                 yield Change(place, None, old.shared)
-            continue
-        if old.kind.name != "module" and not same(old.data, new.data):
+        elif old.kind.name != "module" and not same(old.data, new.data):
             yield Change(place, None, old.shared)
         for key in old.contents.keys() | new.contents.keys():
             if not _same_entry(key, old, new):
@@ -406,7 +406,7 @@ def _same_entry(key: Key, old: Record, new: Record) -> bool:
     if key in old.contents:
         return key.name in new.kind.table(new.value)
     return (
-        not _is_data(key.name, new.value)
+        not is_data(key.name, new.value)
         if old.kind is _CLASS and key.name not in (old.asked or ())
         else (key.name not in (old.asked or ()))
     )

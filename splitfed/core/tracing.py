@@ -140,6 +140,11 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
                 graphs.append(_Tracer().trace(model.train(mode)))
             constants = {n: v for n, v in vars(model).items() if n not in own_names and isinstance(v, Tensor)}
             _check_replaced(model)
+            if (name := snapshot.changed_constant()) is not None:
+                raise NotTraceable(
+                    f"forward of {type(model).__name__} changes the {name}, a tensor that a trace takes for a "
+                    "constant: keep it in a buffer"
+                )
         finally:
             snapshot.restore()
     for evaluation_node, training_node in zip(graphs[0].nodes, graphs[1].nodes, strict=False):
