@@ -30,6 +30,7 @@ from splitfed.core.contents import (
 from splitfed.core.errors import InvalidInput, describe_failure, others_code
 from splitfed.core.model_snapshot import drawn_packages, generator_states, seed_generators, set_generators
 from splitfed.core.module_copies import copy_computed, deep_copy
+from splitfed.core.nested_tensors import autograd_leaves
 from splitfed.core.payload import not_dense
 from splitfed.core.random import derive
 from splitfed.core.topology import Edge, Segment, Topology, keeps_names
@@ -170,16 +171,20 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
         finally:
             set_generators(states)
         traces.update(zip(segment.outputs, found, strict=True))
+        # Other batches may take a way of a replayed model that draws.
+        draws |= getattr(segment.module, "planned_draws", frozenset())
         if "torch" in draws:
             stochastic.add(segment.name)
         if draws - {"torch"}:
             plain_draws.add(segment.name)
         # A trace has no branch; of other segments the graph of one random draw tells nothing for certain.
+        may = getattr(segment.module, "may_learn_from", frozenset[str]())
+        learning = {id(inputs[name]) for name in segment.inputs if name in may}
         certain = not draws or keeps_names(segment.module)
         for name, value in zip(segment.outputs, outputs, strict=True):
             _check_value(segment, name, value, rows, name in heads)
             reached_leaves[segment.name, name] = (
-                _autograd_leaves(value) if certain else {id(t) for t in inputs.values()}
+                autograd_leaves(value) | learning if certain else {id(t) for t in inputs.values()}
             )
             values[name] = value.detach()
     batch_norm = nn.modules.batchnorm._BatchNorm
@@ -232,20 +237,6 @@ def _arrived(topology: Topology, name: str, value: Tensor, origin: Origin) -> Te
     leaf = value.detach()
     asks = name not in topology.inputs and origin.is_data and leaf.is_floating_point()
     return leaf.requires_grad_() if asks else leaf
-
-
-def _autograd_leaves(value: Tensor) -> set[int]:
-    """Return the ids of all leaves that autograd would send a gradient of `value` to."""
-    leaf_ids, pending, visited = set(), [value.grad_fn], set()
-    while pending:
-        node = pending.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        if (leaf := getattr(node, "variable", None)) is not None:
-            leaf_ids.add(id(leaf))
-        pending += [before for before, _ in node.next_functions]
-    return leaf_ids
 
 
 def _without_gradient(

@@ -28,7 +28,8 @@ from splitfed.core.payload import not_dense
 
 _ACTIVE = threading.local()
 _LIKE_NAMES = "zeros_like ones_like full_like new_zeros new_ones new_full new_tensor new_empty empty_like"
-_LIKE = frozenset(_LIKE_NAMES.split())
+LIKE = frozenset(_LIKE_NAMES.split())
+"""Functions that ask a tensor for its shape and type alone."""
 _SIZES = "__len__ size dim ndimension numel nelement stride element_size is_floating_point is_complex is_contiguous"
 _ABOUT = frozenset((*_SIZES.split(), "__get__"))
 """What asks a tensor for its shape or type, which everybody knows, and for no number."""
@@ -432,10 +433,10 @@ class MetaPass(Pass):
         given = tensors_of((args, kwargs))
         if not any(tensor.is_meta for tensor in given):
             return func(*args, **kwargs)
-        if name in _LIKE and kwargs.get("device") is None and given[0].is_meta:
+        if name in LIKE and kwargs.get("device") is None and given[0].is_meta:
             # Of such a tensor the shape alone is asked.
             return func(*args, **{**kwargs, "device": self.device})
-        if name in _LIKE:
+        if name in LIKE:
             return func(*args, **kwargs)
         if name in ("to", "type_as") and not given[0].is_meta:
             # Of the other tensor the type alone is asked.

@@ -26,9 +26,9 @@ from splitfed.core.errors import InvalidInput, check_names, describe_error, desc
 from splitfed.core.model_call import ModelCall
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.module_copies import copy_computed, deep_copy, open_compiled
-from splitfed.core.nested_tensors import tensors_of
+from splitfed.core.nested_tensors import autograd_nodes, tensors_of
 from splitfed.core.replay_answers import Answer, SeenCall, answer, numbers_in
-from splitfed.core.replay_courses import ForwardCourse, find_courses
+from splitfed.core.replay_courses import ForwardCourse, courses_beyond, find_courses
 from splitfed.core.replay_passes import (
     AllMembers,
     MetaPass,
@@ -148,7 +148,12 @@ def plan_ways(
     assert natural is not None
     ways: list[Way] = []
     for course in find_courses(kind, record) if natural.questions else [natural]:
-        ways.append(_plan_course(course, list(inputs), output, after, ways))
+        way = _plan_course(course, list(inputs), output, after, ways)
+        if cuts and after is None:
+            for other in courses_beyond(course, record):
+                with contextlib.suppress(InvalidInput):
+                    way.beyond = (*way.beyond, _plan_course(other, list(inputs), output, after, [*ways, way]))
+        ways.append(way)
     return tuple(ways)
 
 
@@ -176,12 +181,18 @@ def _plan_course(
     way.wholes = frozenset(number for number, operation in enumerate(operations) if operation.whole)
     way.constants, way.attributes, way.calls = course.constants, course.attributes, course.calls
     way.asked = {number: operation.answer[0] for number, operation in enumerate(operations) if operation.answer}
+    way.branches = course.branches or max(way.asked, default=-1) >= ends[-1]
+    nodes = autograd_nodes(flatten_result(course.result, output).values()) if way.branches else set()
     way.numbers, way.told, way.free = course.answers(), frozenset(course.told), frozenset(course.free)
     recording = course.recording
     arguments = dict(zip(recording.inputs, inputs, strict=True))
     values = CrossingValues(way, operations, arguments, recording.tensors, course.batches)
     values.keep_names(earlier)
     values.follow({name: recording.index(tensor) for name, tensor in flatten_result(course.result, output).items()})
+    for name, value in way.received[-1].items() if nodes else ():
+        index = operations[value.made.operation].results[value.made.place]
+        if index is not None and recording.tensors[index].grad_fn in nodes:
+            way.connected.add(name)
     return way
 
 
@@ -297,7 +308,7 @@ def _find_constants(
     device = next((x.device for x in inputs.values()), torch.device("cpu"))
     arguments = {name: torch.empty((other, *x.shape[1:]), dtype=x.dtype, device="meta") for name, x in inputs.items()}
     course.calls.clear()
-    course.constants, course.batches, course.questions = frozenset(), {}, ()
+    course.constants, course.batches, course.questions, course.branches = frozenset(), {}, (), False
     run = _ConstantsPass(device, course, _OtherCalls(model, inputs, targets, course, gradients, call, other))
     try:
         with warnings.catch_warnings(), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]), run:
@@ -309,6 +320,7 @@ def _find_constants(
         raise
     except (Exception, SystemExit) as error:  # what a user's own forward raises of shapes can be anything
         # The party of the last segment holds what a later operation needs, and nobody comes after it.
+        course.branches = True
         if run.number <= last:
             raise InvalidInput(
                 f"{type(model).__name__} takes a number out of a tensor, or what has no shape beforehand"

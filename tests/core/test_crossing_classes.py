@@ -326,7 +326,7 @@ class Compared(nn.Module):
 VALUES = torch.arange(WORDS)
 REVEALING: dict[str, Callable[[Tensor], Tensor]] = {
     "one_hot": lambda ids: ids[..., None] == VALUES,
-    "one_hot_of_the_other_side": lambda ids: VALUES != ids[..., None],
+    "one_hot_turned_round": lambda ids: ids[..., None] != VALUES,
     "thermometer": lambda ids: ids[..., None] > VALUES,
     "through_a_table": lambda ids: (ids[..., None] == VALUES).float() @ torch.linspace(-1, 1, WORDS),
     "stacked": lambda ids: torch.stack([ids == value for value in range(WORDS)], -1),
