@@ -92,6 +92,7 @@ class Facts:
     wrote by hand and that draws random numbers is never among these: another draw may take another way. `origins`: what
     each value is made of. `plain_draws`: segments that draw from NumPy's or Python's default generators in training.
     `row_findings`: where rows of the run show in others; None where nobody has promised anything that asks for it.
+    `repeated`: values that have no rows of their own, but are one tensor for a batch, sent once for every row.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -103,6 +104,7 @@ class Facts:
     origins: Mapping[str, Origin] = field(default_factory=dict)
     plain_draws: frozenset[str] = frozenset()
     row_findings: tuple[Finding, ...] | None = None
+    repeated: frozenset[str] = frozenset()
 
     def origin(self, value: str) -> Origin:
         """Return what `value` is made of: features, where the probe did not see it."""
@@ -153,6 +155,7 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
     overwritten: dict[str, frozenset[str]] = {}
     stochastic: set[str] = set()
     plain_draws: set[str] = set()
+    repeated: set[str] = set()
     reached_leaves: dict[tuple[str, str], set[int]] = {}
     leaves: dict[tuple[str, str], Tensor] = {}
     traces = {name: traces_of_input(name, batch[name]) for name in topology.inputs}
@@ -187,6 +190,8 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
                 autograd_leaves(value) | learning if certain else {id(t) for t in inputs.values()}
             )
             values[name] = value.detach()
+            if value.stride(0) == 0:
+                repeated.add(name)
     batch_norm = nn.modules.batchnorm._BatchNorm
     norm = {s.name for s in topology.segments if any(isinstance(m, batch_norm) for m in s.module.modules())}
     origins = {name: origin_of(found) for name, found in traces.items()}
@@ -200,6 +205,7 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
         _without_gradient(topology, leaves, reached_leaves),
         origins,
         frozenset(plain_draws),
+        repeated=frozenset(repeated),
     )
 
 
