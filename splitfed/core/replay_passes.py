@@ -416,6 +416,9 @@ class MetaPass(Pass):
             set_generators(states)
         # What it hands through is not drawn.
         given = {id(tensor) for tensor in tensors_of((args, dict(kwargs)))}
+        if not whole and name.endswith("_") and not name.endswith("__"):
+            # It draws into its first argument (bernoulli_, normal_).
+            given.discard(id(args[0]))
         drawn = {i: t.to("meta") for i, t in enumerate(tensors_of(returned)) if id(t) not in given}
         return replace_tensors(returned, drawn)
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from splitfed.core.attribute_reads import AttributeReads
 from splitfed.core.cut_names import Cut, check_places
 from splitfed.core.errors import InvalidInput, check_names, describe_error, describe_failure, others_code
+from splitfed.core.held_arrays import check_references
 from splitfed.core.model_call import ModelCall
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.module_copies import copy_computed, deep_copy, open_compiled
@@ -177,6 +178,7 @@ def _plan_course(
             counts[segment] = counts.get(segment, 0) + (2 if operation.deep else 1)
             way.readers.setdefault(name, set()).add(number)
         way.changed |= operation.changed
+    way.overwrites = frozenset(n for n, o in enumerate(operations) if len(o.results) == 1 and o.results[0] in o.writes)
     way.by_holders = frozenset(number for number, operation in enumerate(operations) if operation.alone)
     way.wholes = frozenset(number for number, operation in enumerate(operations) if operation.whole)
     way.constants, way.attributes, way.calls = course.constants, course.attributes, course.calls
@@ -235,6 +237,9 @@ def _record(
     except (Exception, SystemExit) as error:  # the user's own forward may raise anything
         if answers:
             return None
+        if answers is None:
+            # What copies share with the original is at fault where that runs.
+            check_references(recorded, type(model).__name__)
         hint = "; of rows named '0' and '1' it gets a tuple, of others a table" if call.batch is not None else ""
         raise InvalidInput(
             f"{type(model).__name__} fails by itself{_where(error)}: {describe_error(error)}{hint}"
@@ -275,6 +280,13 @@ def _record(
 def _find_ends(model: nn.Module, recording: RecordingPass, cuts: Sequence[Cut]) -> tuple[int, ...]:
     """Return how many operations have run at each cut."""
     kind = type(model).__name__
+    called = {operation.name.rpartition(".")[0] for operation in recording.operations if operation.whole} - {""}
+    for target in (cut.target for cut in cuts):
+        if not recording.starts[target] and (owner := target.rpartition(".")[0]) in called:
+            raise InvalidInput(
+                f"submodule {target!r} is not called by {kind} with this example, and others of {owner!r} are: of a "
+                "mixture of experts, no row is routed to it; give rows that are, or cut elsewhere"
+            )
     ends = [cut.select(kind, recording.starts[cut.target], recording.ends[cut.target]) for cut in cuts]
     check_places(cuts, ends)
     if ends and ends[0] == 0:

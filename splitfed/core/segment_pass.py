@@ -237,6 +237,13 @@ class SegmentPass(MetaPass):
     ) -> Any:
         """Return what an operation of another segment returned: shapes, constants, and what crossed."""
         received = self._received.get(number, {})
+        if number in self._way.overwrites:
+            # What was received is as its sender has left it.
+            arrived = {id(tensor) for tensor in self._received_values.values()}
+            for tensor in tensors_of((args, dict(kwargs))):
+                if id(tensor) in arrived:
+                    self.number += 1
+                    return tensor
         if number in self._memory:
             self.number += 1
             # All parties share what is remembered: what was received is put into a copy.

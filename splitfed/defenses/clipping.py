@@ -54,8 +54,8 @@ def check_values(name: str, topology: Topology, facts: Facts, edges: tuple[str, 
             if value in facts.repeated:
                 raise InvalidInput(
                     f"{name} clips rows, and {value!r} on {edge} has none: it is one tensor of shape "
-                    f"{facts.shapes[value]} for the whole batch, sent once for every row; compute it behind the cut, or "
-                    "of each row by itself"
+                    f"{facts.shapes[value]} for the whole batch, sent once for every row; compute it behind the cut, "
+                    "or of each row by itself"
                 )
 
 
