@@ -221,6 +221,7 @@ def _compare(
     unit = unit_of(segments, original, inputs)
     # One stream of random numbers runs through all segments, as it does through the uncut model.
     snapshot = snapshot or ModelSnapshot(original.model)
+    snapshot.refuse_generators()
     large, reordered = is_large(original.model), reordered_weights(original)
 
     def make_sides(sharing: bool = False) -> tuple[Uncut, Parties]:
@@ -394,6 +395,7 @@ def _check_same(uncut: StepResult, cut: StepResult, reordered: Collection[str]) 
         raise Difference(f"other random numbers are drawn from {package}", _RANDOM)
     # A copy that does not change with the other explains what comes out.
     _check_buffers(uncut, cut, alone=False)
+    _check_attributes(uncut, cut)
     for name, value in uncut.outputs.items():
         _check_output(name, value, cut.outputs[name])
     for name, attached in uncut.attached.items():
@@ -419,6 +421,14 @@ def _check_buffers(uncut: StepResult, cut: StepResult, alone: bool) -> None:
         if name in buffers and (holders[name] == 1) == alone and not _same(buffers[name], value):
             whose = "" if alone else "the copy of "
             raise Difference(f"{whose}buffer {name!r} in {segment!r} is another after the step", _BUFFER)
+
+
+def _check_attributes(uncut: StepResult, cut: StepResult) -> None:
+    """Compare plain tensors of which several segments have a copy: one alone shows in what its segment computes."""
+    holders = Counter(name for _, name, _ in cut.attribute_copies)
+    for segment, name, value in cut.attribute_copies:
+        if holders[name] > 1 and name in uncut.attributes and not _same(uncut.attributes[name], value):
+            raise Difference(f"the copy of attribute {name!r} in {segment!r} is another after the step", _BUFFER)
 
 
 def _check_output(name: str, uncut: Tensor, cut: Tensor) -> None:

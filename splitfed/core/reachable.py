@@ -12,11 +12,13 @@ an object in the stead of an equal one is no change, and cycles and shared objec
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, ClassVar, NamedTuple
 
@@ -340,6 +342,29 @@ class _Reach:
             key = Key(role, name)
             if key not in record.contents:
                 record.contents[key] = self.refer(table[name], place.child(key))
+
+
+_BARE = frozenset(("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME", "STORE_NAME"))
+
+
+def bare_globals(records: Records) -> set[tuple[int, str]]:
+    """Return the globals, by identity of their table and name, that code among `records` reads or writes as such."""
+    functions = (record.value for record in records.values() if isinstance(record.value, FunctionType))
+    return {(id(function.__globals__), name) for function in functions for name in _bare_names(function.__code__)}
+
+
+@lru_cache(maxsize=4096)
+def _bare_names(code: CodeType) -> frozenset[str]:
+    """Return the globals that `code`, and functions within it, name as such: `other.name` names none."""
+    own = {one.argval for one in dis.get_instructions(code) if one.opname in _BARE}
+    inner = (_bare_names(one) for one in code.co_consts if isinstance(one, CodeType))
+    return frozenset(own).union(*inner)
+
+
+def is_named(place: Location, bare: set[tuple[int, str]]) -> bool:
+    """Return whether code names what leads to `place`, of a global one that is among the `bare`."""
+    path = place.path()
+    return not path or path[0].role != "globals" or len(path) < 2 or (path[0].name, path[1].name) in bare
 
 
 def is_data(name: str, value: Any) -> bool:

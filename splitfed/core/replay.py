@@ -92,6 +92,17 @@ class ReplayedSegment(nn.Module):
         return frozenset(n for way in ways for n, v in way.received[-1].items() if (v.origin or n) in way.connected)
 
     @property
+    def read_attributes(self) -> frozenset[str]:
+        """The attributes of the model that its operations may read, by their full names."""
+        found: set[str] = set()
+        for way in self.replay_plan.every_way():
+            # What is looked up right before its end is for the next segment.
+            last = way.bounds(self.replay_number)[1] - 1
+            read = way.attributes.names(last, partial(way.runs, self.replay_number))
+            found.update(f"{path}.{name}" if path else name for path, names in read.items() for name in names)
+        return frozenset(found)
+
+    @property
     def planned_draws(self) -> frozenset[str]:
         """The packages from which it draws random numbers in any way of training that is known."""
         number, plan = self.replay_number, self.replay_plan

@@ -8,20 +8,16 @@ entry of a table or a name that was None, is a cache: it is filled again after t
 
 from __future__ import annotations
 
-import dis
 from collections.abc import Iterable
-from functools import lru_cache
-from types import CodeType, FunctionType
 
 from torch import nn
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.plain_values import Key
-from splitfed.core.reachable import Change, Location, Records, is_data, reach
+from splitfed.core.reachable import Change, Location, Records, bare_globals, is_data, is_named, reach
 from splitfed.core.reachable_names import name_changes
 from splitfed.core.unsaved_state import digest_value
 
-_BARE = frozenset(("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME", "STORE_NAME"))
 _NOTHING = repr(None)
 Entry = tuple[tuple[Key, ...], Key | None]
 """An entry of the object at a path; None: the object itself."""
@@ -59,19 +55,12 @@ class SharedState:
 
 def _entries(records: Records) -> dict[Entry, str]:
     """Return a text for every shared entry that the code can read, by which it is told from another."""
-    bare = {
-        (id(record.value.__globals__), name)
-        for record in records.values()
-        if isinstance(record.value, FunctionType)
-        for name in _bare_names(record.value.__code__)
-    }
+    bare = bare_globals(records)
     mentioned = next((record.asked for record in records.values() if record.asked is not None), set[str]())
     found: dict[Entry, str] = {}
     for place, record in records.items():
         path = place.path()
-        if not record.shared or (
-            path[0].role == "globals" and len(path) > 1 and (path[0].name, path[1].name) not in bare
-        ):
+        if not record.shared or not is_named(place, bare):
             continue
         kind, value = record.kind.name, record.value
         names = kind in ("class", "globals", "environment")
@@ -85,11 +74,3 @@ def _entries(records: Records) -> dict[Entry, str]:
                 continue
             found[path, key] = f"at {one.path()}" if isinstance(one, Location) else repr(one)
     return found
-
-
-@lru_cache(maxsize=4096)
-def _bare_names(code: CodeType) -> frozenset[str]:
-    """Return the globals that `code`, and functions within it, read or write by their bare names."""
-    own = {one.argval for one in dis.get_instructions(code) if one.opname in _BARE}
-    inner = (_bare_names(one) for one in code.co_consts if isinstance(one, CodeType))
-    return frozenset(own).union(*inner)

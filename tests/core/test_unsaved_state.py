@@ -460,3 +460,64 @@ def in_caches(m: Any, h: Tensor) -> Tensor:
 
 def test_a_cache_in_a_global_is_no_state() -> None:
     check_resumed(lambda: keeping_late(with_(), in_caches, "replayed"))
+
+
+class TwoCopies(nn.Module):
+    """A plain tensor that both sides of a cut after `b` read, and that the rows of the first side change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.mean, self.calls = torch.zeros(8), torch.zeros(())
+
+    def change(self, h: Tensor) -> None:
+        self.mean.data.add_(h.detach().mean(0))
+
+    def forward(self, x: Tensor) -> Any:
+        h = torch.relu(self.a(x))
+        self.calls.add_(1)
+        self.change(h)
+        h = self.b(h + 0 * self.mean)
+        return {"y": self.c(torch.where(self.calls > 12, h + self.mean, h))}
+
+
+class Counter(TwoCopies):
+    """Both sides count alike."""
+
+    def change(self, h: Tensor) -> None:
+        """Change nothing."""
+
+
+def test_copies_of_a_plain_tensor_that_part_are_refused_though_no_output_shows_it_yet() -> None:
+    rows_ = torch.ones(8, 8) * torch.arange(8.0)
+    with pytest.raises(InvalidInput, match="the copy of attribute 'mean' in 'piece1' is another after the step"):
+        vanilla(TwoCopies(), "b", example=rows_)
+
+
+def test_a_counter_is_no_cache_that_is_filled_before_the_cut() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = Counter()
+    topology = vanilla(model, "b", example=torch.ones(8, 8) * torch.arange(8.0))
+    assert [float(vars(segment.module)["calls"]) for segment in topology.segments] == [0.0, 0.0]
+
+
+NUMBERS = (float(number) for number in range(1, 999))
+
+
+class OfAGlobalGenerator(TwoCopies):
+    """Takes its numbers from a generator that cannot be turned back."""
+
+    def forward(self, x: Tensor) -> Any:
+        return {"y": self.c(self.b(self.a(x)) * next(NUMBERS))}
+
+
+@pytest.mark.parametrize("example", [True, False])
+def test_a_generator_at_work_in_a_global_is_refused_before_it_has_moved(example: bool) -> None:
+    rows_ = torch.ones(8, 8) * torch.arange(8.0)
+    with pytest.raises(InvalidInput, match="global 'NUMBERS' is a generator at work"):
+        vanilla(OfAGlobalGenerator(), "b", example=rows_ if example else None)
+    bottom = Keeping(with_(), lambda m, h: h * next(NUMBERS))
+    with pytest.raises(InvalidInput, match="global 'NUMBERS' is a generator at work"):
+        check_topology(by_hand(bottom), {"x": rows_})
+    assert next(NUMBERS) == 2.0 - example
