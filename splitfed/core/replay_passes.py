@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
+from torch.utils.hooks import RemovableHandle
 
 from splitfed.core.attribute_reads import unnoted
 from splitfed.core.errors import InvalidInput
@@ -238,6 +239,8 @@ class RecordingPass(Pass):
         for _, tensor in named:
             self._note_memory(tensor, self._state[id(tensor)])
         self.inputs = [self._index_of(x) for x in inputs]
+        self.hooks: list[RemovableHandle] = []
+        """Those that it has registered in the model."""
         self.starts: dict[str, list[int]] = {target: [] for target in targets}
         """Submodule -> number of operations at the beginning of each call of it."""
         self.ends: dict[str, list[int]] = {target: [] for target in targets}
@@ -245,10 +248,11 @@ class RecordingPass(Pass):
         for target in self.ends:
             module = model.get_submodule(target)
             # Before the user's own hooks, which may compute what the submodule reads.
-            module.register_forward_pre_hook(
+            begin = module.register_forward_pre_hook(
                 lambda *_, target=target: self.starts[target].append(self.number), prepend=True
             )
-            module.register_forward_hook(lambda *_, target=target: self.ends[target].append(self.number))
+            end = module.register_forward_hook(lambda *_, target=target: self.ends[target].append(self.number))
+            self.hooks += [begin, end]
 
     def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
         """Run it, and note it."""

@@ -239,7 +239,9 @@ def _record(
             return None
         if answers is None:
             # What copies share with the original is at fault where that runs.
-            check_references(copy_sharing(model), type(model).__name__)
+            for hook in recording.hooks:
+                hook.remove()
+            check_references(recorded, type(model).__name__)
         hint = "; of rows named '0' and '1' it gets a tuple, of others a table" if call.batch is not None else ""
         raise InvalidInput(
             f"{type(model).__name__} fails by itself{_where(error)}: {describe_error(error)}{hint}"
