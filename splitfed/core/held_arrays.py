@@ -145,7 +145,7 @@ def _walk(module: nn.Module) -> Iterator[_Met]:
                 mine = id(thing) in own
                 if id(thing) in seen or isinstance(thing, _PROGRAM) or (mine and not met.shared):
                     continue
-                if type(thing).__module__ == "splitfed.core.replay":
+                if type(thing).__module__ in ("splitfed.core.replay", "splitfed.core.segment_pass"):
                     continue  # The plan: names and shapes.
                 seen[id(thing)] = thing
                 yield met
