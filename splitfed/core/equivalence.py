@@ -395,7 +395,6 @@ def _check_same(uncut: StepResult, cut: StepResult, reordered: Collection[str]) 
         raise Difference(f"other random numbers are drawn from {package}", _RANDOM)
     # A copy that does not change with the other explains what comes out.
     _check_buffers(uncut, cut, alone=False)
-    _check_attributes(uncut, cut)
     for name, value in uncut.outputs.items():
         _check_output(name, value, cut.outputs[name])
     for name, attached in uncut.attached.items():
@@ -415,20 +414,17 @@ def _check_same(uncut: StepResult, cut: StepResult, reordered: Collection[str]) 
 
 
 def _check_buffers(uncut: StepResult, cut: StepResult, alone: bool) -> None:
-    """Compare every buffer of every segment; those that one segment alone has if `alone`, else those of several."""
-    buffers, holders = uncut.buffers, Counter(name for _, name, _ in cut.copies)
-    for segment, name, value in cut.copies:
-        if name in buffers and (holders[name] == 1) == alone and not _same(buffers[name], value):
-            whose = "" if alone else "the copy of "
-            raise Difference(f"{whose}buffer {name!r} in {segment!r} is another after the step", _BUFFER)
+    """Compare buffers of segments; those that one segment alone has if `alone`, else those of several.
 
-
-def _check_attributes(uncut: StepResult, cut: StepResult) -> None:
-    """Compare plain tensors of which several segments have a copy: one alone shows in what its segment computes."""
-    holders = Counter(name for _, name, _ in cut.attribute_copies)
-    for segment, name, value in cut.attribute_copies:
-        if holders[name] > 1 and name in uncut.attributes and not _same(uncut.attributes[name], value):
-            raise Difference(f"the copy of attribute {name!r} in {segment!r} is another after the step", _BUFFER)
+    So are plain tensors of several; one alone shows in what its segment computes.
+    """
+    compared = {"buffer": (uncut.buffers, cut.copies), "attribute": (uncut.attributes, cut.attribute_copies)}
+    for kind, (wanted, copies) in compared.items():
+        holders = Counter(name for _, name, _ in copies)
+        for segment, name, value in copies if kind == "buffer" or not alone else ():
+            if name in wanted and (holders[name] == 1) == alone and not _same(wanted[name], value):
+                whose = "" if alone else "the copy of "
+                raise Difference(f"{whose}{kind} {name!r} in {segment!r} is another after the step", _BUFFER)
 
 
 def _check_output(name: str, uncut: Tensor, cut: Tensor) -> None:
