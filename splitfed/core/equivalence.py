@@ -414,17 +414,14 @@ def _check_same(uncut: StepResult, cut: StepResult, reordered: Collection[str]) 
 
 
 def _check_buffers(uncut: StepResult, cut: StepResult, alone: bool) -> None:
-    """Compare buffers of segments; those that one segment alone has if `alone`, else those of several.
-
-    So are plain tensors of several; one alone shows in what its segment computes.
-    """
+    """Compare buffers that one segment alone has if `alone`, else those of several, and plain tensors of several."""
     compared = {"buffer": (uncut.buffers, cut.copies), "attribute": (uncut.attributes, cut.attribute_copies)}
     for kind, (wanted, copies) in compared.items():
         holders = Counter(name for _, name, _ in copies)
         for segment, name, value in copies if kind == "buffer" or not alone else ():
             if name in wanted and (holders[name] == 1) == alone and not _same(wanted[name], value):
-                whose = "" if alone else "the copy of "
-                raise Difference(f"{whose}{kind} {name!r} in {segment!r} is another after the step", _BUFFER)
+                what = kind if alone else f"the copy of {kind}"
+                raise Difference(f"{what} {name!r} in {segment!r} is another after the step", _BUFFER)
 
 
 def _check_output(name: str, uncut: Tensor, cut: Tensor) -> None:
