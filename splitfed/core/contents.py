@@ -6,9 +6,11 @@ weights alone. What meets becomes the higher of the two, so that a weight makes 
 with, a single number that multiplies an image included; buffers are constants. A value may have several contents in
 different places (`cat([x, h])`): one that has an input anywhere carries that input.
 
-Of an input of whole numbers or booleans every comparison is a mask, and so are the additive form of one, zeros and a
-huge negative number, and the place of its largest number, by which the end of a text is found. A comparison of real
-numbers stays an input: a thresholded image is an image. A single truth value of a whole batch, by which `forward`
+Of an input of whole numbers or booleans a comparison is a mask, and so are the additive form of one, zeros and a
+huge negative number, and the place of its largest number, by which the end of a text is found. A comparison with many
+numbers (`ids[..., None] == arange(words)`) is the input itself, and so is what many comparisons, or few that tell all
+of its numbers apart, have been put into; a length, one number a row, may be compared with all places. A comparison of
+real numbers stays an input: a thresholded image is an image. A single truth value of a whole batch, by which `forward`
 branches, tells as much as a length, and so does a single whole number of ids.
 
 Every operation is seen below autograd, custom functions and submodules; what is noted is noted for the memory that an
@@ -17,6 +19,8 @@ operation has written, so that views and operations in place need no rule.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Collection, Iterable, Mapping
 from enum import IntEnum
 from functools import cache
@@ -47,6 +51,8 @@ zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_
 new_empty_strided
 """
 _SHAPED_LIKE = frozenset(_SHAPED_LIKE_NAMES.split())
+_ORDERS = frozenset(("lt", "le", "gt", "ge"))
+_COMPARISONS = _ORDERS | {"eq", "ne"}
 _PLACES = frozenset(("argmax", "argmin"))
 _CASTS = frozenset(("_to_copy", "clone", "copy_", "lift_fresh_copy", "lift_fresh", "alias", "detach", "contiguous"))
 _LEAVES = frozenset(("numpy", "tolist", "__array__", "item", "__float__", "__int__", "__dlpack__"))
@@ -79,7 +85,23 @@ _CONTENT = {
     _Grade.FEATURES: Content.FEATURES,
 }
 
-Traces = Mapping[_Grade, frozenset[str]]
+MANY = 8
+"""A mask tells at most so many kinds of ids apart: padding, beginning, end, separator and the like."""
+
+
+class Question(NamedTuple):
+    """A comparison that was made of `inputs`, whole numbers: of which tensor, with what; `distinct`: numbers there."""
+
+    inputs: frozenset[str]
+    compared: int | frozenset[str]
+    value: Any
+    distinct: int
+
+
+Sources = frozenset[str | Question]
+"""Names of inputs, and of masks the questions that were asked of them."""
+
+Traces = Mapping[_Grade, Sources]
 """Every grade that some place of a value has -> the inputs whose rows are behind it there."""
 
 _NOTHING: Traces = {_Grade.CONSTANT: frozenset()}
@@ -122,16 +144,37 @@ def traces_of_input(name: str, rows: Tensor) -> Traces:
 
 def origin_of(traces: Traces) -> Origin:
     """Return what a value with `traces` is made of."""
-    carried = [grade for grade in (_Grade.IDS, _Grade.REAL) if grade in traces]
+    carried = set(_revealed(traces.get(_Grade.MASK, frozenset())))
+    for grade in (_Grade.IDS, _Grade.REAL):
+        carried.update(_names(traces.get(grade, frozenset())))
     if carried:
-        return Origin(Content.INPUT, tuple(sorted(set().union(*(traces[grade] for grade in carried)))))
+        return Origin(Content.INPUT, tuple(sorted(carried)))
     highest = max(traces)
-    return Origin(_CONTENT[highest], tuple(sorted(traces[highest])) if highest is _Grade.MASK else ())
+    return Origin(_CONTENT[highest], tuple(sorted(_names(traces[highest]))) if highest is _Grade.MASK else ())
 
 
-def together(*found: Traces) -> dict[_Grade, frozenset[str]]:
+def _names(sources: Sources) -> frozenset[str]:
+    return frozenset(one for one in sources if isinstance(one, str))
+
+
+def _revealed(sources: Sources) -> frozenset[str]:
+    """Return the inputs of which the questions among `sources` tell many kinds of numbers apart, or all there are."""
+    asked: dict[frozenset[str], dict[Any, set[Question]]] = {}
+    for one in sources:
+        if isinstance(one, Question):
+            asked.setdefault(one.inputs, {}).setdefault(one.compared, set()).add(one)
+    found: frozenset[str] = frozenset()
+    for inputs, compared in asked.items():
+        kinds = math.prod(len({one.value for one in questions}) + 1 for questions in compared.values())
+        distinct = max(one.distinct for questions in compared.values() for one in questions)
+        if distinct > 2 and kinds >= min(distinct, MANY + 1):
+            found |= inputs
+    return found
+
+
+def together(*found: Traces) -> dict[_Grade, Sources]:
     """Return the traces of values that stand side by side, each as it is."""
-    made: dict[_Grade, frozenset[str]] = {}
+    made: dict[_Grade, Sources] = {}
     for traces in found:
         for grade, names in traces.items():
             made[grade] = made.get(grade, frozenset()) | names
@@ -142,7 +185,7 @@ def _combined(found: Iterable[Traces]) -> Traces:
     """Return the traces of what is computed from values with the traces `found`: everything may meet everything."""
     made: Traces = _NOTHING
     for traces in found:
-        met: dict[_Grade, frozenset[str]] = {}
+        met: dict[_Grade, Sources] = {}
         for grade, names in made.items():
             for other, more in traces.items():
                 highest = max(grade, other)
@@ -177,7 +220,10 @@ class RowTracking:
         for weight in module.parameters():
             self._operations.note(weight, _WEIGHT)
         for tensor, traces in inputs:
-            self._operations.note(tensor, traces)
+            names = _names(traces.get(_Grade.IDS, frozenset()))
+            self._operations.note(tensor, traces, names)
+            self._operations.rows = len(tensor)
+            self._operations.distinct[names] = len(tensor.unique()) if names else 0
 
     def __enter__(self) -> RowTracking:
         """Begin."""
@@ -221,16 +267,22 @@ class _Operations(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._found: dict[int, Traces] = {}
         self._zeros = frozenset(zeros)
+        self.rows = 0
+        self.distinct: dict[frozenset[str], int] = {}
+        # What is a copy of a tensor, or another view of it, is asked the same questions.
+        self._copied: dict[int, int | frozenset[str]] = {}
+        self._numbers = itertools.count()
         # Kept, so that no other memory gets the address, and no other tensor without a storage the identity.
         self._kept: list[StorageWeakRef | Tensor] = []
         self._outside: Traces = _NOTHING
 
-    def note(self, tensor: Tensor, traces: Traces) -> None:
-        """Note the traces of all that shares the memory of `tensor`."""
+    def note(self, tensor: Tensor, traces: Traces, copied: int | frozenset[str] | None = None) -> None:
+        """Note the traces of all that shares the memory of `tensor`, and what it is a copy of."""
         key = _memory(tensor)
         if key not in self._found:
             self._kept.append(tensor if key < 0 else StorageWeakRef(tensor.untyped_storage()))
         self._found[key] = traces
+        self._copied[key] = next(self._numbers) if copied is None else copied
 
     def traces(self, tensor: Tensor) -> Traces:
         """Return the traces of `tensor`; of one that no operation has made those of what has left torch so far."""
@@ -246,44 +298,43 @@ class _Operations(TorchDispatchMode):
         given = kwargs or {}
         # What a function with a backward of its own does to its result, a pass that counts operations would count.
         with torch._C.DisableTorchFunction():
-            read = [(one, _memory(one)) for one in tensors_of((args, given))]
+            given_tensors = tensors_of((args, given))
+            memory = [_memory(one) for one in given_tensors]
+            read = [(one, self._found.get(key, self._outside)) for one, key in zip(given_tensors, memory, strict=True)]
             name, places = _name_and_written(func)
             written = [
                 one
                 for place, word in places
                 for one in tensors_of(args[place] if place < len(args) else given.get(word))
             ]
-            kept = [
-                self._found.get(key, self._outside)
-                for one, key in read
-                if not (name in _OVERWRITING and one is args[0])
-            ]
             returned = func(*args, **given)
             made = tensors_of(returned)
             if written or made:
-                self._note_made(name, args, read, kept, written, made)
+                self._note_made(name, args, read, memory, written, made)
         return returned
 
     def _note_made(
         self,
         name: str,
         args: Any,
-        read: list[tuple[Tensor, int]],
-        kept: list[Traces],
+        read: list[tuple[Tensor, Traces]],
+        memory: list[int],
         written: list[Tensor],
         made: list[Tensor],
     ) -> None:
-        memory = {key for _, key in read}
+        kept = [traces for one, traces in read if not (name in _OVERWRITING and one is args[0])]
         traces = self._result(name, args, kept)
+        copied = self._copied.get(memory[-1 if name == "copy_" else 0]) if name in _CASTS and memory else None
         for tensor in written:
-            result = self._as_mask(name, tensor, traces)
+            result = self._as_mask(name, tensor, traces, args, read)
             whole = tensor.numel() * tensor.element_size() >= _size(tensor)
-            self.note(tensor, result if whole else together(self.traces(tensor), result))
+            self.note(tensor, result if whole else together(self.traces(tensor), result), copied if whole else None)
         for tensor in made:
             # A view has what is noted for its memory.
             if _memory(tensor) not in memory:
                 one = tensor.dim() == 0 and any(_is_whole(given) for given, _ in read)
-                self.note(tensor, _as_number(tensor, traces) if one else self._as_mask(name, tensor, traces))
+                made_of = _as_number(tensor, traces) if one else self._as_mask(name, tensor, traces, args, read)
+                self.note(tensor, made_of, copied)
 
     def _result(self, name: str, args: Any, read: list[Traces]) -> Traces:
         if name in _SHAPED_LIKE:
@@ -309,11 +360,15 @@ class _Operations(TorchDispatchMode):
             flat.append(_NOTHING)
         return _picked(flat, [one for found in pickers for one in found])
 
-    def _as_mask(self, name: str, tensor: Tensor, traces: Traces) -> Traces:
+    def _as_mask(
+        self, name: str, tensor: Tensor, traces: Traces, args: Any, read: list[tuple[Tensor, Traces]]
+    ) -> Traces:
         """Return `traces` of a result, or those of a mask where it is one."""
         if max(traces) > _Grade.IDS or _Grade.IDS not in traces:
             return traces
-        mask = {_Grade.MASK: frozenset().union(*traces.values())}
+        if (questions := self._questions(name, tensor, args, read)) is None:
+            return traces
+        mask = {_Grade.MASK: questions.union(*traces.values())}
         if tensor.dtype is torch.bool or name in _PLACES:
             return mask
         if name in _CASTS or tensor.is_meta or tensor.is_complex() or not tensor.numel():
@@ -325,6 +380,31 @@ class _Operations(TorchDispatchMode):
             return mask if bool((tensor == tensor.min()).logical_or(zero).all()) else traces
         # Nothing is masked in these rows; but of an input that is zero throughout nothing can be said.
         return mask if not self._zeros.intersection(traces[_Grade.IDS]) else traces
+
+    def _questions(self, name: str, tensor: Tensor, args: Any, read: list[tuple[Tensor, Traces]]) -> Sources | None:
+        """Return what an operation with the result `tensor` asks of ids; None where each is asked for many numbers."""
+        ids = [(one, _names(traces[_Grade.IDS])) for one, traces in read if _Grade.IDS in traces]
+        values: set[Any] = {name}
+        if tensor.is_meta:
+            return frozenset()
+        if name in _COMPARISONS:
+            values = {one for one in args if isinstance(one, (bool, int, float))} or values
+            for other in [one for one, traces in read if _Grade.IDS not in traces]:
+                found = other.unique()
+                a_length = name in _ORDERS and all(_is_whole(one) and one.numel() == self.rows for one, _ in ids)
+                several = any(tensor.numel() > one.numel() for one, _ in ids)
+                if len(found) <= 2:
+                    values = set(found.tolist())
+                elif several and not a_length:
+                    return None
+                else:
+                    # Each is asked once; or a length, which may be told.
+                    values = {("places", next(self._numbers))} if not a_length else {"length"}
+        return frozenset(
+            Question(names, self._copied.get(_memory(one), 0), value, self.distinct.get(names) or len(one.unique()))
+            for one, names in ids
+            for value in values
+        )
 
 
 def _is_whole(tensor: Tensor) -> bool:

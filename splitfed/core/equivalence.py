@@ -188,6 +188,7 @@ def _compare(
     unit = unit_of(segments, original, inputs)
     # One stream of random numbers runs through all segments, as it does through the uncut model.
     snapshot = snapshot or ModelSnapshot(original.model)
+    snapshot.refuse_generators()
     large, reordered = is_large(original.model), reordered_weights(original)
 
     def make_sides(sharing: bool = False) -> tuple[Uncut, Parties]:

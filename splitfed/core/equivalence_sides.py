@@ -92,7 +92,8 @@ class StepResult:
     """What one batch leaves behind: outputs by value, gradients and state by name, modes and random generators.
 
     `attached`: whether autograd knows where each output comes from. `buffers`: all of the uncut model;
-    `copies`: every buffer of every segment, with the names of both.
+    `copies`: every buffer of every segment, with the names of both. `attributes` and `attribute_copies`: the same of
+    tensors that are plain attributes.
     """
 
     outputs: dict[str, Tensor] = field(default_factory=dict)
@@ -101,6 +102,8 @@ class StepResult:
     state: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
     copies: list[tuple[str, str, Tensor]] = field(default_factory=list)
+    attributes: dict[str, Tensor] = field(default_factory=dict)
+    attribute_copies: list[tuple[str, str, Tensor]] = field(default_factory=list)
     modes: dict[str, bool] = field(default_factory=dict)
     generators: tuple[Any, ...] = ()
 
@@ -161,6 +164,7 @@ class Uncut:
             step_result,
             state={n: _kept(t, self._shared) for n, t in saved.items()},
             buffers={n: t.clone() for n, t in self._model.named_buffers(remove_duplicate=False)},
+            attributes=_plain_attributes(self._model),
             modes={name: module.training for name, module in self.modules().items()},
             generators=generator_states(),
         )
@@ -265,6 +269,12 @@ class Parties:
                 for segment in self._topology.segments
                 for name, buffer in self._modules[segment.name].named_buffers(remove_duplicate=False)
             ],
+            attribute_copies=[
+                (segment.name, segment.full(name), tensor)
+                for segment in self._topology.segments
+                for name, tensor in _plain_attributes(self._modules[segment.name]).items()
+                if name in getattr(self._modules[segment.name], "read_attributes", (name,))
+            ],
             modes={name: module.training for name, module in self.modules().items()},
             generators=generator_states(),
         )
@@ -328,6 +338,16 @@ class Parties:
         for head in self._topology.heads:
             step_result.outputs[head.value] = values[head.value].detach()
             step_result.attached[head.value] = values[head.value].requires_grad
+
+
+def _plain_attributes(module: nn.Module) -> dict[str, Tensor]:
+    """Return copies of tensors that are plain attributes, no results of weights and no shapes of others, by name."""
+    return {
+        f"{path}.{name}" if path else name: tensor.clone()
+        for path, inner in module.named_modules(remove_duplicate=False)
+        for name, tensor in vars(inner).items()
+        if isinstance(tensor, Tensor) and not tensor.is_meta and not tensor.requires_grad
+    }
 
 
 def _is_innermost(module: nn.Module) -> bool:

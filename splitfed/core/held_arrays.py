@@ -86,8 +86,10 @@ def check_references(module: nn.Module, model: str) -> None:
     `model`: the class that it is a copy of. Through closures, defaults and weak references, copies would go on using
     the original's, which belong to no party.
     """
-    for label, thing, shared in _walk(module):
-        if shared and (isinstance(thing, nn.Module) or (isinstance(thing, Tensor) and not thing.is_meta)):
+    found = [(label, thing) for label, thing, shared in _walk(module) if shared]
+    # A module says more than what it keeps.
+    for label, thing in sorted(found, key=lambda one: not isinstance(one[1], nn.Module)):
+        if isinstance(thing, nn.Module) or (isinstance(thing, Tensor) and not thing.is_meta):
             what = f"a {type(thing).__name__}" if isinstance(thing, nn.Module) else f"a tensor {tuple(thing.shape)}"
             raise InvalidInput(
                 f"{label.replace('the model', model)} is a function or a reference that leads to {what}: "
@@ -150,7 +152,7 @@ def _walk(module: nn.Module) -> Iterator[_Met]:
                 mine = id(thing) in own
                 if id(thing) in seen or isinstance(thing, _PROGRAM) or (mine and not met.shared):
                     continue
-                if type(thing).__module__ == "splitfed.core.replay":
+                if type(thing).__module__ in ("splitfed.core.replay", "splitfed.core.segment_pass"):
                     continue  # The plan: names and shapes.
                 seen[id(thing)] = thing
                 yield met

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.object_kinds import GeneratorKind
 from splitfed.core.plain_values import same, same_tensors
-from splitfed.core.reachable import Change, Location, Records, differences, put_back, reach
-from splitfed.core.reachable_names import describe_changes, describe_place
+from splitfed.core.reachable import Change, Location, Records, bare_globals, differences, is_named, put_back, reach
+from splitfed.core.reachable_names import describe_changes, describe_place, name_changes
 from splitfed.core.unsaved_state import cannot_be_kept
 
 
@@ -53,9 +53,10 @@ class ModelSnapshot:
         self._generators = generator_states()
 
     def refuse_generators(self) -> None:
-        """Refuse a model that holds a generator function at work: none can be copied, or turned back once it moved."""
-        found = (place for place, r in self.records.items() if isinstance(r.kind, GeneratorKind) and not r.shared)
-        if (place := next(found, None)) is not None:
+        """Refuse a model that holds or names a generator at work: none can be copied, or turned back once it moved."""
+        bare = bare_globals(self.records)
+        at_work = (place for place, record in self.records.items() if isinstance(record.kind, GeneratorKind))
+        if (place := next((one for one in at_work if is_named(one, bare)), None)) is not None:
             raise InvalidInput(
                 f"{describe_place(place, self.records)} is a generator at work, which can be neither copied for the "
                 "parties nor turned back: keep what it yields in a buffer, and how far it has come in another, which "
@@ -84,6 +85,18 @@ class ModelSnapshot:
             c for c in differences(self.records, now, self._shared_differs(self.records)) if cannot_be_kept(c, now)
         ]
         return list(describe_changes(found, self.records, now))
+
+    def changed_constant(self) -> str | None:
+        """Return a tensor outside of the state dict that has other numbers than it had, None where there is none."""
+        saved = {id(tensor) for tensor in self.model.state_dict(keep_vars=True).values()}
+        saved |= {id(weight) for weight in self.model.parameters()}
+
+        def changed(_: Location, old: Tensor, new: Tensor) -> bool:
+            return id(old) not in saved and self.tensor_changed(old, new)
+
+        now = self.reach()
+        found = [c for c in differences(self.records, now, changed) if isinstance(now[c.place].value, Tensor)]
+        return next(name_changes(found, self.records), None)
 
     def _shared_differs(self, before: Records) -> Callable[[Location, Tensor, Tensor], bool]:
         return lambda place, old, new: before[place].shared and self.tensor_changed(old, new)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import copyreg
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection
 from functools import cache
 from typing import Any, TypeVar
 
@@ -43,7 +43,7 @@ def copy_computed(module: nn.Module, *, numbers: bool = True) -> dict[int, Any]:
     }
 
 
-def deep_copy(value: T, modules: Iterable[nn.Module], memo: dict[int, Any]) -> T:
+def deep_copy(value: T, modules: Collection[nn.Module], memo: dict[int, Any]) -> T:
     """Return `copy.deepcopy(value, memo)`, of a `value` that leads to `modules`."""
     made: list[tuple[nn.Module, nn.Module]] = []
     for module in modules:
@@ -60,7 +60,12 @@ def deep_copy(value: T, modules: Iterable[nn.Module], memo: dict[int, Any]) -> T
             elif kind not in _ATOMS:
                 entries[name] = _copy_entry(entry, memo)
         empty.__setstate__(entries)
-    return _copy_entry(value, memo)  # type: ignore[no-any-return]
+    copied = _copy_entry(value, memo)
+    # `nn.Parameter` leaves out of its copies what somebody hung on it.
+    for weight in [weight for module in modules for weight in module.parameters() if vars(weight)]:
+        if (other := memo.get(id(weight), weight)) is not weight and not vars(other):
+            vars(other).update({name: _copy_entry(one, memo) for name, one in vars(weight).items()})
+    return copied  # type: ignore[no-any-return]
 
 
 def _copy_entry(entry: Any, memo: dict[int, Any]) -> Any:

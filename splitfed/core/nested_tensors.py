@@ -6,7 +6,7 @@ What a submodule is given and returns is seldom a bare tensor: a tuple of states
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -89,3 +89,20 @@ def replace_tensors(value: Any, received: Mapping[int, Tensor], copies: bool = F
         return leaf
 
     return _pytree.tree_map(changed, value)
+
+
+def autograd_nodes(tensors: Iterable[Tensor]) -> set[Any]:
+    """Return all nodes of the graphs by which `tensors` were computed."""
+    pending, visited = [tensor.grad_fn for tensor in tensors], set[Any]()
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in visited:
+            visited.add(node)
+            pending += [before for before, _ in node.next_functions]
+    return visited
+
+
+def autograd_leaves(*values: Tensor) -> set[int]:
+    """Return the ids of all leaves that autograd would send a gradient of `values` to."""
+    leaves = (getattr(node, "variable", None) for node in autograd_nodes(values))
+    return {id(leaf) for leaf in leaves if leaf is not None}

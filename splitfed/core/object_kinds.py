@@ -272,9 +272,18 @@ class BytesKind(AnyKind):
 
 
 class TensorKind(AnyKind):
-    """A tensor: its numbers are kept elsewhere."""
+    """A tensor and the attributes that somebody hung on it: its numbers are kept elsewhere."""
 
     name: ClassVar[str] = "tensor"
+
+    def held(self, value: Any) -> Held:
+        """Return its attributes."""
+        return {Key("attribute", name): one for name, one in attributes_of(value).items()}
+
+    def put_back(self, value: Any, held: Held, data: Any) -> None:
+        """Set and delete attributes."""
+        if (table := attributes_of(value)) or held:
+            _set_attributes(table, {key.name: one for key, one in held.items()})
 
 
 class RandomKind(AnyKind):

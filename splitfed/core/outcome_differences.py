@@ -72,12 +72,14 @@ def check_same(uncut: StepResult, cut: StepResult, reordered: Collection[str]) -
 
 
 def _check_buffers(uncut: StepResult, cut: StepResult, alone: bool) -> None:
-    """Compare every buffer of every segment; those that one segment alone has if `alone`, else those of several."""
-    buffers, holders = uncut.buffers, Counter(name for _, name, _ in cut.copies)
-    for segment, name, value in cut.copies:
-        if name in buffers and (holders[name] == 1) == alone and not same_tensors(buffers[name], value):
-            whose = "" if alone else "the copy of "
-            raise Difference(f"{whose}buffer {name!r} in {segment!r} is another after the step", _BUFFER)
+    """Compare buffers that one segment alone has if `alone`, else those of several, and plain tensors of several."""
+    compared = {"buffer": (uncut.buffers, cut.copies), "attribute": (uncut.attributes, cut.attribute_copies)}
+    for kind, (wanted, copies) in compared.items():
+        holders = Counter(name for _, name, _ in copies)
+        for segment, name, value in copies if kind == "buffer" or not alone else ():
+            if name in wanted and (holders[name] == 1) == alone and not same_tensors(wanted[name], value):
+                what = kind if alone else f"the copy of {kind}"
+                raise Difference(f"{what} {name!r} in {segment!r} is another after the step", _BUFFER)
 
 
 def _check_output(name: str, uncut: Tensor, cut: Tensor) -> None:

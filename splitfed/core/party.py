@@ -191,6 +191,7 @@ class Party:
 
     def update(self) -> None:
         """Take one optimizer step with the gradients gathered since the last one."""
+        self.state.check_frozen()
         if self.state.privatizer is not None:
             self.state.uses.replace(f"gradients at {self.name}", self.state.privatizer.finish())
         if self.state.objective is not None:

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from splitfed.core.defense import LabelDefense, LearnedDefense
 from splitfed.core.defense_context import DefenseSite
 from splitfed.core.deprecation import current_state
+from splitfed.core.errors import InvalidInput
 from splitfed.core.gradient_privatizer import GradientPrivatizer
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Message, Stamp, is_own
@@ -76,6 +77,9 @@ class PartyState:
         self.data: dict[str, tuple[dict[str, Tensor | RowSource], dict[str, Tensor]]] = {}
         # Of parts whose rows are those of "train", or others': which they are.
         self.origins: dict[str, RowOrigins] = {}
+        # The weights when the run begins, and which of them learn: the optimizer holds no others.
+        self._at_first = dict(self._weights())
+        self._learning = {name: weight.requires_grad for name, weight in self._at_first.items()}
         unique: dict[int, tuple[str, nn.Parameter]] = {}
         for segment, module in self.modules.items():
             full = (full_names or {}).get(segment, str)
@@ -283,18 +287,58 @@ class PartyState:
                 raise KeyError(f"{segment}/{missing.pop()}")
             module.load_state_dict({n: tensors.get(f"{segment}/{n}", t) for n, t in state.items()})
 
+    def _weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for segment, module in self.modules.items():
+            yield from ((f"{segment}/{name}", weight) for name, weight in module.named_parameters())
+
+    def check_frozen(self) -> None:
+        """Refuse a gradient of a weight that was frozen when the run began, which no optimizer would step on."""
+        for name, weight in self._frozen_weights:
+            if weight.grad is not None:
+                segment, _, inner = name.partition("/")
+                raise InvalidInput(
+                    f"weight {inner!r} of segment {segment!r} was frozen (requires_grad) when the run began and learns "
+                    "now, and no optimizer holds it: let it learn from the start, or begin another run from the "
+                    "weights of this one"
+                )
+
+    @cached_property
+    def _frozen_weights(self) -> tuple[tuple[str, nn.Parameter], ...]:
+        return tuple((name, weight) for name, weight in self._at_first.items() if not self._learning[name])
+
+    def _unsaved(self) -> dict[str, Any]:
+        """Return what the segments hold besides their state dicts, where it changed; refuse what cannot be kept."""
+        for name, weight in self._weights():
+            if weight is not self._at_first.get(name):
+                segment, _, inner = name.partition("/")
+                raise InvalidInput(
+                    f"segment {segment!r}: the weight {inner!r} is not the one from before training, and no checkpoint "
+                    "can hold it: register all weights before the run, and change them in place"
+                )
+        found = {}
+        for name, module in self.modules.items():
+            try:
+                found[name] = unsaved_state(module, self._first[name])
+            except InvalidInput as error:
+                raise InvalidInput(f"segment {name!r}: {error}") from None
+        return {name: state for name, state in found.items() if state}
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state: tensors and plain values only, safe to load without unpickling code."""
+        """Return the whole state: tensors and plain values only, safe to load without unpickling code.
+
+        Raises `InvalidInput` for what a segment holds since training began and no checkpoint can hold.
+        """
         separate = {}
         for name in tuple(self._separate):
             with self.separate_optimizer(name):
                 assert self.optimizer is not None
                 separate[name] = copy.deepcopy(self.optimizer.state_dict()["state"])
-        found = {name: unsaved_state(module, self._first[name]) for name, module in self.modules.items()}
-        unsaved = {name: state for name, state in found.items() if state}
+        unsaved = self._unsaved()
+        switched = [name for name, weight in self._weights() if weight.requires_grad != self._learning[name]]
         return {
             **({"separate optimizers": separate} if separate else {}),
             **({"unsaved": unsaved} if unsaved else {}),
+            **({"switched": switched} if switched else {}),
             "segments": {name: copy.deepcopy(module.state_dict()) for name, module in self.modules.items()},
             "optimizer": None if self.optimizer is None else copy.deepcopy(self.optimizer.state_dict()),
             "scheduler": None if self._scheduler is None else copy.deepcopy(self._scheduler.state_dict()),
@@ -309,8 +353,11 @@ class PartyState:
         """Go back to `state`."""
         state = current_state(state)
         for name, module in self.modules.items():
-            module.load_state_dict(state["segments"][name])
+            # Before the state dict, which may have buffers that were registered late.
             load_unsaved_state(module, state.get("unsaved", {}).get(name, ()))
+            module.load_state_dict(state["segments"][name])
+        for name, weight in self._weights():
+            weight.requires_grad_(self._learning[name] != (name in state.get("switched", ())))
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state["optimizer"])
             self._separate.clear()

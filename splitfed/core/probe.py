@@ -31,6 +31,7 @@ from splitfed.core.errors import InvalidInput, describe_failure, others_code
 from splitfed.core.held_arrays import is_elsewhere
 from splitfed.core.model_snapshot import drawn_packages, generator_states, seed_generators, set_generators
 from splitfed.core.module_copies import copy_computed, deep_copy
+from splitfed.core.nested_tensors import autograd_leaves
 from splitfed.core.payload import not_dense
 from splitfed.core.random import derive
 from splitfed.core.topology import Edge, Segment, Topology, keeps_names
@@ -92,6 +93,7 @@ class Facts:
     wrote by hand and that draws random numbers is never among these: another draw may take another way. `origins`: what
     each value is made of. `plain_draws`: segments that draw from NumPy's or Python's default generators in training.
     `row_findings`: where rows of the run show in others; None where nobody has promised anything that asks for it.
+    `repeated`: values that have no rows of their own, but are one tensor for a batch, sent once for every row.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -103,6 +105,7 @@ class Facts:
     origins: Mapping[str, Origin] = field(default_factory=dict)
     plain_draws: frozenset[str] = frozenset()
     row_findings: tuple[Finding, ...] | None = None
+    repeated: frozenset[str] = frozenset()
 
     def origin(self, value: str) -> Origin:
         """Return what `value` is made of: features, where the probe did not see it."""
@@ -153,6 +156,7 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
     overwritten: dict[str, frozenset[str]] = {}
     stochastic: set[str] = set()
     plain_draws: set[str] = set()
+    repeated: set[str] = set()
     reached_leaves: dict[tuple[str, str], set[int]] = {}
     leaves: dict[tuple[str, str], Tensor] = {}
     traces = {name: traces_of_input(name, batch[name]) for name in topology.inputs}
@@ -171,18 +175,24 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
         finally:
             set_generators(states)
         traces.update(zip(segment.outputs, found, strict=True))
+        # Other batches may take a way of a replayed model that draws.
+        draws |= getattr(segment.module, "planned_draws", frozenset())
         if "torch" in draws:
             stochastic.add(segment.name)
         if draws - {"torch"}:
             plain_draws.add(segment.name)
         # A trace has no branch; of other segments the graph of one random draw tells nothing for certain.
+        may = getattr(segment.module, "may_learn_from", frozenset[str]())
+        learning = {id(inputs[name]) for name in segment.inputs if name in may}
         certain = not draws or keeps_names(segment.module)
         for name, value in zip(segment.outputs, outputs, strict=True):
             _check_value(segment, name, value, rows, name in heads)
             reached_leaves[segment.name, name] = (
-                _autograd_leaves(value) if certain else {id(t) for t in inputs.values()}
+                autograd_leaves(value) | learning if certain else {id(t) for t in inputs.values()}
             )
             values[name] = value.detach()
+            if value.stride(0) == 0:
+                repeated.add(name)
     batch_norm = nn.modules.batchnorm._BatchNorm
     norm = {
         s.name
@@ -205,6 +215,7 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
         _without_gradient(topology, leaves, reached_leaves),
         origins,
         frozenset(plain_draws),
+        repeated=frozenset(repeated),
     )
 
 
@@ -242,20 +253,6 @@ def _arrived(topology: Topology, name: str, value: Tensor, origin: Origin) -> Te
     leaf = value.detach()
     asks = name not in topology.inputs and origin.is_data and leaf.is_floating_point()
     return leaf.requires_grad_() if asks else leaf
-
-
-def _autograd_leaves(value: Tensor) -> set[int]:
-    """Return the ids of all leaves that autograd would send a gradient of `value` to."""
-    leaf_ids, pending, visited = set(), [value.grad_fn], set()
-    while pending:
-        node = pending.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        if (leaf := getattr(node, "variable", None)) is not None:
-            leaf_ids.add(id(leaf))
-        pending += [before for before, _ in node.next_functions]
-    return leaf_ids
 
 
 def _without_gradient(

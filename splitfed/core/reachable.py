@@ -12,11 +12,13 @@ an object in the stead of an equal one is no change, and cycles and shared objec
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, ClassVar, NamedTuple
 
@@ -331,7 +333,7 @@ class _Reach:
             return
         record = self.records[place] = Record(type_, _CLASS, True, asked=self._names)
         self._named.append((place, record))
-        special = {n for n, v in vars(type_).items() if _is_data(n, v) or (n not in _UNCALLED and _is_special(n, v))}
+        special = {n for n, v in vars(type_).items() if is_data(n, v) or (n not in _UNCALLED and _is_special(n, v))}
         self._look_up(place, record, special | self._names)
 
     def _look_into_globals(self, table: dict[str, Any]) -> None:
@@ -351,7 +353,31 @@ class _Reach:
                 record.contents[key] = self.refer(table[name], place.child(key))
 
 
-def _is_data(name: str, value: Any) -> bool:
+_BARE = frozenset(("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME", "STORE_NAME"))
+
+
+def bare_globals(records: Records) -> set[tuple[int, str]]:
+    """Return the globals, by identity of their table and name, that code among `records` reads or writes as such."""
+    functions = (record.value for record in records.values() if isinstance(record.value, FunctionType))
+    return {(id(function.__globals__), name) for function in functions for name in _bare_names(function.__code__)}
+
+
+@lru_cache(maxsize=4096)
+def _bare_names(code: CodeType) -> frozenset[str]:
+    """Return the globals that `code`, and functions within it, name as such: `other.name` names none."""
+    own = {one.argval for one in dis.get_instructions(code) if one.opname in _BARE}
+    inner = (_bare_names(one) for one in code.co_consts if isinstance(one, CodeType))
+    return frozenset(own).union(*inner)
+
+
+def is_named(place: Location, bare: set[tuple[int, str]]) -> bool:
+    """Return whether code names what leads to `place`, of a global one that is among the `bare`."""
+    path = place.path()
+    return not path or path[0].role != "globals" or len(path) < 2 or (path[0].name, path[1].name) in bare
+
+
+def is_data(name: str, value: Any) -> bool:
+    """Return whether `value`, which a class holds under `name`, is no method, descriptor or class."""
     described = hasattr(type(value), "__get__") or isinstance(value, type)
     return not described and not (name.startswith("__") and name.endswith("__")) and not name.startswith("_abc_")
 
@@ -398,8 +424,7 @@ def differences(
         if isinstance(old.value, Tensor):
             if changed(place, old.value, new.value):
                 yield Change(place, None, old.shared)
-            continue
-        if old.kind.name != "module" and not same(old.data, new.data):
+        elif old.kind.name != "module" and not same(old.data, new.data):
             yield Change(place, None, old.shared)
         for key in old.contents.keys() | new.contents.keys():
             if not _same_entry(key, old, new):
@@ -415,7 +440,7 @@ def _same_entry(key: Key, old: Record, new: Record) -> bool:
     if key in old.contents:
         return key.name in new.kind.table(new.value)
     return (
-        not _is_data(key.name, new.value)
+        not is_data(key.name, new.value)
         if old.kind is _CLASS and key.name not in (old.asked or ())
         else (key.name not in (old.asked or ()))
     )

@@ -17,64 +17,28 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from splitfed.core.attribute_reads import Reads
 from splitfed.core.cut_names import Cut
 from splitfed.core.errors import InvalidInput, check_names
-from splitfed.core.grouping import group_pairs, nest
 from splitfed.core.held_arrays import check_references
 from splitfed.core.model_call import ModelCall, call_of
 from splitfed.core.module_copies import copy_computed, deep_copy
-from splitfed.core.nested_tensors import is_plain, replace_tensors, tensors_of
 from splitfed.core.replay_parts import leave_out, machinery_reads
-from splitfed.core.replay_passes import MetaPass, Stop, mark_whole_modules
+from splitfed.core.replay_passes import Stop, mark_whole_modules
 from splitfed.core.replay_plan import meta_copy, plan_ways
-from splitfed.core.replay_sizes import Sizes, Ways, every_way, plan_sizes, repeat_rows
+from splitfed.core.replay_sizes import every_way, plan_sizes, repeat_rows
 from splitfed.core.replay_values import UNSEEN
 from splitfed.core.replay_way import INPUT, CrossingForm, Made, Way, align_ways
+from splitfed.core.segment_pass import ReplayPlan, SegmentPass
 
 _MODES = ((True, True), (True, False), (False, True), (False, False))
-
-
-@dataclass(frozen=True)
-class ReplayPlan:
-    """How the segments of one model are replayed: training, gradients -> the ways; input -> its shape a row and type.
-
-    The first way of each mode is that of the example; others follow from other numbers in tensors, see
-    `replay_courses`. `forms`: what crosses -> what it looks like. `call`: how `forward` takes its rows. `memory`: for a
-    mode, segment, number of rows, device and way, what operations of other segments return, on the meta device.
-    `rows`: of the example; `sizes`: other numbers of rows -> mode -> their ways, where these are others; `tried`: what
-    `replay_rows` has found of other numbers of rows. Shared by all copies of a segment.
-    """
-
-    model: str
-    ways: Ways
-    inputs: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-    forms: Mapping[str, CrossingForm] = field(default_factory=dict)
-    call: ModelCall = field(default_factory=ModelCall)
-    memory: dict[Any, dict[int, Any]] = field(default_factory=dict, compare=False, repr=False)
-    rows: int = 2
-    sizes: Sizes = field(default_factory=dict)
-    tried: dict[tuple[bool, int, int], str] = field(default_factory=dict, compare=False, repr=False)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ReplayPlan:
-        """Return itself: it holds no state."""
-        return self
-
-    def ways_of(self, training: bool, gradients: bool, rows: int) -> tuple[Way, ...]:
-        """Return the ways that a batch of `rows` may take in a mode."""
-        return self.sizes.get(rows, {}).get((training, gradients)) or self.ways[training, gradients]
-
-    def every_way(self) -> list[Way]:
-        """Return all ways, of all modes and numbers of rows."""
-        return every_way(self.ways, self.sizes)
 
 
 class ReplayedSegment(nn.Module):
@@ -103,16 +67,49 @@ class ReplayedSegment(nn.Module):
         for place, name in enumerate(plan.inputs):
             arguments[name] = run.received_inputs.get(place, arguments[name])
         run.held |= {Made(INPUT, place): arguments[name] for place, name in enumerate(plan.inputs)}
+        result = None
         try:
             with run:
-                plan.call(super().forward, arguments)
+                result = plan.call(super().forward, arguments)
         except Stop:
             pass
+        except AttributeError as error:
+            if not run.branches:
+                raise
+            raise run.beyond(f"needs there what its party does not hold ({error})") from error
         finally:
             # What the user switches back after the cut is not reached.
             torch.set_grad_enabled(gradients)
-        returned = run.returned(self.replay_values[1], rows)
+        returned = run.returned(self.replay_values[1], rows, result)
+        if training and gradients and run.branches:
+            run.check_gradients(returned)
         return returned[0] if len(returned) == 1 else returned
+
+    @property
+    def may_learn_from(self) -> frozenset[str]:
+        """What it reads from which its outputs learn on some way, where numbers in tensors steer its way."""
+        ways = [way for way in self.replay_plan.every_way() if self.replay_number == len(way.ends)]
+        return frozenset(n for way in ways for n, v in way.received[-1].items() if (v.origin or n) in way.connected)
+
+    @property
+    def read_attributes(self) -> frozenset[str]:
+        """The attributes of the model that its operations may read, by their full names."""
+        found: set[str] = set()
+        for way in self.replay_plan.every_way():
+            # What is looked up right before its end is for the next segment.
+            last = way.bounds(self.replay_number)[1] - 1
+            read = way.attributes.names(last, partial(way.runs, self.replay_number))
+            found.update(f"{path}.{name}" if path else name for path, names in read.items() for name in names)
+        return frozenset(found)
+
+    @property
+    def planned_draws(self) -> frozenset[str]:
+        """The packages from which it draws random numbers in any way of training that is known."""
+        number, plan = self.replay_number, self.replay_plan
+        ways = [*(way for mode, ways in plan.ways.items() if mode[0] for way in ways), *plan.beyond]
+        bounds = ((way, *way.bounds(number)) for way in ways)
+        found = (draws for way, first, last in bounds for n, draws in way.draws.items() if first <= n < last)
+        return frozenset().union(*found)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse to be pickled: what others hold is not in it."""
@@ -125,170 +122,6 @@ class ReplayedSegment(nn.Module):
         memo |= copy_computed(self)
         made.__dict__.update(deep_copy(self.__dict__, (self,), memo))
         return made
-
-
-class SegmentPass(MetaPass):
-    """The pass of one party: shapes before its segment, numbers in it, and the end after it.
-
-    `key`: under which the plan's memory stands, mode, whether there are gradients, segment and number of rows first;
-    `ways`: those that may be taken, all of the mode unless given.
-    """
-
-    def __init__(
-        self,
-        plan: ReplayPlan,
-        segment: int,
-        given: Mapping[str, Tensor],
-        device: torch.device,
-        key: tuple[Any, ...],
-        ways: Sequence[Way] = (),
-    ) -> None:
-        ways = ways or plan.ways_of(key[0], key[1], key[3])
-        super().__init__(device, 0, {})
-        self._plan, self._segment, self._given, self._key = plan, segment, given, key
-        self.held: dict[Made, Tensor] = {}
-        self._off = False
-        self._follow(ways)
-
-    def _follow(self, ways: Sequence[Way]) -> None:
-        """Go on in one of `ways`, which are the same up to the next answer that is told."""
-        self._ways, self._way = ways, ways[0]
-        self._first, self.stop = self._way.bounds(self._segment)
-        self.draws = self._way.draws
-        horizon = self._way.next_told(self.number) if len(ways) > 1 else None
-        self._received_values: dict[Made, Tensor] = {}
-        wanted: dict[Made, None] = {}
-        for way in ways:
-            near = [c for c in way.received[self._segment].values() if horizon is None or c.made.operation <= horizon]
-            self._received_values |= {c.made: c.receive(self._given[c.name]) for c in near}
-            wanted |= {c.made: None for c in way.sent(self._segment).values()}
-        self._received = nest((made.operation, made.place, tensor) for made, tensor in self._received_values.items())
-        self._wanted = group_pairs((made.operation, made.place) for made in wanted)
-        planned = self._plan.ways_of(self._key[0], self._key[1], self._key[3])
-        number = next(n for n, way in enumerate(planned) if way is self._way)
-        self._memory = self._plan.memory.setdefault((*self._key, number), {})
-
-    @property
-    def received_inputs(self) -> Mapping[int, Tensor]:
-        """The inputs of the model that were sent, by their place."""
-        return self._received.get(INPUT, {})
-
-    def returned(self, names: Sequence[str], rows: int) -> tuple[Tensor, ...]:
-        """Return what the segment sends under `names`, of a batch of `rows`, at the end of the pass."""
-        if self._off or self.number != self.stop:
-            raise self.strayed()
-        sent, found = self._way.sent(self._segment), []
-        for name in names:
-            if name not in sent:
-                # In this way there is none; whoever reads it comes the same way.
-                shape, dtype, _ = self._plan.forms[name]
-                found.append(torch.zeros((rows, *shape), dtype=dtype, device=self.device))
-                continue
-            made = sent[name].made
-            value = self._received_values[made] if made in self._received_values else self.held[made]
-            if value.is_meta:
-                raise InvalidInput(
-                    f"segment {self._segment} of {self._plan.model} returns a tensor without numbers: {UNSEEN}"
-                )
-            found.append(sent[name].send(value, rows))
-        return tuple(found)
-
-    def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
-        """Answer, run, or end."""
-        number = self.number
-        if self._off or (number >= self.stop and self._segment == len(self._way.ends)):
-            raise self.strayed()
-        if number >= self.stop:
-            raise Stop
-        if self._way.names[number] != name:
-            raise self.strayed()
-        if number in self._way.numbers and number < self._first and number not in self._way.told:
-            # Whoever holds that tensor has looked, or else nothing would have been sent.
-            self.number += 1
-            return self._way.numbers[number]
-        if number < self._first or number in self._way.constants:
-            return self._decide(number, self._hold(number, self._answer(number, name, func, args, kwargs, module)))
-        self.number += 1
-        if module is None and number not in self._way.by_holders:
-            for one in args:
-                # Products of numbers and of shapes alone would come out as what memory happens to hold.
-                if isinstance(one, Tensor) and one.is_meta:
-                    raise self._without_numbers(name)
-        if module is None:
-            returned = func(*args, **kwargs)
-        else:
-            # What happens within a submodule of its own is nobody's business, and costs nothing.
-            torch.overrides.TorchFunctionMode.__exit__(self, None, None, None)
-            try:
-                returned = func(*args, **kwargs)
-            finally:
-                torch.overrides.TorchFunctionMode.__enter__(self)
-        return self._decide(number, self._hold(number, returned))
-
-    def _decide(self, number: int, returned: Any) -> Any:
-        """Go on by a number that was taken out of a tensor; where no way is planned for it, nothing more runs."""
-        way = self._way
-        if number not in way.numbers or number in way.free:
-            return returned
-        if number in way.told and not isinstance(way.numbers[number], bool):
-            return returned
-        if returned == way.numbers[number]:
-            agreeing = [one for one in self._ways if one.numbers.get(number) == returned]
-        else:
-            agreeing = [one for one in self._ways if number in one.told and one.numbers[number] == returned]
-        # An error that `forward` raises of itself at such a number comes first.
-        self._off = not agreeing
-        if agreeing and len(self._ways) > 1:
-            self._follow(agreeing)
-        return returned
-
-    def _hold(self, number: int, returned: Any) -> Any:
-        """Keep what the segment sends, and return all."""
-        for place in self._wanted.get(number, ()):
-            self.held[Made(number, place)] = tensors_of(returned)[place]
-        return returned
-
-    def _answer(
-        self, number: int, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None
-    ) -> Any:
-        """Return what an operation of another segment returned: shapes, constants, and what crossed."""
-        received = self._received.get(number, {})
-        if number in self._memory:
-            self.number += 1
-            # All parties share what is remembered: what was received is put into a copy.
-            return replace_tensors(self._memory[number], received, copies=True)
-        if number in self._way.calls:
-            self.number += 1
-            known = self._way.calls[number]
-            returned = known.build(self._key[3], tensors_of((args, dict(kwargs))))
-            if not known.hands_through:
-                self._memory[number] = returned
-            return replace_tensors(returned, received, copies=True)
-        # Others' work is none of this party's, where operations or memory are counted.
-        with _disable_current_modes():
-            returned = super().operation(name, func, args, kwargs, module)
-        tensors = tensors_of(returned)
-        written = any(tensor is one for tensor in tensors for one in tensors_of((args, dict(kwargs))))
-        lasting = not written and self._way.lasts(number) and not self._way.reshapes and is_plain(returned)
-        if tensors and lasting and all(tensor.is_meta for tensor in tensors):
-            # Without its graph, which would keep what was received in this step.
-            bare = dict(enumerate(tensor.detach() for tensor in tensors))
-            self._memory[number] = replace_tensors(returned, bare, copies=True)
-        return replace_tensors(returned, received) if received else returned
-
-    def _without_numbers(self, name: str) -> InvalidInput:
-        """Return the error of an operation of this segment that reads what the party has no numbers of."""
-        return InvalidInput(
-            f"{name!r}, operation {self.number - 1} of {self._plan.model}, reads a tensor of which its party has no "
-            f"numbers: {UNSEEN}"
-        )
-
-    def strayed(self) -> InvalidInput:
-        """Return the error of a pass that is another one than the plan's."""
-        return InvalidInput(
-            f"forward of {self._plan.model} takes another way than when it was cut, at operation {self.number} of "
-            f"{len(self._way.names)}: a branch that depends on more than the mode cannot be cut"
-        )
 
 
 @dataclass(frozen=True)
@@ -333,7 +166,6 @@ def replay(
 
     ways = plan_rows(inputs)
     every = [way for planned in ways.values() for way in planned]
-    forms = {name: form for way in reversed(every) for name, form in way.forms.items()}
     first = every[0]
     for way in every:
         if set(first.outputs) != set(way.outputs):
@@ -341,10 +173,14 @@ def replay(
                 f"{type(model).__name__} returns {', '.join(first.outputs)} in training, {', '.join(way.outputs)} in "
                 "evaluation: return the same in both modes"
             )
+    for way in every:
+        way.widen(type(model).__name__)
+    forms = {name: form for way in reversed(every) for name, form in way.forms.items()}
     for planned in ways.values():
         align_ways(type(model).__name__, planned)
     other_sizes = plan_sizes(ways, {rows: partial(plan_rows, repeat_rows(inputs, rows)) for rows in sizes})
     every = every_way(ways, other_sizes)
+    beyond = tuple(one for way in every for one in way.beyond)
     reads = [_list_reads(planned) for planned in ways.values()]
     if not all(set(a) == set(b) for other in reads for a, b in zip(reads[0], other, strict=True)):
         raise InvalidInput(
@@ -353,7 +189,7 @@ def replay(
         )
     _check_segments(first, cuts)
     trained = [*ways[True, True], *(way for other in other_sizes.values() for way in other[True, True])]
-    reordered = frozenset().union(*(_find_reordered(way) for way in trained))
+    reordered = frozenset().union(*(_find_reordered(one) for way in trained for one in (way, *way.beyond)))
     for way in every:
         way.send_inputs(sent_inputs, list(inputs))
         way.hand_on(chain)
@@ -362,10 +198,12 @@ def replay(
         for received in way.received:
             # What is handed on has the form of what it is handed on from.
             forms |= {name: forms[value.origin] for name, value in received.items() if name not in forms}
-    holders = _assign_state(model, every, len(first.received))
+    holders = _assign_state(model, [*every, *beyond], len(first.received))
     shapes = {name: (tuple(x.shape[1:]), x.dtype) for name, x in inputs.items()}
     rows = len(next(iter(inputs.values())))
-    plan = ReplayPlan(type(model).__name__, ways, shapes, forms, call, rows=rows, sizes=other_sizes)
+    plan = ReplayPlan(
+        type(model).__name__, ways, shapes, forms, call, rows=rows, sizes=other_sizes, output=output, beyond=beyond
+    )
     machinery = machinery_reads(meta_copy(model, (), ()))
     segments = tuple(_build(model, plan, number, holders, cuts, machinery) for number in range(len(first.received)))
     return Replayed(segments, tuple(inputs), first.results, reordered, tuple(other_sizes))
@@ -422,7 +260,10 @@ def _name_inputs(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> di
 
 
 def _assign_state(model: nn.Module, ways: Sequence[Way], count: int) -> dict[str, tuple[int, ...]]:
-    """Return which segments hold each weight and buffer; of a buffer that never changes all but the first a copy."""
+    """Return which segments hold each weight and buffer; of a buffer that never changes all but the first a copy.
+
+    What none of `ways` reads is held by whoever holds what is nearest to it.
+    """
     saved, changed = set(model.state_dict()), set().union(*(way.changed for way in ways))
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     readers: dict[int, set[int]] = {}
@@ -433,16 +274,27 @@ def _assign_state(model: nn.Module, ways: Sequence[Way], count: int) -> dict[str
     for tensor_id, found_keepers in keepers.items():
         if len(readers[tensor_id]) != 1 or max(found_keepers, default=0) > max(readers[tensor_id]):
             readers[tensor_id] |= found_keepers
+    relatives: dict[str, int] = {}
+    for name, tensor in named:
+        for owner in _owners(name) if readers[id(tensor)] else ():
+            relatives[owner] = max(readers[id(tensor)])
     found: dict[str, tuple[int, ...]] = {}
     before = 0
     for name, tensor in named:
-        readers_here = sorted(readers[id(tensor)]) or [before]
+        nearest = next((relatives[owner] for owner in _owners(name) if owner in relatives), before)
+        readers_here = sorted(readers[id(tensor)]) or [nearest]
         if len(readers_here) > 1 and name in changed and name not in saved:
             raise InvalidInput(f"buffer {name!r} changes and is read on two sides of a cut: let one side alone read it")
         if name in saved:
             before = readers_here[0]
         found[name] = tuple(readers_here)
     return found
+
+
+def _owners(name: str) -> list[str]:
+    """Return the submodules that a weight lies in, the innermost first."""
+    parts = name.split(".")[:-1]
+    return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
 def _build(
@@ -463,7 +315,7 @@ def _build(
     every, targets = plan.every_way(), [cut.target for cut in cuts]
     real |= {n for n in constant if any(way.runs(number, o) for way in every for o in way.readers.get(n, ()))}
     made = meta_copy(model, own, real)
-    leave_out(made, every, number, machinery, targets)
+    leave_out(made, [*every, *plan.beyond], number, machinery, targets)
     check_references(made, type(model).__name__)
     mark_whole_modules(made, targets)
     kind = type(model)

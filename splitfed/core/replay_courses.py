@@ -12,6 +12,7 @@ stops, so that no party goes on by an answer that was not the real one.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,9 @@ from splitfed.core.replay_passes import ArgumentTensor, Operation, RecordingPass
 MOST_COURSES = 24
 """How many courses of a model are looked at in one mode, at the most."""
 
+MOST_BEYOND = 6
+"""How many courses that part behind the last cut are looked at in one mode, at the most."""
+
 
 @dataclass(eq=False)
 class ForwardCourse:
@@ -36,6 +40,7 @@ class ForwardCourse:
     before the last cut that ask a tensor whose holder alone can answer. `constants` and `batches`: see
     `replay_plan._find_constants`. `changes`: the Python attributes that it changed. `told` and `free`: see above.
     `attributes`: what it read of the model's objects; `calls`: what submodules return, for those that do not run them.
+    `branches`: whether shapes alone do not show how it goes on behind the last cut.
     """
 
     recording: RecordingPass
@@ -49,6 +54,7 @@ class ForwardCourse:
     free: set[int] = field(default_factory=set)
     attributes: Reads = field(default_factory=Reads)
     calls: dict[int, Answer] = field(default_factory=dict)
+    branches: bool = False
 
     @property
     def operations(self) -> list[Operation]:
@@ -106,6 +112,27 @@ def find_courses(name: str, record: Record) -> list[ForwardCourse]:
                 _check_number(name, course, number, run)
                 course.told.add(number)
     return courses
+
+
+def courses_beyond(course: ForwardCourse, record: Record) -> list[ForwardCourse]:
+    """Return courses that part from `course` where a truth value behind its last cut is another, `MOST_BEYOND` at most.
+
+    Those that raise, or cannot be cut so, are left out: who holds all that is behind the last cut goes by the numbers.
+    """
+    found, pending, runs = [], [(course, course.ends[-1])], 0
+    while pending:
+        one, start = pending.pop(0)
+        known = one.answers()
+        for number in [n for n in range(start, len(one.operations)) if one.operations[n].answer]:
+            if _is_truth(one, number) and runs < MOST_BEYOND:
+                runs += 1
+                with contextlib.suppress(InvalidInput):
+                    other = record({**known, number: not one.operations[number].answer[0]})
+                    if other is not None:
+                        found.append(other)
+                        pending.append((other, number + 1))
+            known[number] = one.operations[number].answer[0]
+    return found
 
 
 def _is_truth(course: ForwardCourse, number: int) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
+from torch.utils.hooks import RemovableHandle
 
 from splitfed.core.attribute_reads import unnoted
 from splitfed.core.errors import InvalidInput
@@ -30,7 +31,8 @@ from splitfed.core.shape_rules import result_by_rule
 
 _ACTIVE = threading.local()
 _LIKE_NAMES = "zeros_like ones_like full_like new_zeros new_ones new_full new_tensor new_empty empty_like"
-_LIKE = frozenset(_LIKE_NAMES.split())
+LIKE = frozenset(_LIKE_NAMES.split())
+"""Functions that ask a tensor for its shape and type alone."""
 _SIZES = "__len__ size dim ndimension numel nelement stride element_size is_floating_point is_complex is_contiguous"
 _ABOUT = frozenset((*_SIZES.split(), "__get__"))
 """What asks a tensor for its shape or type, which everybody knows, and for no number."""
@@ -266,6 +268,8 @@ class RecordingPass(Pass):
         for _, tensor in named:
             self._note_memory(tensor, self._state[id(tensor)])
         self.inputs = [self._index_of(x) for x in inputs]
+        self.hooks: list[RemovableHandle] = []
+        """Those that it has registered in the model."""
         self.starts: dict[str, list[int]] = {target: [] for target in targets}
         """Submodule -> number of operations at the beginning of each call of it."""
         self.ends: dict[str, list[int]] = {target: [] for target in targets}
@@ -273,10 +277,11 @@ class RecordingPass(Pass):
         for target in self.ends:
             module = model.get_submodule(target)
             # Before the user's own hooks, which may compute what the submodule reads.
-            module.register_forward_pre_hook(
+            begin = module.register_forward_pre_hook(
                 lambda *_, target=target: self.starts[target].append(self.number), prepend=True
             )
-            module.register_forward_hook(lambda *_, target=target: self.ends[target].append(self.number))
+            end = module.register_forward_hook(lambda *_, target=target: self.ends[target].append(self.number))
+            self.hooks += [begin, end]
 
     def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
         """Run it, and note it."""
@@ -445,6 +450,9 @@ class MetaPass(Pass):
             set_generators(states)
         # What it hands through is not drawn.
         given = {id(tensor) for tensor in tensors_of((args, dict(kwargs)))}
+        if not whole and name.endswith("_") and not name.endswith("__"):
+            # It draws into its first argument (bernoulli_, normal_).
+            given.discard(id(args[0]))
         drawn = {i: t.to("meta") for i, t in enumerate(tensors_of(returned)) if id(t) not in given}
         return replace_tensors(returned, drawn)
 
@@ -465,10 +473,10 @@ class MetaPass(Pass):
         found = result_by_rule(func, args, kwargs, given)
         if found is not NotImplemented:
             return found
-        if name in _LIKE and kwargs.get("device") is None and given[0].is_meta:
+        if name in LIKE and kwargs.get("device") is None and given[0].is_meta:
             # Of such a tensor the shape alone is asked.
             return func(*args, **{**kwargs, "device": self.device})
-        if name in _LIKE:
+        if name in LIKE:
             return func(*args, **kwargs)
         if name in ("to", "type_as") and not given[0].is_meta:
             # Of the other tensor the type alone is asked.

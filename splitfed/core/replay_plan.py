@@ -23,12 +23,13 @@ from torch import Tensor, nn
 from splitfed.core.attribute_reads import AttributeReads
 from splitfed.core.cut_names import Cut, check_places
 from splitfed.core.errors import InvalidInput, check_names, describe_error, describe_failure, others_code
+from splitfed.core.held_arrays import check_references
 from splitfed.core.model_call import ModelCall
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.module_copies import copy_computed, deep_copy, open_compiled
-from splitfed.core.nested_tensors import tensors_of
+from splitfed.core.nested_tensors import autograd_nodes, tensors_of
 from splitfed.core.replay_answers import Answer, SeenCall, answer, numbers_in
-from splitfed.core.replay_courses import ForwardCourse, find_courses
+from splitfed.core.replay_courses import ForwardCourse, courses_beyond, find_courses
 from splitfed.core.replay_passes import (
     AllMembers,
     MetaPass,
@@ -148,7 +149,12 @@ def plan_ways(
     assert natural is not None
     ways: list[Way] = []
     for course in find_courses(kind, record) if natural.questions else [natural]:
-        ways.append(_plan_course(course, list(inputs), output, after, ways))
+        way = _plan_course(course, list(inputs), output, after, ways)
+        if cuts and after is None:
+            for other in courses_beyond(course, record):
+                with contextlib.suppress(InvalidInput):
+                    way.beyond = (*way.beyond, _plan_course(other, list(inputs), output, after, [*ways, way]))
+        ways.append(way)
     return tuple(ways)
 
 
@@ -172,16 +178,23 @@ def _plan_course(
             counts[segment] = counts.get(segment, 0) + (2 if operation.deep else 1)
             way.readers.setdefault(name, set()).add(number)
         way.changed |= operation.changed
+    way.overwrites = frozenset(n for n, o in enumerate(operations) if len(o.results) == 1 and o.results[0] in o.writes)
     way.by_holders = frozenset(number for number, operation in enumerate(operations) if operation.alone)
     way.wholes = frozenset(number for number, operation in enumerate(operations) if operation.whole)
     way.constants, way.attributes, way.calls = course.constants, course.attributes, course.calls
     way.asked = {number: operation.answer[0] for number, operation in enumerate(operations) if operation.answer}
+    way.branches = course.branches or max(way.asked, default=-1) >= ends[-1]
+    nodes = autograd_nodes(flatten_result(course.result, output).values()) if way.branches else set()
     way.numbers, way.told, way.free = course.answers(), frozenset(course.told), frozenset(course.free)
     recording = course.recording
     arguments = dict(zip(recording.inputs, inputs, strict=True))
     values = CrossingValues(way, operations, arguments, recording.tensors, course.batches)
     values.keep_names(earlier)
     values.follow({name: recording.index(tensor) for name, tensor in flatten_result(course.result, output).items()})
+    for name, value in way.received[-1].items() if nodes else ():
+        index = operations[value.made.operation].results[value.made.place]
+        if index is not None and recording.tensors[index].grad_fn in nodes:
+            way.connected.add(name)
     return way
 
 
@@ -224,6 +237,11 @@ def _record(
     except (Exception, SystemExit) as error:  # the user's own forward may raise anything
         if answers:
             return None
+        if answers is None:
+            # What copies share with the original is at fault where that runs.
+            for hook in recording.hooks:
+                hook.remove()
+            check_references(recorded, type(model).__name__)
         hint = "; of rows named '0' and '1' it gets a tuple, of others a table" if call.batch is not None else ""
         raise InvalidInput(
             f"{type(model).__name__} fails by itself{_where(error)}: {describe_error(error)}{hint}"
@@ -264,6 +282,13 @@ def _record(
 def _find_ends(model: nn.Module, recording: RecordingPass, cuts: Sequence[Cut]) -> tuple[int, ...]:
     """Return how many operations have run at each cut."""
     kind = type(model).__name__
+    called = {operation.name.rpartition(".")[0] for operation in recording.operations if operation.whole} - {""}
+    for target in (cut.target for cut in cuts):
+        if not recording.starts[target] and (owner := target.rpartition(".")[0]) in called:
+            raise InvalidInput(
+                f"submodule {target!r} is not called by {kind} with this example, and others of {owner!r} are: of a "
+                "mixture of experts, no row is routed to it; give rows that are, or cut elsewhere"
+            )
     ends = [cut.select(kind, recording.starts[cut.target], recording.ends[cut.target]) for cut in cuts]
     check_places(cuts, ends)
     if ends and ends[0] == 0:
@@ -297,7 +322,7 @@ def _find_constants(
     device = next((x.device for x in inputs.values()), torch.device("cpu"))
     arguments = {name: torch.empty((other, *x.shape[1:]), dtype=x.dtype, device="meta") for name, x in inputs.items()}
     course.calls.clear()
-    course.constants, course.batches, course.questions = frozenset(), {}, ()
+    course.constants, course.batches, course.questions, course.branches = frozenset(), {}, (), False
     run = _ConstantsPass(device, course, _OtherCalls(model, inputs, targets, course, gradients, call, other))
     try:
         with warnings.catch_warnings(), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]), run:
@@ -309,6 +334,7 @@ def _find_constants(
         raise
     except (Exception, SystemExit) as error:  # what a user's own forward raises of shapes can be anything
         # The party of the last segment holds what a later operation needs, and nobody comes after it.
+        course.branches = True
         if run.number <= last:
             raise InvalidInput(
                 f"{type(model).__name__} takes a number out of a tensor, or what has no shape beforehand"

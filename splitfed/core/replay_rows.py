@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput, describe_failure, others_code
 from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.nested_tensors import tensors_of
-from splitfed.core.replay import ReplayedSegment, SegmentPass
+from splitfed.core.replay import ReplayedSegment
 from splitfed.core.replay_passes import MetaPass, Stop
 from splitfed.core.replay_way import Way
+from splitfed.core.segment_pass import SegmentPass
 
 MOST_SIZES = 64
 """How many numbers of rows get ways of their own, at the most."""
@@ -161,6 +162,8 @@ class _ShapesPass(SegmentPass):
     def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
         """Run it on shapes, be it one's own or another's."""
         number = self.number
+        if number >= self.stop and self._free:
+            raise self.strayed()
         if number >= self.stop:
             return super().operation(name, func, args, kwargs, module)
         if self._way.names[number] != name:

@@ -84,6 +84,9 @@ class Way:
     comes no earlier does too. `attributes`: what is read of the model's objects; `calls`: of
     calls of submodules, what those are told that do not run them; `wholes`: which operations are such calls;
     `by_holders`: those that change a weight or buffer by constants alone, or name it;
+    `overwrites`: operations that return the tensor that they change in place.
+    `beyond`: ways that part from it behind the last cut; their party goes them unplanned. `branches`: whether
+    there may be others; then `connected`: what the last segment reads and an output learns from.
     `readers`: weight or buffer -> the operations that read it. `asked`: operations that returned a number -> that one.
     """
 
@@ -113,6 +116,10 @@ class Way:
     by_holders: frozenset[int] = frozenset()
     readers: dict[str, set[int]] = field(default_factory=dict)
     asked: Mapping[int, Any] = field(default_factory=dict)
+    beyond: tuple[Way, ...] = ()
+    branches: bool = False
+    overwrites: frozenset[int] = frozenset()
+    connected: set[str] = field(default_factory=set)
 
     def runs(self, segment: int, operation: int) -> bool:
         """Return whether the party of `segment` runs the code of `operation`, be it on shapes."""
@@ -135,6 +142,31 @@ class Way:
             if name in received:
                 received[other] = received.pop(name)._replace(name=other)
         return True
+
+    def widen(self, model: str) -> None:
+        """Let the last segment get what it reads in ways that part behind the last cut, too.
+
+        Refuses what takes a gradient back: where nothing reads it there would be one of zeros in place of none.
+        """
+        last, own = len(self.ends), set(self.connected)
+        for other in self.beyond:
+            self.connected |= other.connected
+            self.raw[last].update(other.raw[last])
+            for name, value in other.received[last].items():
+                if name in self.received[last]:
+                    continue
+                learning = (self.upstream[n] for n in own)
+                if name in other.connected and not other.upstream[name] <= set().union(*learning):
+                    behind = (n for n in self.asked if n >= self.ends[-1])
+                    asked = min(n for n in behind if other.asked.get(n) != self.asked[n])
+                    raise InvalidInput(
+                        f"{model} reads {name!r} behind the last cut in some batches only, by a branch on a number "
+                        f"that {self.names[asked]!r} takes out of a tensor: weights behind it would get a gradient of "
+                        "zeros in place of none; read it in every case (torch.where), or cut behind the branch"
+                    )
+                self.received[last][name] = value
+                self.upstream.setdefault(name, other.upstream.get(name, set()))
+                self.forms.setdefault(name, other.forms[name])
 
     def lasts(self, number: int) -> bool:
         """Return whether what operation `number` returns on shapes is the same in every batch of this way."""

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from splitfed.core.aliasing import check_in_place
+from splitfed.core.aliasing import check_in_place, find_overwritten_node
 from splitfed.core.cut_names import Cut, check_places, relays
 from splitfed.core.errors import InvalidInput, check_names, describe_error, others_code
 from splitfed.core.held_arrays import holds_arrays, leave_out_unread
@@ -64,6 +64,7 @@ def cut_by_trace(
         _set_defaults(graph, given)
         vars(model).update(constants)
         part = _assign(model, graph, cuts)
+        _check_weights(model, graph)
         check_in_place(model, graph, part)
         _assign_unread_state(model, graph, part)
         outputs = _outputs(graph, output)
@@ -140,6 +141,11 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
                 graphs.append(_Tracer().trace(model.train(mode)))
             constants = {n: v for n, v in vars(model).items() if n not in own_names and isinstance(v, Tensor)}
             _check_replaced(model)
+            if (name := snapshot.changed_constant()) is not None:
+                raise NotTraceable(
+                    f"forward of {type(model).__name__} changes the {name}, a tensor that a trace takes for a "
+                    "constant: keep it in a buffer"
+                )
         finally:
             snapshot.restore()
     for evaluation_node, training_node in zip(graphs[0].nodes, graphs[1].nodes, strict=False):
@@ -200,6 +206,23 @@ def _check_replaced(model: nn.Module) -> None:
                 raise NotTraceable(
                     f"forward of {type(model).__name__} puts another tensor in the place of buffer {full!r}: change "
                     "it in place (copy_, add_, mul_)"
+                )
+
+
+def _check_weights(model: nn.Module, graph: fx.Graph) -> None:
+    """Refuse an operation in place on a weight that learns: it stands in a no_grad, which no trace shows."""
+    for node in graph.nodes:
+        written = find_overwritten_node(model, node)
+        while written is not None and written.op != "get_attr" and written.args:
+            detached = written.target == "detach" or "data" in written.args[1:]
+            written = None if detached or not isinstance(written.args[0], fx.Node) else written.args[0]
+        if written is not None and written.op == "get_attr":
+            weight = dict(model.named_parameters(remove_duplicate=False)).get(str(written.target))
+            if weight is not None and weight.requires_grad:
+                raise NotTraceable(
+                    f"forward of {type(model).__name__} changes the weight {written.target!r} in place, by "
+                    f"{str(node.target)!r}, which takes a torch.no_grad() that a trace does not show: change it in an "
+                    "operation on its data or detach()"
                 )
 
 

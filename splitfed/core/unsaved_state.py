@@ -18,29 +18,40 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.object_kinds import kind_of
+from splitfed.core.errors import InvalidInput
+from splitfed.core.object_kinds import TENSOR, kind_of
 from splitfed.core.plain_values import Identity, Key
 from splitfed.core.reachable import Change, Location, Opaque, Record, Records, reach
+from splitfed.core.reachable_names import name_changes
 from splitfed.core.state_encoding import can_be_encoded
 
 Path = tuple[tuple[str, Any], ...]
 _MAKERS: dict[str, Any] = {t.__name__: t for t in (list, tuple, dict, set, frozenset, OrderedDict, deque)}
 _WHOLE = ("tensor", "array", "generator")
+_UNSAVED = "_non_persistent_buffers_set"
 _FIRST: weakref.WeakKeyDictionary[nn.Module, dict[Path, str]] = weakref.WeakKeyDictionary()
+_UNKEPT = (
+    "keep what changes in buffers, or in attributes that are tensors, numbers, arrays, or lists, tuples, dicts and "
+    "sets of these"
+)
 
 
 def first_state(module: nn.Module) -> dict[Path, str]:
     """Return digests, by place, of all that `module` holds outside of its state dict; of each module found once."""
     if (found := _FIRST.get(module)) is None:
-        found = _FIRST[module] = _digests(module, reach(module, Location(), code=False))
+        records = reach(module, Location(), code=False)
+        found = _FIRST[module] = _digests(module, records, _paths(records))
     return found
 
 
 def unsaved_state(module: nn.Module, first: Mapping[Path, str]) -> list[Any]:
-    """Return what `module` holds outside of its state dict that is not as `first` says, as tensors and plain values."""
+    """Return what `module` holds outside of its state dict that is not as `first` says, as tensors and plain values.
+
+    Raises `InvalidInput` for what no checkpoint holds: a function, an iterator, an object or weight that is new.
+    """
     records = reach(module, Location(), code=False)
-    paths = {place: _path(place) for place in records}
-    digests = _digests(module, records)
+    paths = _paths(records)
+    digests = _digests(module, records, paths)
     changed = {place for place, path in paths.items() if path in digests and digests[path] != first.get(path)}
     for place in reversed(records):
         # A tuple is made anew with what has changed in it.
@@ -48,7 +59,26 @@ def unsaved_state(module: nn.Module, first: Mapping[Path, str]) -> list[Any]:
             one for one in records[place].contents.values() if isinstance(one, Location)
         }:
             changed.add(place)
+    for place in [one for one in records if one in changed]:
+        if (key := _unkept_entry(records[place], paths[place], digests, first)) is not None:
+            (name,) = name_changes([Change(place, key or None, False)], records)
+            raise InvalidInput(f"the {name} is not as it was before training, and no checkpoint can hold it: {_UNKEPT}")
     return [_encode(record, paths, paths[place]) for place, record in records.items() if place in changed]
+
+
+def _unkept_entry(
+    record: Record, path: Path, digests: Mapping[Path, str], first: Mapping[Path, str]
+) -> Key | tuple[()] | None:
+    """Return the entry of a changed record that no checkpoint holds, () for the record itself, None where it can."""
+    known = first.get(path, "").partition(" ")[0] == digests[path].partition(" ")[0]
+    if (record.kind.name in ("object", "module") and not known) or record.kind.name in ("iterator", "function"):
+        return ()
+    for key, one in record.contents.items():
+        entry = (*path, (key.role, key.name))
+        lasting = isinstance(one, Location) or digests.get(entry) == first.get(entry)
+        if not lasting or not can_be_encoded(key.name):
+            return key
+    return () if _cannot_hold(record, ()) else None
 
 
 def load_unsaved_state(module: nn.Module, saved: Sequence[Any]) -> None:
@@ -56,7 +86,7 @@ def load_unsaved_state(module: nn.Module, saved: Sequence[Any]) -> None:
     if not saved:
         return
     fresh = reach(module, Location(), code=False)
-    _Loading({_path(place): record for place, record in fresh.items()}, saved).run()
+    _Loading(fresh, saved).run()
 
 
 def cannot_be_kept(change: Change, after: Records) -> bool:
@@ -92,47 +122,66 @@ def _cannot_hold(record: Record, kinds: Sequence[str]) -> bool:
     return not can_be_encoded(told if record.kind.name == "module" else [*told, record.data])
 
 
-def _path(place: Location) -> Path:
-    return tuple((key.role, key.name) for key in place.path())
+def _paths(records: Records) -> dict[Location, Path]:
+    """Return the keys that lead to every place, with a text for a key that is an object."""
+    found: dict[Location, Path] = {}
+    for place in records:
+        if place.parent is None or place.key is None:
+            found[place] = ()
+            continue
+        role, name = place.key
+        if isinstance(name, Identity):
+            name = f"<{name!r} {list(records[place.parent].contents).index(place.key)}>"
+        found[place] = (*found[place.parent], (role, name))
+    return found
 
 
-def _digests(module: nn.Module, records: Records) -> dict[Path, str]:
+def _digests(module: nn.Module, records: Records, paths: Mapping[Location, Path]) -> dict[Path, str]:
+    """Return what tells every place's contents, its class first; also of each entry that no checkpoint can hold.
+
+    Of what the state dict holds the shape alone is told.
+    """
     saved = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
     saved |= {id(weight) for weight in module.parameters()}
     passing = {
-        (*_path(place), ("attribute", name))
+        (*paths[place], ("attribute", name))
         for place, record in records.items()
         for name in getattr(type(record.value), "transient", ())
     }
     found: dict[Path, str] = {}
     for place, record in records.items():
-        path = _path(place)
+        path = paths[place]
         if passing and any(path[: len(one)] == one for one in passing):
-            continue
-        if any(isinstance(name, Identity) for _, name in path) or id(record.value) in saved:
             continue
         if isinstance(record.value, Tensor) and record.value.is_meta:
             # Another party's.
             continue
-        found[path] = _digest(record)
+        made = digest_value(record, id(record.value) in saved)
+        for key, one in record.contents.items():
+            made.update(repr((key, paths[one] if isinstance(one, Location) else one)).encode())
+            if not isinstance(one, Location) and not can_be_encoded(one):
+                told = f"{type(one.value)}" if isinstance(one, Opaque) else repr(one)
+                found[(*path, (key.role, key.name))] = told
+        found[path] = f"{type(record.value).__qualname__} {made.hexdigest()}"
     return found
 
 
-def _digest(record: Record) -> str:
+def digest_value(record: Record, saved: bool = False) -> Any:
+    """Return the hash of what an object is besides what it holds; of a `saved` tensor that of its shape alone."""
     value, made = record.value, hashlib.blake2b(digest_size=16)
-    made.update(type(value).__name__.encode())
     if isinstance(value, Tensor):
         made.update(f"{tuple(value.shape)} {value.dtype}".encode())
-        made.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        if not saved:
+            made.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, np.ndarray):
         made.update(f"{value.shape} {value.dtype}".encode() + value.tobytes())
     elif isinstance(record.data, Tensor):
         made.update(record.data.numpy().tobytes())
-    elif record.kind.name != "module":
+    elif record.kind.name == "module":
+        made.update(repr(sorted(record.data[_UNSAVED])).encode())
+    else:
         made.update(repr(record.data).encode())
-    for key, one in record.contents.items():
-        made.update(repr((key, _path(one) if isinstance(one, Location) else one)).encode())
-    return made.hexdigest()
+    return made
 
 
 def _encode(record: Record, paths: Mapping[Location, Path], path: Path) -> list[Any]:
@@ -146,22 +195,23 @@ def _encode(record: Record, paths: Mapping[Location, Path], path: Path) -> list[
         else:
             entries.append([key.role, key.name, "kept", None])
     if isinstance(value, Tensor):
-        return [path, "tensor", [], value.detach().clone()]
+        return [path, "tensor", entries, value.detach().clone()]
     if isinstance(value, (np.ndarray, bytearray)):
         return [path, "array", [], value.copy()]
     if record.kind.name == "generator":
         return [path, "generator", [], record.data]
     tag = type(value).__name__ if type(value) in _MAKERS.values() else record.kind.name
     limit = value.maxlen if isinstance(value, deque) else None
-    data = None if record.kind.name == "module" or not can_be_encoded(record.data) else record.data
+    data = sorted(record.data[_UNSAVED]) if record.kind.name == "module" else record.data
     return [path, tag, entries, {"limit": limit, "data": data}]
 
 
 class _Loading:
     """Objects by their place: those that the fresh module has, filled anew, and those that it lacks."""
 
-    def __init__(self, fresh: Mapping[Path, Record], saved: Sequence[Any]) -> None:
-        self._fresh = fresh
+    def __init__(self, fresh: Records, saved: Sequence[Any]) -> None:
+        self._paths = _paths(fresh)
+        self._fresh = {self._paths[place]: record for place, record in fresh.items()}
         self._saved = {tuple((role, name) for role, name in path): rest for path, *rest in saved}
         self._objects: dict[Path, Any] = {}
         self._replaced: set[Path] = set()
@@ -170,10 +220,12 @@ class _Loading:
         for path in self._saved:
             self._object(path)
         for path, (tag, entries, stored) in self._saved.items():
-            if tag not in _WHOLE:
+            if tag == "tensor":
+                TENSOR.put_back(self._objects[path], {Key(e[0], e[1]): self._entry(path, e) for e in entries}, None)
+            elif tag not in _WHOLE:
                 self._fill(path, self._objects[path], entries, stored)
         for path, record in self._fresh.items():
-            places = {k: _path(one) for k, one in record.contents.items() if isinstance(one, Location)}
+            places = {k: self._paths[one] for k, one in record.contents.items() if isinstance(one, Location)}
             if path not in self._saved and self._replaced & set(places.values()):
                 held = {k: self._object(places[k]) if k in places else _bare(one) for k, one in record.contents.items()}
                 record.kind.put_back(record.value, held, record.data)
@@ -184,6 +236,9 @@ class _Loading:
         record = self._fresh.get(path)
         now = None if record is None else record.value
         if path not in self._saved:
+            if record is None:
+                place = ".".join(str(name) for _, name in path)
+                raise InvalidInput(f"the checkpoint needs {place!r}, which the model lacks: it is of another model")
             return now
         tag, entries, stored = self._saved[path]
         made = now
@@ -214,13 +269,13 @@ class _Loading:
         if how == "place":
             return self._object(tuple((r, n) for r, n in what))
         kept = self._fresh[path].contents.get(Key(role, name)) if path in self._fresh else None
-        return self._object(_path(kept)) if isinstance(kept, Location) else _bare(kept)
+        return self._object(self._paths[kept]) if isinstance(kept, Location) else _bare(kept)
 
     def _fill(self, path: Path, value: Any, entries: Sequence[Any], stored: Mapping[str, Any]) -> None:
         held = {Key(entry[0], entry[1]): self._entry(path, entry) for entry in entries}
         data = stored["data"]
         if path in self._fresh and self._fresh[path].kind.name == "module":
-            data = self._fresh[path].data
+            data = {**self._fresh[path].data, **({} if data is None else {_UNSAVED: set(data)})}
         kind = (
             self._fresh[path].kind if path in self._fresh and self._objects[path] is self._fresh[path].value else None
         )

@@ -24,7 +24,7 @@ def clip_rows(z: Tensor, norm: float, order: int) -> Tensor:
     in float64, so that rounding cannot exceed `norm` by more than the last digit of `z`.
     """
     z = without_infinite_rows(z)
-    lengths: Tensor = torch.linalg.vector_norm(z.flatten(1).double(), ord=order, dim=1)
+    lengths: Tensor = torch.linalg.vector_norm(z.unsqueeze(-1).flatten(1).double(), ord=order, dim=1)
     factors = (norm / lengths.clamp(min=norm)).to(z.dtype)
     return z * factors.view(-1, *[1] * (z.dim() - 1))
 
@@ -47,10 +47,16 @@ def noisy_release(
 
 
 def check_values(name: str, topology: Topology, facts: Facts, edges: tuple[str, ...]) -> None:
-    """Refuse the defense `name` on `edges` where a value of half precision crosses."""
+    """Refuse the defense `name` on `edges` where a value of half precision crosses, or one that has no rows."""
     for edge in edges:
         for value in facts.data(topology.edge(edge).values):
             check_precision(name, f"{value!r} on {edge}", facts.dtypes[value])
+            if value in facts.repeated:
+                raise InvalidInput(
+                    f"{name} clips rows, and {value!r} on {edge} has none: it is one tensor of shape "
+                    f"{facts.shapes[value]} for the whole batch, sent once for every row; compute it behind the cut, "
+                    "or of each row by itself"
+                )
 
 
 def freeze_segments(topology: Topology, edges: tuple[str, ...]) -> Topology:

@@ -21,6 +21,7 @@ from splitfed.core.messages import LocalLink, Message, Recording, Stamp
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
 from splitfed.core.probe import Facts
+from splitfed.core.shared_state import SharedState
 from splitfed.core.step_state import Batch
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
@@ -81,6 +82,7 @@ class LocalEngine(Engine):
         self.parties, self._participation = run_parties.parties, run_parties.participation
         self.training_attacks: dict[str, AttackObserver] = {}
         self.detectors: dict[str, DetectorObserver] = {}
+        self._shared = SharedState(s.module for t in self.topologies for s in t.segments)
         if run_parties.keys is not None:
             send_contexts(self.parties, run_parties.keys, self.link.deliver, Stamp("train", 0, 0, 0))
 
@@ -132,7 +134,8 @@ class LocalEngine(Engine):
         return {place.index: _total(place, found) for place, found in zip(places, values, strict=True)}
 
     def state(self) -> dict[str, Any]:
-        """Return the state of every party, recorder and counter."""
+        """Return the state of every party, recorder and counter; refuse what changed and no party's state holds."""
+        self._shared.check()
         return {
             "parties": {name: party.state.state_dict() for name, party in self.run_parties.members().items()},
             "recorders": {name: recorder.state() for name, recorder in self.link.recorders.items()},

@@ -304,3 +304,73 @@ def test_places_where_an_input_would_cross_are_not_offered() -> None:
 def test_unknown_names_of_sent_inputs_are_refused() -> None:
     with pytest.raises(InvalidInput, match="unknown sent input of topology 'custom': 'y'"):
         by_hand(Padded, ids(), sent_inputs=("y",))
+
+
+class Compared(nn.Module):
+    """Weighs features by what `look` makes of whole numbers, which crosses beside them after `a`."""
+
+    def __init__(self, result: Callable[[Tensor], Any], look: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.result, self.look = result, look
+        self.register_buffer("table", torch.linspace(-1, 1, WORDS))
+        self.words, self.a = nn.Embedding(WORDS + LENGTH, 4), nn.Linear(4 * LENGTH, LENGTH)
+        self.b = nn.Linear(LENGTH, 10)
+
+    def forward(self, ids: Tensor) -> Any:
+        seen = self.look(ids)
+        h = self.a(self.words(ids.expand(-1, LENGTH)).flatten(1))
+        weight = seen.float().flatten(1).unflatten(1, (LENGTH, -1)).mean(-1)
+        return self.result(self.b(h * weight))
+
+
+VALUES = torch.arange(WORDS)
+REVEALING: dict[str, Callable[[Tensor], Tensor]] = {
+    "one_hot": lambda ids: ids[..., None] == VALUES,
+    "one_hot_turned_round": lambda ids: ids[..., None] != VALUES,
+    "thermometer": lambda ids: ids[..., None] > VALUES,
+    "through_a_table": lambda ids: (ids[..., None] == VALUES).float() @ torch.linspace(-1, 1, WORDS),
+    "stacked": lambda ids: torch.stack([ids == value for value in range(WORDS)], -1),
+    "summed": lambda ids: sum(value * (ids == value) for value in range(WORDS)),  # type: ignore[return-value, misc]
+    "bits": lambda ids: torch.stack([(ids >> bit) % 2 == 1 for bit in range(4)], -1),
+    "all_but_one_of_four": lambda ids: torch.stack([ids.clamp(max=3) == value for value in range(3)], -1),
+}
+MARKING: dict[str, Callable[[Tensor], Tensor]] = {
+    "padding": lambda ids: ids != 0,
+    "padding_and_ends": lambda ids: (ids != 0) & (ids != 1) & (ids.clone() != 2),
+    "set_of_words": lambda ids: torch.isin(ids, VALUES[:5]),
+    "equal_words": lambda ids: ids[:, None] == ids[:, :, None],
+    "two_tensors": lambda ids: ids == torch.tensor(0),
+    "lengths": lambda ids: torch.arange(LENGTH) < (ids != 0).sum(1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("result", [itself, table])
+@pytest.mark.parametrize("name", [*REVEALING, *MARKING])
+def test_comparisons_that_tell_ids_apart_carry_them(name: str, result: Callable[[Tensor], Any]) -> None:
+    look, rows = {**REVEALING, **MARKING}[name], ids()
+    if name == "all_but_one_of_four":
+        rows = rows.clamp(max=3)
+    with stream(3):
+        model = Compared(result, look)
+    topology = vanilla(model, "a", example=rows, sent_inputs=("ids",) if name in REVEALING else None)
+    (argument,) = topology.inputs
+    (told,) = facts_of(topology, rows).told(topology)
+    if name in MARKING:
+        assert told.what == f"reveals lengths or a mask of {argument!r}"
+        return
+    assert told.what == f"carries the input {argument!r}"
+    with pytest.raises(InvalidInput, match=rf"carries the input {argument!r}.*sent_inputs"):
+        facts_of(replace(topology, sent_inputs=()), rows)
+
+
+def test_a_length_given_as_a_number_a_row_makes_a_mask() -> None:
+    counts = torch.arange(ROWS)[:, None] % LENGTH
+    with stream(3):
+        model = Compared(table, lambda counts: torch.arange(LENGTH) < counts)
+    topology = vanilla(model, "a", example=counts)
+    (told,) = facts_of(topology, counts).told(topology)
+    assert told.what == "reveals lengths or a mask of 'ids'"
+    with stream(3):
+        model = Compared(table, lambda kinds: torch.arange(LENGTH) == kinds)
+    with pytest.raises(InvalidInput, match="carries the input 'ids'"):
+        facts_of(vanilla(model, "a", example=counts), counts)

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from splitfed.core.equivalence import check_topology
 from splitfed.core.errors import InvalidInput
+from splitfed.core.replay import ReplayedSegment
 from splitfed.core.topology import Head, Segment, Topology
+from splitfed.engines.local import LocalEngine
 from splitfed.topologies import vanilla
 from tests.examples import engine_of, read_back
 
@@ -151,18 +153,22 @@ def by_hand(bottom: nn.Module) -> Topology:
     return Topology("by hand", segments, {"x": "client"}, (Head("out", "server", "client"),))
 
 
-def check_resumed(make: Callable[[], Topology]) -> None:
+def check_resumed(make: Callable[[], Topology], before: Callable[[LocalEngine, int], None] = lambda *_: None) -> None:
+    """Hold that four rounds are the same with a checkpoint after two; `before`: called with each round's number."""
     drawn = torch.Generator().manual_seed(5)
     x, y = torch.randn(24, 8, generator=drawn), torch.arange(24) % 4
-    steps = list(torch.arange(24).split(8))
+    steps = list(torch.arange(24).split(4))
     unbroken, broken, resumed = (engine_of(make(), x, y) for _ in range(3))
-    for round_ in range(4):
-        unbroken.train(0, round_, steps)
-    for round_ in range(2):
-        broken.train(0, round_, steps)
+
+    def train(engine: LocalEngine, rounds: range) -> None:
+        for round_ in rounds:
+            before(engine, round_)
+            engine.train(0, round_, steps)
+
+    train(unbroken, range(4))
+    train(broken, range(2))
     resumed.load_state(read_back(broken.state()))
-    for round_ in range(2, 4):
-        resumed.train(0, round_, steps)
+    train(resumed, range(2, 4))
     for segment, module in unbroken.modules(0).items():
         for key, value in module.state_dict().items():
             assert torch.equal(resumed.modules(0)[segment].state_dict()[key], value), key
@@ -249,3 +255,269 @@ def test_state_that_a_checkpoint_cannot_hold_is_refused_before_training(
     with pytest.raises(InvalidInput, match=text) as caught:
         check_topology(by_hand(Keeping(start, keep)), {"x": torch.randn(8, 8)})
     assert "which a checkpoint cannot hold; keep what changes in buffers" in str(caught.value)
+
+
+LATE = 11
+"""Begins in the second round, behind the batches of the comparison before training, before the checkpoint."""
+
+
+def later(act: Callable[[Any, Tensor], Tensor], every: bool = False) -> Callable[[Any, Tensor], Tensor]:
+    """Return what does nothing up to call LATE, and `act` in it; `every`: and in every later one."""
+
+    def keep(m: Any, h: Tensor) -> Tensor:
+        m.calls += 1
+        return act(m, h) if m.calls == LATE or (every and m.calls > LATE) else h
+
+    return keep
+
+
+def hang_on_weight(m: Any, h: Tensor) -> Tensor:
+    m.fc.weight.step = getattr(m.fc.weight, "step", 0) + 1
+    return h / m.fc.weight.step
+
+
+def register_late(m: Any, h: Tensor) -> Tensor:
+    if m.calls == LATE:
+        m.register_buffer("late", h.detach().mean(0))
+        m.register_buffer("passing", h.detach().mean(0), persistent=False)
+    return h + m.late - 0.5 * m.passing
+
+
+def keyed_by_module(m: Any, h: Tensor) -> Tensor:
+    m.table[m.fc] = m.table[m.fc] + h.detach().mean(0)
+    return h + m.table[m.fc]
+
+
+def counted(start: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return `start` with a count of calls: a tensor, which no cut refuses in a submodule."""
+    return lambda m: (start(m), setattr(m, "calls", torch.zeros(())))[0]
+
+
+LATE_STATES: dict[str, tuple[Callable[[Any], None], Callable[[Any, Tensor], Tensor]]] = {
+    "weight_frozen": (with_(), later(lambda m, h: m.fc.weight.requires_grad_(False) is None or h)),
+    "attribute_of_a_weight": (with_(), hang_on_weight),
+    "attribute_of_a_weight_from_the_start": (lambda m: setattr(m.fc.weight, "step", 1), hang_on_weight),
+    "buffers": (with_(), later(register_late, every=True)),
+    "key_that_is_a_module": (lambda m: setattr(m, "table", {m.fc: torch.zeros(8)}), later(keyed_by_module, every=True)),
+}
+
+
+class WithKeeping(nn.Module):
+    """Two layers around one that keeps something."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.a, self.inner, self.c = nn.Linear(8, 8), inner, nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.inner(torch.relu(self.a(x))))
+
+
+def keeping_late(start: Callable[[Any], None], keep: Callable[[Any, Tensor], Tensor], how: str) -> Topology:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        inner = Keeping(counted(start), keep)
+        if how == "by hand":
+            return by_hand(inner)
+        made = vanilla(WithKeeping(inner), "inner", example=torch.ones(8, 8) * torch.arange(8.0))
+        assert all(isinstance(segment.module, ReplayedSegment) for segment in made.segments)
+        return made
+
+
+@pytest.mark.parametrize("how", ["by hand", "replayed"])
+@pytest.mark.parametrize("name", LATE_STATES)
+def test_what_begins_late_is_resumed_to_the_bit(name: str, how: str) -> None:
+    if how == "replayed" and name == "key_that_is_a_module":
+        return  # A party holds what it is seen to read, or what its class names.
+    if how == "replayed" and name.startswith("attribute_of_a_weight"):
+        start, keep = LATE_STATES[name]
+        with pytest.raises(InvalidInput, match=r"the attribute 'step' of 'inner\.fc\.weight'"):
+            keeping_late(start, keep, how)
+        return
+    check_resumed(lambda: keeping_late(*LATE_STATES[name], how))
+
+
+class Chain(nn.Module):
+    """A model that can be traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(torch.relu(self.b(torch.relu(self.a(x)))))
+
+
+class TableChain(Chain):
+    """The same, which is replayed."""
+
+    def forward(self, x: Tensor) -> Any:
+        return {"logits": super().forward(x)}
+
+
+@pytest.mark.parametrize("kind", [Chain, TableChain])
+def test_a_weight_frozen_between_rounds_stays_frozen_where_the_run_goes_on(kind: type[Chain]) -> None:
+    def freeze(engine: LocalEngine, round_: int) -> None:
+        if round_ == 1:
+            engine.modules(0)["bottom"].get_parameter("a.weight").requires_grad_(False)
+
+    check_resumed(lambda: cut_chain(kind), freeze)
+
+
+def cut_chain(kind: type[Chain], frozen: str = "") -> Topology:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = kind()
+    if frozen:
+        model.get_parameter(frozen).requires_grad_(False)
+    return vanilla(model, "b", example=torch.ones(8, 8) * torch.arange(8.0))
+
+
+@pytest.mark.parametrize("kind", [Chain, TableChain])
+def test_a_weight_that_learns_late_is_refused_at_its_first_gradient(kind: type[Chain]) -> None:
+    def thaw(engine: LocalEngine, round_: int) -> None:
+        if round_ == 1:
+            engine.modules(0)["bottom"].get_parameter("a.weight").requires_grad_(True)
+
+    with pytest.raises(InvalidInput, match=r"weight 'a\.weight' of segment 'bottom' was frozen.*no optimizer"):
+        check_resumed(lambda: cut_chain(kind, "a.weight"), thaw)
+
+
+TIMES = {"n": 0}
+FACTOR = 1
+
+
+class Counting(Keeping):
+    """Counts in its class."""
+
+    count = 0
+
+
+def in_class(m: Any, h: Tensor) -> Tensor:
+    type(m).count += 1
+    return h / type(m).count
+
+
+def in_table(m: Any, h: Tensor) -> Tensor:
+    TIMES["n"] += 1
+    return h / TIMES["n"]
+
+
+def in_name(m: Any, h: Tensor) -> Tensor:
+    global FACTOR
+    FACTOR += 1
+    return h / FACTOR
+
+
+def in_default(m: Any, h: Tensor, log: list[int] = [0]) -> Tensor:  # noqa: B006
+    log[0] += 1
+    return h / log[0]
+
+
+def replace_weight(m: Any, h: Tensor) -> Tensor:
+    m.fc.weight = nn.Parameter(2 * m.fc.weight.detach())
+    return h
+
+
+@pytest.mark.parametrize("how", ["by hand", "replayed"])
+@pytest.mark.parametrize(
+    ("keep", "text"),
+    [
+        (later(in_class, every=True), "attribute 'count' of class Counting is not as it was before training"),
+        (later(in_table, every=True), "the global 'TIMES' is not as it was before training"),
+        (later(in_name, every=True), "the global 'FACTOR' is not as it was before training"),
+        (later(in_default, every=True), "the default of the argument 'log' of function 'in_default'"),
+        (later(lambda m, h: setattr(m, "act", torch.relu) or h), "the attribute 'act' of .* is not as it was"),
+        (later(lambda m, h: setattr(m, "act", lambda z: z) or h), "the attribute 'act' of .* is not as it was"),
+        (later(lambda m, h: setattr(m, "more", nn.Identity()) or h), "the submodule 'more' of .* is not as it was"),
+        (later(lambda m, h: setattr(m, "o", SimpleNamespace(n=1)) or h), "the attribute 'o' of .* is not as it was"),
+        (later(lambda m, h: setattr(m, "mode", Mode.LATER) or h), "the attribute 'mode' of .* is not as it was"),
+        (later(lambda m, h: m.fc.register_forward_hook(print) and h), "submodule 'fc' of .* is not as it was"),
+        (later(replace_weight), r"the weight '(inner\.)?fc.weight' is not the one from before training"),
+    ],
+)
+def test_what_begins_late_and_no_checkpoint_holds_is_refused_where_one_is_written(
+    keep: Callable[[Any, Tensor], Tensor], text: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Counting, "count", 0)
+    monkeypatch.setitem(TIMES, "n", 0)
+    monkeypatch.setattr("tests.core.test_unsaved_state.Keeping", Counting)
+    with pytest.raises(InvalidInput, match=text):
+        check_resumed(lambda: keeping_late(with_(mode=lambda: Mode.FIRST), keep, how))
+
+
+CACHE: dict[Any, Tensor] = {}
+MASK: Tensor | None = None
+
+
+def in_caches(m: Any, h: Tensor) -> Tensor:
+    global MASK
+    MASK = torch.ones(8) if MASK is None else MASK
+    if h.shape not in CACHE:
+        CACHE[h.shape] = torch.sin(torch.arange(8.0))
+    return h + CACHE[h.shape] * MASK
+
+
+def test_a_cache_in_a_global_is_no_state() -> None:
+    check_resumed(lambda: keeping_late(with_(), in_caches, "replayed"))
+
+
+class TwoCopies(nn.Module):
+    """A plain tensor that both sides of a cut after `b` read, and that the rows of the first side change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.mean, self.calls = torch.zeros(8), torch.zeros(())
+
+    def change(self, h: Tensor) -> None:
+        self.mean.data.add_(h.detach().mean(0))
+
+    def forward(self, x: Tensor) -> Any:
+        h = torch.relu(self.a(x))
+        self.calls.add_(1)
+        self.change(h)
+        h = self.b(h + 0 * self.mean)
+        return {"y": self.c(torch.where(self.calls > 12, h + self.mean, h))}
+
+
+class Counter(TwoCopies):
+    """Both sides count alike."""
+
+    def change(self, h: Tensor) -> None:
+        """Change nothing."""
+
+
+def test_copies_of_a_plain_tensor_that_part_are_refused_though_no_output_shows_it_yet() -> None:
+    rows_ = torch.ones(8, 8) * torch.arange(8.0)
+    with pytest.raises(InvalidInput, match="the copy of attribute 'mean' in 'piece1' is another after the step"):
+        vanilla(TwoCopies(), "b", example=rows_)
+
+
+def test_a_counter_is_no_cache_that_is_filled_before_the_cut() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = Counter()
+    topology = vanilla(model, "b", example=torch.ones(8, 8) * torch.arange(8.0))
+    assert [float(vars(segment.module)["calls"]) for segment in topology.segments] == [0.0, 0.0]
+
+
+NUMBERS = (float(number) for number in range(1, 999))
+
+
+class OfAGlobalGenerator(TwoCopies):
+    """Takes its numbers from a generator that cannot be turned back."""
+
+    def forward(self, x: Tensor) -> Any:
+        return {"y": self.c(self.b(self.a(x)) * next(NUMBERS))}
+
+
+@pytest.mark.parametrize("example", [True, False])
+def test_a_generator_at_work_in_a_global_is_refused_before_it_has_moved(example: bool) -> None:
+    rows_ = torch.ones(8, 8) * torch.arange(8.0)
+    with pytest.raises(InvalidInput, match="global 'NUMBERS' is a generator at work"):
+        vanilla(OfAGlobalGenerator(), "b", example=rows_ if example else None)
+    bottom = Keeping(with_(), lambda m, h: h * next(NUMBERS))
+    with pytest.raises(InvalidInput, match="global 'NUMBERS' is a generator at work"):
+        check_topology(by_hand(bottom), {"x": rows_})
+    assert next(NUMBERS) == 2.0 - example

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import splitfed as sf
 from splitfed.core.defense import Defense
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
@@ -19,6 +22,7 @@ from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
 from splitfed.defenses import GaussianRelease, LaplaceRelease, Latent
 from splitfed.defenses.binary_encoding import to_bits
+from splitfed.defenses.clipping import clip_rows
 from splitfed.defenses.latent import FORMS
 from splitfed.engines.local import LocalEngine
 from splitfed.privacy.charges import learns_from_rows
@@ -216,3 +220,31 @@ def test_a_value_that_its_own_sender_reads_on_cannot_become_bits() -> None:
     known = u_shaped(SmallUNet(), ("down1", "up2")).with_task(classification(10))
     with pytest.raises(InvalidInput, match=r"latent turns .* into bits, but segment"):
         Latent().fit(known, probe(known, {"x": images(4)[0]}), 0)
+
+
+class Scaled(nn.Module):
+    """Hands a factor over a cut after `a` that is computed before it: `factor` of what the first layer returns."""
+
+    def __init__(self, factor: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.factor = factor
+        self.first, self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        z = torch.relu(self.first(x))
+        factor, h = self.factor(z), self.a(z)
+        return {"y": self.b(h * (factor if factor.dim() == 0 else factor[:, None]))}
+
+
+@pytest.mark.parametrize("kind", [GaussianRelease, LaplaceRelease])
+def test_a_value_without_rows_is_refused_by_name_and_one_number_a_row_is_clipped(kind: Any) -> None:
+    defense = kind(clip=1.0, noise_multiplier=1.0) if kind is GaussianRelease else kind(clip=1.0, epsilon=1.0)
+    x = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+    data = sf.data.from_arrays(x, torch.arange(40) % 4).clients(1, auxiliary=0, victims=0, validation=0.0, test=0.2)
+    single = vanilla(Scaled(lambda z: z.mean()), "a", example=x[:8])
+    with pytest.raises(InvalidInput, match=r"clips rows, and 'mean' on bottom->top has none: it is one tensor"):
+        sf.train(single, data, rounds=1, defenses=[defense])
+    a_row = vanilla(Scaled(lambda z: z.mean(1)), "a", example=x[:8])
+    assert sf.train(a_row, data, rounds=1, defenses=[defense]).ledger is not None
+    z = torch.tensor([0.5, -4.0, 0.0])
+    assert torch.equal(clip_rows(z, 1.0, 2), torch.tensor([0.5, -1.0, 0.0]))

@@ -1,0 +1,174 @@
+"""Refusals name what is at fault; what only seemed to be is cut exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from splitfed.core.errors import InvalidInput
+from splitfed.core.replay import ReplayedSegment
+from splitfed.topologies import u_shaped, vanilla
+from tests.core.idioms import DECAY, train
+from tests.examples import engine_of
+
+
+class Layers(nn.Module):
+    """Three layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.c(torch.relu(self.b(torch.relu(self.a(x)))))
+
+
+def rows() -> Tensor:
+    return torch.randn(24, 8, generator=torch.Generator().manual_seed(5))
+
+
+class KeptByAHook(Layers):
+    """A hook's closure keeps what a layer returned in the model that it was made for, not in copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, Tensor] = {}
+
+        def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+            self.kept["a"] = output
+
+        self.a.register_forward_hook(hook)
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.b(torch.relu(self.a(x)))
+        return {"y": self.c(h + self.kept["a"])}
+
+
+def test_a_hook_that_leads_to_the_model_itself_is_named() -> None:
+    text = "'_forward_hooks' of 'a' is a function or a reference that leads to a KeptByAHook: .*make it a method"
+    with pytest.raises(InvalidInput, match=text):
+        vanilla(KeptByAHook(), "a", example=rows())
+
+
+class Normalised(Layers):
+    """Shortens a weight in every pass."""
+
+    def forward(self, x: Tensor) -> Any:
+        h = torch.relu(self.a(x))
+        with torch.no_grad():
+            self.c.weight.mul_(0.99)
+        return self.c(self.b(h))
+
+
+class NormalisedByData(Layers):
+    """The same by its data, which a trace shows."""
+
+    def forward(self, x: Tensor) -> Any:
+        h = torch.relu(self.a(x))
+        self.c.weight.data.mul_(0.99)
+        return self.c(self.b(h))
+
+
+def test_a_weight_changed_under_no_grad_is_named_by_a_trace() -> None:
+    text = r"changes the weight 'c\.weight' in place, by 'mul_', which takes a torch.no_grad\(\) that a trace does not"
+    with pytest.raises(InvalidInput, match=text):
+        vanilla(Normalised(), "a")
+    assert not isinstance(vanilla(NormalisedByData(), "a").segments[0].module, ReplayedSegment)
+
+
+class Experts(Layers):
+    """No row is routed to the last of three experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(8, 3), nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        nn.init.constant_(self.gate.bias[2:], -100.0)
+
+    def forward(self, x: Tensor) -> Any:
+        h = torch.relu(self.a(x))
+        chosen, out = self.gate(h).argmax(-1), torch.zeros_like(h)
+        for number, expert in enumerate(self.experts):
+            rows = (chosen == number).nonzero().flatten()
+            if rows.numel():
+                out = out.index_add(0, rows, expert(h[rows]))
+        return self.c(out)
+
+
+def test_an_expert_without_rows_is_told_as_one() -> None:
+    text = r"submodule 'experts\.2' is not called by Experts with this example, .* no row is routed to it; give rows"
+    with pytest.raises(InvalidInput, match=text):
+        vanilla(Experts(), "experts.2", example=rows())
+
+
+class Block(nn.Module):
+    """A residual block that works in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.norm, self.relu = (
+            nn.Linear(8, 8),
+            nn.Linear(8, 8),
+            nn.BatchNorm1d(8),
+            nn.ReLU(inplace=True),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.b(self.relu(self.norm(self.a(x))))
+        h += x
+        return self.relu(h)
+
+
+class Blocks(nn.Module):
+    """Two of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.one, self.two, self.c = nn.Linear(8, 8), Block(), Block(), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.c(self.two(self.one(self.a(x))))
+
+
+def check_exact(kind: type[nn.Module], at: str) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = kind()
+        torch.manual_seed(3)
+        whole = kind()
+    x, y, steps = rows(), torch.arange(24) % 4, [chosen for _ in range(3) for chosen in torch.arange(24).split(8)]
+    topology = vanilla(model, at, example=x)
+    engine = engine_of(topology, x, y, optim=DECAY)
+    engine.train(0, 0, steps)
+    train(whole, x, y, steps)
+    state = topology.state_dict(engine.modules(0))
+    for name, value in whole.state_dict().items():
+        assert torch.equal(state[name], value), name
+
+
+@pytest.mark.parametrize("at", ["one.relu#1", "one.relu#2", "two.relu#1", "one"])
+def test_a_cut_behind_what_is_changed_in_place_is_exact(at: str) -> None:
+    check_exact(Blocks, at)
+
+
+class DropPath(Layers):
+    """Leaves out a layer for some rows, drawn in place as published models do."""
+
+    def drop(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        kept = x.new_empty((x.shape[0], *(1,) * (x.ndim - 1))).bernoulli_(0.8)
+        return x * kept.div_(0.8)
+
+    def forward(self, x: Tensor) -> Any:
+        h = torch.relu(self.a(x))
+        return {"y": self.c(h + self.drop(self.b(h)))}
+
+
+@pytest.mark.parametrize("at", ["a", "b"])
+def test_draws_in_place_are_compared_and_accepted(at: str) -> None:
+    found = vanilla(DropPath(), at, example=rows())
+    assert all(isinstance(segment.module, ReplayedSegment) for segment in found.segments)
+    u_shaped(DropPath(), ("a", "b"), example=rows())
