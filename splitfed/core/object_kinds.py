@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from splitfed.core.plain_values import LEAVES, Held, Identity, Key, all_plain, is_leaf, same
+from splitfed.core.plain_values import LEAVES, Held, Identity, Key, all_plain, attributes_of, is_leaf, same, slots_of
 
 _TABLES = {"_parameters": "weight", "_buffers": "buffer", "_modules": "submodule"}
 _MODULE = {name: type(value) for name, value in vars(nn.Module()).items()}
@@ -71,7 +71,7 @@ class ObjectKind(AnyKind):
     def held(self, value: Any) -> Held:
         """Return its attributes."""
         found = {Key("attribute", name): one for name, one in attributes_of(value).items()}
-        for name in _slots(type(value)):
+        for name in slots_of(type(value)):
             try:
                 found[Key("attribute", name)] = object.__getattribute__(value, name)
             except AttributeError:
@@ -80,7 +80,7 @@ class ObjectKind(AnyKind):
 
     def put_back(self, value: Any, held: Held, data: Any) -> None:
         """Set and delete attributes, past a `__setattr__` of the class."""
-        table, slots = attributes_of(value), _slots(type(value))
+        table, slots = attributes_of(value), slots_of(type(value))
         wanted = {key.name: one for key, one in held.items() if key.role == "attribute"}
         for name in slots:
             if name in wanted:
@@ -437,27 +437,7 @@ def _find_kind(type_: type) -> AnyKind | None:
         return IteratorKind()
     if hasattr(type_, "__wrapped__") or type_.__name__ in ("_lru_cache_wrapper", "cached_property"):
         return LinkKind()
-    return _OBJECT if type_.__dictoffset__ or _slots(type_) else None
-
-
-def attributes_of(value: Any) -> dict[str, Any]:
-    """Return the table of attributes of `value` itself; an empty one where it has none."""
-    try:
-        found = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _slots(type_: type) -> list[str]:
-    found: list[str] = []
-    for base in type_.__mro__:
-        own = base.__dict__.get("__slots__", ())
-        for name in (own,) if isinstance(own, str) else own:
-            if name in ("__dict__", "__weakref__"):
-                continue
-            found.append(f"_{base.__name__.lstrip('_')}{name}" if name.startswith("__") and name[-2:] != "__" else name)
-    return found
+    return _OBJECT if type_.__dictoffset__ or slots_of(type_) else None
 
 
 def _refill(table: dict[Any, Any], wanted: Mapping[Any, Any]) -> None:

@@ -101,3 +101,24 @@ def all_plain(values: Iterable[Any]) -> bool:
     return types <= LEAVES or (
         all(t in LEAVES or t is tuple or issubclass(t, (Enum, np.generic)) for t in types) and all(map(is_leaf, values))
     )
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the table of attributes of `value` itself; an empty one where it has none."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def slots_of(type_: type) -> list[str]:
+    """Return the names of the attributes of `type_` that stand in slots."""
+    found: list[str] = []
+    for base in type_.__mro__:
+        own = base.__dict__.get("__slots__", ())
+        for name in (own,) if isinstance(own, str) else own:
+            if name in ("__dict__", "__weakref__"):
+                continue
+            found.append(f"_{base.__name__.lstrip('_')}{name}" if name.startswith("__") and name[-2:] != "__" else name)
+    return found

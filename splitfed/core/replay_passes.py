@@ -24,17 +24,13 @@ from splitfed.core.attribute_reads import unnoted
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs
 from splitfed.core.held_arrays import OTHERS
-from splitfed.core.model_snapshot import drawn_packages, generator_states, set_generators
+from splitfed.core.model_snapshot import drawn_packages, generator_states
 from splitfed.core.nested_tensors import is_number, replace_tensors, tensors_of
 from splitfed.core.payload import not_dense
-from splitfed.core.shape_rules import result_by_rule
 
 _ACTIVE = threading.local()
-_LIKE_NAMES = "zeros_like ones_like full_like new_zeros new_ones new_full new_tensor new_empty empty_like"
-LIKE = frozenset(_LIKE_NAMES.split())
-"""Functions that ask a tensor for its shape and type alone."""
 _SIZES = "__len__ size dim ndimension numel nelement stride element_size is_floating_point is_complex is_contiguous"
-_ABOUT = frozenset((*_SIZES.split(), "__get__"))
+ABOUT = frozenset((*_SIZES.split(), "__get__"))
 """What asks a tensor for its shape or type, which everybody knows, and for no number."""
 _COMPARED = 2**17
 """Numbers of a weight or buffer up to which a pass that is recorded looks for changes by value."""
@@ -43,7 +39,6 @@ _VIEWS = {getattr(Tensor, name).__get__: name for name in ("T", "mT", "H", "mH",
 _COMPILED = (BuiltinFunctionType, MethodDescriptorType)
 _CALLING = frozenset(("apply_", "map_", "map2_"))
 """Functions of torch that call one that they are given."""
-_MOVES = frozenset(("to", "cpu", "cuda", "type_as", "pin_memory"))
 
 
 class Stop(BaseException):
@@ -160,7 +155,7 @@ class Pass(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self.inside:
             return self.within(name, func, args, given)
-        if name not in _ABOUT:
+        if name not in ABOUT:
             return self.operation(name, func, args, given, None)
         view = _VIEWS.get(func) if name == "__get__" else None
         return self.read(func, args, given) if view is None else self.operation(view, func, args, given, None)
@@ -419,84 +414,6 @@ class RecordingPass(Pass):
             self._index[id(tensor)] = len(self.tensors)
             self.tensors.append(tensor)
         return self._index[id(tensor)]
-
-
-class MetaPass(Pass):
-    """A pass in which what others compute has shapes alone, on the meta device, and constants are real.
-
-    `device`: where tensors without numbers say that they are. `stop`: the number of the operation before which it ends;
-    `draws`: the numbers of those that draw random numbers, which nobody else draws -> the packages that they draw from.
-    """
-
-    def __init__(self, device: torch.device, stop: int, draws: Mapping[int, frozenset[str]]) -> None:
-        super().__init__()
-        self.device, self.stop, self.draws = device, stop, draws
-
-    def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
-        """Run it on shapes."""
-        if self.number >= self.stop:
-            raise Stop
-        self.number += 1
-        packages = self.draws.get(self.number - 1)
-        # Those of NumPy and Python take longer to read than most operations.
-        states = None if packages is None or packages == {"torch"} else generator_states()
-        generator = None if packages is None else torch.default_generator.get_state()
-        whole = module is not None
-        returned = self.whole(func, args, kwargs) if whole else self.on_shapes(name, func, args, kwargs)
-        if generator is None:
-            return returned
-        torch.default_generator.set_state(generator)
-        if states is not None:
-            set_generators(states)
-        # What it hands through is not drawn.
-        given = {id(tensor) for tensor in tensors_of((args, dict(kwargs)))}
-        if not whole and name.endswith("_") and not name.endswith("__"):
-            # It draws into its first argument (bernoulli_, normal_).
-            given.discard(id(args[0]))
-        drawn = {i: t.to("meta") for i, t in enumerate(tensors_of(returned)) if id(t) not in given}
-        return replace_tensors(returned, drawn)
-
-    def within(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Run a call within an operation on shapes."""
-        return self.read(func, args, kwargs) if name in _ABOUT else self.on_shapes(name, func, args, kwargs)
-
-    def read(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Say of a tensor without numbers that it is where the party computes."""
-        found = func(*args, **kwargs)
-        return self.device if isinstance(found, torch.device) and found.type == "meta" else found
-
-    def on_shapes(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Return what a function makes of tensors of which some have no numbers."""
-        given = tensors_of((args, kwargs))
-        if not any(tensor.is_meta for tensor in given):
-            return func(*args, **kwargs)
-        found = result_by_rule(func, args, kwargs, given)
-        if found is not NotImplemented:
-            return found
-        if name in LIKE and kwargs.get("device") is None and given[0].is_meta:
-            # Of such a tensor the shape alone is asked.
-            return func(*args, **{**kwargs, "device": self.device})
-        if name in LIKE:
-            return func(*args, **kwargs)
-        if name in ("to", "type_as") and not given[0].is_meta:
-            # Of the other tensor the type alone is asked.
-            like = torch.empty(0, dtype=given[1].dtype, device=self.device)
-            return func(*replace_tensors(args, {1: like}), **kwargs)
-        moves = name in _MOVES and isinstance(args[0], Tensor) and args[0].is_meta
-        if moves and name in ("cpu", "cuda", "pin_memory"):
-            return args[0]
-        if not moves and all(tensor.is_meta for tensor in given):
-            return func(*args, **kwargs)
-
-        def changed(value: Any) -> Any:
-            if isinstance(value, Tensor) and not value.is_meta and (value.dim() or moves):
-                return value.to("meta")
-            if moves and (isinstance(value, torch.device) or (isinstance(value, str) and name == "to")):
-                return torch.device("meta")
-            return value
-
-        plain_args, plain_kwargs = _pytree.tree_map(changed, (args, dict(kwargs)))
-        return func(*plain_args, **plain_kwargs)
 
 
 def _same_contents(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:

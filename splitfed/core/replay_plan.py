@@ -24,6 +24,7 @@ from splitfed.core.attribute_reads import AttributeReads
 from splitfed.core.cut_names import Cut, check_places
 from splitfed.core.errors import InvalidInput, check_names, describe_error, describe_failure, others_code
 from splitfed.core.held_arrays import check_references
+from splitfed.core.meta_pass import MetaPass
 from splitfed.core.model_call import ModelCall
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.module_copies import copy_computed, deep_copy, open_compiled
@@ -32,7 +33,6 @@ from splitfed.core.replay_answers import Answer, SeenCall, answer, numbers_in
 from splitfed.core.replay_courses import ForwardCourse, courses_beyond, find_courses
 from splitfed.core.replay_passes import (
     AllMembers,
-    MetaPass,
     Operation,
     RecordingPass,
     Stop,

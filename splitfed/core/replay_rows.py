@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput, describe_failure, others_code
+from splitfed.core.meta_pass import MetaPass
 from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.nested_tensors import tensors_of
 from splitfed.core.replay import ReplayedSegment
-from splitfed.core.replay_passes import MetaPass, Stop
+from splitfed.core.replay_passes import Stop
 from splitfed.core.replay_way import Way
 from splitfed.core.segment_pass import SegmentPass
 

@@ -17,9 +17,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs, nest
 from splitfed.core.held_arrays import OTHERS
+from splitfed.core.meta_pass import LIKE, MetaPass
 from splitfed.core.model_call import ModelCall
 from splitfed.core.nested_tensors import autograd_leaves, autograd_nodes, is_plain, replace_tensors, tensors_of
-from splitfed.core.replay_passes import LIKE, MetaPass, Stop
+from splitfed.core.replay_passes import Stop
 from splitfed.core.replay_plan import flatten_result
 from splitfed.core.replay_sizes import Sizes, Ways, every_way
 from splitfed.core.replay_values import UNSEEN
