@@ -1,8 +1,8 @@
 """A party: somebody who plays a role and holds segments, data, labels, an optimizer and random state.
 
-The one forward and the one backward path of the whole package. A party is handed messages and returns messages;
-it never sees another party. What arrives becomes a fresh leaf, so gradients stop at the cut and go back as
-messages; an edge within the party is a leaf too, which keeps the backward walk the exact reverse of the forward.
+The one forward and the one backward path of the whole package. A party is handed messages and returns messages. What
+arrives becomes a fresh leaf, so gradients stop at the cut and go back as messages; an edge within the party is a leaf
+too, which keeps the backward walk the exact reverse of the forward.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from splitfed.core.usage_counts import labels_of_head
 TRAINING = ("train", "rehearse")
 """The phases in which segments are in training mode and gradients are taken."""
 
-# torch.optim hides the module under its own name.
-_OPTIMIZER_MODULE = sys.modules[torch.optim.Optimizer.__module__]
+_OPTIMIZER_MODULE = sys.modules[torch.optim.Optimizer.__module__]  # torch.optim hides it under its own name
 
 
 class Party:
@@ -191,7 +190,8 @@ class Party:
 
     def update(self) -> None:
         """Take one optimizer step with the gradients gathered since the last one."""
-        self.state.check_frozen()
+        if self.state.frozen_weights:
+            self.state.check_frozen()
         if self.state.privatizer is not None:
             self.state.uses.replace(f"gradients at {self.name}", self.state.privatizer.finish())
         if self.state.objective is not None:

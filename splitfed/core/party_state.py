@@ -293,7 +293,7 @@ class PartyState:
 
     def check_frozen(self) -> None:
         """Refuse a gradient of a weight that was frozen when the run began, which no optimizer would step on."""
-        for name, weight in self._frozen_weights:
+        for name, weight in self.frozen_weights:
             if weight.grad is not None:
                 segment, _, inner = name.partition("/")
                 raise InvalidInput(
@@ -303,7 +303,8 @@ class PartyState:
                 )
 
     @cached_property
-    def _frozen_weights(self) -> tuple[tuple[str, nn.Parameter], ...]:
+    def frozen_weights(self) -> tuple[tuple[str, nn.Parameter], ...]:
+        """Name and weight of all that did not learn when the run began."""
         return tuple((name, weight) for name, weight in self._at_first.items() if not self._learning[name])
 
     def _unsaved(self) -> dict[str, Any]:

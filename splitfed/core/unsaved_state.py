@@ -73,7 +73,7 @@ def _unkept_entry(
     known = first.get(path, "").partition(" ")[0] == digests[path].partition(" ")[0]
     if (record.kind.name in ("object", "module") and not known) or record.kind.name in ("iterator", "function"):
         return ()
-    for key, one in record.contents.items():
+    for key, one in _lasting(record).items():
         entry = (*path, (key.role, key.name))
         lasting = isinstance(one, Location) or digests.get(entry) == first.get(entry)
         if not lasting or not can_be_encoded(key.name):
@@ -143,11 +143,7 @@ def _digests(module: nn.Module, records: Records, paths: Mapping[Location, Path]
     """
     saved = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
     saved |= {id(weight) for weight in module.parameters()}
-    passing = {
-        (*paths[place], ("attribute", name))
-        for place, record in records.items()
-        for name in getattr(type(record.value), "transient", ())
-    }
+    passing = {(*paths[place], ("attribute", name)) for place, record in records.items() for name in _transient(record)}
     found: dict[Path, str] = {}
     for place, record in records.items():
         path = paths[place]
@@ -157,13 +153,23 @@ def _digests(module: nn.Module, records: Records, paths: Mapping[Location, Path]
             # Another party's.
             continue
         made = digest_value(record, id(record.value) in saved)
-        for key, one in record.contents.items():
+        for key, one in _lasting(record).items():
             made.update(repr((key, paths[one] if isinstance(one, Location) else one)).encode())
             if not isinstance(one, Location) and not can_be_encoded(one):
                 told = f"{type(one.value)}" if isinstance(one, Opaque) else repr(one)
                 found[(*path, (key.role, key.name))] = told
         found[path] = f"{type(record.value).__qualname__} {made.hexdigest()}"
     return found
+
+
+def _transient(record: Record) -> tuple[str, ...]:
+    return getattr(type(record.value), "transient", ())
+
+
+def _lasting(record: Record) -> dict[Key, Any]:
+    """Return the contents of an object that its next call does not make anew."""
+    names = _transient(record)
+    return {key: one for key, one in record.contents.items() if not (key.role == "attribute" and key.name in names)}
 
 
 def digest_value(record: Record, saved: bool = False) -> Any:
@@ -188,7 +194,9 @@ def _encode(record: Record, paths: Mapping[Location, Path], path: Path) -> list[
     value = record.value
     entries = []
     for key, one in record.contents.items():
-        if isinstance(one, Location):
+        if key not in _lasting(record):
+            entries.append([key.role, key.name, "kept", None])
+        elif isinstance(one, Location):
             entries.append([key.role, key.name, "place", paths[one]])
         elif can_be_encoded(one):
             entries.append([key.role, key.name, "value", one])
