@@ -242,3 +242,8 @@ def _inner(rows: RowSource) -> list[RowSource]:
 
 def _numbers(rows: TensorRows) -> Tensor:
     return torch.arange(len(rows)) if rows.index is None else rows.index
+
+
+def flat_rows(z: Tensor) -> Tensor:
+    """Return the numbers of each row side by side: (rows, ...) to (rows, numbers); one number a row is a row of one."""
+    return z.unsqueeze(-1).flatten(1)

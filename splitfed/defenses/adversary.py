@@ -105,6 +105,7 @@ def _decoder(source: Shape, target: Shape, width: int) -> nn.Sequential:
         )  # fmt: skip
     hidden = 16 * width
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(prod(source), hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
+        nn.Flatten() if source else nn.Unflatten(0, (-1, 1)),
+        nn.Linear(prod(source), hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
         nn.Linear(hidden, prod(target)), nn.Unflatten(1, target),
     )  # fmt: skip

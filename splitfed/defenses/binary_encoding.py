@@ -7,6 +7,8 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.rows import flat_rows
+
 
 def to_bits(values: Tensor, whole: int, fraction: int) -> Tensor:
     """Return `values` (batch, r) as 0 and 1: (batch, r l), l = 1 + `whole` + `fraction`, the sign first (1: negative).
@@ -36,10 +38,10 @@ class ToBits(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the bits of every row."""
-        return to_bits(z.flatten(1), self.whole, self.fraction)
+        return to_bits(flat_rows(z), self.whole, self.fraction)
 
 
 def bit_reader(shape: tuple[int, ...], length: int) -> nn.Sequential:
     """Return a dense layer that makes rows of `shape` of their bits, `length` a number."""
     size = prod(shape)
-    return nn.Sequential(nn.Linear(size * length, size), nn.Unflatten(1, shape))
+    return nn.Sequential(nn.Linear(size * length, size), nn.Unflatten(1, shape) if shape else nn.Flatten(0))

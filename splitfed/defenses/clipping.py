@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.payload import without_infinite_rows
 from splitfed.core.probe import Facts
+from splitfed.core.rows import flat_rows
 from splitfed.core.topology import Topology
 from splitfed.defenses.private_noise import check_precision
 
@@ -24,7 +25,7 @@ def clip_rows(z: Tensor, norm: float, order: int) -> Tensor:
     in float64, so that rounding cannot exceed `norm` by more than the last digit of `z`.
     """
     z = without_infinite_rows(z)
-    lengths: Tensor = torch.linalg.vector_norm(z.unsqueeze(-1).flatten(1).double(), ord=order, dim=1)
+    lengths: Tensor = torch.linalg.vector_norm(flat_rows(z).double(), ord=order, dim=1)
     factors = (norm / lengths.clamp(min=norm)).to(z.dtype)
     return z * factors.view(-1, *[1] * (z.dim() - 1))
 

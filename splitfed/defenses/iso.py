@@ -18,6 +18,7 @@ from torch import Tensor
 from splitfed.core.defense import GradientDefense, as_strength
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import require_number
+from splitfed.core.rows import flat_rows
 from splitfed.core.topology import Topology
 from splitfed.defenses.label_edges import guarded_edges
 
@@ -36,7 +37,7 @@ class Iso(GradientDefense):
 
     def gradient(self, name: str, g: Tensor, context: Context) -> Tensor:
         """Return `g` plus noise drawn afresh for this step: same shape."""
-        longest = g.detach().double().flatten(1).norm(dim=1).max()
+        longest = flat_rows(g.detach().double()).norm(dim=1).max()
         deviation: Tensor = (self.ratio * longest / g[0].numel() ** 0.5).to(g.dtype)
         drawn = torch.randn(g.shape, generator=context.generator(name, g.device), device=g.device, dtype=g.dtype)
         return g + drawn * deviation

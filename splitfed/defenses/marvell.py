@@ -29,6 +29,7 @@ from splitfed.core.defense import GradientDefense, as_strength
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.probe import Facts
+from splitfed.core.rows import flat_rows
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Topology
 from splitfed.defenses.aligned_noise import add_aligned_noise
@@ -89,7 +90,7 @@ class Marvell(GradientDefense):
         if not 0 < int(positive.sum()) < len(positive):
             return add_aligned_noise(g, generator)
         # In double precision: squares of small gradients would vanish in single.
-        rows = g.detach().double().flatten(1)
+        rows = flat_rows(g.detach().double())
         apart = rows[positive].mean(0) - rows[~positive].mean(0)
         noise = self.noise(g, positive)
         if noise is None:
@@ -109,7 +110,7 @@ class Marvell(GradientDefense):
 
         None where the means of both classes are equal, or one class is missing: there is nothing to solve.
         """
-        rows = g.detach().double().flatten(1)
+        rows = flat_rows(g.detach().double())
         groups = rows[~positive], rows[positive]
         if min(len(group) for group in groups) == 0:
             return None

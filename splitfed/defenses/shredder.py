@@ -26,6 +26,7 @@ from splitfed.core.defense import LayerDefense, PenaltyDefense, ReleaseDefense, 
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import require_count, require_number
 from splitfed.core.probe import Facts
+from splitfed.core.rows import flat_rows
 from splitfed.core.topology import Topology
 from splitfed.defenses.clipping import freeze_segments
 from splitfed.defenses.fitted_layers import Layer, append_layers, check_all_guarded, layer_of, layers_on
@@ -99,4 +100,4 @@ class NoiseSet(Layer):
 
     def size(self, target: float) -> Tensor:
         """Return the mean over members of sum|n|, zero once `target` is reached."""
-        return self.noise.abs().flatten(1).sum(1).mean() * (self.in_vivo() < target)
+        return flat_rows(self.noise.abs()).sum(1).mean() * (self.in_vivo() < target)

@@ -21,6 +21,7 @@ from splitfed.core.defense import Codec, ReleaseDefense, as_strength
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.probe import Facts
+from splitfed.core.rows import flat_rows
 from splitfed.core.topology import Topology
 from splitfed.defenses.bit_packing import packed_size
 from splitfed.defenses.fitted_layers import values_of
@@ -48,7 +49,7 @@ class TopK(ReleaseDefense, Codec):
 
     def release(self, name: str, z: Tensor, context: Context) -> Tensor:
         """Return `z` with all but its `k` largest numbers of each row zero: same shape."""
-        mask = torch.zeros_like(z.flatten(1)).scatter_(1, places(z, self.k), 1)
+        mask = torch.zeros_like(flat_rows(z)).scatter_(1, places(z, self.k), 1)
         return z * mask.view_as(z)
 
     def packed(self, kind: str, rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
@@ -68,5 +69,5 @@ def place_bits(numbers: int) -> int:
 def places(z: Tensor, k: int) -> Tensor:
     """Return where the `k` numbers of greatest magnitude of each row stand: (batch, k), in rising order."""
     # A stable order, so that ties fall the same way on every device.
-    order = z.detach().flatten(1).abs().sort(dim=1, descending=True, stable=True).indices
+    order = flat_rows(z.detach()).abs().sort(dim=1, descending=True, stable=True).indices
     return order[:, :k].sort(1).values

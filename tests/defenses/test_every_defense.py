@@ -218,3 +218,22 @@ def test_without_it_the_server_learns_something_else(defense: str) -> None:
     assert set(bare) <= set(found)
     moved = max(float((found[n] - t).abs().max()) for n, t in bare.items())
     assert moved > 1e-5, f"{defense} as DEFENSES has it changes nothing here: take a stronger one"
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_one_number_a_row_is_guarded_or_refused_by_name(name: str) -> None:
+    """What crosses is (rows,), and so is its gradient, which tells the server's labels."""
+    segments = [
+        sf.Segment("one", "client", nn.Sequential(nn.Flatten(), nn.Linear(64, 1), nn.Flatten(0)), ("x",), ("z",)),
+        sf.Segment("two", "server", nn.Sequential(nn.Unflatten(0, (-1, 1)), tops(1, 1)), ("z",), ("out",)),
+    ]
+    topology = custom(segments, {"x": "client"}, [sf.Head("out", "server", "server")])
+    # Of few bits each has its chance; with a larger epsilon it is one.
+    few = {"top_k": D.TopK(k=1), "latent": D.Latent(epsilon=40.0, whole=3, fraction=3)}
+    defense = few.get(name, DEFENSES[name])
+    if name in ("channel_pruning", "mid", "mid_labels"):
+        with pytest.raises(sf.InvalidInput, match=name):
+            sf.train(topology, data("parity"), rounds=1, defenses=(defense,))
+    else:
+        run = sf.train(topology, data("parity"), rounds=1, batch_size=100, defenses=(defense,))
+        assert all(bool(weight.isfinite().all()) for weight in run.engine.party(0, "server").state.contents().values())
