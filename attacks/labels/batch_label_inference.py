@@ -32,6 +32,7 @@ from splitfed.attacks.labels.own_steps import OwnStep, own_steps
 from splitfed.attacks.networks.gradient_descent import count_turns, take_step
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
+from splitfed.core.rows import flat_rows
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class BatchLabelInference(LabelAttack):
         optimizer = torch.optim.Adam([others, labels], lr=self.lr)
         for _ in count_turns(self.iterations, progress, 100):
             difference = (logits + others).softmax(-1) - labels.softmax(-1)
-            d = difference.flatten(1)
+            d = flat_rows(difference)
             # |J'd - v|^2 without its constant, for the gram J J' and J v.
             take_step(optimizer, ((gram @ d[..., None])[..., 0] * d - 2 * wanted * d).sum())
         scores: Tensor = labels.softmax(-1) - (logits + others).softmax(-1)

@@ -8,6 +8,7 @@ from torch import Tensor
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs
 from splitfed.core.messages import View
+from splitfed.core.rows import flat_rows
 
 
 def example_gradients(view: View, device: torch.device | str = "cpu") -> dict[str, Tensor]:
@@ -26,7 +27,7 @@ def example_gradients(view: View, device: torch.device | str = "cpu") -> dict[st
 
 def gradient_rows(view: View, device: torch.device | str = "cpu") -> Tensor:
     """Return all gradients of a victim side by side: (victims, numbers)."""
-    return torch.cat([g.flatten(1) for g in example_gradients(view, device).values()], 1)
+    return torch.cat([flat_rows(g) for g in example_gradients(view, device).values()], 1)
 
 
 def only_gradient(attack: str, view: View, device: torch.device | str = "cpu") -> Tensor:

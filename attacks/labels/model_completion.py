@@ -27,6 +27,7 @@ from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.mixmatch import MixMatch, mix
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
+from splitfed.core.rows import flat_rows
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class ModelCompletion(Attack):
             self.iterations, self.batch_size, self.lr, self.temperature, self.alpha, self.weight, self.decay
         )
         with torch.no_grad():
-            width = bottom(victims[:1].clone()).flatten(1).shape[1]
+            width = flat_rows(bottom(victims[:1].clone())).shape[1]
         model = _Completed(bottom, width, classes, self.tune).to(knowledge.device)
         known, unlabelled = auxiliary[labelled], torch.cat([auxiliary[others], victims])
         if len(unlabelled) < 2:
@@ -124,7 +125,7 @@ class _Completed(nn.Module):
         bottom.requires_grad_(tune)
         last = nn.Linear(width, classes)
         nn.init.ones_(last.weight)
-        self.head = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(width), nn.ReLU(), last)
+        self.head = nn.Sequential(nn.BatchNorm1d(width), nn.ReLU(), last)
 
     def train(self, mode: bool = True) -> Self:
         """Switch the mode of what learns."""
@@ -136,6 +137,6 @@ class _Completed(nn.Module):
     def forward(self, x: Tensor, order: Tensor | None = None, strength: float = 1.0) -> Tensor:
         """Return logits of rows x; with an `order` what the bottom makes of them is mixed first."""
         # A segment may begin with an operation in place.
-        inner = self.bottom(x.clone())
+        inner = flat_rows(self.bottom(x.clone()))
         scores: Tensor = self.head(inner if order is None else mix(inner, order, strength))
         return scores

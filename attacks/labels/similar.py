@@ -31,6 +31,7 @@ from splitfed.attacks.labels.label_attack import LabelAttack, known_of_each
 from splitfed.attacks.labels.own_steps import own_steps
 from splitfed.core.errors import InvalidInput, require_count, require_name
 from splitfed.core.messages import View
+from splitfed.core.rows import flat_rows
 
 ROWS = ("gradients", "sent")
 METHODS = ("distance", "k-means")
@@ -102,7 +103,7 @@ class Similar(LabelAttack):
             return gradient_rows(view, knowledge.device)
         module, steps = own_steps("similar", view, knowledge)
         with torch.no_grad():
-            return torch.cat([module(step.inputs.clone()) for step in steps]).flatten(1)
+            return flat_rows(torch.cat([module(step.inputs.clone()) for step in steps]))
 
     def _similarity(self, rows: Tensor, others: Tensor) -> Tensor:
         """Return how similar `rows` (n, numbers) are to `others` (m, numbers): (n, m)."""

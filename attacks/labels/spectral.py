@@ -22,6 +22,7 @@ from splitfed.attacks.labels.label_attack import LabelAttack
 from splitfed.attacks.labels.two_means import boundary
 from splitfed.core.errors import InvalidInput, require_name
 from splitfed.core.messages import View
+from splitfed.core.rows import flat_rows
 
 ROWS = ("gradients", "releases")
 
@@ -59,4 +60,4 @@ def _concatenate_releases(view: View, knowledge: Knowledge) -> Tensor:
     seen = view.select(kind="activation").tensors(knowledge.device)
     if not seen:
         raise InvalidInput(f"spectral rows='releases' needs releases; {view.party} receives none")
-    return torch.cat([z.flatten(1) for z in seen.values()], 1)
+    return torch.cat([flat_rows(z) for z in seen.values()], 1)

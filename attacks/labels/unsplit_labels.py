@@ -37,6 +37,7 @@ from splitfed.attacks.labels.own_steps import own_steps
 from splitfed.attacks.networks.gradient_descent import count_turns, take_step
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
+from splitfed.core.rows import flat_rows
 
 _TOLD = 10.0  # the weight of the hints, which alone say what a class is called
 
@@ -68,7 +69,7 @@ class UnsplitLabels(LabelAttack):
         module, steps = own_steps("unsplit_labels", view, knowledge)
         with torch.no_grad():
             sent = torch.cat([module(step.inputs) for step in steps])
-        received = torch.cat([step.gradient for step in steps]).flatten(1)
+        received = flat_rows(torch.cat([step.gradient for step in steps]))
         received = received / received.square().mean().sqrt().clamp_min(torch.finfo(received.dtype).tiny)
         clone = _Clone(unwrap(knowledge.head)(), classes).to(knowledge.device).eval()
         optimizer = torch.optim.Adam(clone.parameters(), lr=self.lr)
@@ -108,5 +109,5 @@ class _Clone(nn.Module):
             raise InvalidInput(f"unsplit_labels needs a head with logits of {self.classes} classes; it has {width}")
         labels = [logits.new_full((len(logits),), number).long() for number in range(self.classes)]
         losses = [functional.cross_entropy(logits, y, reduction="sum") for y in labels]
-        gradients = [torch.autograd.grad(loss, leaf, create_graph=True)[0].flatten(1) for loss in losses]
+        gradients = [flat_rows(torch.autograd.grad(loss, leaf, create_graph=True)[0]) for loss in losses]
         return torch.stack(gradients, 1) * self.factor.exp()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.attacks.networks.image_sizes import doublings
+from splitfed.core.rows import flat_rows
 
 RIDGES = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1.0, 1e2)
 """Multiples of the mean variance of a feature."""
@@ -51,7 +52,7 @@ class Dense(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the affine map of z (n, ...), flattened: (n, *target), float32."""
-        return (z.flatten(1) @ self.weight + self.bias).view(-1, *self._target)
+        return (flat_rows(z) @ self.weight + self.bias).view(-1, *self._target)
 
 
 class Local(nn.Module):
@@ -109,7 +110,7 @@ def linear_inverse(passes: Sequence[Tensor], x: Tensor) -> nn.Module | None:
     solutions: list[tuple[float, nn.Module]] = []
     if z[0].numel() <= MOST_NUMBERS:
         mixed = _mixing(z[0].numel(), z.device)
-        solved = _ridge(lambda rows: ((z[rows].flatten(1) @ mixed, x[rows].flatten(1)) for z in passes), len(x))
+        solved = _ridge(lambda rows: ((flat_rows(z[rows]) @ mixed, x[rows].flatten(1)) for z in passes), len(x))
         solutions.append((solved.error, Dense(tuple(x.shape[1:]), mixed.double() @ solved.weight, solved.bias)))
     if (local := _local(z.shape[1:], x.shape[1:])) is not None:
         count = min(len(x), max(50, MOST_PLACES * x.shape[1] // prod(x.shape[1:])))

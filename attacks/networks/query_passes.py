@@ -9,6 +9,7 @@ from torch import Tensor
 
 from splitfed.attacks.local_models import Releases
 from splitfed.core.errors import InvalidInput
+from splitfed.core.rows import flat_rows
 
 
 def query_passes(query: Callable[[Tensor], Releases], x: Tensor, count: int) -> list[Releases]:
@@ -35,8 +36,8 @@ def join_values(released: Releases, like: Sequence[str], scales: Mapping[str, Te
         if not bool(torch.isfinite(z).all()):
             raise InvalidInput(f"release {name!r} holds a value that is not finite; expected finite numbers")
         if scales is not None:
-            z = z / scales[name].view(1, -1, *[1] * (z.dim() - 2))
-        parts.append(z.flatten(1))
+            z = z / scales[name].view(-1, *[1] * (z.dim() - 2))
+        parts.append(flat_rows(z))
     return torch.cat(parts, 1)
 
 

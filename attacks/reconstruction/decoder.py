@@ -21,6 +21,7 @@ from torch.nn import functional
 from splitfed.attacks.networks.image_parts import Rectangle
 from splitfed.attacks.networks.image_sizes import bridge, doublings
 from splitfed.attacks.networks.least_squares import linear_inverse
+from splitfed.core.rows import flat_rows
 
 Passes = Sequence[Mapping[str, Tensor]]
 
@@ -46,6 +47,8 @@ class Decoder(nn.Module):
         parts: Mapping[str, Sequence[Rectangle]] | None = None,
     ) -> None:
         super().__init__()
+        # One number a row is a channel of one.
+        shapes = {name: shape or (1,) for name, shape in shapes.items()}
         self._names, self._target, self._range = tuple(shapes), target, value_range
         low, high = value_range or (-1.0, 1.0)
         mean = torch.full(target, (low + high) / 2) if start is None else start.detach().clone().float()
@@ -67,7 +70,7 @@ class Decoder(nn.Module):
         """Take scales and the linear inverse from pairs: `passes` of releases of the rows x (n, *target)."""
         for name, scale in zip(self._names, self.scales, strict=True):
             assert isinstance(scale, _Standard)
-            scale.fit(torch.cat([releases[name] for releases in passes]))
+            scale.fit(_with_channels(torch.cat([releases[name] for releases in passes])))
         scaled = [self._scale(releases) for releases in passes]
         left = x - self.base
         if self._shown:
@@ -107,7 +110,12 @@ class Decoder(nn.Module):
         return x if self._range is None else x + (x.clamp(*self._range) - x).detach()
 
     def _scale(self, releases: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: scale(releases[name]) for name, scale in zip(self._names, self.scales, strict=True)}
+        pairs = zip(self._names, self.scales, strict=True)
+        return {name: scale(_with_channels(releases[name])) for name, scale in pairs}
+
+
+def _with_channels(z: Tensor) -> Tensor:
+    return z if z.dim() > 1 else z.unsqueeze(1)
 
 
 class _Standard(nn.Module):
@@ -201,4 +209,4 @@ def _perceptron(inputs: int, target: tuple[int, ...], hidden: int) -> nn.Sequent
 
 
 def _flatten(values: Mapping[str, Tensor]) -> Tensor:
-    return torch.cat([z.flatten(1) for z in values.values()], 1)
+    return torch.cat([flat_rows(z) for z in values.values()], 1)

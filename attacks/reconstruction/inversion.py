@@ -19,6 +19,7 @@ from splitfed.attacks.base import Knowledge, Progress, Releases
 from splitfed.attacks.networks.gradient_descent import count_turns
 from splitfed.attacks.reconstruction.priors import total_variation
 from splitfed.core.messages import View
+from splitfed.core.rows import flat_rows
 
 REMEASURE = 50  # iterations: noise relative to the release changes with the image
 
@@ -84,13 +85,13 @@ def noise_variance(mean: Function, sample: Function, x: Tensor) -> float:
 
 def row_misfit(released: Releases, seen: Releases) -> Tensor:
     """Return the mean squared difference of a released number, over all values, of each row: (rows,)."""
-    squares = [(released[name] - z).square().flatten(1).sum(1) for name, z in seen.items()]
+    squares = [flat_rows((released[name] - z).square()).sum(1) for name, z in seen.items()]
     return torch.stack(squares).sum(0) / width(seen)
 
 
 def misfit(released: Releases, seen: Releases) -> Tensor:
     """Return the mean squared difference of each row's release, added over values and rows: a scalar."""
-    losses = [((released[name] - z) ** 2).flatten(1).mean(1).sum() for name, z in seen.items()]
+    losses = [flat_rows((released[name] - z) ** 2).mean(1).sum() for name, z in seen.items()]
     return torch.stack(losses).sum()
 
 

@@ -39,6 +39,7 @@ from splitfed.attacks.reconstruction.inversion import noise_variance, row_misfit
 from splitfed.attacks.search_space import Space, Span
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.messages import View
+from splitfed.core.rows import flat_rows
 
 VICTIMS_AT_ONCE = 64
 LEAST_VARIANCE = 1e-12
@@ -160,7 +161,7 @@ class LatentSpace:
         """Return the latent numbers (victims, latent) of the least loss of `restarts` searches from `drawn` samples."""
         with torch.no_grad():
             released = self._function(self._prior.decode(drawn))
-            squares = [torch.cdist(z.flatten(1), released[n].flatten(1)).square() for n, z in self._seen.items()]
+            squares = [torch.cdist(flat_rows(z), flat_rows(released[n])).square() for n, z in self._seen.items()]
             losses = torch.stack(squares).sum(0) / (width(self._seen) * self._scale) + self._distance_from_prior(drawn)
         nearest = losses.topk(restarts, 1, largest=False).indices
         u = descend_rows(drawn[nearest], self.losses, steps, lr, progress)

@@ -25,6 +25,7 @@ from splitfed.attacks.base import Progress, Releases
 from splitfed.attacks.networks.gradient_descent import count_turns
 from splitfed.attacks.reconstruction.inversion import width
 from splitfed.attacks.reconstruction.priors import roughness
+from splitfed.core.rows import flat_rows
 
 LEAST_NOISE = 1e-8
 """Of the variance of what was released: a smaller s² is taken for this, or the search would be nothing but its fit."""
@@ -65,7 +66,7 @@ class Refinement:
     def _misfit(self, x: Tensor) -> Tensor:
         """Return |f(x) - z|² of every row."""
         released = self.function(x)
-        return torch.stack([(released[n] - z).square().flatten(1).sum(1) for n, z in self.seen.items()]).sum(0)
+        return torch.stack([flat_rows((released[n] - z).square()).sum(1) for n, z in self.seen.items()]).sum(0)
 
 
 @torch.no_grad()

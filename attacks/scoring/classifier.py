@@ -48,7 +48,8 @@ def _reader(known: Tensor, width: int) -> nn.Module:
     if not known.is_floating_point():
         return TokenReader(known, width)
     if len(shape) != 3:
-        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(prod(shape), affine=False))
+        flat = nn.Flatten() if shape else nn.Unflatten(0, (-1, 1))
+        return nn.Sequential(flat, nn.BatchNorm1d(prod(shape), affine=False))
     return nn.Sequential(
         nn.BatchNorm2d(shape[0], affine=False),
         nn.Conv2d(shape[0], width, 3, padding=1), nn.ReLU(),

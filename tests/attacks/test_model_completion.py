@@ -150,11 +150,11 @@ def test_the_party_keeps_its_bottom() -> None:
 def test_without_tuning_the_head_learns_alone(tune: bool) -> None:
     x, y = planted()
     model = model_completion._Completed(trained_bottom(), SIGNAL, CLASSES, tune)
-    assert model.head[3].weight.unique().tolist() == [1.0]
+    assert model.head[-1].weight.unique().tolist() == [1.0]
     settings = MixMatch(3, decay=0.0)
     found = settings.fit(model, x[300:312], y[300:312], x[:300], generator(0), told)
     assert torch.equal(found.bottom.weight, trained_bottom().weight) is not tune
-    assert len(found.head[3].weight.unique()) > 1
+    assert len(found.head[-1].weight.unique()) > 1
 
 
 @cache
