@@ -475,6 +475,6 @@ def _batch(value: Tensor, with_one_row_more: Tensor) -> int | None:
 
 
 def _where(error: BaseException) -> str:
-    skipped = (str(Path(torch.__file__).parent), str(Path(__file__).parent / "replay"))
+    skipped = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(skipped)]
     return f" at {frames[-1].line!r} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
