@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import linecache
 import math
 import numbers
 import re
+import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 
@@ -102,6 +106,21 @@ def describe_failure(error: BaseException) -> str:
     if isinstance(error, SplitfedError):
         return " ".join(str(error).split())
     return first_line(error) if type(error) in (RuntimeError, ValueError, TypeError) else describe_error(error)
+
+
+def line_of(error: BaseException) -> str:
+    """Return where the code of others raised `error`, as " at 'the line' (file.py:number)"; empty where it is unknown.
+
+    Frames of torch and of the core are passed over.
+    """
+    torch = str(Path(sys.modules["torch"].__file__ or "").parent) if "torch" in sys.modules else __file__
+    skipped, found = (torch, str(Path(__file__).parent)), ""
+    # Code that torch.fx has made tells no columns, at which `traceback.extract_tb` fails on Python 3.11.
+    for frame, number in walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if not file.startswith(skipped):
+            found = f" at {linecache.getline(file, number, frame.f_globals).strip()!r} ({Path(file).name}:{number})"
+    return found
 
 
 @contextmanager

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import traceback
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +20,7 @@ from torch import Tensor, nn
 
 from splitfed.core.attribute_reads import AttributeReads
 from splitfed.core.cut_names import Cut, check_places
-from splitfed.core.errors import InvalidInput, check_names, describe_error, describe_failure, others_code
+from splitfed.core.errors import InvalidInput, check_names, describe_error, describe_failure, line_of, others_code
 from splitfed.core.held_arrays import check_references
 from splitfed.core.meta_pass import MetaPass
 from splitfed.core.model_call import ModelCall
@@ -244,7 +242,7 @@ def _record(
             check_references(recorded, type(model).__name__)
         hint = "; of rows named '0' and '1' it gets a tuple, of others a table" if call.batch is not None else ""
         raise InvalidInput(
-            f"{type(model).__name__} fails by itself{_where(error)}: {describe_error(error)}{hint}"
+            f"{type(model).__name__} fails by itself{line_of(error)}: {describe_error(error)}{hint}"
         ) from error
     finally:
         logging.disable(quiet)
@@ -338,7 +336,7 @@ def _find_constants(
         if run.number <= last:
             raise InvalidInput(
                 f"{type(model).__name__} takes a number out of a tensor, or what has no shape beforehand"
-                f"{_where(error)} ({describe_error(error)}): a party that does not hold that tensor cannot follow; "
+                f"{line_of(error)} ({describe_error(error)}): a party that does not hold that tensor cannot follow; "
                 "write it as operations on tensors, or cut before it"
             ) from error
     course.constants, course.batches, course.questions = frozenset(run.constants), run.batches, tuple(run.questions)
@@ -438,7 +436,7 @@ class _OtherCalls:
             known = f"returns the number {numbers[0]!r}, which may depend on values"
         if isinstance(known, str):
             raise InvalidInput(
-                f"{what} takes a number out of a tensor{_where(error)} ({describe_error(error)}) and {known}: parties "
+                f"{what} takes a number out of a tensor{line_of(error)} ({describe_error(error)}) and {known}: parties "
                 "that do not hold it cannot follow; return tensors alone, of a shape that follows from the input's"
             ) from error
         return known
@@ -472,9 +470,3 @@ def _batch(value: Tensor, with_one_row_more: Tensor) -> int | None:
     if not changed:
         return None if value.dim() == with_one_row_more.dim() else 0
     return changed[0] if len(changed) == 1 else 0
-
-
-def _where(error: BaseException) -> str:
-    skipped = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(skipped)]
-    return f" at {frames[-1].line!r} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""

@@ -13,10 +13,8 @@ loosely; see `splitfed.core.equivalence`.
 from __future__ import annotations
 
 import operator
-import traceback
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from splitfed.core.aliasing import check_in_place, find_overwritten_node
 from splitfed.core.cut_names import Cut, check_places, relays
-from splitfed.core.errors import InvalidInput, check_names, describe_error, others_code
+from splitfed.core.errors import InvalidInput, check_names, describe_error, line_of, others_code
 from splitfed.core.held_arrays import holds_arrays, leave_out_unread
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.module_copies import copy_computed, deep_copy
@@ -192,7 +190,7 @@ def _not_traceable(model: nn.Module, error: BaseException) -> InvalidInput:
     if isinstance(error, InvalidInput):
         return error
     return NotTraceable(
-        f"{type(model).__name__} cannot be traced{_where(error)}: {describe_error(error)}; rewrite that line, or pass "
+        f"{type(model).__name__} cannot be traced{line_of(error)}: {describe_error(error)}; rewrite that line, or pass "
         "segments by hand (splitfed.Segment)"
     )
 
@@ -224,14 +222,6 @@ def _check_weights(model: nn.Module, graph: fx.Graph) -> None:
                     f"{str(node.target)!r}, which takes a torch.no_grad() that a trace does not show: change it in an "
                     "operation on its data or detach()"
                 )
-
-
-def _where(error: BaseException) -> str:
-    library = str(Path(torch.__file__).parent)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((library, __file__))]
-    if not frames:
-        return ""
-    return f" at {frames[-1].line!r} ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
 
 
 def _assign(model: nn.Module, graph: fx.Graph, cuts: Sequence[Cut]) -> dict[fx.Node, int]:
