@@ -52,12 +52,11 @@ test-all: lint types ## test, with the slow proofs, again without vector instruc
 # The oldest torch that pyproject.toml allows, and the newest: the cutters use parts of it that change without notice.
 # Each has an environment of its own, which takes gigabytes where there are only builds with CUDA.
 TORCHES := 2.6.0 2.15.0
-CUTTERS := replay replay_isolation isolation cut cut_idioms cut_idioms_more equivalence exactness hooks reordered_gradients
 
 test-torch: $(TORCHES:%=.venv-torch-%/.installed) ## the tests of the cutters on the oldest and the newest torch
 	@for torch in $(TORCHES); do echo "torch $$torch"; \
 		.venv-torch-$$torch/bin/python -m pytest -q -m "not exhaustive" -n $(JOBS) --dist loadgroup \
-		--max-worker-restart 0 $(CUTTERS:%=tests/core/test_%.py) || exit 1; done
+		--max-worker-restart 0 tests/core || exit 1; done
 
 # sympy and setuptools are pinned by torch itself.
 .venv-torch-%/.installed: pyproject.toml constraints.txt
@@ -65,7 +64,7 @@ test-torch: $(TORCHES:%=.venv-torch-%/.installed) ## the tests of the cutters on
 	@echo "installing torch $* into $(@D) (some minutes the first time)"
 	@grep -v -e '^torch==' -e '^sympy==' -e '^setuptools==' constraints.txt > $(@D)/constraints.txt
 	@$(@D)/bin/python $(INSTALL) 'torch==$*+cpu' 2>/dev/null || $(@D)/bin/python $(INSTALL) 'torch==$*'
-	@$(@D)/bin/python $(INSTALL) -c $(@D)/constraints.txt 'torch==$*' -e . pytest pytest-xdist hypothesis
+	@$(@D)/bin/python $(INSTALL) -c $(@D)/constraints.txt 'torch==$*' -e . pytest pytest-xdist hypothesis transformers
 	@touch $@
 
 # The versions of Python that pyproject.toml names, but that of .venv. Each has an environment of its own; one that is

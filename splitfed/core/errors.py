@@ -115,10 +115,10 @@ def line_of(error: BaseException) -> str:
     """
     torch = str(Path(sys.modules["torch"].__file__ or "").parent) if "torch" in sys.modules else __file__
     skipped, found = (torch, str(Path(__file__).parent)), ""
-    # Code that torch.fx has made tells no columns, at which `traceback.extract_tb` fails on Python 3.11.
+    # Code that torch.fx has made tells neither lines nor columns, at which `traceback.extract_tb` fails on Python 3.11.
     for frame, number in walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
-        if not file.startswith(skipped):
+        if number and not file.startswith(skipped):
             found = f" at {linecache.getline(file, number, frame.f_globals).strip()!r} ({Path(file).name}:{number})"
     return found
 

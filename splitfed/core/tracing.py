@@ -189,9 +189,12 @@ def _not_traceable(model: nn.Module, error: BaseException) -> InvalidInput:
     """Return the refusal of a model whose trace ended in `error`."""
     if isinstance(error, InvalidInput):
         return error
+    where = line_of(error)
+    # Whoever prints it would fail where code that torch.fx has made tells no lines (torch 2.6 on Python 3.11).
+    error.__traceback__ = None
     return NotTraceable(
-        f"{type(model).__name__} cannot be traced{line_of(error)}: {describe_error(error)}; rewrite that line, or pass "
-        "segments by hand (splitfed.Segment)"
+        f"{type(model).__name__} cannot be traced{where}: {describe_error(error)}; rewrite that line, or pass segments "
+        "by hand (splitfed.Segment)"
     )
 
 

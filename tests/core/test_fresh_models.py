@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.errors import InvalidInput
 from tests.core import fresh_models as made
 from tests.core import fresh_models_by_hand as by_hand
 from tests.core import fresh_models_more as more
@@ -256,7 +257,12 @@ def cases(models: dict[str, Fresh]) -> list[Any]:
 
 @pytest.mark.parametrize("name", cases({**PUBLISHED, **BY_HAND}))
 def test_a_model_that_nobody_had_in_mind_is_exact_or_refused(name: str) -> None:
-    check(MODELS[name])
+    if name == "ctc_encoder" and torch.__version__ < "2.7":
+        # There torch shows to nobody how a sequence is unpacked.
+        with pytest.raises(InvalidInput, match="'_pad_packed_sequence' reads a tensor of which it is not seen"):
+            check(MODELS[name])
+    else:
+        check(MODELS[name])
 
 
 @pytest.mark.xdist_group("transformers")
