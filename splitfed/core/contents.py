@@ -86,14 +86,16 @@ _CONTENT = {
 }
 
 MANY = 8
-"""A mask tells at most so many kinds of ids apart: padding, beginning, end, separator and the like."""
+"""All masks that a party gets tell at most so many kinds of ids apart: padding, beginning, end and the like."""
+
+_LENGTH = "length"
 
 
 class Question(NamedTuple):
     """A comparison that was made of `inputs`, whole numbers: of which tensor, with what; `distinct`: numbers there."""
 
     inputs: frozenset[str]
-    compared: int | frozenset[str]
+    compared: tuple[str, int] | frozenset[str]
     value: Any
     distinct: int
 
@@ -153,6 +155,23 @@ def origin_of(traces: Traces) -> Origin:
     return Origin(_CONTENT[highest], tuple(sorted(_names(traces[highest]))) if highest is _Grade.MASK else ())
 
 
+def carried_together(received: Mapping[str, Traces], closed: Collection[str]) -> dict[str, Origin]:
+    """Return the values among those that one party gets (name -> traces) that carry an input by being taken together.
+
+    Masks tell of the same ids, so that all of them count for what is told apart. `closed`: inputs that the party lacks.
+    """
+    masks = {value: traces.get(_Grade.MASK, frozenset()) for value, traces in received.items()}
+    revealed = _revealed(frozenset().union(*masks.values())) & frozenset(closed)
+    found: dict[str, Origin] = {}
+    for value, sources in masks.items():
+        asked = frozenset().union(*(one.inputs for one in sources if isinstance(one, Question))) & revealed
+        if asked:
+            alone = origin_of(received[value])
+            also = alone.inputs if alone.content is Content.INPUT else ()
+            found[value] = Origin(Content.INPUT, tuple(sorted({*asked, *also})))
+    return found
+
+
 def _names(sources: Sources) -> frozenset[str]:
     return frozenset(one for one in sources if isinstance(one, str))
 
@@ -161,7 +180,8 @@ def _revealed(sources: Sources) -> frozenset[str]:
     """Return the inputs of which the questions among `sources` tell many kinds of numbers apart, or all there are."""
     asked: dict[frozenset[str], dict[Any, set[Question]]] = {}
     for one in sources:
-        if isinstance(one, Question):
+        # A length may be told in full.
+        if isinstance(one, Question) and one.value != _LENGTH:
             asked.setdefault(one.inputs, {}).setdefault(one.compared, set()).add(one)
     found: frozenset[str] = frozenset()
     for inputs, compared in asked.items():
@@ -208,10 +228,19 @@ def _picked(sources: Collection[Traces], pickers: Collection[Traces]) -> Traces:
 
 
 class RowTracking:
-    """Follows the rows of `inputs` (tensor and its traces) through what `module` does within its block."""
+    """Follows the rows of `inputs` (tensor and its traces) through what `module` does within its block.
 
-    def __init__(self, module: nn.Module, inputs: Iterable[tuple[Tensor, Traces]], zeros: Collection[str] = ()) -> None:
-        self._operations = _Operations(zeros)
+    `place`: names the module among those that hand values to each other.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Iterable[tuple[Tensor, Traces]],
+        zeros: Collection[str] = (),
+        place: str = "",
+    ) -> None:
+        self._operations = _Operations(zeros, place)
         self._exits = _Exits(self._operations)
         for inner in module.modules():
             known = (*inner._buffers.values(), *vars(inner).values())
@@ -263,26 +292,30 @@ class _Operations(TorchDispatchMode):
         # To hide it from torch's compiler would load that, which takes longer than a plan.
         return False
 
-    def __init__(self, zeros: Collection[str]) -> None:
+    def __init__(self, zeros: Collection[str], place: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._place = place
         self._found: dict[int, Traces] = {}
         self._zeros = frozenset(zeros)
         self.rows = 0
         self.distinct: dict[frozenset[str], int] = {}
         # What is a copy of a tensor, or another view of it, is asked the same questions.
-        self._copied: dict[int, int | frozenset[str]] = {}
+        self._copied: dict[int, tuple[str, int] | frozenset[str]] = {}
         self._numbers = itertools.count()
         # Kept, so that no other memory gets the address, and no other tensor without a storage the identity.
         self._kept: list[StorageWeakRef | Tensor] = []
         self._outside: Traces = _NOTHING
 
-    def note(self, tensor: Tensor, traces: Traces, copied: int | frozenset[str] | None = None) -> None:
+    def note(self, tensor: Tensor, traces: Traces, copied: tuple[str, int] | frozenset[str] | None = None) -> None:
         """Note the traces of all that shares the memory of `tensor`, and what it is a copy of."""
         key = _memory(tensor)
         if key not in self._found:
             self._kept.append(tensor if key < 0 else StorageWeakRef(tensor.untyped_storage()))
         self._found[key] = traces
-        self._copied[key] = next(self._numbers) if copied is None else copied
+        self._copied[key] = self._number() if copied is None else copied
+
+    def _number(self) -> tuple[str, int]:
+        return self._place, next(self._numbers)
 
     def traces(self, tensor: Tensor) -> Traces:
         """Return the traces of `tensor`; of one that no operation has made those of what has left torch so far."""
@@ -399,9 +432,14 @@ class _Operations(TorchDispatchMode):
                     return None
                 else:
                     # Each is asked once; or a length, which may be told.
-                    values = {("places", next(self._numbers))} if not a_length else {"length"}
+                    values = {("places", self._number())} if not a_length else {_LENGTH}
         return frozenset(
-            Question(names, self._copied.get(_memory(one), 0), value, self.distinct.get(names) or len(one.unique()))
+            Question(
+                names,
+                self._copied.get(_memory(one), (self._place, -1)),
+                value,
+                self.distinct.get(names) or len(one.unique()),
+            )
             for one, names in ids
             for value in values
         )

@@ -22,6 +22,7 @@ from splitfed.core.contents import (
     Origin,
     RowTracking,
     Traces,
+    carried_together,
     describe,
     origin_of,
     together,
@@ -204,7 +205,7 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
             if not is_elsewhere(m)
         )
     }
-    origins = {name: origin_of(found) for name, found in traces.items()}
+    origins = _origins(topology, traces)
     _check_carried_inputs(topology, origins)
     return Facts(
         {name: tuple(v.shape[1:]) for name, v in values.items()},
@@ -217,6 +218,18 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
         frozenset(plain_draws),
         repeated=frozenset(repeated),
     )
+
+
+def _origins(topology: Topology, traces: Mapping[str, Traces]) -> dict[str, Origin]:
+    """Return what every value is made of; masks that tell an input to a party together are that input."""
+    found = {name: origin_of(one) for name, one in traces.items()}
+    received: dict[str, set[str]] = {}
+    for edge in topology.crossings:
+        received.setdefault(topology.role_of(edge.target), set()).update(edge.values)
+    for role, values in received.items():
+        closed = [name for name, owner in topology.inputs.items() if owner != role]
+        found |= carried_together({value: traces[value] for value in sorted(values)}, closed)
+    return found
 
 
 def _told(topology: Topology, origins: Mapping[str, Origin]) -> tuple[Told, ...]:
@@ -233,7 +246,8 @@ def _told(topology: Topology, origins: Mapping[str, Origin]) -> tuple[Told, ...]
 
 def _check_carried_inputs(topology: Topology, origins: Mapping[str, Origin]) -> None:
     """Refuse a value that carries an input to a role that neither owns it nor may see it."""
-    for told in _told(topology, origins):
+    together = _told(topology, origins)
+    for told in together:
         carried = told.origin.inputs if told.origin.content is Content.INPUT else ()
         if closed := [name for name in carried if name not in topology.sent_inputs]:
             arguments = {v: n for s in topology.segments if s.original for v, n in s.original.arguments.items()}
@@ -241,6 +255,8 @@ def _check_carried_inputs(topology: Topology, origins: Mapping[str, Origin]) -> 
             rows, reader = f"rows of {', '.join(map(repr, named))}", told.target
             names = (*(arguments.get(name, name) for name in topology.sent_inputs), *named)
             what = f"carries the input {', '.join(map(repr, named))}"
+            others = sum(one.target == told.target and one.origin == told.origin for one in together) - 1
+            what += f", with {others} more that {reader} gets" if others else ""
             raise InvalidInput(
                 f"value {told.value!r} on edge {told.edge!r} {what}: it is made of {rows} without any weight, and "
                 f"{reader} reads them off it; cut behind a layer with weights, or allow it where {reader} may see "
@@ -307,11 +323,12 @@ def _run_segment(
         with others_code(partial(_not_copied, segment)):
             module = (copy_sharing if shared else _copy)(segment.module).train(training)
         inputs = [values[name].clone() for name in segment.inputs]
+        traced = [(x, traces[name]) for name, x in zip(segment.inputs, inputs, strict=True)]
         versions = [tensor._version for tensor in inputs]
         before = generator_states() if training else None
         with (
             others_code(lambda error: InvalidInput(_describe_misfit(topology, segment, values, error))),
-            RowTracking(module, [(x, traces[n]) for n, x in zip(segment.inputs, inputs, strict=True)], zeros) as follow,
+            RowTracking(module, traced, zeros, segment.name) as follow,
         ):
             result = module(*inputs)
         if before is not None:

@@ -363,6 +363,45 @@ def test_comparisons_that_tell_ids_apart_carry_them(name: str, result: Callable[
         facts_of(replace(topology, sent_inputs=()), rows)
 
 
+SEVERAL: dict[str, tuple[Callable[[Tensor], list[Tensor]], bool]] = {
+    "bits": (lambda ids: [((ids >> bit) & 1) == 1 for bit in range(4)], True),
+    "one_value_a_mask": (lambda ids: [ids == value for value in range(WORDS)], True),
+    "kinds_of_a_column": (lambda ids: [ids[:, :1] == value for value in range(WORDS)], True),
+    "marks": (lambda ids: [ids == value for value in range(4)], False),
+    "lengths": (lambda ids: [torch.arange(LENGTH) < (ids > k).sum(1, keepdim=True) for k in range(5)], False),
+}
+
+
+@pytest.mark.parametrize("example", [False, True])
+@pytest.mark.parametrize("name", SEVERAL)
+def test_masks_that_one_party_gets_are_counted_together(name: str, example: bool) -> None:
+    look, carries = SEVERAL[name]
+
+    class Several(Compared):
+        def forward(self, ids: Tensor) -> Any:
+            masks = look(ids)
+            h = self.a(self.words(ids).flatten(1))
+            for mask in masks:
+                h = h + mask.float()
+            return self.b(h)
+
+    rows = ids()
+    with stream(3):
+        model = Several(itself, look)  # type: ignore[arg-type]
+    topology = vanilla(model, "a", example=rows if example else None)
+    (argument,) = topology.inputs
+    if not carries:
+        assert {one.origin.content for one in facts_of(topology, rows).told(topology)} == {Content.MASK}
+        return
+    with pytest.raises(
+        InvalidInput, match=rf"carries the input {argument!r}, with \d+ more that server gets.*sent_inputs"
+    ):
+        facts_of(topology, rows)
+    allowed = replace(topology, sent_inputs=(argument,))
+    told = facts_of(allowed, rows).told(allowed)
+    assert {one.what for one in told} == {f"carries the input {argument!r}"}
+
+
 def test_a_length_given_as_a_number_a_row_makes_a_mask() -> None:
     counts = torch.arange(ROWS)[:, None] % LENGTH
     with stream(3):
