@@ -93,11 +93,15 @@ def _owner(place: Location, records: Records) -> str:
 
 
 def _dotted(path: tuple[Key, ...]) -> str:
-    text = ""
+    text, before = "", ""
     for role, name in path:
-        if role in ("globals", "hooks", "environment"):
+        before, holder = role, before
+        # The numbers of hooks tell nobody anything.
+        if role in ("globals", "environment") or holder == "hooks":
             continue
-        if role == "item":
+        if role == "hooks":
+            text += f".{name.strip('_')}"
+        elif role == "item":
             text += f"[{name!r}]"
         else:
             text += f".{name.__name__ if isinstance(name, type) else name}"

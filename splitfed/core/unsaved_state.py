@@ -123,15 +123,17 @@ def _cannot_hold(record: Record, kinds: Sequence[str]) -> bool:
 
 
 def _paths(records: Records) -> dict[Location, Path]:
-    """Return the keys that lead to every place, with a text for a key that is an object."""
+    """Return the keys that lead to every place, with the order in its table for one that is an object, or of a hook."""
     found: dict[Location, Path] = {}
     for place in records:
         if place.parent is None or place.key is None:
             found[place] = ()
             continue
         role, name = place.key
-        if isinstance(name, Identity):
-            name = f"<{name!r} {list(records[place.parent].contents).index(place.key)}>"
+        # torch numbers all hooks of a process.
+        hook = place.parent.key is not None and place.parent.key.role == "hooks"
+        if hook or isinstance(name, Identity):
+            name = f"<{'' if hook else repr(name)} {list(records[place.parent].contents).index(place.key)}>"
         found[place] = (*found[place.parent], (role, name))
     return found
 

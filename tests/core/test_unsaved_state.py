@@ -202,6 +202,37 @@ def test_a_replayed_segment_resumed_goes_on_as_the_unbroken_one() -> None:
     check_resumed(make)
 
 
+def test_hooks_are_found_again_whatever_their_numbers_in_the_process() -> None:
+    def make() -> Topology:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            model = Chain()
+            # One more model each time: its hooks have other numbers.
+            nn.utils.spectral_norm(nn.Linear(8, 8))
+            nn.utils.spectral_norm(model.b)
+        return vanilla(model, "a", example=torch.ones(8, 8) * torch.arange(8.0))
+
+    check_resumed(make)
+
+
+def test_what_a_backward_hook_shares_is_refused_at_the_checkpoint_by_a_name_that_can_be_read() -> None:
+    class Halves:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def __call__(self, gradient: Tensor) -> Tensor:
+            self.calls += 1
+            return gradient / self.calls
+
+    model, halve = Chain(), Halves()
+    model.b.register_full_backward_hook(lambda _m, given, _result: (halve(given[0]),))
+    engine = engine_of(vanilla(model, "a"), torch.randn(24, 8), torch.arange(24) % 4)
+    engine.state()
+    engine.train(0, 0, list(torch.arange(24).split(4)))
+    with pytest.raises(InvalidInput, match=r"the attribute 'calls' of 'b\.backward_hooks\.halve' is not as it was"):
+        engine.state()
+
+
 SHARED = {"steps": 0}
 
 
