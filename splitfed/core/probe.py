@@ -176,6 +176,7 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
         finally:
             set_generators(states)
         traces.update(zip(segment.outputs, found, strict=True))
+        overwritten[segment.name] |= getattr(segment.module, "may_overwrite", frozenset())
         # Other batches may take a way of a replayed model that draws.
         draws |= getattr(segment.module, "planned_draws", frozenset())
         if "torch" in draws:

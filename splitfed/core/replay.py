@@ -92,6 +92,12 @@ class ReplayedSegment(nn.Module):
         return frozenset(n for way in ways for n, v in way.received[-1].items() if (v.origin or n) in way.connected)
 
     @property
+    def may_overwrite(self) -> frozenset[str]:
+        """What it reads and may change in place on a way that is not planned: all, where numbers steer it there."""
+        ways = (way for way in self.replay_plan.every_way() if self.replay_number == len(way.ends))
+        return frozenset(self.replay_values[0] if any(way.branches for way in ways) else ())
+
+    @property
     def read_attributes(self) -> frozenset[str]:
         """The attributes of the model that its operations may read, by their full names."""
         found: set[str] = set()

@@ -176,7 +176,11 @@ def _plan_course(
             counts[segment] = counts.get(segment, 0) + (2 if operation.deep else 1)
             way.readers.setdefault(name, set()).add(number)
         way.changed |= operation.changed
-    way.overwrites = frozenset(n for n, o in enumerate(operations) if len(o.results) == 1 and o.results[0] in o.writes)
+    way.overwrites = frozenset(
+        n
+        for n, o in enumerate(operations)
+        if o.writes and (not o.results or (len(o.results) == 1 and o.results[0] in o.writes))
+    )
     way.by_holders = frozenset(number for number, operation in enumerate(operations) if operation.alone)
     way.wholes = frozenset(number for number, operation in enumerate(operations) if operation.whole)
     way.constants, way.attributes, way.calls = course.constants, course.attributes, course.calls

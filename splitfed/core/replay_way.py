@@ -84,7 +84,7 @@ class Way:
     comes no earlier does too. `attributes`: what is read of the model's objects; `calls`: of
     calls of submodules, what those are told that do not run them; `wholes`: which operations are such calls;
     `by_holders`: those that change a weight or buffer by constants alone, or name it;
-    `overwrites`: operations that return the tensor that they change in place.
+    `overwrites`: operations that change a tensor in place and return it, or nothing.
     `beyond`: ways that part from it behind the last cut; their party goes them unplanned. `branches`: whether
     there may be others; then `connected`: what the last segment reads and an output learns from.
     `readers`: weight or buffer -> the operations that read it. `asked`: operations that returned a number -> that one.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.probe import probe
 from splitfed.topologies import multi_hop, u_shaped, vanilla
 from tests.core.training_beside import built, check_trains_beside
 
@@ -85,6 +86,13 @@ def late(m: Any, x: Tensor, h: Tensor) -> Tensor:
     return h.sigmoid() if h.max() > 0.6 else h
 
 
+def filled(m: Any, x: Tensor, h: Tensor) -> Tensor:
+    if (x > 5).any():
+        h = h.clone()
+        h[h > 0.1] = 0.1
+    return h
+
+
 def number(m: Any, x: Tensor, h: Tensor) -> Tensor:
     return h / max(x.abs().max().item(), 2.0)
 
@@ -125,6 +133,28 @@ def test_what_is_told_reaches_every_later_party(change: Change, builder: Any) ->
     model, x = net(change), rows()
     at = ("side", "c") if change is late else ("b", "c")
     check_trains_beside(model, builder(model, at, example=x[:8]), {"x": x})
+
+
+LARGE = 0.6
+
+
+def overwritten(m: Any, x: Tensor, h: Tensor) -> Tensor:
+    h = m.side(h)
+    return torch.nn.functional.relu(h, inplace=True) if h.max() > LARGE else h
+
+
+def test_what_a_branch_may_overwrite_behind_the_cut_is_a_copy() -> None:
+    model, x = net(overwritten), rows()
+    topology = vanilla(model, "side", example=x[:2])
+    facts = probe(topology, {"x": x[:2]})
+    assert model.side(torch.tanh(model.a(x[:2]))).max() < LARGE < model.side(torch.tanh(model.a(x))).max()
+    assert facts.overwritten["top"] == set(topology.segment("top").inputs)
+    check_trains_beside(model, topology, {"x": x})
+
+
+def test_what_another_party_has_overwritten_in_places_is_not_written_again() -> None:
+    model, x = net(filled), rows()
+    check_trains_beside(model, vanilla(model, "before:b", example=x[:8]), {"x": x})
 
 
 def test_the_party_that_holds_the_rows_runs_the_check() -> None:
