@@ -265,7 +265,10 @@ def _measure_values(
     assert original is not None
     raw = [value for value in after.inputs if value not in before.outputs]
     if both := [value for value in raw if value in before.inputs]:
-        raise InvalidInput(f"the input {both[0]!r} is read on both sides of this cut: raw data never crosses")
+        raise InvalidInput(
+            f"the input {both[0]!r} is read on both sides of this cut: raw data never crosses; cut elsewhere, or allow "
+            f"it by sent_inputs={(both[0],)!r}"
+        )
     segments = (
         Segment("before", "client", before.module, before.inputs, before.outputs),
         Segment("after", "server", after.module, after.inputs, after.outputs),

@@ -47,7 +47,7 @@ from splitfed.core.equivalence_sides import (
 from splitfed.core.errors import InvalidInput
 from splitfed.core.model_checks import naming_what_is_left
 from splitfed.core.model_snapshot import ModelSnapshot
-from splitfed.core.outcome_differences import RANDOM, TRACE, Difference, check_same
+from splitfed.core.outcome_differences import TRACE, UNREPEATED, Difference, check_same
 from splitfed.core.plain_values import same_tensors
 from splitfed.core.probe import probe
 from splitfed.core.reordered_gradients import reordered_weights
@@ -224,7 +224,7 @@ def _compare(
         if changed:
             what, advice = f"forward changes the {changed[0]}", _STATE
         elif not _repeats(lambda: make_sides()[0], batches):
-            what, advice = "the uncut model itself does not repeat its results from the same seeds", RANDOM
+            what, advice = "the uncut model itself does not repeat its results from the same seeds", UNREPEATED
         elif error.in_outputs:
             what += _locate_difference(make_sides(), batches)
         by_hand = ", or pass segments by hand (splitfed.Segment)" if original.cuts else ""

@@ -173,11 +173,19 @@ def replay(
     ways = plan_rows(inputs)
     every = [way for planned in ways.values() for way in planned]
     first = every[0]
-    for way in every:
-        if set(first.outputs) != set(way.outputs):
+    for (training, _), planned in ways.items():
+        for way in planned:
+            if set(first.outputs) == set(way.outputs):
+                continue
+            name, mine, other = type(model).__name__, ", ".join(first.outputs), ", ".join(way.outputs)
+            if not training:
+                raise InvalidInput(
+                    f"{name} returns {mine} in training, {other} in evaluation: return the same in both modes"
+                )
             raise InvalidInput(
-                f"{type(model).__name__} returns {', '.join(first.outputs)} in training, {', '.join(way.outputs)} in "
-                "evaluation: return the same in both modes"
+                f"{name} returns {mine} with gradients, {other} without: a full backward hook on the submodule that "
+                "makes a result puts another tensor in its place where there are gradients; register it on a submodule "
+                "before that one"
             )
     for way in every:
         way.widen(type(model).__name__)

@@ -391,7 +391,8 @@ def _check_values(topology: Topology) -> None:
             if owner is not None and owner != segment.role:
                 raise InvalidInput(
                     f"segment {segment.name!r} at role {segment.role!r} reads {value!r}, raw data of role "
-                    f"{owner!r}: raw data never crosses"
+                    f"{owner!r}: raw data never crosses; cut where {owner!r} alone reads it, or allow it where "
+                    f"{segment.role!r} may see it: sent_inputs={(value,)!r}, with rows as example"
                 )
             read_values.add(value)
         makers.update(dict.fromkeys(segment.outputs, segment.name))
@@ -453,7 +454,8 @@ def _check_state(topology: Topology) -> None:
             if role != segment.role:
                 raise InvalidInput(
                     f"{kind} {first!r} would be shared by roles {role!r} and {segment.role!r}: weights tied across a "
-                    "cut cannot stay equal without crossing it"
+                    "cut cannot stay equal without crossing it; cut so that one of them holds all that read "
+                    f"{first!r}, such as first and last layers by u_shaped, or tie them no longer"
                 )
             if name not in saved and kind == "buffer":
                 # A constant of the code, which is no state: several parties may hold copies.

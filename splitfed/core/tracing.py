@@ -116,6 +116,15 @@ class PieceModule(fx.GraphModule):
 
     trace_constants: tuple[str, ...] = ()
 
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super()._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        except torch.linalg.LinAlgError as error:
+            raise InvalidInput(
+                f"{type(self).__name__} fails on the numbers of a batch ({describe_error(error)}), which a trace does "
+                "not catch where forward does: use what returns whether it failed, such as torch.linalg.cholesky_ex"
+            ) from error
+
     def __deepcopy__(self, memo: Any) -> PieceModule:
         """Return a copy with weights of its own; to write and compile the same code again takes longer than a step."""
         made: PieceModule = object.__new__(type(self))

@@ -154,7 +154,8 @@ def test_an_input_that_is_read_behind_the_cut_alone_does_not_cross() -> None:
 def test_raw_data_that_is_read_on_both_sides_is_a_refusal() -> None:
     places = by_name(seeded(lambda: Stopped(raw=True)), torch.rand(8, 4))
     for name in ("stem", "body"):
-        assert places[name].refusal == "the input 'x' is read on both sides of this cut: raw data never crosses"
+        refusal = "the input 'x' is read on both sides of this cut: raw data never crosses; cut elsewhere, or allow it"
+        assert places[name].refusal == f"{refusal} by sent_inputs=('x',)"
 
 
 def test_a_skip_crosses_inside_a_block_and_a_container_is_its_last_child() -> None:

@@ -49,7 +49,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "raw data": (
         {"segments": (BOTTOM, replace(TOP, inputs=("h", "x")))},
-        "segment 'top' at role 'server' reads 'x', raw data of role 'client': raw data never crosses",
+        "segment 'top' at role 'server' reads 'x', raw data of role 'client': raw data never crosses; cut where "
+        "'client' alone reads it, or allow it where 'server' may see it: sent_inputs=('x',), with rows as example",
     ),
     "unread value": (
         {"segments": (replace(BOTTOM, outputs=("h", "spare")), TOP)},
@@ -70,7 +71,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "weight negative": ({"heads": (replace(HEAD, weight=-1.0),)}, "expected a number in (0, inf)"),
     "tied weights": (
         {"segments": (replace(BOTTOM, module=TIED), replace(TOP, module=nn.Sequential(TIED)))},
-        "parameter 'bottom.weight' would be shared by roles 'client' and 'server': weights tied across a cut",
+        "parameter 'bottom.weight' would be shared by roles 'client' and 'server': weights tied across a cut "
+        "cannot stay equal without crossing it; cut so that one of them holds all that read 'bottom.weight'",
     ),
 }
 

@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.equivalence_sides import StepResult
 from splitfed.core.errors import InvalidInput
+from splitfed.core.outcome_differences import Difference, check_same
 from splitfed.core.replay import ReplayedSegment
 from splitfed.topologies import u_shaped, vanilla
 from tests.core.idioms import DECAY, train
+from tests.core.training_beside import check_trains_beside
 from tests.examples import engine_of
 
 
@@ -151,6 +154,65 @@ def check_exact(kind: type[nn.Module], at: str) -> None:
 @pytest.mark.parametrize("at", ["one.relu#1", "one.relu#2", "two.relu#1", "one"])
 def test_a_cut_behind_what_is_changed_in_place_is_exact(at: str) -> None:
     check_exact(Blocks, at)
+
+
+class Catching(Layers):
+    """Goes on where a factorisation fails, which a trace cannot."""
+
+    def forward(self, x: Tensor) -> Any:
+        h = torch.relu(self.b(torch.relu(self.a(x))))
+        try:
+            torch.linalg.cholesky(torch.eye(2) * (LARGE - h.detach().max()))
+        except RuntimeError:
+            h = h * 0.5
+        return self.c(h)
+
+
+LARGE = 10.0
+
+
+def test_what_forward_catches_and_a_trace_does_not_is_one_line_in_training() -> None:
+    engine = engine_of(vanilla(Catching(), "before:c"), rows(), torch.arange(24) % 4)
+    engine.train(0, 0, [torch.arange(8)])
+    with torch.no_grad():
+        for weight in engine.modules(0)["bottom"].parameters():
+            weight.mul_(100.0)
+    with pytest.raises(
+        InvalidInput, match=r"CatchingPart0 fails on the numbers of a batch .*torch\.linalg\.cholesky_ex"
+    ):
+        engine.train(0, 1, [torch.arange(8)])
+
+
+class Clamped(Layers):
+    """Has a backward hook on a layer, and is replayed."""
+
+    def __init__(self, layer: str) -> None:
+        super().__init__()
+        self.get_submodule(layer).register_full_backward_hook(lambda _m, given, _r: (given[0].clamp(-0.01, 0.01),))
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x * 1.01 if self.training else x)
+
+
+def test_a_backward_hook_on_what_returns_the_result_is_named() -> None:
+    text = (
+        "Clamped returns view_as with gradients, c without: a full backward hook on the submodule that makes a result"
+    )
+    with pytest.raises(InvalidInput, match=text):
+        vanilla(Clamped("c"), "a", example=rows())
+    torch.manual_seed(1)
+    check_trains_beside(model := Clamped("b"), vanilla(model, "a", example=rows()), {"x": rows()})
+
+
+@pytest.mark.parametrize(
+    ("factor", "text"),
+    [(1 + 2**-20, "differs by rounding alone; sums of what comes back"), (2.0, "differs; hooks on weights")],
+)
+def test_gradients_that_are_rounded_otherwise_are_named_as_such(factor: float, text: str) -> None:
+    uncut, cut = (StepResult({}, {}, {"a.bias": torch.ones(3) * one}) for one in (1.0, factor))
+    with pytest.raises(Difference, match="the gradient of weight 'a.bias'") as caught:
+        check_same(uncut, cut, ())
+    assert text in f"{caught.value}; {caught.value.advice}"
 
 
 class DropPath(Layers):
