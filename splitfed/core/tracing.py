@@ -119,7 +119,7 @@ class PieceModule(fx.GraphModule):
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super()._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-        except torch.linalg.LinAlgError as error:
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
             raise InvalidInput(
                 f"{type(self).__name__} fails on the numbers of a batch ({describe_error(error)}), which a trace does "
                 "not catch where forward does: use what returns whether it failed, such as torch.linalg.cholesky_ex"

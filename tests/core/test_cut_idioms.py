@@ -193,7 +193,8 @@ IDIOMS: dict[str, Idiom] = {
     "random_numbers_of_the_system": Idiom(
         lambda: forward_hooked(Net(ends), lambda output: output * made.SYSTEM.random()),
         "the uncut model itself does not repeat its results from the same seeds; draw within a submodule that no cut "
-        "lies in, such as nn.Dropout, or by a function of torch, and keep in a buffer what else changes from call to call",
+        "lies in, such as nn.Dropout, or by a function of torch, and keep in a buffer what else changes from call to "
+        "call",
     ),
     "random_numbers_in_training_only": whole(
         made.stochastic_depth, "other values cross in evaluation than in training"

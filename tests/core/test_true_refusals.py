@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from splitfed.core.equivalence_sides import StepResult
 from splitfed.core.errors import InvalidInput
+from splitfed.core.model_snapshot import generator_states
 from splitfed.core.outcome_differences import Difference, check_same
 from splitfed.core.replay import ReplayedSegment
 from splitfed.topologies import u_shaped, vanilla
@@ -209,8 +210,9 @@ def test_a_backward_hook_on_what_returns_the_result_is_named() -> None:
     [(1 + 2**-20, "differs by rounding alone; sums of what comes back"), (2.0, "differs; hooks on weights")],
 )
 def test_gradients_that_are_rounded_otherwise_are_named_as_such(factor: float, text: str) -> None:
-    uncut, cut = (StepResult({}, {}, {"a.bias": torch.ones(3) * one}) for one in (1.0, factor))
-    with pytest.raises(Difference, match="the gradient of weight 'a.bias'") as caught:
+    states = generator_states()
+    uncut, cut = (StepResult(gradients={"b": torch.ones(3) * one}, generators=states) for one in (1.0, factor))
+    with pytest.raises(Difference, match="the gradient of weight 'b'") as caught:
         check_same(uncut, cut, ())
     assert text in f"{caught.value}; {caught.value.advice}"
 
