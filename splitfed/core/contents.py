@@ -9,7 +9,8 @@ different places (`cat([x, h])`): one that has an input anywhere carries that in
 Of an input of whole numbers or booleans a comparison is a mask, and so are the additive form of one, zeros and a
 huge negative number, and the place of its largest number, by which the end of a text is found. A comparison with many
 numbers (`ids[..., None] == arange(words)`) is the input itself, and so is what many comparisons, or few that tell all
-of its numbers apart, have been put into; a length, one number a row, may be compared with all places. A comparison of
+of its numbers apart, have been put into; a length, one number a row, may be compared with all places. Masks that one
+party gets count together, as if they were one value. A comparison of
 real numbers stays an input: a thresholded image is an image. A single truth value of a whole batch, by which `forward`
 branches, tells as much as a length, and so does a single whole number of ids.
 
