@@ -165,6 +165,7 @@ def _walk(module: nn.Module) -> Iterator[_Met]:
         for name, value, of_class in _attributes(inner):
             label = f"{name!r} of {path!r}" if path else f"{name!r} of the model"
             waiting = [_Met(label, value, False)]
+            hooks = {id(one) for one in value.values()} if name in OWN else set()
             while waiting:
                 met = waiting.pop()
                 thing = met.thing
@@ -176,9 +177,10 @@ def _walk(module: nn.Module) -> Iterator[_Met]:
                 seen[id(thing)] = thing
                 yield met
                 if not mine:
-                    waiting += [
-                        _Met(label, one, met.shared or (shared and not of_class)) for one, shared in _followed(thing)
-                    ]
+                    for one, shared in _followed(thing):
+                        # A hook that is a function is made anew with its module, see `module_copies`.
+                        anew = of_class or (id(thing) in hooks and id(one) in own)
+                        waiting.append(_Met(label, one, met.shared or (shared and not anew)))
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any, bool]]:

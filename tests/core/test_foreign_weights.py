@@ -87,6 +87,31 @@ def test_a_hook_that_leads_to_another_partys_weights_is_refused(how: str, exampl
         assert "'b'" in str(caught.value)
 
 
+def test_a_hook_over_the_whole_model_that_reads_no_weights_is_exact_and_leaves_the_users_objects() -> None:
+    def kept(model: Any) -> None:
+        model.features, model.limit = {}, 0.5
+        model.b.register_forward_hook(lambda _, i, o: model.features.__setitem__("b", o.detach()))
+        model.b.register_forward_hook(lambda _, i, o, *, owner=model: o.clamp(max=owner.limit))
+
+    x, y = torch.randn(24, 8, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 4
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: Any = Hooked(kept)
+    topology = vanilla(model, "f", task=sf.classification(4), example=x[:8])
+    engine = engine_of(topology, x, y)
+    engine.train(0, 0, [torch.arange(8), torch.arange(8, 16)])
+    assert model.features == {}
+    steps = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = copy.deepcopy(model.state_dict())
+    assert not torch.equal(engine.topology.state_dict(engine.modules(0))["b.weight"], before["b.weight"])
+    for rows in (slice(8), slice(8, 16)):
+        steps.zero_grad()
+        nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+        steps.step()
+    for name, value in engine.topology.state_dict(engine.modules(0)).items():
+        assert torch.equal(value, model.state_dict()[name]), name
+
+
 class Bottom(nn.Module):
     def __init__(self, other: Any = None) -> None:
         super().__init__()
