@@ -98,6 +98,25 @@ def check_references(module: nn.Module, model: str) -> None:
             )
 
 
+def find_foreign(module: nn.Module, others: Mapping[str, Tensor]) -> tuple[str, str] | None:
+    """Return by what `module` leads to memory of `others`, weights and buffers by name, and to which; None if it is not.
+
+    What is a weight or buffer of `module` too counts for none.
+    """
+    names = {place: name for name, tensor in others.items() if (place := _memory(tensor))}
+    for label, thing, _ in _walk(module) if names else ():
+        if isinstance(thing, Tensor) and (name := names.get(_memory(thing))):
+            return label, name
+    return None
+
+
+def _memory(tensor: Tensor) -> int:
+    """Return where the memory of `tensor` begins; 0 for one that has none."""
+    if tensor.is_meta or tensor.layout is not torch.strided:
+        return 0
+    return tensor.untyped_storage().data_ptr()
+
+
 def leave_out_unread(piece: nn.Module) -> None:
     """Take from `piece` what its submodules carry beside numbers, texts and weights, and their code does not name.
 
@@ -146,6 +165,7 @@ def _walk(module: nn.Module) -> Iterator[_Met]:
         for name, value, of_class in _attributes(inner):
             label = f"{name!r} of {path!r}" if path else f"{name!r} of the model"
             waiting = [_Met(label, value, False)]
+            hooks = {id(one) for one in value.values()} if name in OWN else set()
             while waiting:
                 met = waiting.pop()
                 thing = met.thing
@@ -157,9 +177,10 @@ def _walk(module: nn.Module) -> Iterator[_Met]:
                 seen[id(thing)] = thing
                 yield met
                 if not mine:
-                    waiting += [
-                        _Met(label, one, met.shared or (shared and not of_class)) for one, shared in _followed(thing)
-                    ]
+                    for one, shared in _followed(thing):
+                        # A hook that is a function is made anew with its module, see `module_copies`.
+                        anew = of_class or (id(thing) in hooks and id(one) in own)
+                        waiting.append(_Met(label, one, met.shared or (shared and not anew)))
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any, bool]]:
@@ -217,14 +238,14 @@ def _followed(thing: Any) -> Iterator[tuple[object, bool]]:
 
 def _may_hold(value: Any) -> bool:
     """Return whether a global that the user's code names is a value of the user's, and no part of a program."""
-    simple = isinstance(value, (Tensor, np.ndarray, list, tuple, set, dict, deque, array.array, bytearray))
+    simple = isinstance(value, (nn.Module, Tensor, np.ndarray, list, tuple, set, dict, deque, array.array, bytearray))
     return simple or (isinstance(value, types.FunctionType) and not is_installed(value))
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Return the names that a function's code looks up, those of functions within it included."""
+    """Return the globals that a function's code looks up, those of functions within it included."""
     inner = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
-    return {*code.co_names, *(name for names in inner for name in names)}
+    return {*_looked_up(code, "LOAD_GLOBAL", "LOAD_NAME"), *(name for names in inner for name in names)}
 
 
 def names_in_code(kinds: Collection[type]) -> set[str]:
@@ -240,7 +261,7 @@ def names_in_code(kinds: Collection[type]) -> set[str]:
         elif isinstance(one, types.FunctionType):
             waiting += [one.__code__, getattr(one, "__wrapped__", None)]
         elif isinstance(one, types.CodeType):
-            found |= _attributes_read(one)
+            found |= _looked_up(one, "LOAD_ATTR", "LOAD_METHOD")
             waiting += one.co_consts
         elif isinstance(one, str) and one.isidentifier():
             found.add(one)
@@ -250,8 +271,8 @@ def names_in_code(kinds: Collection[type]) -> set[str]:
 
 
 @cache
-def _attributes_read(code: types.CodeType) -> frozenset[str]:
-    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_ATTR", "LOAD_METHOD"))
+def _looked_up(code: types.CodeType, *ways: str) -> frozenset[str]:
+    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in ways)
 
 
 def _is_full(cell: types.CellType) -> bool:

@@ -8,6 +8,9 @@ Tensors that a module keeps as plain attributes and that were computed from its 
 call (`nn.utils.prune` and `nn.utils.weight_norm` do) never reads what is kept; whoever does not fails in the uncut
 model, too, at its second backward pass.
 
+A hook that is a function with a module or an attribute of it in its closure or defaults is made anew, on their copies:
+it would go on using the original's otherwise.
+
 What `torch.compile` has wrapped is run by copies as it is written.
 """
 
@@ -15,8 +18,9 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import types
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
@@ -65,6 +69,10 @@ def deep_copy(value: T, modules: Collection[nn.Module], memo: dict[int, Any]) ->
     for weight in [weight for module in modules for weight in module.parameters() if vars(weight)]:
         if (other := memo.get(id(weight), weight)) is not weight and not vars(other):
             vars(other).update({name: _copy_entry(one, memo) for name, one in vars(weight).items()})
+    for _, copied_module in made:
+        for name, table in vars(copied_module).items():
+            if name.endswith("_hooks") and table:
+                table.update((key, _on_copies(one, memo)) for key, one in table.items() if callable(one))
     return copied  # type: ignore[no-any-return]
 
 
@@ -82,6 +90,30 @@ def _copy_entry(entry: Any, memo: dict[int, Any]) -> Any:
             made[key if type(key) in _ATOMS else copy.deepcopy(key, memo)] = _copy_entry(one, memo)
         return made
     return copy.deepcopy(entry, memo)
+
+
+def _on_copies(hook: Any, memo: Mapping[int, Any]) -> Any:
+    """Return `hook`, where it is a function that leads to what was copied, with the copies in its place."""
+    if not isinstance(hook, types.FunctionType):
+        return hook
+
+    def of_cell(cell: types.CellType) -> types.CellType:
+        try:
+            held = cell.cell_contents
+        except ValueError:
+            return cell
+        return types.CellType(memo[id(held)]) if id(held) in memo else cell
+
+    cells = tuple(map(of_cell, hook.__closure__ or ()))
+    defaults = tuple(memo.get(id(one), one) for one in hook.__defaults__ or ())
+    named = {name: memo.get(id(one), one) for name, one in (hook.__kwdefaults__ or {}).items()}
+    before = (*(hook.__closure__ or ()), *(hook.__defaults__ or ()), *(hook.__kwdefaults__ or {}).values())
+    if all(one is other for one, other in zip(before, (*cells, *defaults, *named.values()), strict=True)):
+        return hook
+    closure = cells if hook.__closure__ else None
+    made = types.FunctionType(hook.__code__, hook.__globals__, hook.__name__, defaults, closure)
+    made.__kwdefaults__, made.__dict__ = named, dict(vars(hook))
+    return made
 
 
 @cache

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput, check_names, check_number, unknown
+from splitfed.core.held_arrays import find_foreign
 from splitfed.core.tasks import Task
 
 CutPiece = tuple[nn.Module, tuple[str, ...], tuple[str, ...]]
@@ -465,3 +466,15 @@ def _check_state(topology: Topology) -> None:
                 raise InvalidInput(
                     f"segments {other!r} and {segment.name!r} both have a {full!r}; give one of them a prefix"
                 )
+    for segment in topology.segments:
+        there = (other for other in topology.segments if other.role != segment.role)
+        others = {
+            f"{s.full(name)!r} of role {s.role!r}": tensor
+            for s in there
+            for name, tensor in (*s.module.named_parameters(), *s.module.named_buffers())
+        }
+        if found := find_foreign(segment.module, others):
+            raise InvalidInput(
+                f"segment {segment.name!r} at role {segment.role!r} leads to {found[1]} by {found[0]}: no party may "
+                "hold another's weights; leave that out of the module"
+            )

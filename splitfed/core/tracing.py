@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from splitfed.core.aliasing import check_in_place, find_overwritten_node
 from splitfed.core.cut_names import Cut, check_places, relays
 from splitfed.core.errors import InvalidInput, check_names, describe_error, line_of, others_code
-from splitfed.core.held_arrays import holds_arrays, leave_out_unread
+from splitfed.core.held_arrays import find_foreign, holds_arrays, leave_out_unread
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.topology import CutPiece, Original
@@ -370,7 +370,20 @@ def _build(
             dotted = f"{prefix}." if prefix else ""
             inner._non_persistent_buffers_set |= {n for n in inner._buffers if dotted + n not in saved}
         built.append((module, tuple(reads[index]), (*(n.name for n in returned), *handed_on[index])))
+    _check_foreign(model, [module for module, _, _ in built])
     return tuple(built)
+
+
+def _check_foreign(model: nn.Module, pieces: Sequence[nn.Module]) -> None:
+    """Refuse a piece that leads to what another piece holds, by a hook or an attribute that its code names."""
+    state = [{**dict(piece.named_parameters()), **dict(piece.named_buffers())} for piece in pieces]
+    for piece, own in zip(pieces, state, strict=True):
+        others = {name: tensor for held in state for name, tensor in held.items() if name not in own}
+        if found := find_foreign(piece, others):
+            raise NotTraceable(
+                f"{type(model).__name__} cannot be traced: {found[0]} leads to {found[1]!r}, which another party "
+                "holds; do in forward what it does, or pass segments by hand (splitfed.Segment)"
+            )
 
 
 def _outputs(graph: fx.Graph, output: str | None) -> tuple[fx.Node, ...]:

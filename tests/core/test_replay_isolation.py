@@ -80,6 +80,23 @@ def test_no_party_of_a_replayed_topology_reaches_what_another_holds(name: str) -
     assert ("activation" in watch.kinds) is (name != "local")
 
 
+@pytest.mark.parametrize("name", ["vanilla", "u_shaped", "relayed"])
+def test_hooks_over_the_whole_model_lead_no_party_to_what_another_holds(name: str) -> None:
+    model: Any = replayed_net()
+    model.seen = {"none": None}
+    for path in ("body.layer", "second.layer", "head"):
+        layer = model.get_submodule(path)
+        layer.register_forward_hook(lambda m, i, o, path=path: model.seen.update({path: o.detach()}))
+        layer.register_full_backward_hook(lambda m, gi, go, owner=model: owner.seen.update(last=go[0]))
+    with left_alone(model):
+        engine, initial = train(name, model)
+    assert model.seen == {"none": None}
+    assert shared(engine) == []
+    assert foreign(engine, initial) == []
+    kept = {key for party in engine.parties.values() for m in party.state.modules.values() for key in vars(m)["seen"]}
+    assert kept == {"none", "body.layer", "second.layer", "head", "last"}
+
+
 @pytest.mark.parametrize("leak", ["weight", "frame", "object", "row", "list", "array"])
 def test_the_walk_finds_what_a_replayed_segment_would_leak(leak: str) -> None:
     engine, initial = train("vanilla")

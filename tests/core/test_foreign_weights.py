@@ -1,0 +1,134 @@
+"""No party leads to another's weights: not by a hook of a submodule, not by what hangs on a segment made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import splitfed as sf
+from splitfed.core.errors import InvalidInput
+from splitfed.topologies import vanilla, vertical
+
+GLOBAL: dict[str, nn.Module] = {}
+
+
+class Hooked(nn.Module):
+    """A frozen layer of the client, and a hook on a layer of the server."""
+
+    def __init__(self, hook: Callable[[Hooked], Any]) -> None:
+        super().__init__()
+        self.a, self.f = nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)
+        self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 4)
+        hook(self)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.c(torch.relu(self.b(torch.relu(self.f(torch.relu(self.a(x)))))))
+
+    def shift(self, module: nn.Module, given: Any, returned: Tensor) -> Tensor:
+        return returned + self.f.bias
+
+    def scale(self, module: nn.Module, gradients: Any) -> Any:
+        return (gradients[0] * (1 + self.f.bias.abs()),)
+
+
+def shift(module: nn.Module, given: Any, returned: Tensor, model: Any = None) -> Tensor:
+    return returned + (model or GLOBAL["model"]).f.bias
+
+
+class Rarely:
+    """A hook as an object, which needs the client's weight where its own results are large."""
+
+    def __init__(self, held: list[Any]) -> None:
+        self.held = held
+
+    def __call__(self, module: nn.Module, given: Any, returned: Tensor) -> Tensor:
+        return returned + self.held[0].detach() * (returned > 1e9).float()
+
+
+def by_default(model: Any) -> None:
+    def hook(module: nn.Module, given: Any, returned: Tensor, bias: Tensor = model.f.bias) -> Tensor:
+        return returned + bias
+
+    model.b.register_forward_hook(hook)
+
+
+def by_global(model: Any) -> None:
+    GLOBAL["model"] = model
+    model.b.register_forward_hook(shift)
+
+
+HOOKS: dict[str, Callable[[Any], Any]] = {
+    "closure": lambda m: m.b.register_forward_hook(lambda _, i, o: o + m.f.bias),
+    "closure of a backward hook": lambda m: m.b.register_full_backward_pre_hook(
+        lambda _, g: (g[0] * (1 + m.f.bias.abs()),)
+    ),
+    "method": lambda m: m.b.register_forward_hook(m.shift),
+    "method, a backward hook": lambda m: m.b.register_full_backward_pre_hook(m.scale),
+    "partial": lambda m: m.b.register_forward_hook(partial(shift, model=m)),
+    "object": lambda m: m.b.register_forward_hook(Rarely([m.f.bias])),
+    "trained weight": lambda m: m.b.register_forward_hook(Rarely([m.a.bias])),
+    "default": by_default,
+    "global": by_global,
+}
+
+
+@pytest.mark.parametrize("how", HOOKS)
+@pytest.mark.parametrize("example", [None, torch.ones(8, 8)], ids=["trace", "replay"])
+def test_a_hook_that_leads_to_another_partys_weights_is_refused(how: str, example: Tensor | None) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        vanilla(Hooked(HOOKS[how]), "f", task=sf.classification(4), example=example)
+    assert "\n" not in str(caught.value)
+    if example is None:
+        assert "'b'" in str(caught.value)
+
+
+def test_a_hook_over_the_whole_model_that_reads_no_weights_is_exact_and_leaves_the_users_objects() -> None:
+    def kept(model: Any) -> None:
+        model.features, model.limit = {}, 0.5
+        model.b.register_forward_hook(lambda _, i, o: model.features.__setitem__("b", o.detach()))
+        model.b.register_forward_hook(lambda _, i, o, *, owner=model: o.clamp(max=owner.limit))
+
+    x, y = torch.randn(24, 8, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 4
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: Any = Hooked(kept)
+    topology = vanilla(model, "f", task=sf.classification(4), example=x[:8])
+    engine = engine_of(topology, x, y)
+    engine.train(0, 0, [torch.arange(8), torch.arange(8, 16)])
+    assert model.features == {}
+    steps = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = copy.deepcopy(model.state_dict())
+    assert not torch.equal(engine.topology.state_dict(engine.modules(0))["b.weight"], before["b.weight"])
+    for rows in (slice(8), slice(8, 16)):
+        steps.zero_grad()
+        nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+        steps.step()
+    for name, value in engine.topology.state_dict(engine.modules(0)).items():
+        assert torch.equal(value, model.state_dict()[name]), name
+
+
+class Bottom(nn.Module):
+    def __init__(self, other: Any = None) -> None:
+        super().__init__()
+        self.layer, self.others = nn.Linear(6, 8), [other]
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.relu(self.layer(x))
+
+
+def test_a_segment_by_hand_that_leads_to_another_roles_weights_is_refused() -> None:
+    bank = Bottom()
+    told = (
+        r"segment 'bottom_clinic' at role 'clinic' leads to 'bottoms\.bank\.layer\.(weight|bias)' of role 'bank' by "
+        "'others' of the model"
+    )
+    for other in (bank, {"weights": bank.layer.weight[:2]}, lambda: bank):
+        with pytest.raises(InvalidInput, match=told):
+            vertical(
+                {"bank": bank, "clinic": Bottom(other)}, nn.Linear(16, 4), labels="clinic", task=sf.classification(4)
+            )
