@@ -1,9 +1,8 @@
-"""The tracer of `torch.fx` that follows a model where a graph can, and refuses whatever it would lose without a word.
+"""The tracer of `torch.fx` that follows a model where a graph can, and refuses what it would lose without a word.
 
 A graph keeps operations on tensors alone. Lost are modes of autograd and autocast, functions with a backward of their
-own, and the way that `forward` takes where it asks a value for what it is: the branch of a value that is no tensor. None
-of this shows in numbers before the branch is met, so that it is seen where it is called, though `forward` may catch what
-is raised over it.
+own, and the way that `forward` takes where it asks a value what it is, which is no tensor here. No number shows this
+before the branch is met: it is seen where it is called, though `forward` may catch what is raised over it.
 """
 
 from __future__ import annotations
@@ -31,6 +30,8 @@ _FACTORIES = frozenset(_FACTORY_NAMES.split())
 
 class _Value(fx.Proxy):
     """A value of the trace, which has no number, and says so whatever the user's code does with the refusal."""
+
+    tracer: ModelTracer
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
