@@ -61,10 +61,6 @@ def naming_what_is_left(model: nn.Module) -> Iterator[None]:
 
 def _left_behind(model: nn.Module) -> str:
     kind = type(model).__name__
-    tables = (model._forward_pre_hooks, model._forward_hooks, model._backward_pre_hooks, model._backward_hooks)
-    if type(model).__call__ is not nn.Module.__call__ or any(tables):
-        what = "hooks" if any(tables) else "a __call__ of its own"
-        return f"{kind} itself has {what}, which no party runs: do in forward what that does"
     for name, weight in model.named_parameters():
         if weight._backward_hooks or weight._post_accumulate_grad_hooks:
             return (
@@ -90,6 +86,11 @@ def check_model(model: nn.Module) -> None:
     kind = type(model).__name__
     if "_modules" not in vars(model) and not isinstance(model, torch.jit.ScriptModule):
         raise InvalidInput(f"{kind} was never made a module: call super().__init__() first in its __init__")
+    inner, _ = open_wrappers(model)
+    tables = (inner._forward_pre_hooks, inner._forward_hooks, inner._backward_pre_hooks, inner._backward_hooks)
+    if type(inner).__call__ is not nn.Module.__call__ or any(tables):
+        kind, what = type(inner).__name__, "hooks" if any(tables) else "a __call__ of its own"
+        raise InvalidInput(f"{kind} itself has {what}, which no party runs: do in forward what that does")
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             what = f"submodule {name!r} of {kind}" if name else f"the model, a {kind},"

@@ -17,9 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
-from torch.overrides import TorchFunctionMode
 
 from splitfed.core.aliasing import check_in_place, find_overwritten_node
 from splitfed.core.cut_names import Cut, check_places, relays
@@ -28,12 +26,7 @@ from splitfed.core.held_arrays import find_foreign, holds_arrays, leave_out_unre
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.topology import CutPiece, Original
-
-_FACTORY_NAMES = """
-arange bernoulli eye empty full linspace logspace normal ones rand randint randn randperm range tensor
-tril_indices triu_indices zeros as_tensor scalar_tensor hann_window hamming_window
-"""
-_FACTORIES = frozenset(_FACTORY_NAMES.split())
+from splitfed.core.tracer import ModelTracer, find_type_question
 
 
 class NotTraceable(InvalidInput):
@@ -76,38 +69,6 @@ def cut_by_trace(
     return Original(model, arguments, tuple(n.name for n in outputs), pieces, names, output=output)
 
 
-class _Tracer(fx.Tracer):
-    """Follows buffers as it follows weights, and makes constants where `forward` makes them, at every call."""
-
-    proxy_buffer_attributes = True
-
-    def create_arg(self, a: Any) -> Any:
-        """Return `a` as an argument of an operation of the graph."""
-        if isinstance(a, torch.Generator):
-            raise TypeError("a torch.Generator is no part of a trace")
-        return super().create_arg(a)
-
-    def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
-        """Return the graph of `root`."""
-        with _Factories(self):
-            return super().trace(root, concrete_args)
-
-
-class _Factories(TorchFunctionMode):
-    """Records calls that make a tensor from plain numbers, which would otherwise become constants of the trace."""
-
-    def __init__(self, tracer: fx.Tracer) -> None:
-        super().__init__()
-        self._tracer = tracer
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return a proxy of what `func` would make."""
-        name, given = str(getattr(func, "__name__", "")), kwargs or {}
-        if name in _FACTORIES and getattr(torch, name) is func:
-            return self._tracer.create_proxy("call_function", func, args, given)
-        return func(*args, **given)
-
-
 class PieceModule(fx.GraphModule):
     """A piece as a module, whose copies share its graph and code, and keep what belongs to the model's state apart.
 
@@ -139,13 +100,23 @@ class PieceModule(fx.GraphModule):
 
 def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[str, Tensor]]:
     """Return the graph of `model`, and the constants that it reads under names that the model does not have."""
+    if "forward" in vars(model):
+        raise NotTraceable(
+            f"{type(model).__name__} cannot be traced: its forward is replaced by another function; write a class with "
+            "that forward"
+        )
+    if (asking := find_type_question(model)) is not None:
+        raise NotTraceable(
+            f"{type(model).__name__} cannot be traced: {asking} asks for the type of something, which may be that of a "
+            "value; ask in forward for its shape or dtype"
+        )
     _check_hooks(model)
     graphs, own_names, constants = [], set(vars(model)), {}
     for mode in (False, True):
         try:
             # The user's own forward may raise anything of what it is not meant for.
             with others_code(partial(_not_traceable, model)):
-                graphs.append(_Tracer().trace(model.train(mode)))
+                graphs.append(ModelTracer().trace(model.train(mode)))
             constants = {n: v for n, v in vars(model).items() if n not in own_names and isinstance(v, Tensor)}
             _check_replaced(model)
             if (name := snapshot.changed_constant()) is not None:

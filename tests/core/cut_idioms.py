@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.fx._symbolic_trace import is_fx_tracing
 
 Forward = Callable[[Any, Tensor], Any]
 COUNTS = {"calls": 0}
@@ -169,6 +170,12 @@ def without_gradients(m: Any, x: Tensor) -> Tensor:
     with torch.no_grad():
         h = torch.relu(m.a(x))
     return m.c(torch.relu(m.b(h)))
+
+
+def frozen_unless_traced(m: Any, x: Tensor) -> Tensor:
+    """Another model where torch.fx traces it, which nobody can see but who compares."""
+    h = torch.relu(m.a(x))
+    return m.c(torch.relu(m.b(h if is_fx_tracing() else h.detach())))
 
 
 def masked_classes(m: Any, x: Tensor, run: Forward = ends) -> Tensor:

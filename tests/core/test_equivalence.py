@@ -24,7 +24,7 @@ from splitfed.core.topology import Head, Segment, Topology
 from splitfed.costs.bytes import backward_bytes
 from splitfed.threats.retraining import fresh
 from splitfed.topologies import multi_hop, vanilla
-from tests.core.cut_idioms import Counting, Net, ends, without_gradients
+from tests.core.cut_idioms import Counting, Net, ends, frozen_unless_traced
 from tests.examples import engine_of
 
 DECAY = Optim("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1})
@@ -38,7 +38,7 @@ def data() -> sf.data.Dataset:
 @pytest.mark.parametrize(
     ("model", "text"),
     [
-        (Net(without_gradients), "gets a gradient, and none in the uncut model"),
+        (Net(frozen_unless_traced), "gets a gradient, and none in the uncut model"),
         (Counting(ends, steps=0), "forward changes the attribute 'steps' of the model (0 -> 5)"),
     ],
 )
@@ -51,7 +51,7 @@ def test_a_run_is_refused_before_anything_is_written(model: nn.Module, text: str
 
 
 def test_without_an_example_a_cut_is_compared_only_when_it_is_trained() -> None:
-    assert len(cut(Net(without_gradients), "a")) == 2
+    assert len(cut(Net(frozen_unless_traced), "a")) == 2
 
 
 def test_a_caller_without_gradients_is_told_so_and_not_that_the_cut_is_another_model() -> None:
@@ -86,7 +86,7 @@ def test_an_argument_that_forward_never_reads_needs_no_rows() -> None:
             return self._run(self, x)
 
     assert len(cut(Described(ends), "a", torch.randn(8, 8))) == 2
-    model = Described(without_gradients)
+    model = Described(frozen_unless_traced)
     with pytest.raises(InvalidInput, match="gets a gradient, and none in the uncut model"):
         check_topology(vanilla(model, "a"), {"x": torch.randn(8, 8)})
     assert len(cut(model, "a", torch.randn(8, 8))) == 2
@@ -94,7 +94,7 @@ def test_an_argument_that_forward_never_reads_needs_no_rows() -> None:
 
 def test_a_difference_is_told_where_the_model_fails_by_itself_at_a_later_batch() -> None:
     """It takes rows in pairs, and the second batch has five."""
-    model = Net(lambda m, x: without_gradients(m, x).unflatten(0, (-1, 2)).flatten(0, 1))
+    model = Net(lambda m, x: frozen_unless_traced(m, x).unflatten(0, (-1, 2)).flatten(0, 1))
     with pytest.raises(InvalidInput, match=r"in training weight 'a\.weight' gets a gradient, and none"):
         check_topology(vanilla(model, "a"), {"x": torch.randn(8, 8)})
 

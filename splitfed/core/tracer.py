@@ -1,0 +1,175 @@
+"""The tracer of `torch.fx` that follows a model where a graph can, and refuses what it would lose without a word.
+
+A graph keeps operations on tensors alone. Lost are modes of autograd and autocast, functions with a backward of their
+own, and the way that `forward` takes where it asks a value what it is, which is no tensor here. No number shows this
+before the branch is met: it is seen where it is called, though `forward` may catch what is raised over it.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, NoReturn
+
+import torch
+from torch import fx, nn
+from torch.fx.proxy import TraceError
+from torch.overrides import TorchFunctionMode
+
+_FACTORY_NAMES = """
+arange bernoulli eye empty full linspace logspace normal ones rand randint randn randperm range tensor
+tril_indices triu_indices zeros as_tensor scalar_tensor hann_window hamming_window
+"""
+_FACTORIES = frozenset(_FACTORY_NAMES.split())
+
+
+class _Value(fx.Proxy):
+    """A value of the trace, which has no number, and says so whatever the user's code does with the refusal."""
+
+    tracer: ModelTracer
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What `isinstance` asks; the user's code would take another way than with a tensor."""
+        code = sys._getframe(1).f_code
+        # Functions of torch ask as well, of which the caller's frame tells nothing.
+        by_user = "isinstance" in code.co_names and not code.co_filename.startswith(_NOT_THE_USERS)
+        if by_user or code is torch.is_tensor.__code__:
+            self.tracer.refuse("is asked whether it is of a class")
+        return type(self)
+
+    def _no_number(self, *_: Any) -> Any:
+        self.tracer.refuse("is asked for a number")
+
+    __int__ = __float__ = __complex__ = __len__ = __contains__ = _no_number
+
+
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<eval_with_key>")
+
+
+class ModelTracer(fx.Tracer):
+    """Follows buffers as it follows weights, and makes constants where `forward` makes them, at every call.
+
+    `refused`: why the trace is not the model, where `forward` caught what was raised over it.
+    """
+
+    proxy_buffer_attributes = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: TraceError | None = None
+
+    def refuse(self, why: TraceError | str) -> NoReturn:
+        """Raise, and keep, that the trace is not the model; a text says what happens to a value."""
+        error = TraceError(f"a value {why}, of which a trace keeps nothing") if isinstance(why, str) else why
+        self.refused = self.refused or error
+        raise error
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """Return what stands for the result of `node`."""
+        return _Value(node, self)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Refuse a branch."""
+        try:
+            return super().to_bool(obj)
+        except TraceError as error:
+            self.refuse(error)
+
+    def iter(self, obj: fx.Proxy) -> Any:
+        """Refuse a loop of unknown length."""
+        try:
+            return super().iter(obj)
+        except TraceError as error:
+            self.refuse(error)
+
+    def create_arg(self, a: Any) -> Any:
+        """Return `a` as an argument of an operation of the graph."""
+        if isinstance(a, torch.Generator):
+            raise TypeError("a torch.Generator is no part of a trace")
+        return super().create_arg(a)
+
+    def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
+        """Return the graph of `root`; raise what was refused, though `forward` may have caught it."""
+        with _Factories(self), _modes_refused(self):
+            graph = super().trace(root, concrete_args)
+        if self.refused is not None:
+            raise self.refused
+        return graph
+
+
+@contextmanager
+def _modes_refused(tracer: ModelTracer) -> Iterator[None]:
+    """Refuse, in the block, what a graph does not hold: modes of autograd, and functions with a backward of their own.
+
+    All these are found by what they call, as the user may have taken hold of them before.
+    """
+
+    def refuse(what: str) -> Callable[..., NoReturn]:
+        def refused(*args: Any, **given: Any) -> NoReturn:
+            tracer.refuse(f"is computed {what}")
+
+        return refused
+
+    own_backward, parent = refuse("by a function with a backward of its own"), torch.autograd.Function.__mro__[1]
+    places: list[tuple[Any, str, Any]] = [
+        (parent, "apply", classmethod(own_backward)),
+        (torch.inference_mode, "__enter__", refuse("under inference_mode()")),
+        (torch.autocast, "__enter__", refuse("under autocast()")),
+    ]
+    kept = [(owner, name, vars(owner).get(name)) for owner, name, _ in places]
+    try:
+        for owner, name, put in places:
+            setattr(owner, name, put)
+        yield
+    finally:
+        for owner, name, before in kept:
+            if before is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+
+class _Factories(TorchFunctionMode):
+    """Records calls that make a tensor from plain numbers, which would otherwise become constants of the trace."""
+
+    def __init__(self, tracer: ModelTracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return a proxy of what `func` would make."""
+        name, given = str(getattr(func, "__name__", "")), kwargs or {}
+        if func is torch._C._set_grad_enabled:
+            self._tracer.refuse("is computed under no_grad() or enable_grad()")
+        if name in _FACTORIES and getattr(torch, name) is func:
+            return self._tracer.create_proxy("call_function", func, args, given)
+        return func(*args, **given)
+
+
+def find_type_question(model: nn.Module) -> str | None:
+    """Return the name of a function of the user's that calls `type`, which nobody can answer for a value of a trace."""
+    tracer, seen = fx.Tracer(), set[type]()
+    for path, module in model.named_modules():
+        if type(module) in seen or (path and tracer.is_leaf_module(module, path)):
+            continue
+        seen.add(type(module))
+        for kind in type(module).__mro__:
+            if kind.__module__.partition(".")[0] not in ("torch", "builtins"):
+                for function in vars(kind).values():
+                    if isinstance(function, FunctionType) and _calls_type(function.__code__):
+                        return function.__qualname__
+    return None
+
+
+@cache
+def _calls_type(code: CodeType) -> bool:
+    here = "type" in code.co_names and any(
+        one.opname in ("LOAD_GLOBAL", "LOAD_NAME") and one.argval == "type" for one in dis.get_instructions(code)
+    )
+    return here or any(isinstance(inner, CodeType) and _calls_type(inner) for inner in code.co_consts)
