@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from splitfed.core.aliasing import check_in_place, find_overwritten_node
