@@ -222,10 +222,9 @@ class Replaced(Model):
 @pytest.mark.parametrize("example", [False, True])
 @pytest.mark.parametrize("kind", [Hooked, Called, Replaced])
 def test_what_stands_around_the_forward_of_a_model_is_refused(kind: type[Model], example: bool) -> None:
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInput, match=f"{kind.__name__} itself has (hooks|a __call__|another function)") as caught:
         sf.cut(made(None, kind), ["a"], example=small() if example else None)
     assert "\n" not in str(caught.value)
-    assert kind.__name__ in str(caught.value)
 
 
 class Autocast(Model):
