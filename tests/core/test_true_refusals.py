@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -267,3 +268,34 @@ def test_draws_in_place_are_compared_and_accepted(at: str) -> None:
     found = vanilla(DropPath(), at, example=rows())
     assert all(isinstance(segment.module, ReplayedSegment) for segment in found.segments)
     u_shaped(DropPath(), ("a", "b"), example=rows())
+
+
+class CountedByAHook(Layers):
+    """A hook counts its calls outside of the module, by which its gradient is another in later steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        calls = itertools.count()
+        self.b.register_full_backward_hook(
+            lambda _m, gradients, _g: (gradients[0] * (1.0 if next(calls) < 30 else 0.5),)
+        )
+
+
+class CountedInItsModule(Layers):
+    """The same by an attribute of the module, which a checkpoint holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b.calls = 0  # type: ignore[assignment]
+
+        def hook(module: Any, gradients: Any, _: Any) -> Any:
+            module.calls += 1
+            return (gradients[0] * (1.0 if module.calls < 30 else 0.5),)
+
+        self.b.register_full_backward_hook(hook)
+
+
+def test_what_a_hook_changes_outside_of_its_module_is_refused_before_training() -> None:
+    with pytest.raises(InvalidInput, match=r"a backward pass changes .*'calls'.*, which a checkpoint cannot hold"):
+        vanilla(CountedByAHook(), "a", example=rows())
+    vanilla(CountedInItsModule(), "a", example=rows())
