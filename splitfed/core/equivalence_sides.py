@@ -62,7 +62,7 @@ class RehearsalStep:
         for number, weight in enumerate(self._weights):
             if weight.grad is None or weight.data_ptr() in self.skipped:
                 continue
-            gradient = weight.grad.add(weight, alpha=WEIGHT_DECAY)
+            gradient = weight.grad.to_dense().add(weight, alpha=WEIGHT_DECAY)
             if (buffer := self._buffers.get(number)) is None:
                 buffer = self._buffers[number] = gradient.clone()
             else:
@@ -393,7 +393,7 @@ def unit_of(segments: list[Segment], original: Original, inputs: Values) -> Topo
 def _gradients(module: nn.Module) -> dict[str, Tensor | None]:
     named = module.named_parameters(remove_duplicate=False)
     # Nothing writes into them any more: those of the next batch are new ones.
-    return {name: p.grad for name, p in named}
+    return {name: None if p.grad is None else p.grad.to_dense() for name, p in named}
 
 
 def _kept(value: Any, shared: frozenset[int]) -> Tensor:

@@ -101,13 +101,21 @@ def check_references(module: nn.Module, model: str) -> None:
 def find_foreign(module: nn.Module, others: Mapping[str, Tensor]) -> tuple[str, str] | None:
     """Return by what `module` leads to memory of `others`, weights and buffers by name, and to which; else None.
 
-    What is a weight or buffer of `module` too counts for none.
+    To a copy too, which has the same numbers, not all one. What is a weight or buffer of `module` counts for none.
     """
     names = {place: name for name, tensor in others.items() if (place := _memory(tensor))}
     for label, thing, _ in _walk(module) if names else ():
-        if isinstance(thing, Tensor) and (name := names.get(_memory(thing))):
+        if isinstance(thing, Tensor) and (name := names.get(_memory(thing)) or _same_numbers(thing, others)):
             return label, name
     return None
+
+
+def _same_numbers(tensor: Tensor, others: Mapping[str, Tensor]) -> str | None:
+    """Return which of `others` has the numbers of `tensor`; None where they say nothing, or there is none."""
+    if not _memory(tensor) or bool((tensor == tensor.flatten()[0]).all()):
+        return None
+    alike = ((name, one) for name, one in others.items() if one.shape == tensor.shape and _memory(one))
+    return next((name for name, one in alike if one.dtype == tensor.dtype and torch.equal(one, tensor)), None)
 
 
 def _memory(tensor: Tensor) -> int:
@@ -192,6 +200,10 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any, bool]]:
             continue  # Lines of the code that was written.
         if name not in OWN or ("hooks" in name and value):
             yield name, value, False
+    for table in (module._parameters, module._buffers):
+        for name, tensor in table.items():
+            for key, value in ({} if tensor is None else vars(tensor)).items():
+                yield f"{name}.{key}", value, False
     if OTHERS in vars(module):
         return
     for kind in type(module).__mro__:
@@ -213,9 +225,11 @@ def is_installed(thing: Any) -> bool:
 
 def _followed(thing: Any) -> Iterator[tuple[object, bool]]:
     """Yield what `thing` refers to, and whether a copy of it would refer to the same."""
-    if isinstance(thing, (Tensor, np.ndarray)) and not _is_of_objects(thing):
-        return
-    if isinstance(thing, nn.Module):
+    if isinstance(thing, Tensor):
+        yield from ((one, False) for one in vars(thing).values())
+    elif isinstance(thing, np.ndarray):
+        yield from ((one, False) for one in (thing.flat if _is_of_objects(thing) else ()))
+    elif isinstance(thing, nn.Module):
         yield from ((one, False) for one in vars(thing).values())
     elif isinstance(thing, types.FunctionType):
         cells = [cell.cell_contents for cell in thing.__closure__ or () if _is_full(cell)]
@@ -295,8 +309,14 @@ def _numbers(thing: Any) -> Iterator[tuple[np.ndarray[Any, Any], bool]]:
     elif isinstance(thing, np.ndarray):
         if thing.dtype.kind in "biuf" and thing.size > 1:
             yield thing, True
-    elif isinstance(thing, (bytearray, array.array)) and len(thing) > 1:
-        yield np.frombuffer(thing, dtype=np.uint8) if isinstance(thing, bytearray) else np.array(thing), True
+        elif _is_of_objects(thing) and thing.size > 1 and all(isinstance(one, _NUMBER) for one in thing.flat):
+            yield thing.astype(np.float64), True
+    elif isinstance(thing, array.array) and len(thing) > 1:
+        yield np.array(thing), True
+    elif isinstance(thing, (bytes, bytearray)) and len(thing) > 1:
+        for kind in (np.uint8, np.float32, np.float64):
+            if len(thing) % np.dtype(kind).itemsize == 0:
+                yield np.frombuffer(thing, dtype=kind), kind is np.uint8 and len(thing) >= _FEW
     elif isinstance(thing, (list, tuple, set, frozenset, deque)):
         items = list(thing)
         if len(items) > 1 and all(isinstance(one, _NUMBER) for one in items):

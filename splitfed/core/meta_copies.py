@@ -47,7 +47,9 @@ def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> 
                         vars(module)[key] = tensor
         if not any(t is not None for table in (module._parameters, module._buffers) for t in table.values()):
             # Batch normalisation would look for its count in every state that is loaded.
-            vars(module)["_load_from_state_dict"] = _load_nothing
+            vars(module)["_load_from_state_dict"] = _do_nothing
+            # Some modules of torch save more than their tables hold.
+            vars(module)["_save_to_state_dict"] = _do_nothing
     return made
 
 
@@ -56,5 +58,5 @@ def not_copied(model: nn.Module, error: BaseException) -> InvalidInput:
     return InvalidInput(f"{type(model).__name__} cannot be copied for its parties: {describe_failure(error)}")
 
 
-def _load_nothing(*given: Any) -> None:
-    """Load nothing: the module is another party's."""
+def _do_nothing(*given: Any) -> None:
+    """Load or save nothing: the module is another party's."""

@@ -32,7 +32,7 @@ _ROUNDING = "sums of what comes back are taken in another order there: cut befor
 _NO_GRADIENT = "freeze it by requires_grad_(False) instead of torch.no_grad() or set_grad_enabled() in forward"
 _BUFFER = "change buffers in place by operations on tensors, in a submodule that stands on one side of the cut"
 TRACE = (
-    "the trace does not show what forward does there (autocast, a branch, a number taken out of a tensor): write it as "
+    "what forward does there was not seen as operations (autocast, a branch, a number out of a tensor): write it as "
     "operations on tensors, or as a submodule"
 )
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from splitfed.core.contents import (
     FEATURES,
@@ -346,7 +346,7 @@ def _run_segment(
         if len(outputs) != len(segment.outputs):
             raise InvalidInput(
                 f"segment {segment.name!r} returned {len(outputs)} values; it names {len(segment.outputs)}: "
-                f"{', '.join(segment.outputs)}"
+                f"{', '.join(segment.outputs)}{_other_way(segment)}"
             )
         # In either mode it may send what it does not in the other.
         found = [
@@ -385,11 +385,18 @@ def _check_kind(segment: Segment, name: str, value: object) -> None:
         )
 
 
+def _other_way(segment: Segment) -> str:
+    """Return the advice for a segment that was cut by trace alone."""
+    return (
+        "; give rows of its input as example, to cut it by replay" if isinstance(segment.module, fx.GraphModule) else ""
+    )
+
+
 def _check_value(segment: Segment, name: str, value: Tensor, rows: int, learns: bool) -> None:
     if value.dim() == 0 or len(value) != rows:
         raise InvalidInput(
             f"value {name!r} of segment {segment.name!r} has shape {tuple(value.shape)}; the first dimension must "
-            f"be the batch ({rows} rows here)"
+            f"be the batch ({rows} rows here){_other_way(segment)}"
         )
     if learns and not value.is_floating_point():
         raise InvalidInput(f"value {name!r} of segment {segment.name!r} is {value.dtype}: no loss can learn from it")

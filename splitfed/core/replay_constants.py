@@ -23,6 +23,7 @@ from splitfed.core.replay_answers import Answer, SeenCall, answer, numbers_in
 from splitfed.core.replay_courses import ForwardCourse
 from splitfed.core.replay_passes import Operation, RecordingPass, Stop, mark_whole_modules
 from splitfed.core.replay_way import Made
+from splitfed.core.tracer import catches_errors
 from splitfed.core.weight_sharing import copy_sharing
 
 
@@ -68,7 +69,8 @@ def _find_by_shapes(calls: _OtherCalls) -> bool:
     device = next((x.device for x in calls.inputs.values()), torch.device("cpu"))
     rows = {name: x.new_empty((calls.other, *x.shape[1:]), device="meta") for name, x in calls.inputs.items()}
     course.calls.clear()
-    course.constants, course.batches, course.questions, course.branches = frozenset(), {}, (), False
+    course.constants, course.batches, course.questions = frozenset(), {}, ()
+    course.branches = catches_errors(model)
     run = _ConstantsPass(device, course, calls)
     try:
         with warnings.catch_warnings(), torch.set_grad_enabled(calls.gradients), torch.random.fork_rng(devices=[]), run:

@@ -34,7 +34,7 @@ ABOUT = frozenset((*_SIZES.split(), "__get__"))
 """What asks a tensor for its shape or type, which everybody knows, and for no number."""
 _COMPARED = 2**17
 """Numbers of a weight or buffer up to which a pass that is recorded looks for changes by value."""
-_VIEWS = {getattr(Tensor, name).__get__: name for name in ("T", "mT", "H", "mH", "real", "imag", "data")}
+VIEWS = {getattr(Tensor, name).__get__: name for name in ("T", "mT", "H", "mH", "real", "imag", "data")}
 """Attributes that are tensors, computed when they are read."""
 _COMPILED = (BuiltinFunctionType, MethodDescriptorType)
 _CALLING = frozenset(("apply_", "map_", "map2_"))
@@ -157,7 +157,7 @@ class Pass(TorchFunctionMode):
             return self.within(name, func, args, given)
         if name not in ABOUT:
             return self.operation(name, func, args, given, None)
-        view = _VIEWS.get(func) if name == "__get__" else None
+        view = VIEWS.get(func) if name == "__get__" else None
         return self.read(func, args, given) if view is None else self.operation(view, func, args, given, None)
 
     def within(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:

@@ -22,8 +22,10 @@ import torch
 from torch import fx, nn
 from torch.fx.proxy import TraceError
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
 
 from splitfed.core.held_arrays import is_installed
+from splitfed.core.replay_passes import ABOUT, VIEWS
 
 _FACTORY_NAMES = """
 arange bernoulli eye empty full linspace logspace normal ones rand randint randn randperm range tensor
@@ -100,7 +102,7 @@ class ModelTracer(fx.Tracer):
 
     def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
         """Return the graph of `root`; raise what was refused, though `forward` may have caught it."""
-        with _Factories(self), _modes_refused(self):
+        with _Factories(self, root), _modes_refused(self):
             graph = super().trace(root, concrete_args)
         if self.refused is not None:
             raise self.refused
@@ -140,11 +142,15 @@ def _modes_refused(tracer: ModelTracer) -> Iterator[None]:
 
 
 class _Factories(TorchFunctionMode):
-    """Records calls that make a tensor from plain numbers, which would otherwise become constants of the trace."""
+    """Records calls that make a tensor from plain numbers, which would otherwise become constants of the trace.
 
-    def __init__(self, tracer: ModelTracer) -> None:
+    Refuses what is computed of a weight or buffer itself, as `parameters()` gives them, which would be one too.
+    """
+
+    def __init__(self, tracer: ModelTracer, model: nn.Module) -> None:
         super().__init__()
         self._tracer = tracer
+        self._state = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return a proxy of what `func` would make."""
@@ -153,11 +159,34 @@ class _Factories(TorchFunctionMode):
             self._tracer.refuse("is computed under no_grad() or enable_grad()")
         if name in _FACTORIES and getattr(torch, name) is func:
             return self._tracer.create_proxy("call_function", func, args, given)
+        if name not in ABOUT or func in VIEWS:
+            values, _ = _pytree.tree_flatten((args, given))
+            if any(id(one) in self._state for one in values) and not any(isinstance(one, fx.Proxy) for one in values):
+                self._tracer.refuse("is made of a weight or buffer that is read by parameters() or the like")
         return func(*args, **given)
 
 
 def find_untraceable_code(model: nn.Module) -> str | None:
     """Return what code of the user's that a pass may run does of which a graph keeps nothing: `type`, `except`."""
+    for function in _functions_run(model):
+        if _asks_type(function.__code__):
+            return f"{function.__qualname__} asks for the type of something, which may be that of a value: {_SHAPE}"
+        if _catches(function.__code__):
+            return f"{function.__qualname__} catches errors, which numbers alone may raise: {_BEFORE}"
+    return None
+
+
+def catches_errors(model: nn.Module) -> bool:
+    """Return whether code of the user's that a pass may run goes on where an operation fails."""
+    return any(_catches(function.__code__) for function in _functions_run(model))
+
+
+_SHAPE = "ask for its shape or dtype"
+_BEFORE = "ask before, as torch.linalg.cholesky_ex does"
+
+
+def _functions_run(model: nn.Module) -> Iterator[FunctionType]:
+    """Yield the functions of the user's that a pass may run: `forward`, hooks, and what these name."""
     tracer = fx.Tracer()
     followed = [module for path, module in model.named_modules() if not path or not tracer.is_leaf_module(module, path)]
     methods: dict[str, list[Any]] = {}
@@ -175,13 +204,11 @@ def find_untraceable_code(model: nn.Module) -> str | None:
         if not isinstance(one, FunctionType) or id(one) in seen or (one.__module__ or "").partition(".")[0] == "torch":
             continue
         seen.add(id(one))
-        if (what := _untraceable(one.__code__)) is not None:
-            return f"{one.__qualname__} {what}"
+        yield one
         for name in _names(one.__code__):
             met = one.__globals__.get(name)
             waiting += methods.get(name, ())
             waiting += [met] if isinstance(met, FunctionType) and not is_installed(met) else []
-    return None
 
 
 def _hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
@@ -193,14 +220,30 @@ def _names(code: CodeType) -> set[str]:
     return {*code.co_names, *(name for names in inner for name in names)}
 
 
-@cache
-def _untraceable(code: CodeType) -> str | None:
-    """Return what it does that a graph does not hold: call `type` with another argument than `self`, catch an error."""
+def _steps(code: CodeType) -> Iterator[tuple[dis.Instruction, dis.Instruction]]:
+    """Yield each instruction of `code`, and of functions within it, with the next one."""
     steps = [one for one in dis.get_instructions(code) if one.opname not in ("PUSH_NULL", "CACHE")]
-    for step, then in itertools.pairwise(steps):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval == "type" and then.argval != "self":
-            return "asks for the type of something, which may be that of a value: ask for its shape or dtype"
-        bare = step.opname == "PUSH_EXC_INFO" and then.opname == "POP_TOP"
-        if bare or step.opname in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH") or step.argval == "suppress":
-            return "catches errors, which numbers alone may raise: ask before, as torch.linalg.cholesky_ex does"
-    return next((what for one in code.co_consts if isinstance(one, CodeType) and (what := _untraceable(one))), None)
+    yield from itertools.pairwise(steps)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _steps(inner)
+
+
+@cache
+def _asks_type(code: CodeType) -> bool:
+    """Return whether it calls `type` with another argument than `self`."""
+    return any(
+        step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval == "type" and then.argval != "self"
+        for step, then in _steps(code)
+    )
+
+
+@cache
+def _catches(code: CodeType) -> bool:
+    """Return whether it has an `except`, or suppresses errors."""
+    return any(
+        step.opname in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH")
+        or (step.opname == "PUSH_EXC_INFO" and then.opname == "POP_TOP")
+        or step.argval == "suppress"
+        for step, then in _steps(code)
+    )

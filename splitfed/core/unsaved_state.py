@@ -179,7 +179,7 @@ def digest_value(record: Record, saved: bool = False) -> Any:
     value, made = record.value, hashlib.blake2b(digest_size=16)
     if isinstance(value, Tensor):
         made.update(f"{tuple(value.shape)} {value.dtype}".encode())
-        if not saved:
+        if not (saved or value.is_meta):
             made.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, np.ndarray):
         made.update(f"{value.shape} {value.dtype}".encode() + value.tobytes())

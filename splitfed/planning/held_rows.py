@@ -53,9 +53,9 @@ def _named(topology: Topology) -> list[tuple[str, str]]:
 def check_held_rows(topology: Topology, data: Federation) -> None:
     """Refuse a segment that leads to rows of `data`; nothing is read of the data where none holds an array like them.
 
-    Buffers are compared too, parameters are not. Raises `InvalidInput` that names segment, array and row.
+    Weights and buffers are compared too. Raises `InvalidInput` that names segment, array and row.
     """
-    held = [(s, one) for s in topology.segments for one in (*_buffers(s), *held_arrays(s.module))]
+    held = [(s, one) for s in topology.segments for one in (*_state(s), *held_arrays(s.module))]
     wanted: dict[int, _Wanted] = {}
     for part, rows in _parts(topology, data) if held else ():
         width = math.prod(rows.shape)
@@ -71,20 +71,19 @@ class _Wanted:
     width: int
     held: Sequence[tuple[Segment, HeldArray]]
     by_digest: dict[bytes, tuple[Segment, HeldArray]] = field(init=False)
+    firsts: Array = field(init=False)
 
     def __post_init__(self) -> None:
-        self.by_digest = {
-            digest: (segment, one)
-            for segment, one in self.held
-            for rows in _as_rows(one, self.width)
-            for _, digest in _digests(rows)
-        }
+        found = [(rows, pair) for pair in self.held for rows in _as_rows(pair[1], self.width)]
+        self.by_digest = {digest: pair for rows, pair in found for _, digest in _digests(rows)}
+        self.firsts = np.concatenate([_plain(rows[:, 0]) for rows, _ in found] or [np.zeros(0, np.float32)])
 
     def check(self, part: str, source: RowSource) -> None:
         """Refuse the first of the rows of `source`, which `part` names, that a segment holds."""
         start = 0
         for few in blocks(source) if self.by_digest else ():
-            for number, digest in _digests(few.detach().cpu().numpy().reshape(len(few), -1)):
+            rows = few.detach().cpu().numpy().reshape(len(few), -1)
+            for number, digest in _digests(rows, self.firsts):
                 if (found := self.by_digest.get(digest)) is not None:
                     segment, one = found
                     raise InvalidInput(
@@ -95,11 +94,12 @@ class _Wanted:
             start += len(few)
 
 
-def _buffers(segment: Segment) -> Iterator[HeldArray]:
-    for name, buffer in segment.module.named_buffers():
+def _state(segment: Segment) -> Iterator[HeldArray]:
+    for name, tensor in (*segment.module.named_parameters(), *segment.module.named_buffers()):
         # A vector is a statistic of features.
-        if buffer.dim() > 1 and not buffer.is_meta and not buffer.is_complex():
-            yield HeldArray(f"buffer {name!r}", tuple(buffer.shape), buffer.detach().cpu().to(torch.float32).numpy())
+        if tensor.dim() > 1 and not tensor.is_meta and not tensor.is_complex():
+            kind = "weight" if isinstance(tensor, torch.nn.Parameter) else "buffer"
+            yield HeldArray(f"{kind} {name!r}", tuple(tensor.shape), tensor.detach().cpu().to(torch.float32).numpy())
 
 
 def _parts(topology: Topology, data: Federation) -> Iterator[tuple[str, RowSource]]:
@@ -125,11 +125,16 @@ def _as_rows(held: HeldArray, width: int) -> Iterator[Array]:
             yield numbers.T
 
 
-def _digests(rows: Array) -> Iterator[tuple[int, bytes]]:
-    """Yield number and digest of each of `rows` (n, width) that says something by itself."""
-    plain = np.ascontiguousarray(rows, dtype=np.float32) + np.float32(0)  # -0 is 0
+def _plain(numbers: Array) -> Array:
+    return np.ascontiguousarray(numbers, dtype=np.float32) + np.float32(0)  # -0 is 0
+
+
+def _digests(rows: Array, firsts: Array | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yield number and digest of each of `rows` (n, width) that says something by itself, and begins as `firsts` do."""
+    chosen = np.arange(len(rows)) if firsts is None else np.isin(_plain(rows[:, 0]), firsts).nonzero()[0]
+    plain = _plain(rows[chosen])
     fractions = (plain != np.round(plain)).any(1)
     bends = (np.diff(plain, n=2, axis=1) != 0).sum(1)
     telling = (plain != plain[:, :1]).any(1) & (fractions | (bends >= _BENDS))
     for number in telling.nonzero()[0].tolist():
-        yield number, hashlib.blake2b(plain[number].tobytes(), digest_size=16).digest()
+        yield int(chosen[number]), hashlib.blake2b(plain[number].tobytes(), digest_size=16).digest()

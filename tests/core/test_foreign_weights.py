@@ -134,3 +134,42 @@ def test_a_segment_by_hand_that_leads_to_another_roles_weights_is_refused() -> N
             vertical(
                 {"bank": bank, "clinic": Bottom(other)}, nn.Linear(16, 4), labels="clinic", task=sf.classification(4)
             )
+
+
+class Consolidated(nn.Module):
+    """Holds near where they were the weights that it learns, of all of which it keeps copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.before = {name: weight.detach().clone() for name, weight in self.named_parameters()}
+
+    def forward(self, x: Tensor) -> Any:
+        h = torch.relu(self.b(torch.relu(self.a(x))))
+        h = h * 1.0 if self.training else h
+        return self.c(h) + ((self.b.weight - self.before["b.weight"]) ** 2).mean()
+
+
+class ConsolidatedThere(Consolidated):
+    """The same with what its party has alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = {"b.weight": self.before["b.weight"]}
+
+
+class Taught(Consolidated):
+    """A weight leads to a layer of another party."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = {"b.weight": self.before["b.weight"]}
+        self.b.weight.teacher = self.a  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", [Consolidated, Taught])
+def test_a_copy_of_another_partys_weights_is_refused(kind: type[nn.Module]) -> None:
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(InvalidInput, match=r"leads to '?a\.(weight|bias)'?"):
+        vanilla(kind(), "a", example=x)
+    vanilla(ConsolidatedThere(), "a", example=x)

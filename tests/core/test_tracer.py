@@ -110,6 +110,56 @@ def half_of_large_by_number(h: Tensor) -> Tensor:
     return h * 0.5 if large else h
 
 
+class OfWeights(Model):
+    """Halves where a weight behind the cut has grown, which `parameters()` or the like tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = next(iter(READS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x))
+        large = READS[self.read](self.c) > 1.0
+        return self.c(h * 0.5 if large else h)
+
+
+READS: dict[str, Callable[[Any], Any]] = {
+    "parameters": lambda module: max(float(one.abs().max()) for one in module.parameters()),
+    "named": lambda module: dict(module.named_parameters())["weight"].max().item(),
+    "table": lambda module: float(module._parameters["weight"].max()),
+    "state": lambda module: module.state_dict()["weight"].abs().max(),
+    "data": lambda module: float(next(module.parameters()).data.max()),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_number_of_a_weight_steers_a_replay_and_no_trace(read: str) -> None:
+    model = made(None, OfWeights)
+    model.read = read  # type: ignore[assignment]
+    with pytest.raises(InvalidInput, match=r"is made of a weight or buffer that is read by parameters\(\)"):
+        sf.cut(model, ["a"])
+    pieces = sf.cut(model, ["a"], example=small())
+    for factor in (1.0, 30.0):
+        with torch.no_grad():
+            weights = [dict(module.named_parameters())["c.weight"] for module in (model, pieces[1].module)]
+            for weight in weights:
+                weight.mul_(factor)
+        want, got = outcome(model, [model], small()), outcome(through(pieces), [p.module for p in pieces], small())
+        assert all(torch.equal(one, other) for one, other in zip(want, got, strict=True))
+
+
+class OfAType(Model):
+    """Asks weights for what everybody knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = next(self.parameters())
+        return self.c(torch.relu(self.a(x.to(first.dtype, copy=first.dim() > 2))))  # type: ignore[no-any-return]
+
+
+def test_types_and_shapes_of_weights_are_traced() -> None:
+    check(made(None, OfAType), None)
+
+
 def twice_where_long(h: Tensor) -> Tensor:
     try:
         rows = len(h)

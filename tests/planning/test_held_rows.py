@@ -114,6 +114,9 @@ PLACES: dict[str, Callable[[], Any]] = {
     "closure": lambda: lambda rows=ROWS[3:9]: rows,
     "partial": lambda: partial(torch.add, ROWS[3:9], 0.0),
     "in a box": lambda: {"known": [ROWS[3:9]]},
+    "objects": lambda: np.array(ROWS[3:9].tolist(), dtype=object),
+    "in an array of objects": lambda: np.array([ROWS[3:9], "rows"], dtype=object),
+    "bytes": lambda: ROWS[3:9].numpy().tobytes(),
 }
 
 
@@ -129,6 +132,18 @@ def test_a_buffer_that_holds_rows_is_refused_too() -> None:
     layer = nn.Linear(WIDTH, WIDTH)
     layer.register_buffer("bank", ROWS[:2].clone())
     with pytest.raises(InvalidInput, match=r"holds row \d+ of .* in buffer '0\.bank' \(2, 8\)"):
+        check_held_rows(by_hand(layer), federation())
+
+
+def test_a_weight_that_holds_rows_or_leads_to_them_is_refused_too() -> None:
+    layer = nn.Linear(WIDTH, WIDTH)
+    with torch.no_grad():
+        layer.weight[3] = ROWS[5]
+    with pytest.raises(InvalidInput, match=r"holds row \d+ of .* in weight '0\.weight' \(8, 8\)"):
+        check_held_rows(by_hand(layer), federation())
+    layer = nn.Linear(WIDTH, WIDTH)
+    layer.weight.rows = ROWS[3:9]  # type: ignore[attr-defined]
+    with pytest.raises(InvalidInput, match=r"holds row \d+ of .* in 'weight\.rows' of '0'"):
         check_held_rows(by_hand(layer), federation())
 
 
@@ -160,12 +175,13 @@ def test_data_is_read_only_where_an_array_of_its_width_is_held(monkeypatch: pyte
         return iter(())
 
     monkeypatch.setattr("splitfed.planning.held_rows.blocks", watched)
-    convolution = nn.BatchNorm1d(WIDTH)
+    convolution: nn.Module = nn.BatchNorm1d(WIDTH)
     convolution.register_buffer("mask", torch.rand(3, 5))
     vars(convolution)["widths"] = [1.5, 2.5, 4.5]
-    check_held_rows(by_hand(convolution), federation())
+    data = federation(torch.rand(24, 7))
+    check_held_rows(by_hand(convolution), data)
     assert read == []
-    check_held_rows(by_hand(Bank(ANCHORS)), federation())
+    check_held_rows(by_hand(Bank(torch.rand(6, 7))), data)
     assert read
 
 
