@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import splitfed as sf
-from splitfed.core.contents import Content
+from splitfed.core.contents import MANY, Content
 from splitfed.core.cut_places import cut_places
 from splitfed.core.defense import (
     Accounted,
@@ -368,6 +368,8 @@ SEVERAL: dict[str, tuple[Callable[[Tensor], list[Tensor]], bool]] = {
     "one_value_a_mask": (lambda ids: [ids == value for value in range(WORDS)], True),
     "kinds_of_a_column": (lambda ids: [ids[:, :1] == value for value in range(WORDS)], True),
     "marks": (lambda ids: [ids == value for value in range(4)], False),
+    "as_many_marks_as_may_be": (lambda ids: [ids == value for value in range(MANY - 1)], False),
+    "one_mark_more": (lambda ids: [ids == value for value in range(MANY)], True),
     "lengths": (lambda ids: [torch.arange(LENGTH) < (ids > k).sum(1, keepdim=True) for k in range(5)], False),
 }
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import splitfed as sf
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
+from splitfed.core.random import stream
+from splitfed.core.topology import Head
 from splitfed.core.usage_counts import RowOrigins, UsageCounts
 from splitfed.defenses import GaussianRelease
 from splitfed.federated import MAFML, Aggregation, FedMD, Learner, Method
@@ -25,7 +27,7 @@ from splitfed.planning.validation import prepare
 from splitfed.privacy.accountants import compose
 from splitfed.schedules import Independent, Sequential
 from splitfed.schedules.base import Training
-from splitfed.topologies import local
+from splitfed.topologies import custom, local
 from tests.examples import assert_same
 from tests.federated.methods import BUILDERS, assert_plan_is_counted, go, net, weights
 
@@ -220,6 +222,34 @@ def test_a_shown_row_costs_what_others_release_of_it_too(method: Method) -> None
     training = {"optimizer": None, "training": Training(16), "method": method}
     ready = prepare(BUILDERS["vanilla"](net()), data(), schedule=TURNS, defenses=guard, **training)
     assert planned_ledger(ready, 2) == run.ledger
+
+
+class Centred(nn.Module):
+    """Takes the mean of the batch from every row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+def test_what_mixes_rows_shows_shown_ones_in_the_releases_of_all_clients() -> None:
+    """A batch of one client has rows that another one has shown, so that they may show in each of its releases."""
+    guard = GaussianRelease(clip=1.0, noise_multiplier=3.0, freeze=True)
+    with stream(0):
+        bottom = nn.Sequential(nn.Flatten(), Centred(), nn.Linear(64, 6))
+        segments = [
+            sf.Segment("bottom", "client", bottom, ("x",), ("h",)),
+            sf.Segment("top", "server", nn.Linear(6, 10), ("h",), ("out",)),
+        ]
+    mixing = custom(segments, {"x": "client"}, [Head("out", "server", "client")])
+    run = go("vanilla", Aggregation(), 2, topology=mixing, schedule=TURNS, defenses=guard, data=data())
+    released = [
+        sum(int(rows.sum()) for rows in run.engine.party(replica, "client").state.uses.counts.values())
+        for replica in range(2)
+    ]
+    (line,), (total,) = run.ledger.lines, run.ledger.totals
+    assert min(released) > 0
+    assert line.uses == sum(released)
+    assert total.epsilon == compose([(guard.event(), sum(released))], run.ledger.delta).epsilon
 
 
 def test_rows_are_counted_under_their_owner_whoever_joins_later() -> None:
