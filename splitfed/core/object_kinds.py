@@ -12,6 +12,7 @@ import copy
 import gc
 import itertools
 import random
+import threading
 import warnings
 import weakref
 from collections import OrderedDict, deque
@@ -431,6 +432,8 @@ def _find_kind(type_: type) -> AnyKind | None:
         if issubclass(type_, types):
             return kind
     home = type_.__module__
+    if issubclass(type_, threading.local):
+        return _OBJECT
     if home.partition(".")[0] in _CLOSED or home.startswith(_CLOSED_PARTS):
         return None
     if home in ("builtins", "itertools", "collections", "_collections") and hasattr(type_, "__next__"):

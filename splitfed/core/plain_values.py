@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import PurePath
@@ -106,7 +107,9 @@ def all_plain(values: Iterable[Any]) -> bool:
 def attributes_of(value: Any) -> dict[str, Any]:
     """Return the table of attributes of `value` itself; an empty one where it has none."""
     try:
-        found = object.__getattribute__(value, "__dict__")
+        # A thread has a table of its own.
+        own = threading.local if isinstance(value, threading.local) else object
+        found = own.__getattribute__(value, "__dict__")
     except AttributeError:
         return {}
     return found if isinstance(found, dict) else {}

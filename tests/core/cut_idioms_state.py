@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -88,6 +89,16 @@ class InGlobalObject(Counting):
     def late(self) -> bool:
         PROGRESS.step += 1
         return PROGRESS.step > LATE
+
+
+OF_THREAD = threading.local()
+OF_THREAD.step = 0
+
+
+class InThread(Counting):
+    def late(self) -> bool:
+        OF_THREAD.step += 1
+        return OF_THREAD.step > LATE  # type: ignore[no-any-return]
 
 
 def count_globally() -> bool:
@@ -186,6 +197,7 @@ MODELS: dict[str, tuple[Callable[[bool], Counting], str]] = {
     ),
     "environment": (InEnvironment, f"environment variable '{VARIABLE}'"),
     "global_object": (InGlobalObject, "attribute 'step' of global 'PROGRESS' (0 -> "),
+    "thread": (InThread, "attribute 'step' of global 'OF_THREAD' (0 -> "),
     "global_of_a_helper": (InGlobalOfHelper, "global 'STEPS' (0 -> "),
     "container": (
         lambda replayed: InContainer(replayed, memory={"steps": [0]}),
@@ -215,6 +227,7 @@ def told(model: Counting) -> list[Any]:
         repr(numbers) if isinstance(numbers, itertools.count) else getattr(numbers, "__length_hint__", int)(),
         os.environ.get(VARIABLE),
         PROGRESS.step,
+        OF_THREAD.step,
         STEPS,
         repr(getattr(model, "memory", None)),
         InClassObject.progress.step,
