@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import splitfed as sf
-from splitfed.core.errors import SplitfedError, short
+from splitfed.core.errors import LONGEST, SplitfedError, short
 from tests.api import public
 
 QUICK = 300
@@ -38,6 +38,7 @@ WRONG: tuple[Any, ...] = (
     *(None, -1, 1.5, "x", b"x", [0, 1], {"a": 1}, Stranger(), Stranger, float("nan"), torch.tensor(1.0), {1, 2}),
     *((1, "a"), True, np.array([1, 2]), np.float64(0.5), [Stranger()], {}, (), "", "a\nb", "\0", lambda: 0),
     *(torch.zeros(2, 0), complex(1, 2), float("inf"), Path("missing"), range(0), {"a": Stranger()}, sf.Optim),
+    *(2**64, 10**5000, np.int64(-3), ["x"], object, "é" * 3000, "a\0b", Path("/missing/\0x"), lambda *_: None, [[]]),
 )
 
 
@@ -71,6 +72,15 @@ def _is_made(found: Any) -> bool:
         and not issubclass(found, (BaseException, Enum))
     )
 
+
+class Lines:
+    """An object that is shown in three lines."""
+
+    def __repr__(self) -> str:
+        return "Lines(\n    a,\n)"
+
+
+WRONG += (Lines(),)
 
 torch.manual_seed(0)
 DATA = sf.data.from_arrays(torch.rand(24, 3), torch.arange(24) % 2)
@@ -253,6 +263,8 @@ def mistakes(calls: Iterable[tuple[Call, Any]]) -> Iterator[str]:
         where = f"{call.name}({call.argument}={short(value)})"
         if error is not None and not isinstance(error, SplitfedError):
             yield f"{where} raised {type(error).__name__}: {error}"
+        elif error is not None and (len(str(error)) > LONGEST or len(str(error).splitlines()) != 1):
+            yield f"{where} is not told in a line: {error}"
         elif error is not None and str(error) != str(usual) and not is_named(str(error), call, value):
             yield f"{where} does not say what was wrong: {error}"
 
