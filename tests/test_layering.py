@@ -88,7 +88,9 @@ CORE = (
     "party",
     "executor",
     "replay_passes",
+    "meta_copies",
     "replay_courses",
+    "replay_constants",
     "replay_plan",
     "replay",
     "tracing",
@@ -136,9 +138,10 @@ ALGORITHMS = ("topologies", "attacks", "defenses", "schedules", "federated", "co
 ALGORITHMS += ("matching", "poisoning", "detectors", "aggregation")
 
 # Costs and privacy run backward passes to measure work and sensitivity; ExpertMatcher trains autoencoders of its own.
-# The equivalence test trains the user's uncut model, beside which the segments are tried.
+# The equivalence test trains the user's uncut model, beside which the segments are tried. The tracer names functions
+# with a backward of their own, to refuse them.
 AUTOGRAD = {"core.party", "core.equivalence_sides", "core.model_loss", "attacks", "defenses", "federated", "stats"}
-AUTOGRAD |= {"costs", "privacy", "matching", "core.row_losses", "core.shape_rules"}
+AUTOGRAD |= {"costs", "privacy", "matching", "core.row_losses", "core.shape_rules", "core.tracer"}
 # Slow or optional: the only packages that a function may import when it is called. The command line may delay
 # anything, for a help page must not wait for torch.
 HEAVY = {"sklearn", "mlxtend", "pandas", "scipy", "matplotlib", "torchmetrics", "PIL", "pyarrow", "optuna"}

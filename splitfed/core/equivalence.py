@@ -205,6 +205,7 @@ def _compare(
         stages = FEW_STAGES if large else STAGES
         stages += tuple((mode, rows) for rows in original.sizes for mode in (TRAINING, NO_GRADIENTS))
         batches = Batches(stages, inputs, shapes)
+        forward_alone = replace(batches, shapes={})
         run = None
         if runs is not None:
             run = runs.find(original, in_training, batches, partial(make_sides, large), partial(_going_on, snapshot))
@@ -212,15 +213,21 @@ def _compare(
             return
         if run or not (large and _same_on_shared(original.model, make_sides(True), batches, reordered)):
             _run_stages(original.model, make_sides(), batches, reordered)
-        changed = _going_on(snapshot, partial(Uncut, original, in_training), batches) if original.cuts else []
+        changed = _going_on(snapshot, partial(Uncut, original, in_training), forward_alone) if original.cuts else []
         if changed:
             raise Difference(f"forward changes the {changed[0]}", _STATE)
-        if not original.cuts and (unkept := snapshot.unkept_changes()):
-            raise Difference(f"forward changes the {unkept[0]}, which a checkpoint cannot hold", _UNKEPT)
+        unkept = snapshot.unkept_changes()
+        if unkept and original.cuts:
+            # Hooks change in the backward pass what one party alone has.
+            going_on = _going_on(snapshot, partial(Uncut, original, in_training), batches)
+            unkept = _of_the_same(unkept, going_on)
+        if unkept:
+            what = "a backward pass" if original.cuts else "forward"
+            raise Difference(f"{what} changes the {unkept[0]}, which a checkpoint cannot hold", _UNKEPT)
     except Difference as error:
         what, advice = str(error), error.advice
         if original.cuts and changed is None:
-            changed = _going_on(snapshot, partial(Uncut, original, in_training), batches)
+            changed = _going_on(snapshot, partial(Uncut, original, in_training), forward_alone)
         if changed:
             what, advice = f"forward changes the {changed[0]}", _STATE
         elif not _repeats(lambda: make_sides()[0], batches):
@@ -317,10 +324,15 @@ def _going_on(snapshot: ModelSnapshot, make: Callable[[], Side], batches: Batche
     if not (changed := snapshot.changes()):
         return []
     warm = ModelSnapshot(snapshot.model, like=snapshot)
-    _all_stages(make(), replace(batches, shapes={}))
+    _all_stages(make(), batches)
     going_on = warm.changes()
-    names = {change.rpartition(" (")[0] for change in going_on}
-    return [change for change in changed if change.rpartition(" (")[0] in names] or going_on
+    return _of_the_same(changed, going_on) or going_on
+
+
+def _of_the_same(changes: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return those of `changes` that change the same as one of `others`, though perhaps to another value."""
+    names = {change.rpartition(" (")[0] for change in others}
+    return [change for change in changes if change.rpartition(" (")[0] in names]
 
 
 def _repeats(make: Callable[[], Side], batches: Batches) -> bool:

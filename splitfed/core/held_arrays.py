@@ -99,7 +99,7 @@ def check_references(module: nn.Module, model: str) -> None:
 
 
 def find_foreign(module: nn.Module, others: Mapping[str, Tensor]) -> tuple[str, str] | None:
-    """Return by what `module` leads to memory of `others`, weights and buffers by name, and to which; None if it is not.
+    """Return by what `module` leads to memory of `others`, weights and buffers by name, and to which; else None.
 
     What is a weight or buffer of `module` too counts for none.
     """

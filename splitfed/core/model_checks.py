@@ -88,9 +88,15 @@ def check_model(model: nn.Module) -> None:
         raise InvalidInput(f"{kind} was never made a module: call super().__init__() first in its __init__")
     inner, _ = open_wrappers(model)
     tables = (inner._forward_pre_hooks, inner._forward_hooks, inner._backward_pre_hooks, inner._backward_hooks)
-    if type(inner).__call__ is not nn.Module.__call__ or any(tables):
-        kind, what = type(inner).__name__, "hooks" if any(tables) else "a __call__ of its own"
-        raise InvalidInput(f"{kind} itself has {what}, which no party runs: do in forward what that does")
+    around = {
+        "hooks": any(tables),
+        "a __call__ of its own": type(inner).__call__ is not nn.Module.__call__,
+        "another function in the place of its forward": "forward" in vars(inner),
+    }
+    if found := [what for what, is_there in around.items() if is_there]:
+        raise InvalidInput(
+            f"{type(inner).__name__} itself has {found[0]}, which no party runs: do in forward what that does"
+        )
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             what = f"submodule {name!r} of {kind}" if name else f"the model, a {kind},"

@@ -28,11 +28,12 @@ from splitfed.core.attribute_reads import Reads
 from splitfed.core.cut_names import Cut
 from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.held_arrays import check_references
+from splitfed.core.meta_copies import meta_copy
 from splitfed.core.model_call import ModelCall, call_of
 from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.replay_parts import leave_out, machinery_reads
 from splitfed.core.replay_passes import Stop, mark_whole_modules
-from splitfed.core.replay_plan import meta_copy, plan_ways
+from splitfed.core.replay_plan import plan_ways
 from splitfed.core.replay_sizes import every_way, plan_sizes, repeat_rows
 from splitfed.core.replay_values import UNSEEN
 from splitfed.core.replay_way import INPUT, CrossingForm, Made, Way, align_ways

@@ -38,7 +38,7 @@ class ForwardCourse:
 
     `result`: what the model returned; `ends`: how many operations have run at each cut; `questions`: the operations
     before the last cut that ask a tensor whose holder alone can answer. `constants` and `batches`: see
-    `replay_plan._find_constants`. `changes`: the Python attributes that it changed. `told` and `free`: see above.
+    `replay_constants.find_constants`. `changes`: the Python attributes that it changed. `told` and `free`: see above.
     `attributes`: what it read of the model's objects; `calls`: what submodules return, for those that do not run them.
     `branches`: whether shapes alone do not show how it goes on behind the last cut.
     """

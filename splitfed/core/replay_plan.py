@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,22 +20,16 @@ from torch import Tensor, nn
 
 from splitfed.core.attribute_reads import AttributeReads
 from splitfed.core.cut_names import Cut, check_places
-from splitfed.core.errors import InvalidInput, check_names, describe_error, describe_failure, line_of, others_code
+from splitfed.core.errors import InvalidInput, check_names, describe_error, line_of, others_code
 from splitfed.core.held_arrays import check_references
-from splitfed.core.meta_pass import MetaPass
+from splitfed.core.meta_copies import not_copied
 from splitfed.core.model_call import ModelCall
 from splitfed.core.model_snapshot import ModelSnapshot
-from splitfed.core.module_copies import copy_computed, deep_copy, open_compiled
-from splitfed.core.nested_tensors import autograd_nodes, tensors_of
-from splitfed.core.replay_answers import Answer, SeenCall, answer, numbers_in
+from splitfed.core.module_copies import open_compiled
+from splitfed.core.nested_tensors import autograd_nodes
+from splitfed.core.replay_constants import find_constants
 from splitfed.core.replay_courses import ForwardCourse, courses_beyond, find_courses
-from splitfed.core.replay_passes import (
-    AllMembers,
-    Operation,
-    RecordingPass,
-    Stop,
-    mark_whole_modules,
-)
+from splitfed.core.replay_passes import RecordingPass, mark_whole_modules
 from splitfed.core.replay_values import CrossingValues
 from splitfed.core.replay_way import Made, Way
 from splitfed.core.weight_sharing import copy_sharing
@@ -75,52 +69,6 @@ def flatten_result(result: Any, output: str | None = None) -> dict[str, Tensor]:
         return found
     check_names("output of the model", found, output)
     return {output: found[output]}
-
-
-def meta_copy(model: nn.Module, own: Collection[str], real: Collection[str]) -> nn.Module:
-    """Return a copy of `model` that shares the weights and buffers `own`; of all others but `real` it has shapes alone.
-
-    Those others are no parameters and buffers of the copy: they stand on the meta device, as plain attributes. Names
-    of one tensor go together. Raises `InvalidInput` for a model that cannot be copied.
-    """
-    memo = copy_computed(model, numbers=False)
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        if name in own:
-            memo[id(weight)] = weight
-        elif name not in real:
-            memo[id(weight)] = nn.Parameter(weight.detach().to("meta"), weight.requires_grad)
-    for name, buffer in model.named_buffers(remove_duplicate=False):
-        if name in own:
-            memo[id(buffer)] = buffer
-        elif name not in real:
-            memo[id(buffer)] = buffer.detach().to("meta")
-    with others_code(partial(_not_copied, model)):
-        made: nn.Module = deep_copy(model, (model,), memo)
-    open_compiled(made)
-    for module in made.modules():
-        vars(module)["_named_members"] = AllMembers(module)
-    for path, module in made.named_modules(remove_duplicate=False):
-        for table in (module._parameters, module._buffers):
-            for key, tensor in list(table.items()):
-                full = f"{path}.{key}" if path else key
-                if tensor is not None and full not in own:
-                    if full in real:
-                        module._non_persistent_buffers_set.add(key)
-                    else:
-                        del table[key]
-                        vars(module)[key] = tensor
-        if not any(t is not None for table in (module._parameters, module._buffers) for t in table.values()):
-            # Batch normalisation would look for its count in every state that is loaded.
-            vars(module)["_load_from_state_dict"] = _load_nothing
-    return made
-
-
-def _not_copied(model: nn.Module, error: BaseException) -> InvalidInput:
-    return InvalidInput(f"{type(model).__name__} cannot be copied for its parties: {describe_failure(error)}")
-
-
-def _load_nothing(*given: Any) -> None:
-    """Load nothing: the module is another party's."""
 
 
 def plan_ways(
@@ -220,7 +168,7 @@ def _record(
     With `answers` given, even none, it is noted what the run changes in Python.
     """
     targets = [cut.target for cut in cuts]
-    with others_code(partial(_not_copied, model)):
+    with others_code(partial(not_copied, model)):
         recorded = copy_sharing(model)
     open_compiled(recorded)
     mark_whole_modules(recorded, targets)
@@ -271,7 +219,7 @@ def _record(
         ends = (*ends, place.operation + 1)
     course = ForwardCourse(recording, result, ends, changes=changes, attributes=noting.reads)
     rows = len(next(iter(examples.values())))
-    find = partial(_find_constants, model, examples, targets, course, gradients, call)
+    find = partial(find_constants, model, examples, targets, course, gradients, call)
     for other in (rows + 1, rows - 1):
         with contextlib.suppress(InvalidInput):
             if other and find(other):
@@ -298,179 +246,3 @@ def _find_ends(model: nn.Module, recording: RecordingPass, cuts: Sequence[Cut]) 
     if ends and ends[-1] == recording.number:
         raise InvalidInput(f"cut {cuts[-1].name!r} leaves an empty segment after {cuts[-1].name!r}")
     return tuple(ends)
-
-
-def _find_constants(
-    model: nn.Module,
-    inputs: Mapping[str, Tensor],
-    targets: Sequence[str],
-    course: ForwardCourse,
-    gradients: bool,
-    call: ModelCall,
-    other: int,
-) -> bool:
-    """Fill in what a pass with `other` rows, in which inputs and weights have shapes alone, shows of a `course`.
-
-    Returns whether it goes the same way up to the last cut. `other`: a row more than were recorded, or less.
-    `constants`: the operations that return numbers there; `batches`: the batch dimension of the results of which it is
-    not the first; `questions`: the operations that ask for a number that is not there.
-    """
-    operations, last = course.operations, course.ends[-1]
-    changed = set().union(*(operation.changed for operation in operations))
-    saved = {*model.state_dict(), *changed, *(name for name, _ in model.named_parameters(remove_duplicate=False))}
-    constants = {name for name, _ in model.named_buffers(remove_duplicate=False)} - saved
-    shapes = meta_copy(model, (), constants)
-    mark_whole_modules(shapes, targets)
-    device = next((x.device for x in inputs.values()), torch.device("cpu"))
-    arguments = {name: torch.empty((other, *x.shape[1:]), dtype=x.dtype, device="meta") for name, x in inputs.items()}
-    course.calls.clear()
-    course.constants, course.batches, course.questions, course.branches = frozenset(), {}, (), False
-    run = _ConstantsPass(device, course, _OtherCalls(model, inputs, targets, course, gradients, call, other))
-    try:
-        with warnings.catch_warnings(), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]), run:
-            warnings.simplefilter("ignore")
-            call(shapes, arguments)
-    except Stop:
-        pass
-    except InvalidInput:
-        raise
-    except (Exception, SystemExit) as error:  # what a user's own forward raises of shapes can be anything
-        # The party of the last segment holds what a later operation needs, and nobody comes after it.
-        course.branches = True
-        if run.number <= last:
-            raise InvalidInput(
-                f"{type(model).__name__} takes a number out of a tensor, or what has no shape beforehand"
-                f"{line_of(error)} ({describe_error(error)}): a party that does not hold that tensor cannot follow; "
-                "write it as operations on tensors, or cut before it"
-            ) from error
-    course.constants, course.batches, course.questions = frozenset(run.constants), run.batches, tuple(run.questions)
-    return run.number >= last and not run.astray
-
-
-class _ConstantsPass(MetaPass):
-    """A pass with another number of rows than the `course` had, which finds what `_find_constants` fills in.
-
-    `calls`: what submodules return with other numbers of rows. `astray`: whether it has left the course.
-    """
-
-    def __init__(self, device: torch.device, course: ForwardCourse, calls: _OtherCalls) -> None:
-        operations = course.operations
-        draws = {number: operation.draws for number, operation in enumerate(operations) if operation.draws}
-        super().__init__(device, len(operations), draws)
-        self._course, self._calls, self._rows = course, calls, calls.other
-        self._last, self.astray = course.ends[-1], False
-        self.constants: set[int] = set()
-        self.batches: dict[Made, int | None] = {}
-        self.questions: list[int] = []
-
-    def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
-        """Run it on shapes, or answer it by what was recorded, and note what it returns."""
-        number, course = self.number, self._course
-        recorded = course.operations[number] if number < len(course.operations) else Operation("")
-        self.astray = self.astray or (number < self._last and recorded.name != name)
-        try:
-            returned = super().operation(name, func, args, kwargs, module)
-        except Exception as error:
-            if recorded.answer:
-                self.questions.extend([number] if number < self._last else [])
-                return recorded.answer[0]
-            if module is None or number >= self._last:
-                raise
-            course.calls[number] = self._calls.answer(number, error)
-            returned = course.calls[number].build(self._rows, tensors_of((args, dict(kwargs))))
-        else:
-            if module is not None and number < self._last:
-                self._note_call(number, args, kwargs, returned)
-        tensors = tensors_of(returned)
-        if tensors and not any(tensor.is_meta for tensor in tensors):
-            self.constants.add(number)
-        for place, (tensor, index) in enumerate(zip(tensors, recorded.results, strict=False)):
-            if index is not None and (batch := _batch(course.recording.tensors[index], tensor)) != 0:
-                self.batches[Made(number, place)] = batch
-        return returned
-
-    def _note_call(self, number: int, args: Any, kwargs: Mapping[str, Any], returned: Any) -> None:
-        """Note what those are told that do not run this call of a submodule."""
-        course, tensors = self._course, tensors_of(returned)
-        if (tensors and not any(tensor.is_meta for tensor in tensors)) or course.attributes.leaves_behind(number):
-            return
-        known = answer(self._calls.first(number), SeenCall(self._rows, tensors_of((args, dict(kwargs))), returned))
-        if isinstance(known, str) and (calls := self._calls.all(number)):
-            known = answer(*calls)
-        if isinstance(known, Answer):
-            course.calls[number] = known
-
-
-class _OtherCalls:
-    """Calls of submodules with other numbers of rows, with numbers; made where shapes alone do not do."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        inputs: Mapping[str, Tensor],
-        targets: Sequence[str],
-        course: ForwardCourse,
-        gradients: bool,
-        call: ModelCall,
-        other: int,
-    ) -> None:
-        self._model, self._inputs, self._targets, self._course = model, inputs, targets, course
-        self._gradients, self._call = gradients, call
-        self.rows, self.other = len(next(iter(inputs.values()))), other
-
-    def first(self, number: int) -> SeenCall:
-        """Return the call that was recorded."""
-        operation = self._course.operations[number]
-        return SeenCall(self.rows, operation.given, operation.returned, bool(operation.draws - {"torch"}))
-
-    def all(self, number: int) -> list[SeenCall]:
-        """Return that call, one of the other number of rows, and one of equal rows; none where the way is another."""
-        return [self.first(number), *(calls[number] for calls in self._others)] if all(self._others) else []
-
-    def answer(self, number: int, error: Exception) -> Answer:
-        """Return the answer of a submodule that fails without numbers, by `error`."""
-        what = f"submodule {self._course.operations[number].name!r} of {type(self._model).__name__}"
-        calls = self.all(number)
-        if not calls:
-            raise error
-        known = answer(*calls)
-        if self._course.attributes.leaves_behind(number):
-            known = "sets an attribute that is read outside of it"
-        elif numbers := numbers_in(calls[0].returned):
-            known = f"returns the number {numbers[0]!r}, which may depend on values"
-        if isinstance(known, str):
-            raise InvalidInput(
-                f"{what} takes a number out of a tensor{line_of(error)} ({describe_error(error)}) and {known}: parties "
-                "that do not hold it cannot follow; return tensors alone, of a shape that follows from the input's"
-            ) from error
-        return known
-
-    @cached_property
-    def _others(self) -> list[dict[int, SeenCall]]:
-        choices = ([row % self.rows for row in range(self.other)], [0] * self.rows)
-        return [self._run(choice) for choice in choices]
-
-    def _run(self, choice: list[int]) -> dict[int, SeenCall]:
-        copied = copy_sharing(self._model)
-        open_compiled(copied)
-        mark_whole_modules(copied, self._targets)
-        given = {name: x[choice] for name, x in self._inputs.items()}
-        operations = self._course.operations
-        answers = {n: operation.answer[0] for n, operation in enumerate(operations) if operation.answer}
-        run = RecordingPass(copied, list(given.values()), [], answers)
-        with warnings.catch_warnings(), torch.set_grad_enabled(self._gradients), torch.random.fork_rng(devices=[]):
-            warnings.simplefilter("ignore")
-            with run, contextlib.suppress(RuntimeError, TypeError, ValueError, LookupError):
-                self._call(copied, given)
-        if [operation.name for operation in run.operations] != [operation.name for operation in operations]:
-            return {}
-        return {n: SeenCall(len(choice), o.given, o.returned) for n, o in enumerate(run.operations) if o.whole}
-
-
-def _batch(value: Tensor, with_one_row_more: Tensor) -> int | None:
-    """Return the dimension that is the number of rows, None where the number of rows changes none."""
-    pairs = list(zip(value.shape, with_one_row_more.shape, strict=False))
-    changed = [dimension for dimension, (before, after) in enumerate(pairs) if before != after]
-    if not changed:
-        return None if value.dim() == with_one_row_more.dim() else 0
-    return changed[0] if len(changed) == 1 else 0

@@ -8,6 +8,8 @@ before the branch is met: it is seen where it is called, though `forward` may ca
 from __future__ import annotations
 
 import dis
+import inspect
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +22,8 @@ import torch
 from torch import fx, nn
 from torch.fx.proxy import TraceError
 from torch.overrides import TorchFunctionMode
+
+from splitfed.core.held_arrays import is_installed
 
 _FACTORY_NAMES = """
 arange bernoulli eye empty full linspace logspace normal ones rand randint randn randperm range tensor
@@ -154,22 +158,31 @@ class _Factories(TorchFunctionMode):
 
 def find_type_question(model: nn.Module) -> str | None:
     """Return the name of a function of the user's that calls `type`, which nobody can answer for a value of a trace."""
-    tracer, seen = fx.Tracer(), set[type]()
+    tracer, waiting, seen = fx.Tracer(), list[Any](), set[int]()
     for path, module in model.named_modules():
-        if type(module) in seen or (path and tracer.is_leaf_module(module, path)):
+        if not path or not tracer.is_leaf_module(module, path):
+            for kind in type(module).__mro__:
+                # Of an installed package what runs is read, and not all that it has.
+                waiting += [vars(kind).get("forward")] if is_installed(kind) else vars(kind).values()
+    while waiting:
+        one = waiting.pop()
+        one = getattr(one, "fget", None) or inspect.unwrap(getattr(one, "__func__", one))
+        if not isinstance(one, FunctionType) or id(one) in seen or (one.__module__ or "").partition(".")[0] == "torch":
             continue
-        seen.add(type(module))
-        for kind in type(module).__mro__:
-            if kind.__module__.partition(".")[0] not in ("torch", "builtins"):
-                for function in vars(kind).values():
-                    if isinstance(function, FunctionType) and _calls_type(function.__code__):
-                        return function.__qualname__
+        seen.add(id(one))
+        if _asks_type(one.__code__):
+            return one.__qualname__
+        met = (one.__globals__.get(name) for name in one.__code__.co_names)
+        waiting += [other for other in met if isinstance(other, FunctionType) and not is_installed(other)]
     return None
 
 
 @cache
-def _calls_type(code: CodeType) -> bool:
-    here = "type" in code.co_names and any(
-        one.opname in ("LOAD_GLOBAL", "LOAD_NAME") and one.argval == "type" for one in dis.get_instructions(code)
-    )
-    return here or any(isinstance(inner, CodeType) and _calls_type(inner) for inner in code.co_consts)
+def _asks_type(code: CodeType) -> bool:
+    """Return whether it calls `type` with another argument than `self`."""
+    if "type" in code.co_names:
+        steps = [one for one in dis.get_instructions(code) if one.opname != "PUSH_NULL"]
+        for step, then in itertools.pairwise(steps):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval == "type" and then.argval != "self":
+                return True
+    return any(isinstance(inner, CodeType) and _asks_type(inner) for inner in code.co_consts)

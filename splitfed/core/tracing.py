@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from splitfed.core.aliasing import check_in_place, find_overwritten_node
@@ -100,11 +101,6 @@ class PieceModule(fx.GraphModule):
 
 def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[str, Tensor]]:
     """Return the graph of `model`, and the constants that it reads under names that the model does not have."""
-    if "forward" in vars(model):
-        raise NotTraceable(
-            f"{type(model).__name__} cannot be traced: its forward is replaced by another function; write a class with "
-            "that forward"
-        )
     if (asking := find_type_question(model)) is not None:
         raise NotTraceable(
             f"{type(model).__name__} cannot be traced: {asking} asks for the type of something, which may be that of a "

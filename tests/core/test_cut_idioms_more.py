@@ -87,7 +87,7 @@ IMAGES = {
     "coordinates_of_pixels": image(images.Coordinates, "stem", "block", replayed=True),
     "raw_data_read_again": image(images.SpatialTransformer, "fc_loc", refused="raw data never crosses"),
     "grid_sample": image(images.SpatialTransformer, "block.0", replayed=True),
-    "features_kept_by_hooks": image(images.HookedFeatures, "stem", replayed=True),
+    "features_kept_by_hooks": image(images.HookedFeatures, "stem"),
     "one_encoder_twice": image(images.SiameseNet, "project"),
     "one_encoder_on_two_sides": image(images.SiameseNet, "encoder", refused="weights tied across a cut"),
     "a_number_of_the_batch": image(images.MinibatchStd, "stem", "block"),

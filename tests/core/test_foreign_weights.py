@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
 from splitfed.topologies import vanilla, vertical
+from tests.examples import engine_of
 
 GLOBAL: dict[str, nn.Module] = {}
 
@@ -98,7 +100,7 @@ def test_a_hook_over_the_whole_model_that_reads_no_weights_is_exact_and_leaves_t
         torch.manual_seed(0)
         model: Any = Hooked(kept)
     topology = vanilla(model, "f", task=sf.classification(4), example=x[:8])
-    engine = engine_of(topology, x, y)
+    engine = engine_of(topology, x, y, optim=sf.Optim("SGD", {"lr": 0.1}))
     engine.train(0, 0, [torch.arange(8), torch.arange(8, 16)])
     assert model.features == {}
     steps = torch.optim.SGD(model.parameters(), lr=0.1)

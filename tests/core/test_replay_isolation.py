@@ -93,7 +93,12 @@ def test_hooks_over_the_whole_model_lead_no_party_to_what_another_holds(name: st
     assert model.seen == {"none": None}
     assert shared(engine) == []
     assert foreign(engine, initial) == []
-    kept = {key for party in engine.parties.values() for m in party.state.modules.values() for key in vars(m)["seen"]}
+    kept = {
+        key
+        for party in engine.parties.values()
+        for m in party.state.modules.values()
+        for key in vars(m).get("seen", ())
+    }
     assert kept == {"none", "body.layer", "second.layer", "head", "last"}
 
 

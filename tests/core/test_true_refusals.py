@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -51,10 +52,30 @@ class KeptByAHook(Layers):
         return {"y": self.c(h + self.kept["a"])}
 
 
+def test_a_hook_whose_closure_holds_the_model_keeps_in_its_copies_what_it_keeps() -> None:
+    model = KeptByAHook()
+    topology = vanilla(model, "a", example=rows())
+    assert model.kept == {}
+    sent = topology.segments[0].module(rows())
+    (result,) = topology.segments[1].module(*sent) if isinstance(sent, tuple) else (topology.segments[1].module(sent),)
+    assert model.kept == {}
+    assert torch.equal(result, model(rows())["y"])
+
+
+class KeptByAnObject(KeptByAHook):
+    """The same by an object that was handed the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a._forward_hooks.clear()
+        table = {"of": self}
+        self.a.register_forward_hook(lambda _module, _inputs, output: table["of"].kept.update(a=output))
+
+
 def test_a_hook_that_leads_to_the_model_itself_is_named() -> None:
-    text = "'_forward_hooks' of 'a' is a function or a reference that leads to a KeptByAHook: .*make it a method"
+    text = "'_forward_hooks' of 'a' is a function or a reference that leads to a KeptByAnObject: .*make it a method"
     with pytest.raises(InvalidInput, match=text):
-        vanilla(KeptByAHook(), "a", example=rows())
+        vanilla(KeptByAnObject(), "a", example=rows())
 
 
 class Normalised(Layers):
@@ -64,6 +85,15 @@ class Normalised(Layers):
         h = torch.relu(self.a(x))
         with torch.no_grad():
             self.c.weight.mul_(0.99)
+        return self.c(self.b(h))
+
+
+class NormalisedOutside(Layers):
+    """The same by the caller's mode."""
+
+    def forward(self, x: Tensor) -> Any:
+        h = torch.relu(self.a(x))
+        self.c.weight.mul_(0.99)
         return self.c(self.b(h))
 
 
@@ -77,9 +107,11 @@ class NormalisedByData(Layers):
 
 
 def test_a_weight_changed_under_no_grad_is_named_by_a_trace() -> None:
+    with pytest.raises(InvalidInput, match=r"'with torch.no_grad\(\):' .* a value is computed under no_grad\(\)"):
+        vanilla(Normalised(), "a")
     text = r"changes the weight 'c\.weight' in place, by 'mul_', which takes a torch.no_grad\(\) that a trace does not"
     with pytest.raises(InvalidInput, match=text):
-        vanilla(Normalised(), "a")
+        vanilla(NormalisedOutside(), "a")
     assert not isinstance(vanilla(NormalisedByData(), "a").segments[0].module, ReplayedSegment)
 
 
@@ -236,3 +268,34 @@ def test_draws_in_place_are_compared_and_accepted(at: str) -> None:
     found = vanilla(DropPath(), at, example=rows())
     assert all(isinstance(segment.module, ReplayedSegment) for segment in found.segments)
     u_shaped(DropPath(), ("a", "b"), example=rows())
+
+
+class CountedByAHook(Layers):
+    """A hook counts its calls outside of the module, by which its gradient is another in later steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        calls = itertools.count()
+        self.b.register_full_backward_hook(
+            lambda _m, gradients, _g: (gradients[0] * (1.0 if next(calls) < 30 else 0.5),)
+        )
+
+
+class CountedInItsModule(Layers):
+    """The same by an attribute of the module, which a checkpoint holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b.calls = 0  # type: ignore[assignment]
+
+        def hook(module: Any, gradients: Any, _: Any) -> Any:
+            module.calls += 1
+            return (gradients[0] * (1.0 if module.calls < 30 else 0.5),)
+
+        self.b.register_full_backward_hook(hook)
+
+
+def test_what_a_hook_changes_outside_of_its_module_is_refused_before_training() -> None:
+    with pytest.raises(InvalidInput, match=r"a backward pass changes .*'calls'.*, which a checkpoint cannot hold"):
+        vanilla(CountedByAHook(), "a", example=rows())
+    vanilla(CountedInItsModule(), "a", example=rows())
