@@ -94,7 +94,7 @@ def fits(value: Any, annotation: Any) -> bool:
         return _is_whole(value)
     if annotation is float:
         # Torch takes no whole number beyond for any number.
-        return isinstance(value, Real) and not isinstance(value, bool) and not _is_beyond(value)
+        return not _is_beyond(value) and isinstance(value, Real) and not isinstance(value, bool)
     if annotation is Any:
         return True
     if _takes_path(annotation) and isinstance(value, (str, os.PathLike)):

@@ -45,16 +45,18 @@ def reads_folder(function: F) -> F:
     @wraps(function)
     def reading(*args: Any, **given: Any) -> Any:
         first = args[0] if args else given.get("folder", given.get("study"))
-        folder = str(getattr(first, "folder", first))
+        folder = getattr(first, "folder", first)
 
         def refuse(error: BaseException) -> BaseException:
             malformed = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-            # An undefined name of the report's template is of a class of its own.
-            if isinstance(error, SplitfedError) or not (isinstance(error, malformed) or "Undefined" in repr(error)):
+            # What is no path at all is said of the argument. An undefined name of the report's template is of a class
+            # of its own.
+            known = isinstance(error, SplitfedError) or not isinstance(folder, (str, Path))
+            if known or not (isinstance(error, malformed) or "Undefined" in repr(error)):
                 return error
             return InvalidInput(
-                f"{folder!r} holds a document of another form than splitfed writes ({describe_error(error)}): it was "
-                "changed by hand, or another version wrote it"
+                f"{str(folder)!r} holds a document of another form than splitfed writes ({describe_error(error)}): it "
+                "was changed by hand, or another version wrote it"
             )
 
         with others_code(refuse):

@@ -31,8 +31,13 @@ class SplitfedError(Exception):
 
     def __str__(self) -> str:
         """The text, the middle of one that is too long left out: there a value stands that was given."""
-        text = " ".join(line.strip() for line in super().__str__().splitlines())
+        text = in_a_line(super().__str__())
         return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[5 - LONGEST // 2 :]}"
+
+
+def in_a_line(text: str) -> str:
+    """Return `text` with its lines after one another."""
+    return " ".join(line.strip() for line in text.splitlines())
 
 
 class InvalidInput(SplitfedError, ValueError):
@@ -74,7 +79,7 @@ class Unknown(InvalidInput):
         hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
         shown = ", ".join(options[:MOST]) + (f" and {len(options) - MOST} more" if len(options) > MOST else "")
         what = name if len(name) < WIDEST else f"{name[:WIDEST]}..."
-        return f"unknown {kind} {what}{hint} (allowed: {shown or 'none'})"
+        return in_a_line(f"unknown {kind} {what}{hint} (allowed: {shown or 'none'})")
 
 
 MOST, WIDEST = 100, 200
