@@ -17,6 +17,7 @@ import splitfed as sf
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.study.run import longer, session
+from splitfed.study.run.checked import CHECKED, read_checked
 from splitfed.study.run.longer import continue_run
 from tests.examples import assert_same
 from tests.study.examples import small, write
@@ -182,6 +183,11 @@ def test_a_trial_of_a_search_stays_what_it_was(tmp_path: Path, whole: Path) -> N
 def test_a_number_of_rounds_is_a_count(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["continue", str(whole / "runs" / NAME), "--rounds", "0"]) == 2
     assert re.match(r"rounds=0 is not allowed; expected a whole number of at least 1", capsys.readouterr().err)
+
+
+def test_a_pipe_in_the_place_of_what_a_check_found_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / CHECKED)
+    assert read_checked(tmp_path) is None
 
 
 @pytest.mark.parametrize(
