@@ -213,10 +213,12 @@ def _compare(
             return
         if run or not (large and _same_on_shared(original.model, make_sides(True), batches, reordered)):
             _run_stages(original.model, make_sides(), batches, reordered)
-        changed = _going_on(snapshot, partial(Uncut, original, in_training), forward_alone) if original.cuts else []
+        changed, changes = [], bool(snapshot.changes())
+        if changes and original.cuts:
+            changed = _going_on(snapshot, partial(Uncut, original, in_training), forward_alone)
         if changed:
             raise Difference(f"forward changes the {changed[0]}", _STATE)
-        unkept = snapshot.unkept_changes()
+        unkept = snapshot.unkept_changes() if changes else []
         if unkept and original.cuts:
             # Hooks change in the backward pass what one party alone has.
             going_on = _going_on(snapshot, partial(Uncut, original, in_training), batches)

@@ -156,33 +156,51 @@ class _Factories(TorchFunctionMode):
         return func(*args, **given)
 
 
-def find_type_question(model: nn.Module) -> str | None:
-    """Return the name of a function of the user's that calls `type`, which nobody can answer for a value of a trace."""
-    tracer, waiting, seen = fx.Tracer(), list[Any](), set[int]()
-    for path, module in model.named_modules():
-        if not path or not tracer.is_leaf_module(module, path):
-            for kind in type(module).__mro__:
-                # Of an installed package what runs is read, and not all that it has.
-                waiting += [vars(kind).get("forward")] if is_installed(kind) else vars(kind).values()
+def find_untraceable_code(model: nn.Module) -> str | None:
+    """Return what code of the user's that a pass may run does of which a graph keeps nothing: `type`, `except`."""
+    tracer = fx.Tracer()
+    followed = [module for path, module in model.named_modules() if not path or not tracer.is_leaf_module(module, path)]
+    methods: dict[str, list[Any]] = {}
+    for kind in {kind for module in followed for kind in type(module).__mro__}:
+        # Of an installed package that is read alone which runs in any case.
+        for name in ("forward",) if is_installed(kind) else vars(kind):
+            methods.setdefault(name, []).append(vars(kind).get(name))
+    waiting = [*methods.get("forward", ())]
+    waiting += [hook for one in followed for table in _hooks(one) for hook in table.values()]
+    seen: set[int] = set()
     while waiting:
         one = waiting.pop()
-        one = getattr(one, "fget", None) or inspect.unwrap(getattr(one, "__func__", one))
+        one = getattr(one, "fget", None) or getattr(one, "func", one)
+        one = inspect.unwrap(getattr(one, "__func__", one))
         if not isinstance(one, FunctionType) or id(one) in seen or (one.__module__ or "").partition(".")[0] == "torch":
             continue
         seen.add(id(one))
-        if _asks_type(one.__code__):
-            return one.__qualname__
-        met = (one.__globals__.get(name) for name in one.__code__.co_names)
-        waiting += [other for other in met if isinstance(other, FunctionType) and not is_installed(other)]
+        if (what := _untraceable(one.__code__)) is not None:
+            return f"{one.__qualname__} {what}"
+        for name in _names(one.__code__):
+            met = one.__globals__.get(name)
+            waiting += methods.get(name, ())
+            waiting += [met] if isinstance(met, FunctionType) and not is_installed(met) else []
     return None
 
 
+def _hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    return module._forward_pre_hooks, module._forward_hooks
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = [_names(one) for one in code.co_consts if isinstance(one, CodeType)]
+    return {*code.co_names, *(name for names in inner for name in names)}
+
+
 @cache
-def _asks_type(code: CodeType) -> bool:
-    """Return whether it calls `type` with another argument than `self`."""
-    if "type" in code.co_names:
-        steps = [one for one in dis.get_instructions(code) if one.opname != "PUSH_NULL"]
-        for step, then in itertools.pairwise(steps):
-            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval == "type" and then.argval != "self":
-                return True
-    return any(isinstance(inner, CodeType) and _asks_type(inner) for inner in code.co_consts)
+def _untraceable(code: CodeType) -> str | None:
+    """Return what it does that a graph does not hold: call `type` with another argument than `self`, catch an error."""
+    steps = [one for one in dis.get_instructions(code) if one.opname not in ("PUSH_NULL", "CACHE")]
+    for step, then in itertools.pairwise(steps):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval == "type" and then.argval != "self":
+            return "asks for the type of something, which may be that of a value: ask for its shape or dtype"
+        bare = step.opname == "PUSH_EXC_INFO" and then.opname == "POP_TOP"
+        if bare or step.opname in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH") or step.argval == "suppress":
+            return "catches errors, which numbers alone may raise: ask before, as torch.linalg.cholesky_ex does"
+    return next((what for one in code.co_consts if isinstance(one, CodeType) and (what := _untraceable(one))), None)

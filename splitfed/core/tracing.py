@@ -17,7 +17,6 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from splitfed.core.aliasing import check_in_place, find_overwritten_node
@@ -27,7 +26,7 @@ from splitfed.core.held_arrays import find_foreign, holds_arrays, leave_out_unre
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.topology import CutPiece, Original
-from splitfed.core.tracer import ModelTracer, find_type_question
+from splitfed.core.tracer import ModelTracer, find_untraceable_code
 
 
 class NotTraceable(InvalidInput):
@@ -78,15 +77,6 @@ class PieceModule(fx.GraphModule):
 
     trace_constants: tuple[str, ...] = ()
 
-    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super()._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-            raise InvalidInput(
-                f"{type(self).__name__} fails on the numbers of a batch ({describe_error(error)}), which a trace does "
-                "not catch where forward does: use what returns whether it failed, such as torch.linalg.cholesky_ex"
-            ) from error
-
     def __deepcopy__(self, memo: Any) -> PieceModule:
         """Return a copy with weights of its own; to write and compile the same code again takes longer than a step."""
         made: PieceModule = object.__new__(type(self))
@@ -101,11 +91,8 @@ class PieceModule(fx.GraphModule):
 
 def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[str, Tensor]]:
     """Return the graph of `model`, and the constants that it reads under names that the model does not have."""
-    if (asking := find_type_question(model)) is not None:
-        raise NotTraceable(
-            f"{type(model).__name__} cannot be traced: {asking} asks for the type of something, which may be that of a "
-            "value; ask in forward for its shape or dtype"
-        )
+    if (what := find_untraceable_code(model)) is not None:
+        raise NotTraceable(f"{type(model).__name__} cannot be traced: {what}")
     _check_hooks(model)
     graphs, own_names, constants = [], set(vars(model)), {}
     for mode in (False, True):

@@ -4,11 +4,13 @@
 with one thread. A ratio is of the CPU time of one process: a cut after the middle of the model, with
 its proof, over one forward and backward pass of eight rows (16 tokens, or 224 x 224 images), the better of three after
 one that is not counted. Memory is the most that the process held: with the cut, and with one such pass alone.
-`python -m tests.benchmarks.cutting cuts` measures `splitfed cuts --blocks` of BERT-base, import included.
+`python -m tests.benchmarks.cutting cuts` measures `splitfed cuts --blocks` of BERT-base, import included;
+`python -m tests.benchmarks.cutting start bert vit resnet` what a run does before its first step, in passes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -17,11 +19,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
+import splitfed as sf
 from splitfed.core.cutting import cut
+from splitfed.engines.local import LocalEngine
+from splitfed.topologies import vanilla
 
 ROWS, TOKENS, SIDE = 8, 16, 224
 TIMES, MEMORY = 6.0, 2.0
@@ -91,11 +97,32 @@ def child(what: str, name: str) -> dict[str, float]:
         one_pass(model, rows)
     elif what == "memory":
         cut(model, (WORKLOADS[name].cut,), rows, "logits")
-    elif what == "cut":
+    elif what in ("cut", "start"):
         one_pass(model, rows)
         found["pass"] = min(seconds(lambda: one_pass(model, rows)) for _ in range(3))
+    if what == "start":
+        found["start"] = start(model, rows, WORKLOADS[name].cut)
+    elif what == "cut":
         found["cut"] = seconds(lambda: cut(model, (WORKLOADS[name].cut,), rows, "logits"))
     return {**found, "peak": held()}
+
+
+def start(model: nn.Module, rows: Mapping[str, Tensor], at: str) -> float:
+    """Return the CPU seconds from the call of `train` to the first step of a run."""
+    topology = vanilla(model, at, output="logits", example=rows, task=sf.classification(2))
+    x = next(iter(rows.values())).repeat(3, *[1] * (next(iter(rows.values())).dim() - 1))
+    kind: Any = "float32" if x.is_floating_point() else "int64"
+    data = sf.data.from_arrays(x, torch.arange(len(x)) % 2, dtype=kind)
+    stopped: list[float] = []
+
+    def first_step(*_: Any, **__: Any) -> None:
+        stopped.append(time.process_time())
+        raise KeyboardInterrupt
+
+    began = time.process_time()
+    with mock.patch.object(LocalEngine, "train", first_step), contextlib.suppress(KeyboardInterrupt):
+        sf.train(topology, data.clients(1, victims=1, validation=0.0), rounds=1, batch_size=ROWS, seed=0)
+    return stopped[0] - began
 
 
 def measure(what: str, name: str) -> dict[str, float]:
@@ -128,6 +155,11 @@ def main(names: Sequence[str]) -> None:
         return
     if names and names[0] == "cuts":
         list_cuts()
+        return
+    if names and names[0] == "start":
+        for name in names[1:]:
+            times = measure("start", name)
+            print(f"{name}: a run's start {times['start'] / times['pass']:.2f} passes", flush=True)
         return
     for name in names or WORKLOADS:
         one, memory, times = (measure(what, name) for what in ("pass", "memory", "cut"))

@@ -204,16 +204,15 @@ class Catching(Layers):
 LARGE = 10.0
 
 
-def test_what_forward_catches_and_a_trace_does_not_is_one_line_in_training() -> None:
-    engine = engine_of(vanilla(Catching(), "before:c"), rows(), torch.arange(24) % 4)
-    engine.train(0, 0, [torch.arange(8)])
-    with torch.no_grad():
-        for weight in engine.modules(0)["bottom"].parameters():
-            weight.mul_(100.0)
-    with pytest.raises(
-        InvalidInput, match=r"CatchingPart0 fails on the numbers of a batch .*torch\.linalg\.cholesky_ex"
-    ):
-        engine.train(0, 1, [torch.arange(8)])
+def test_what_forward_catches_is_refused_by_a_trace_and_followed_or_refused_by_a_replay() -> None:
+    with pytest.raises(InvalidInput, match=r"Catching\.forward catches errors, .*torch\.linalg\.cholesky_ex"):
+        vanilla(Catching(), "before:c")
+    topology, whole = vanilla(Catching(), "a", example=rows()), Catching()
+    whole.load_state_dict(topology.state_dict({s.name: s.module for s in topology.segments}))
+    below, above = (segment.module for segment in topology.segments)
+    assert torch.equal(above(below(rows())), whole(rows()))
+    with pytest.raises(InvalidInput, match="forward of Catching takes another way than when it was cut"):
+        above(below(rows() * 1000.0))
 
 
 class Clamped(Layers):
