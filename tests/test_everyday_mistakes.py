@@ -176,3 +176,33 @@ def test_a_role_that_several_parties_play_is_asked_for_by_name() -> None:
     run = sf.train(vanilla(mlp(), "1"), small().clients(2, auxiliary=4, victims=4, seed=0), rounds=1)
     text = refusal(run.observe, "client")
     assert text == "2 parties play the role 'client': name one, such as 'client0'"
+
+
+TOPOLOGY = vanilla(mlp(), "0")
+TABLES = {"a": sf.data.Table([1], torch.rand(1, 3), torch.tensor([1.0])), "b": sf.data.Table([1], torch.rand(1, 3))}
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: sf.Recording(None), "recording parties=None is not allowed; expected a list of names"),
+        (lambda: sf.Recording("server"), "recording parties='server' is not allowed; expected a list of names"),
+        (lambda: sf.Logging("a\0b"), r"folder='a\x00b' is not allowed; expected a path of names of at most 255 bytes"),
+        (lambda: sf.Logging("x" * 256), "is not allowed; expected a path of names of at most 255 bytes each"),
+        (lambda: sf.Logging(progress=object), "progress=<class 'object'> is not allowed; expected a function of round"),
+        (lambda: sf.Logging(link=TOPOLOGY), "unknown link Topology(vanilla: input_1 of client client: bottom: in"),
+        (lambda: sf.Optim(scheduler=TOPOLOGY), "Topology(vanilla: input_1 of client client: bottom: in"),
+        (lambda: sf.attacks.ModelInversion(optimizer=TOPOLOGY), "Topology(vanilla: input_1 of client client: bottom"),
+        (lambda: sf.cut(mlp(), ["0"], torch.rand(4, 3), chain=["x"]), "expected the party of each of 2 pieces"),
+        (lambda: sf.cut_places(mlp(), torch.rand(4, 3), progress=object), "progress=<class 'object'> is not allowed"),
+        (lambda: sf.data.from_torch([(1.0, 0), (2.0, 1)], collate=object), "collate=<class 'object'> is not allowed"),
+        (lambda: sf.data.align(TABLES, "a", intersect=lambda *_: None), "what intersect returns=None is not allowed"),
+        (lambda: sf.data.csv("x" * 256, "y"), "expected a path of names of at most 255 bytes"),
+        (lambda: sf.data.beats(noise=10**30), "expected a number below 2**63"),
+        (lambda: sf.models.mlp((3,), 2**64), "a whole number of at least 1 and at most"),
+        (lambda: sf.compare(None), "folder=None is not allowed; expected a path of names"),
+        (lambda: sf.LocalUpdate(epochs=10**30), "a whole number of at least 1 and at most"),
+    ],
+)
+def test_values_of_wrong_kinds_are_refused_before_anything_runs(make: Callable[[], object], said: str) -> None:
+    assert said in refusal(make)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -55,7 +56,7 @@ class Output(nn.Module):
                 "for moments of one sequence; give batch_first=True"
             )
         self.module = module
-        self.at = (at,) if isinstance(at, int) else tuple(at)
+        self.at = (at,) if isinstance(at, (int, np.integer)) else tuple(at)
 
     def forward(self, *values: Tensor) -> Tensor:
         """Return the value; raises `InvalidInput` where there is none at that place, or no tensor."""

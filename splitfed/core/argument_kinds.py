@@ -18,7 +18,7 @@ from itertools import islice
 from numbers import Real
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from splitfed.core.errors import InvalidInput, SplitfedError, short
+from splitfed.core.errors import LARGEST, PATH, InvalidInput, SplitfedError, is_path, short
 
 F = TypeVar("F", bound=Callable[..., Any])
 K = TypeVar("K", bound=type)
@@ -93,10 +93,15 @@ def fits(value: Any, annotation: Any) -> bool:
     if annotation is int:
         return _is_whole(value)
     if annotation is float:
-        return isinstance(value, Real) and not isinstance(value, bool)
+        # Torch takes no whole number beyond for any number.
+        return not _is_beyond(value) and isinstance(value, Real) and not isinstance(value, bool)
     if annotation is Any:
         return True
+    if _takes_path(annotation) and isinstance(value, (str, os.PathLike)):
+        return is_path(value)
     origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is collections.abc.Callable and isinstance(inner[0], list):
+        return takes(value, len(inner[0]))
     if origin in (Union, types.UnionType):
         return any(fits(value, one) for one in inner)
     if origin is Literal:
@@ -104,6 +109,25 @@ def fits(value: Any, annotation: Any) -> bool:
     if isinstance(kind := origin or annotation, type):
         return _is_kind(value, kind) and _entries_fit(value, kind, inner)
     return True
+
+
+def takes(value: Any, count: int) -> bool:
+    """Return whether `value` can be called with `count` arguments, as far as its signature tells."""
+    try:
+        inspect.signature(value).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # it tells none
+        return callable(value)
+    return True
+
+
+def _takes_path(annotation: Any) -> bool:
+    return any(isinstance(one, type) and issubclass(one, os.PathLike) for one in (annotation, *get_args(annotation)))
+
+
+def _is_beyond(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) > LARGEST
 
 
 def _is_kind(value: Any, kind: Any) -> bool:
@@ -148,7 +172,7 @@ def _is_whole(value: Any) -> bool:
         operator.index(value)
     except (TypeError, ValueError, RuntimeError):
         return False
-    return True
+    return not _is_beyond(value)
 
 
 def describe(annotation: Any) -> str:
@@ -179,7 +203,11 @@ def describe(annotation: Any) -> str:
 
 
 def _refusal(name: str, value: Any, annotation: Any) -> InvalidInput:
-    return InvalidInput(f"{name}={short(value)} is not allowed; expected {describe(annotation)}")
+    path = _takes_path(annotation) and isinstance(value, (str, os.PathLike))
+    most = " below 2**63" if _is_beyond(value) else ""
+    return InvalidInput(
+        f"{name}={short(value)} is not allowed; expected {PATH if path else describe(annotation)}{most}"
+    )
 
 
 def _first_misfit(function: Callable[..., Any], args: tuple[Any, ...], given: Mapping[str, Any]) -> InvalidInput | None:

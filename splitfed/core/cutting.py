@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from splitfed.core.cut_names import Cut, read_cuts
 from splitfed.core.equivalence import FailsByItself, check_counts, check_example, check_original
-from splitfed.core.errors import InvalidInput, check_names, others_code
+from splitfed.core.errors import InvalidInput, check_names, others_code, short
 from splitfed.core.model_call import call_of, takes_by_name
 from splitfed.core.model_checks import check_model, open_wrappers, without_prefix
 from splitfed.core.model_snapshot import ModelSnapshot
@@ -76,6 +76,8 @@ def cut(
     check_model(model)
     model, prefix = open_wrappers(model)
     cuts = read_cuts(model, without_prefix(model, prefix, (at,) if isinstance(at, str) else tuple(at)))
+    if chain and len(chain) != len(cuts) + 1:
+        raise InvalidInput(f"chain={short(chain)} is not allowed; expected the party of each of {len(cuts) + 1} pieces")
     snapshot = ModelSnapshot(model)
     snapshot.refuse_generators()
     if example is None:

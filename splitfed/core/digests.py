@@ -15,7 +15,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from splitfed.core.errors import InvalidInput, SplitfedError, describe_error, others_code
+from splitfed.core.errors import PATH, InvalidInput, SplitfedError, describe_error, others_code, short
 
 F = TypeVar("F", bound=Callable[..., Any])
 FIELD = "digest"
@@ -45,16 +45,18 @@ def reads_folder(function: F) -> F:
     @wraps(function)
     def reading(*args: Any, **given: Any) -> Any:
         first = args[0] if args else given.get("folder", given.get("study"))
-        folder = str(getattr(first, "folder", first))
+        folder = getattr(first, "folder", first)
 
         def refuse(error: BaseException) -> BaseException:
             malformed = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
             # An undefined name of the report's template is of a class of its own.
             if isinstance(error, SplitfedError) or not (isinstance(error, malformed) or "Undefined" in repr(error)):
                 return error
+            if not isinstance(folder, (str, Path)):
+                return InvalidInput(f"folder={short(folder)} is not allowed; expected {PATH}")
             return InvalidInput(
-                f"{folder!r} holds a document of another form than splitfed writes ({describe_error(error)}): it was "
-                "changed by hand, or another version wrote it"
+                f"{str(folder)!r} holds a document of another form than splitfed writes ({describe_error(error)}): it "
+                "was changed by hand, or another version wrote it"
             )
 
         with others_code(refuse):
@@ -97,6 +99,8 @@ def json_with_digest(document: Mapping[str, Any], indent: int | None = 1) -> byt
 
 def read(path: Path, advice: str) -> dict[str, Any]:
     """Return the JSON document at `path` without its digest; raises `Damaged`, with `advice`, unless it is whole."""
+    if path.exists() and not path.is_file():
+        raise Damaged(path, advice, "it is no file")
     try:
         document = json.loads(path.read_bytes())
     except (ValueError, RecursionError):

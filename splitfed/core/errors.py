@@ -6,19 +6,38 @@ import difflib
 import linecache
 import math
 import numbers
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
+LONGEST = 1200
+"""Characters of the text of an error that are shown."""
+
+LARGEST = 2**63 - 1
+"""The largest whole number that tensors hold, and so that is taken for a count."""
+
+PATH = "a path of names of at most 255 bytes each, without NUL"
+
 
 class SplitfedError(Exception):
-    """Base of every error this package raises on purpose; its text is one line."""
+    """Base of every error this package raises on purpose; its text is one line of at most `LONGEST` characters."""
+
+    def __str__(self) -> str:
+        """The text, the middle of one that is too long left out: there a value stands that was given."""
+        text = in_a_line(super().__str__())
+        return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[5 - LONGEST // 2 :]}"
+
+
+def in_a_line(text: str) -> str:
+    """Return `text` with its lines after one another."""
+    return " ".join(line.strip() for line in text.splitlines())
 
 
 class InvalidInput(SplitfedError, ValueError):
@@ -60,7 +79,7 @@ class Unknown(InvalidInput):
         hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
         shown = ", ".join(options[:MOST]) + (f" and {len(options) - MOST} more" if len(options) > MOST else "")
         what = name if len(name) < WIDEST else f"{name[:WIDEST]}..."
-        return f"unknown {kind} {what}{hint} (allowed: {shown or 'none'})"
+        return in_a_line(f"unknown {kind} {what}{hint} (allowed: {shown or 'none'})")
 
 
 MOST, WIDEST = 100, 200
@@ -75,8 +94,10 @@ def unknown(kind: str, name: object, allowed: Iterable[str]) -> InvalidInput:
 def check_names(kind: str, allowed: Collection[Any], *names: object) -> None:
     """Refuse the first of `names` that no `kind` has: those `allowed`."""
     for name in names:
-        if not isinstance(name, Hashable) or name not in allowed:
-            raise unknown(kind, name, allowed)
+        with suppress(TypeError):  # that has no hash
+            if isinstance(name, Hashable) and name in allowed:
+                continue
+        raise unknown(kind, name, allowed)
 
 
 def first_line(error: BaseException) -> str:
@@ -86,7 +107,10 @@ def first_line(error: BaseException) -> str:
 
 def short(value: object) -> str:
     """Return what `value` is in a line of at most `WIDEST` characters, without addresses, for the text of an error."""
-    text = " ".join(re.sub(r" at 0x[0-9a-f]+", "", repr(value)).split())
+    try:
+        text = " ".join(re.sub(r" at 0x[0-9a-f]+", "", repr(value)).split())
+    except ValueError:  # more digits than Python writes
+        text = f"{type(value).__name__}(...)"
     return text if len(text) <= WIDEST else f"{text[:WIDEST]}..."
 
 
@@ -161,28 +185,44 @@ def check_number(
     """Refuse a `value` that is no finite number between the bounds (`open_*` excludes the bound)."""
     inside = (
         _is(value, numbers.Real)
-        and math.isfinite(value)
+        and abs(value) <= sys.float_info.max
         and (value > low if open_low else value >= low)
         and (value < high if open_high else value <= high)
     )
     if not inside:
         left = "(" if open_low or low == -math.inf else "["
         right = ")" if open_high or high == math.inf else "]"
-        raise InvalidInput(f"{name}={value!r} is not allowed; expected a number in {left}{low:g}, {high:g}{right}")
+        raise InvalidInput(f"{name}={short(value)} is not allowed; expected a number in {left}{low:g}, {high:g}{right}")
 
 
-def check_count(name: str, value: Any, *, low: int = 0) -> None:
-    """Refuse a `value` that is no whole number of at least `low`."""
-    if not _is(value, numbers.Integral) or value < low:
-        raise InvalidInput(f"{name}={value!r} is not allowed; expected a whole number of at least {low}")
+def check_count(name: str, value: Any, *, low: int = 0, high: float = LARGEST) -> None:
+    """Refuse a `value` that is no whole number of at least `low`, and at most `high`."""
+    if not _is(value, numbers.Integral) or not low <= value <= high:
+        most = f" and at most {high}" if _is(value, numbers.Integral) and value > high else ""
+        raise InvalidInput(f"{name}={short(value)} is not allowed; expected a whole number of at least {low}{most}")
 
 
 def check_counts(name: str, values: Any, *, low: int = 0, expected: str = "one whole number or more") -> None:
     """Refuse `values` that are no list of whole numbers of at least `low`, and an empty one: `expected` is said."""
     if not isinstance(values, (tuple, list)) or not values:
-        raise InvalidInput(f"{name}={values!r} is not allowed; expected {expected}")
+        raise InvalidInput(f"{name}={short(values)} is not allowed; expected {expected}")
     for value in values:
         check_count(name, value, low=low)
+
+
+def is_path(value: str | os.PathLike[str]) -> bool:
+    """Return whether the file system may have `value` for a path."""
+    try:
+        text = os.fsencode(value)
+    except (TypeError, ValueError):
+        return False
+    return b"\0" not in text and all(len(name) <= 255 for name in text.split(b"/"))
+
+
+def check_path(name: str, value: object) -> None:
+    """Refuse a `value` that is no path, and one that no file can have."""
+    if not (isinstance(value, (str, Path)) and is_path(value)):
+        raise InvalidInput(f"{name}={short(value)} is not allowed; expected {PATH}")
 
 
 Requirement = dict[str, Callable[[Any], None]]

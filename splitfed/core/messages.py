@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from splitfed.core import digests
 from splitfed.core.deprecation import warn
-from splitfed.core.errors import InvalidInput, check_count, check_names
+from splitfed.core.errors import InvalidInput, check_count, check_kind, check_names
 from splitfed.core.grouping import group_pairs
 from splitfed.core.payload import Layout, copy_modules, extent, layout_of, not_dense
 from splitfed.core.traffic import Traffic
@@ -266,7 +266,8 @@ class Recording:
     budget: int = 256 * 2**20
 
     def __post_init__(self) -> None:
-        """Refuse a stride or a budget that is no positive whole number."""
+        """Refuse what is no list of names, and a stride or a budget that is no positive whole number."""
+        check_kind("recording parties", self.parties, (tuple, list, set, frozenset), "a list of names")
         check_count("recording every", self.every, low=1)
         check_count("recording budget", self.budget, low=1)
 

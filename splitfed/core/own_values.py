@@ -10,8 +10,11 @@ from splitfed.core.party import Party
 from splitfed.core.step_plan import SegmentPlan
 from splitfed.core.step_state import Batch
 
+OWN_ROWS = 256
+"""The rows of which a party computes a value at once."""
 
-def compute_own_value(party: Party, value: str, part: str, rows: int = 256) -> Tensor:
+
+def compute_own_value(party: Party, value: str, part: str, rows: int = OWN_ROWS) -> Tensor:
     """Return `value` of all rows of `part`, (rows, ...), in evaluation mode, `rows` at a time.
 
     Raises `KeyError` for a value that needs what others send.

@@ -1,9 +1,10 @@
 """Rows by which it is tried out whether rows of a batch change each other: pairs of batches that differ in some rows.
 
 Half of the rows of a batch, drawn anew for each pair, are others in its second half; nothing of the rest may differ. So
-one pair tries all rows against all others. Of rows of the run, in batches as large as the run's: some beside others;
-copies of one short row beside long ones, which fills whatever has a capacity and changes a greatest length; and whole
-rows beside short ones, which changes a least. Of made-up rows: floats of several magnitudes and both signs, since a
+one pair tries all rows against all others. Of rows of the run, in batches as large as the largest of the run: some
+beside others; copies of one row beside others, which fills whatever has a capacity, for some rows from the shortest to
+the longest; of the shortest beside the longest, which changes a greatest length; and whole rows beside short ones,
+which changes a least. Of made-up rows: floats of several magnitudes and both signs, since a
 branch may ask for them, and whole numbers that go through all there are.
 """
 
@@ -22,6 +23,9 @@ from splitfed.core.topology import Topology
 MADE_UP = 16
 """The rows of a batch of made-up rows."""
 
+COPIED = 8
+"""The rows of which a whole batch of copies is made."""
+
 WALKS = 4
 """The most batches in which all whole numbers are gone through."""
 
@@ -34,6 +38,7 @@ class TrialRows:
     """Rows (n, ...) by input and their labels by head, and how many of them a batch has, two or more.
 
     `spans`: of inputs of whole numbers, the least and the greatest that occurs. `real`: whether they are of the run.
+    `evaluated`: how many rows pass at once in evaluation mode; 0 where nothing is promised of those.
     """
 
     inputs: Mapping[str, Tensor]
@@ -41,6 +46,7 @@ class TrialRows:
     batch: int
     spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     real: bool = True
+    evaluated: int = 0
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
@@ -85,18 +91,16 @@ def make_up_rows(topology: Topology, facts: Facts) -> TrialRows:
 def make_pairs(trial: TrialRows) -> list[RowPair]:
     """Return the pairs of batches to be tried, in this order: of the last ones no row is another, in either mode."""
     x, batch = trial.inputs, max(2, trial.batch)
-    order = _by_size(x)
-    rows = torch.arange(batch) % len(trial)
-    # Others than those, wherever there are any.
-    others = (rows + max(1, min(batch, len(trial) // 2))) % len(trial)
-    short, long = order[:1].expand(batch), order.flip(0)[torch.arange(batch) % len(order)]
-    real = trial.real
+    rows, others = _beside(len(trial), batch)
     pairs = [
-        _pair(_take(x, rows), _take(x, others), "rows", needed=True, rows=rows if real else None),
-        _pair(_shorten(_take(x, short), trial.spans), _take(x, long), "copies"),
+        _pair(_take(x, rows), _take(x, others), "rows", needed=True, rows=rows if trial.real else None),
         _pair(_take(x, rows), _shorten(_take(x, others), trial.spans), "shortened"),
-        _pair(_shorten(_take(x, short), trial.spans), _take(x, long), "evaluation", training=False),
+        *_copies(trial, batch, COPIED, training=True),
     ]
+    if trial.evaluated > 1:
+        one, other = (_take(x, some) for some in _beside(len(trial), trial.evaluated))
+        pairs.append(_pair(one, other, "evaluated", training=False))
+    pairs += _copies(trial, max(2, trial.evaluated or batch), COPIED if trial.evaluated else 0, training=False)
     pairs += _made_up_pairs(x, min(batch, MADE_UP))
     pairs += _walks(trial, batch)
     few = min(batch, MADE_UP)
@@ -105,6 +109,26 @@ def make_pairs(trial: TrialRows) -> list[RowPair]:
     modes = (False, True)
     pairs += [RowPair(dict(one), dict(other), torch.ones(few, dtype=torch.bool), training=mode) for mode in modes]
     pairs += [RowPair(dict(other), dict(other), torch.zeros(few, dtype=torch.bool), training=mode) for mode in modes]
+    return pairs
+
+
+def _beside(rows: int, batch: int) -> tuple[Tensor, Tensor]:
+    """Return the numbers of a batch of `rows`, and of others than those, wherever there are any."""
+    numbers = torch.arange(batch) % rows
+    return numbers, (numbers + max(1, min(batch, rows // 2))) % rows
+
+
+def _copies(trial: TrialRows, batch: int, count: int, *, training: bool) -> list[RowPair]:
+    """Return pairs of copies of one row beside others: of the shortest beside the longest, and of `count` rows."""
+    x, order = trial.inputs, _by_size(trial.inputs)
+    long = order.flip(0)[torch.arange(batch) % len(order)]
+    pairs = [
+        _pair(_shorten(_take(x, order[:1].expand(batch)), trial.spans), _take(x, long), "copies", training=training)
+    ]
+    others = _take(x, _beside(len(trial), batch)[1])
+    for number in range(min(count, len(order))):
+        copied = order[number * len(order) // count].expand(batch)
+        pairs.append(_pair(_take(x, copied), others, f"copies {number}", training=training))
     return pairs
 
 

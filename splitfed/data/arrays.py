@@ -93,7 +93,11 @@ def read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.d
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     if version not in readers:
         raise ValueError(f"it is of version {version[0]}.{version[1]}; expected 1.0 or 2.0")
-    shape, fortran, dtype = readers[version](file)
+    try:
+        shape, fortran, dtype = readers[version](file)
+    except MALFORMED:
+        # What numpy says of one holds all of it, or an address.
+        raise ValueError("its header does not say shape, order and type of an array") from None
     if dtype.hasobject:
         raise ValueError("Object arrays cannot be loaded, as their objects would have to be unpickled")
     if min(shape, default=0) < 0:

@@ -8,6 +8,7 @@ messages are sent without what they hold.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -169,4 +170,5 @@ def _join(upload: Upload) -> dict[str, Tensor]:
 
 def _split(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     parts = ((joined.partition(": "), tensor) for joined, tensor in tensors.items())
-    return nest((kind, name, tensor) for (kind, _, name), tensor in parts)
+    # A kind of which nothing learns holds no tensor.
+    return defaultdict(dict, nest((kind, name, tensor) for (kind, _, name), tensor in parts))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from splitfed.core.defense import Accounted, Defense, WeightDefense
 from splitfed.core.errors import InvalidInput, describe_failure, others_code
+from splitfed.core.own_values import OWN_ROWS
 from splitfed.core.privacy_events import Protects
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive, generator
@@ -19,14 +20,24 @@ from splitfed.core.topology import Topology
 from splitfed.core.trial_rows import TrialRows
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
+from splitfed.engines.base import CONSULTED
 from splitfed.federated.base import Method
 from splitfed.planning.probes import inputs_of
 from splitfed.schedules.base import Training
 
+PASSED = max(CONSULTED, OWN_ROWS)
+"""The most rows that pass at once in evaluation mode."""
+
 
 def promises_rows(defenses: Sequence[Defense], method: Method | None, topology: Topology) -> bool:
     """Return whether anything in a run promises something of a row that holds only if it shows in no other one."""
-    if any(isinstance(d, WeightDefense) or (isinstance(d, Accounted) and not protects_labels(d)) for d in defenses):
+    return any(isinstance(d, WeightDefense) for d in defenses) or promises_passes(defenses, method, topology)
+
+
+def promises_passes(defenses: Sequence[Defense], method: Method | None, topology: Topology) -> bool:
+    """Return whether anything promises something of what is computed of rows, in evaluation mode as well."""
+    released = (d for d in defenses if isinstance(d, Accounted) and not isinstance(d, WeightDefense))
+    if not all(protects_labels(d) for d in released):
         return True
     return method is not None and bool(method.traits(topology).message_events)
 
@@ -39,18 +50,19 @@ def protects_labels(defense: Accounted) -> bool:
 
 
 def with_findings(
-    topologies: Sequence[Topology], facts: Sequence[Facts], data: Federation, training: Training
+    topologies: Sequence[Topology], facts: Sequence[Facts], data: Federation, training: Training, passes: bool
 ) -> tuple[Facts, ...]:
     """Return the `facts` of every client with what was found out about its rows, once for each make of topology.
 
     By training rows of all clients of that make, as they are before a transform, in the largest batches that one of
-    them has. Raises `InvalidInput` for a segment that cannot take such a batch.
+    them has; with `passes`, also in as many as pass at once in evaluation mode. Raises `InvalidInput` for a segment
+    that cannot take such a batch.
     """
     found: dict[int, Facts] = {}
     for topology, known in zip(topologies, facts, strict=True):
         if id(topology) not in found:
             clients = [number for number, one in enumerate(topologies) if one is topology]
-            trial = trial_rows(topology, data, clients, training)
+            trial = trial_rows(topology, data, clients, training, passes)
             with others_code(partial(_refusal, topology, trial.batch)):
                 found[id(topology)] = replace(known, row_findings=try_rows(topology, known, trial))
     return tuple(
@@ -66,13 +78,16 @@ def _refusal(topology: Topology, batch: int, error: BaseException) -> BaseExcept
     )
 
 
-def trial_rows(topology: Topology, data: Federation, clients: Sequence[int], training: Training) -> TrialRows:
+def trial_rows(
+    topology: Topology, data: Federation, clients: Sequence[int], training: Training, passes: bool = False
+) -> TrialRows:
     """Return training rows of these `clients`, twice as many as their largest batch has where there are so many."""
-    parts = [data.clients[number].train for number in clients]
-    batch = max(
-        min(training.of_client(number).batch_size, len(rows)) for number, rows in zip(clients, parts, strict=True)
-    )
-    wanted = 2 * max(2, batch)
+    held = [data.clients[number] for number in clients]
+    parts = [client.train for client in held]
+    batch = max(training.of_client(n).largest_batch(len(rows)) for n, rows in zip(clients, parts, strict=True))
+    most = max(len(part) for client in held for part in (client.train, client.validation, client.test))
+    evaluated = min(PASSED, most) if passes else 0
+    wanted = 2 * max(2, batch, evaluated)
     inputs: list[dict[str, Tensor]] = []
     labels: list[dict[str, Tensor]] = []
     for number, rows in enumerate(parts):
@@ -86,7 +101,7 @@ def trial_rows(topology: Topology, data: Federation, clients: Sequence[int], tra
     x = {name: torch.cat([one[name] for one in inputs]) for name in topology.inputs}
     y = {head.value: torch.cat([one[head.value] for one in labels]) for head in topology.heads}
     discrete = any(not t.is_floating_point() for t in x.values())
-    return TrialRows(x, y, batch, _spans(topology, parts, x) if discrete else {})
+    return TrialRows(x, y, batch, _spans(topology, parts, x) if discrete else {}, evaluated=evaluated)
 
 
 def _spans(topology: Topology, parts: Sequence[Dataset], x: dict[str, Tensor]) -> dict[str, tuple[int, int]]:

@@ -36,7 +36,7 @@ from splitfed.planning.batch_counts import check_ways
 from splitfed.planning.encryption import divide, placement_of, settle
 from splitfed.planning.optimizer_checks import check_accumulation, check_optimizers, optims_of
 from splitfed.planning.probes import Probes, check_outputs, probe_with
-from splitfed.planning.row_trial import promises_rows, protects_labels, with_findings
+from splitfed.planning.row_trial import promises_passes, promises_rows, protects_labels, with_findings
 from splitfed.registry import load
 from splitfed.schedules.base import Schedule, Training, shared_roles
 from splitfed.schedules.sampling import Sampled
@@ -165,7 +165,7 @@ def complete(
         check_accumulation(plan, method, defenses, ready[0], training)
     with about("defenses"):
         if promises_rows(defenses, method, ready[0]):
-            known = with_findings(ready, known, data, training)
+            known = with_findings(ready, known, data, training, promises_passes(defenses, method, ready[0]))
         for one, fact in {id(t): (t, f) for t, f in zip(ready, known, strict=True)}.values():
             check_clients(defenses, one, clients)
             segment_plans(one, fact, defenses)

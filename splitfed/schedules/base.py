@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,9 @@ from splitfed.data.batch_order import SAMPLINGS, batches, poisson_batches
 from splitfed.engines.base import Placement, Source, Trainer
 
 State = dict[str, Any]
+
+RARE = 1e-15
+"""Chance of a draw of more rows than are reckoned with."""
 
 
 def spread_counts(most: int) -> list[int]:
@@ -99,6 +103,17 @@ class Training:
         """Return the rows of the smallest batch that "shuffle" makes of `rows`."""
         rest = 0 if self.drop_last else rows % self.batch_size
         return min(rows, rest or self.batch_size)
+
+    def largest_batch(self, rows: int) -> int:
+        """Return how many rows the largest batch of a client that has `rows` has.
+
+        Of batches drawn by chance: a number that a draw exceeds with a chance below `RARE` (Bernstein's inequality).
+        """
+        mean = min(self.batch_size, rows)
+        if self.sampling == "shuffle" or mean == rows:
+            return mean
+        part = -math.log(RARE) / 3
+        return min(rows, math.ceil(mean + part + math.sqrt(part**2 + 6 * part * mean * (1 - mean / rows))))
 
     def row_counts(self, rows: int) -> dict[int, str]:
         """Return how many rows batches of a client that has `rows` have -> which do, in words.

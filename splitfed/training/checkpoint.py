@@ -38,9 +38,17 @@ class NewestCheckpoint(NamedTuple):
     damaged: tuple[Path, ...] = ()
 
 
+def make_folder(path: Path) -> None:
+    """Make the folder at `path` where it is not there; refuse what stands there and is none."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise InvalidInput(f"{path} is no folder, in which files are to be written: move it away") from None
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Write `content` to `path` so that `path` holds either the old content or the new one, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.tmp")
     # A link that somebody left under this name would lead the writing elsewhere.
     temporary.unlink(missing_ok=True)

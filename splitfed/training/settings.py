@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from splitfed.attacks.training_time.training_attack import TrainingAttack
+from splitfed.core.argument_kinds import takes
 from splitfed.core.errors import (
     InvalidInput,
     check_count,
     check_fields,
     check_kind,
+    check_path,
     require_count,
     require_name,
     require_number,
@@ -153,10 +155,11 @@ class Logging:
     def __post_init__(self) -> None:
         """Refuse an unknown link, what is no callback, and to resume what has no folder."""
         check_fields(self)
-        check_kind("folder", self.folder, (str, Path, type(None)), "a path")
+        if self.folder is not None:
+            check_path("folder", self.folder)
         check_kind("resume", self.resume, bool, "True or False")
         check_kind("record", self.record, (Recording, type(None)), "splitfed.Recording(...)")
-        if not (self.progress is None or callable(self.progress)):
+        if not (self.progress is None or takes(self.progress, 3)):
             raise InvalidInput(
                 f"progress={short(self.progress)} is not allowed; expected a function of round, rounds and metrics"
             )

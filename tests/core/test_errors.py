@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from splitfed.core.errors import (
+    LONGEST,
     InvalidInput,
     SplitfedError,
     check_count,
     check_fields,
+    check_names,
     check_number,
+    check_path,
     require_count,
     require_counts,
     require_name,
@@ -91,3 +94,32 @@ def test_fields_are_what_their_metadata_require() -> None:
     ):
         with pytest.raises(InvalidInput, match=re.escape(text)):
             Checked(**given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [10**30, 2**63, 10**5000], ids=["30 digits", "64 bits", "5000 digits"])
+def test_counts_have_an_upper_bound(value: int) -> None:
+    with pytest.raises(InvalidInput, match=rf"rounds=.* expected a whole number of at least 1 and at most {2**63 - 1}"):
+        check_count("rounds", value, low=1)
+    with pytest.raises(InvalidInput, match=r"lr=.* expected a number in \(-inf, inf\)"):
+        check_number("lr", 10**5000)
+    check_count("rounds", 2**63 - 1)
+
+
+def test_a_text_is_one_short_line_whatever_value_is_in_it() -> None:
+    text = str(InvalidInput(f"cut={'é' * 5000!r} is\n  not allowed;\r\nexpected a name"))
+    assert text.startswith("cut='ééé")
+    assert text.endswith("ééé' is not allowed; expected a name")
+    assert (len(text), len(text.splitlines())) == (LONGEST, 1)
+    assert str(unknown("name", "x", ["a\nb"])) == "unknown name 'x' (allowed: a b)"
+
+
+def test_a_name_whose_hash_cannot_be_taken_is_unknown() -> None:
+    with pytest.raises(InvalidInput, match=r"unknown link \(\[\],\) \(allowed: memory\)"):
+        check_names("link", {"memory": 1}, ([],))
+
+
+@pytest.mark.parametrize("value", ["a\0b", "x" * 256, "a/" + "é" * 128, None, b"x"])
+def test_paths_that_no_file_has(value: object) -> None:
+    with pytest.raises(InvalidInput, match=r"folder=.* is not allowed; expected a path of names of at most 255 bytes"):
+        check_path("folder", value)
+    check_path("folder", f"/{'x' * 255}/{'é' * 127}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.stats import binom
 from torch import Tensor, nn
 
 import splitfed as sf
@@ -18,11 +19,11 @@ from splitfed.core.random import generator
 from splitfed.core.row_independence import try_rows
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Segment
-from splitfed.core.trial_rows import WALKS, RowPair, TrialRows, make_pairs
+from splitfed.core.trial_rows import COPIED, WALKS, RowPair, TrialRows, make_pairs
 from splitfed.data.dataset import Dataset
 from splitfed.planning.row_trial import trial_rows
 from splitfed.planning.validation import prepare
-from splitfed.schedules.base import Training
+from splitfed.schedules.base import RARE, Training
 from splitfed.topologies import vanilla
 
 WIDTH, LENGTH, WORDS = 6, 8, 1000
@@ -71,6 +72,20 @@ class Experts(Floats):
             chosen = ((x.mean(1) > 0.5).long() == expert).nonzero()[:, 0][: int(len(x) * 0.625)]
             y[chosen] = x[chosen] * (expert + 1)
         return y
+
+
+class Limited(Floats):
+    """An expert that takes `capacity` rows with a great first number, and leaves out those that come too late."""
+
+    def __init__(self, capacity: int, evaluated: bool = False) -> None:
+        super().__init__()
+        self.capacity, self.evaluated = capacity, evaluated
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.evaluated and self.training:
+            return x
+        chosen = x[:, 0] > 0.5
+        return torch.where((chosen & (chosen.cumsum(0) <= self.capacity))[:, None], 2 * x, x)
 
 
 class Keeper:
@@ -170,8 +185,9 @@ APART: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def prepared(front: nn.Module, batch: int, defense: sf.defenses.Defense) -> Facts:
+def prepared(front: nn.Module, batch: int, *defenses: sf.defenses.Defense, **given: Any) -> Facts:
     """What a run on rows of one client finds out about them, of floats in [0, 1) or of words with padding behind."""
+    sampling, method = given.get("sampling", "shuffle"), given.get("method")
     random, rows = generator(1), 64
     x: Tensor = torch.rand(rows, WIDTH, generator=random)
     if isinstance(front, Words):
@@ -184,8 +200,9 @@ def prepared(front: nn.Module, batch: int, defense: sf.defenses.Defense) -> Fact
     topology = vanilla(model, "0", sent_inputs=("input",))
     bottom, top = topology.segments
     topology = replace(topology, segments=(replace(bottom, module=front), top))
-    made = prepare(topology, data, schedule="sequential", defenses=defense, optimizer=None, training=Training(batch))
-    return made.facts[0]
+    training = Training(batch, sampling=sampling)
+    plan = {"schedule": "sequential" if method is None else sf.schedules.Sequential(hand_over="none"), "method": method}
+    return prepare(topology, data, defenses=defenses, optimizer=None, training=training, **plan).facts[0]
 
 
 @pytest.mark.parametrize("front", MIXING.values(), ids=list(MIXING))
@@ -199,6 +216,44 @@ def test_a_model_that_mixes_or_keeps_rows_is_found(front: Callable[[], nn.Module
 def test_dp_sgd_refuses_it(name: str) -> None:
     with pytest.raises(InvalidInput, match="dp_sgd cannot train beside segment 'bottom'"):
         prepared(MIXING[name](), 20, sf.defenses.DpSgd(noise_multiplier=1.0))
+
+
+def test_batches_in_which_all_rows_go_to_one_expert_are_tried() -> None:
+    """Of 20 rows about ten are great, and 15 of them fit."""
+    found = prepared(Limited(15), 20, sf.defenses.GaussianRelease(noise_multiplier=1.0)).row_findings
+    assert found is not None
+    assert {one.kind for one in found if one.segment == "bottom"} == {"output", "evaluation"}
+
+
+def test_the_largest_batches_that_chance_draws_are_tried() -> None:
+    """Of 64 rows each is drawn with a chance of a third: 30 great ones among 20 are none, among 51 some."""
+    private = sf.defenses.DpSgd(noise_multiplier=1.0)
+    assert prepared(Limited(30), 20, private).row_findings == ()
+    with pytest.raises(InvalidInput, match="dp_sgd cannot train beside segment 'bottom': it mixes the rows of a batch"):
+        prepared(Limited(30), 20, private, sampling="poisson")
+
+
+@pytest.mark.parametrize(("size", "rows"), [(1, 2), (20, 64), (64, 60000), (500, 1000), (999, 1000), (5, 10**7)])
+def test_the_largest_batch_is_exceeded_hardly_ever(size: int, rows: int) -> None:
+    largest = Training(size, sampling="poisson").largest_batch(rows)
+    assert size < largest <= rows
+    assert binom.sf(largest, rows, size / rows) < RARE
+    assert Training(size).largest_batch(rows) == size
+    assert Training(size, sampling="poisson").largest_batch(size) == size
+
+
+def test_passes_in_evaluation_mode_are_tried_with_as_many_rows_as_they_have() -> None:
+    """A batch has four rows, and class means are of 64; thirty great ones fit."""
+    method = sf.federated.FedProto(private={"clip": 1.0, "noise_multiplier": 1.0}, embedding="_0")
+    for front in (Limited(30), Limited(30, evaluated=True)):
+        with pytest.raises(InvalidInput, match=r"fedproto private .* the model mixes the rows of a batch"):
+            prepared(front, 4, method=method)
+    assert prepared(Limited(64), 4, method=method).row_findings == ()
+    released = sf.defenses.GaussianRelease(noise_multiplier=1.0)
+    assert prepared(Limited(30), 4, released).row_findings == (
+        ("bottom", "evaluation", "_0"),
+        ("top", "evaluation", "_1"),
+    )
 
 
 @pytest.mark.parametrize("front", APART.values(), ids=list(APART))
@@ -233,7 +288,7 @@ def test_only_a_promise_about_rows_is_tried() -> None:
 
 
 def test_each_segment_runs_a_bounded_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of four pairs of whole batches, nine of sixteen rows: 26 passes, however many rows there are."""
+    """Of twelve pairs of whole batches, nine of sixteen rows: 42 passes, however many rows there are."""
     sizes: list[int] = []
     run = row_independence._run
 
@@ -246,7 +301,7 @@ def test_each_segment_runs_a_bounded_number_of_times(monkeypatch: pytest.MonkeyP
     (name,) = topology.inputs
     facts = probe(topology, {name: torch.rand(4, WIDTH)})
     assert try_rows(topology, facts, TrialRows({name: torch.rand(400, WIDTH)}, {}, 200), {"bottom"}) == ()
-    assert (sizes.count(200), sizes.count(16), len(sizes)) == (8, 18, 26)
+    assert (sizes.count(200), sizes.count(16), len(sizes)) == (24, 18, 42)
 
 
 def test_a_trial_has_rows_of_all_clients_and_words_of_all_rows() -> None:
@@ -262,6 +317,6 @@ def test_a_trial_has_rows_of_all_clients_and_words_of_all_rows() -> None:
     assert [len(owned & set(held[:, 0].tolist())) for owned in owners] == [4, 4, 4]
     everywhere = torch.cat([client.train.x for client in federation.clients])
     assert trial.spans[name] == (int(everywhere.min()), int(everywhere.max()))
-    walked = [pair for pair in make_pairs(trial) if pair.training][3 : 3 + 1 + WALKS]
+    walked = [pair for pair in make_pairs(trial) if pair.training][3 + COPIED :][: 1 + WALKS]
     seen = {int(token) for pair in walked for half in (pair.one, pair.other) for token in half[name].unique()}
     assert set(range(trial.spans[name][0], trial.spans[name][1] + 1)) <= seen

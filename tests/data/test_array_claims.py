@@ -61,13 +61,15 @@ def bomb(path: Path) -> Path:
     return path
 
 
+NO_HEADER = "its header does not say shape, order and type of an array"
 CLAIMS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "terabytes": (lambda p: packed(p, header(f"({TERA},)")), f"which takes {4 * TERA} bytes; it holds 0"),
     "more than numbers count": (lambda p: packed(p, header(f"({2**62}, {2**62})")), "bytes; it holds 0"),
     "a negative shape": (lambda p: packed(p, header("(-1, 4)")), "it claims shape (-1, 4)"),
     "a little more": (lambda p: packed(p, header("(3,)") + bytes(8)), "which takes 12 bytes; it holds 8"),
-    "no number": (lambda p: packed(p, header("('a',)")), "shape is not valid"),
-    "deep": (lambda p: packed(p, header("(" * 4000 + ")" * 4000)), ""),
+    "no number": (lambda p: packed(p, header("('a',)")), NO_HEADER),
+    "a power": (lambda p: packed(p, header("(10**12,)")), NO_HEADER),
+    "deep": (lambda p: packed(p, header("(" * 4000 + ")" * 4000)), NO_HEADER),
     "objects": (lambda p: packed(p, header("(1,)", "|O") + bytes(8)), "would have to be unpickled"),
     "the directory": (lambda p: claiming(p, 2**31), "hold no more than 1032 times as many"),
     "nothing in many": (lambda p: packed(p, header(f"({TERA},)", "|V0")), ""),

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from PIL import Image, PngImagePlugin
 
@@ -93,6 +94,12 @@ def test_pixels_of_a_domain_folder(tmp_path: Path) -> None:
     assert len(domain_folder(tmp_path, pixels=16).x) == 4
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no such file here")
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_file_that_cannot_be_read_is_one(name: str) -> None:
+    assert refusal(LOADERS[name], Path("/proc/self/mem")) == "/proc/self/mem cannot be read: Input/output error"
+
+
 def test_tables(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes("\ufeffy,x\n1,0\n0,1\n".encode())
@@ -109,6 +116,15 @@ def test_tables(tmp_path: Path) -> None:
     assert csv(path, "y", most_columns=3).x.tolist() == [[1, 1], [2, 0]]
     path.write_bytes(b"x" * (2**22 + 1))
     assert refusal(csv, path, "y") == f"{path} has a header of more than 4194304 bytes; expected names of columns"
+
+
+def test_very_many_columns_are_counted_before_pandas_makes_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text('a,"b, or c",y\r1,2,0\r2,3,1\r')
+    assert csv(path, "y", most_columns=3).columns == ("a", "b, or c")
+    monkeypatch.setattr(pd, "read_csv", None)
+    path.write_text(",".join(f"c{i}" for i in range(300000)) + "\n1\n")
+    assert refusal(csv, path, "c0") == f"{path} has 300000 columns; expected at most 16384 (argument most_columns)"
 
 
 def test_numbers_in_json(tmp_path: Path) -> None:

@@ -6,11 +6,15 @@ import pytest
 import torch
 
 from splitfed.core.optimizers import Optim
+from splitfed.defenses import GaussianRelease
 from splitfed.federated import FedAvg, Scaffold
 from splitfed.federated.scaffold import Steer
+from splitfed.models import mlp
 from splitfed.schedules import Independent
+from splitfed.topologies import vanilla
+from splitfed.training.entry_point import train
 from splitfed.training.run import Run
-from tests.federated.examples import CLIENTS, RATE, START, common, go, hand, own
+from tests.federated.examples import CLIENTS, RATE, START, common, go, hand, own, pictures
 from tests.rounding import single
 
 
@@ -78,3 +82,11 @@ def test_it_brings_clients_together_where_fedavg_stays_apart() -> None:
     ends = [common(hand(method, rounds=60, clients=wide)) for method in (FedAvg(), Scaffold())]
     # Weighted by rows the optimum of the summed loss is (3 * 1 - 3) / 4 = 0.
     assert abs(ends[1]) < 1e-3 < abs(ends[0])
+
+
+def test_clients_whose_segments_a_release_has_frozen_have_no_variates() -> None:
+    private = GaussianRelease(noise_multiplier=4.0, freeze=True)
+    split = vanilla(mlp((1, 8, 8), 10, hidden=[4], seed=0), "relu1")
+    run = train(split, pictures(), method="scaffold", schedule="splitfed_v3", defenses=private, rounds=2)
+    assert run.method_state["variate"] == {}
+    assert set(run.method_state["weights"]) == {"bottom/fc1.weight", "bottom/fc1.bias"}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import splitfed as sf
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.study.run import longer, session
+from splitfed.study.run.checked import CHECKED, read_checked
 from splitfed.study.run.longer import continue_run
 from tests.examples import assert_same
 from tests.study.examples import small, write
@@ -179,3 +183,34 @@ def test_a_trial_of_a_search_stays_what_it_was(tmp_path: Path, whole: Path) -> N
 def test_a_number_of_rounds_is_a_count(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["continue", str(whole / "runs" / NAME), "--rounds", "0"]) == 2
     assert re.match(r"rounds=0 is not allowed; expected a whole number of at least 1", capsys.readouterr().err)
+
+
+def test_a_pipe_in_the_place_of_what_a_check_found_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / CHECKED)
+    assert read_checked(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "told"),
+    [
+        (
+            "config.toml",
+            lambda path: path.write_text("null\n"),
+            "is damaged: it holds no digest of its content; delete",
+        ),
+        ("config.toml", lambda path: path.write_text("[[[[[[[[\n"), "is damaged: it holds no digest of its content"),
+        ("attacks", os.mkfifo, "is no folder, in which files are to be written: move it away"),
+        ("attacks", lambda path: path.write_text(""), "is no folder, in which files are to be written: move it away"),
+    ],
+)
+def test_what_was_put_in_the_place_of_a_file_of_the_run_is_said(
+    name: str, make: Callable[[Path], None], told: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / NAME
+    shutil.copytree(whole / "runs" / NAME, home)
+    (shutil.rmtree if (home / name).is_dir() else Path.unlink)(home / name)
+    make(home / name)
+    for command in (["continue", str(home), "--rounds", "1"], ["attack", str(home), "--attack", "nearest"]):
+        assert main(command) == 2
+        assert re.fullmatch(rf".*{name} {told}.*\n", capsys.readouterr().err)
+    assert (home / "result.json").is_file()

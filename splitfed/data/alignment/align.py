@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from splitfed.core.errors import InvalidInput, check_count, check_names
-from splitfed.data.alignment.keys import Intersect, Key, in_clear, in_order
+from splitfed.core.errors import InvalidInput, check_count, check_kind, check_names
+from splitfed.data.alignment.keys import Intersect, Intersection, Key, in_clear, in_order
 from splitfed.data.alignment.report import Alignment, Counts, Report
 from splitfed.data.alignment.table import Table, contents, keys_of
 from splitfed.data.features import adjacent_features
@@ -53,6 +53,7 @@ def align(
     offered = {party: [keys[party][i] for i in rows] for party, rows in usable.items()}
     _check_enough(offered, min(map(len, offered.values())), minimum)
     intersection = (in_order if by_position else intersect)(offered, labels)
+    check_kind("what intersect returns", intersection, Intersection, "an Intersection")
     rows = {party: torch.tensor([mine[i] for i in intersection.positions[party]]) for party, mine in usable.items()}
     _check_enough(offered, len(rows[labels]), minimum)
     report = Report(

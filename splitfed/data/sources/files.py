@@ -5,6 +5,7 @@ A pipe or a device of that name would hold up whoever reads it, or never end.
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Collection
 from pathlib import Path
@@ -13,10 +14,19 @@ from splitfed.core.errors import InvalidInput, check_names
 
 
 def existing_file(path: str | Path) -> Path:
-    """Return `path` with ~ expanded; `InvalidInput` unless it is a regular file, or a link to one."""
+    """Return `path` with ~ expanded; `InvalidInput` unless it is a regular file, or a link to one, that can be read."""
     found = Path(path).expanduser()
     if not found.is_file():
         raise InvalidInput(f"{_shown(found)} is {_kind(found)}; expected a file")
+    try:
+        # Some files of the system wait for what is to come.
+        descriptor = os.open(found, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        try:
+            os.read(descriptor, 1)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise InvalidInput(f"{_shown(found)} cannot be read: {error.strerror}") from None
     return found
 
 

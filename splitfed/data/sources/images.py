@@ -73,7 +73,7 @@ class Pictures:
 def _check_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     if size is None:
         return None
-    sides = (size, size) if isinstance(size, int) else tuple(size)
+    sides = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
     if len(sides) != 2:
         raise InvalidInput(f"size={size!r} is not allowed; expected one side, or height and width")
     height, width = sides

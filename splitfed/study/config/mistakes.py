@@ -30,6 +30,10 @@ class InvalidStudy(InvalidInput):
         self.lines = tuple(lines)
         self.more, self.counted = more, counted
 
+    def __str__(self) -> str:
+        """All lines."""
+        return Exception.__str__(self)
+
 
 @contextmanager
 def in_file_order(raw: Mapping[str, Any]) -> Iterator[None]:

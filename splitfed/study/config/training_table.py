@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -151,7 +152,7 @@ def parse_speeds(mistakes: Mistakes, where: str, given: Any) -> tuple[dict[str, 
         speeds = None
         if not own:
             with own.at(where):
-                check_count("seed", found.points[0].full["seed"])
+                check_count("seed", found.points[0].full["seed"], high=math.inf)
                 speeds = Speeds(default, {name: one for name, (_, one) in machines.items()}, **found.points[0].full)
     return {"default": default_written, "named": {n: w for n, (w, _) in machines.items()}, **found.written}, speeds
 

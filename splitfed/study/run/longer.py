@@ -27,7 +27,7 @@ from splitfed.study.run.reattack import load_finished_run, rewrite_results_table
 from splitfed.study.run.runner import Json, identity_of, read_result, run_cell, train_cell, with_rounds, write_result
 from splitfed.study.run.store import StudyFolder
 from splitfed.study.run.trust import MARK, check_links, code_of, read_own_files, write_mark
-from splitfed.training.checkpoint import write_atomic
+from splitfed.training.checkpoint import make_folder, write_atomic
 from splitfed.training.folder import RunFolder
 from splitfed.training.rounds import check_longer
 
@@ -83,6 +83,7 @@ def _begin(folder: Path, rounds: int, trust: bool) -> tuple[Json, Cell, Dataset]
         )
     longer = with_rounds(cell, total)
     sources = read_own_files(folder)
+    make_folder(folder / "attacks")
     # In this order what an interruption leaves is known for what it is.
     (folder / "result.json").replace(folder / PREVIOUS)
     shutil.rmtree(folder / "attacks", ignore_errors=True)

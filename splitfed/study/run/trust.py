@@ -13,7 +13,6 @@ import hmac
 import json
 import os
 import tempfile
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -24,6 +23,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import Code
 from splitfed.registry import TABLES, load
 from splitfed.study.config.parameters import holds_type, parameters_of
+from splitfed.study.config.schema import read_toml
 from splitfed.study.config.search_space import flatten_choices
 from splitfed.study.report.contained import find_link_out, path_inside
 from splitfed.study.run.user_key import NoKey, get_or_make_key, read_key
@@ -111,7 +111,7 @@ def check_links(folder: Path) -> None:
 def is_own(folder: Path) -> bool:
     """Return whether the study in `folder` has a mark of this user's."""
     path = folder / "config.toml"
-    return path.is_file() and _check_mark(folder, tomllib.loads(path.read_text("utf-8")))[0] is not None
+    return path.is_file() and _check_mark(folder, read_toml(path, digests.STUDY_CONFIG))[0] is not None
 
 
 def write_mark(folder: Path, sources: Mapping[str, bytes], written: Mapping[str, Any] | None = None) -> None:
@@ -121,7 +121,7 @@ def write_mark(folder: Path, sources: Mapping[str, bytes], written: Mapping[str,
     `written`: of a study, what the user wrote, which says the same as the configuration in the folder. Where no key can
     be kept there is no mark, and the folder will need `--trust` like anybody else's.
     """
-    config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
+    config = read_toml(folder / "config.toml")
     if "search" not in config and not [*import_paths(config), *_files_outside(folder, config), *_addresses(config)]:
         return
     for name, content in sources.items():
@@ -138,7 +138,7 @@ def write_mark(folder: Path, sources: Mapping[str, bytes], written: Mapping[str,
 
 def read_own_files(folder: Path) -> dict[str, bytes] | None:
     """Return the Python files kept in the run's `folder` if it has a mark of this user's, None if it has not."""
-    files, _ = _check_mark(folder, tomllib.loads((folder / "config.toml").read_text("utf-8")))
+    files, _ = _check_mark(folder, read_toml(folder / "config.toml", digests.RUN_CONFIG))
     return None if files is None else {name: (folder / SOURCES / name).read_bytes() for name in files}
 
 
