@@ -69,9 +69,9 @@ class CrossingValues:
         for key, found in results.items():
             if found is None or found not in self._made:
                 raise InvalidInput(
-                    "a model that returns one of its inputs, weights or buffers, what a hook takes out of a submodule, "
-                    f"or what no operation on tensors makes that can be seen, such as vmap ({key!r} here), cannot be "
-                    "cut; name the output that is used by output=, or return what an operation makes of it"
+                    "a model that returns one of its inputs, weights or buffers, what no operation on tensors is seen "
+                    f"to make (vmap), or what a hook takes out of a submodule ({key!r} here), cannot be cut; name the "
+                    "output that is used by output=, or return what an operation makes of it"
                 )
             made, holder = self._made[found], self._holder.get(found)
             if holder is None:

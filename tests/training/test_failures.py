@@ -256,7 +256,7 @@ def test_handles_that_run_out_in_training_are_one_line(
 
 def test_what_a_file_says_cannot_steer_the_terminal(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(options: Any) -> None:
-        raise InvalidInput("a\x1b[2Jb\rc")
+        raise InvalidInput("a\x1b[2Jb\x07c")
 
     monkeypatch.setitem(cli.COMMANDS, "list", broken)
     assert main(["list"]) == 2
