@@ -383,7 +383,7 @@ ELSEWHERE = (
 SUCCESSES = [pytest.param(n, marks=[pytest.mark.exhaustive] if n in ELSEWHERE else []) for n in TABLE]
 
 
-@pytest.mark.parametrize("name", SUCCESSES)
+@pytest.mark.parametrize("name", thin(SUCCESSES, 2))
 def test_succeeds_where_it_must(name: str) -> None:
     row, result = TABLE[name], honest(name, quick=False)
     prediction, baseline = scores(row, result)

@@ -42,6 +42,7 @@ from tests.attacks.upload_worlds import (
 )
 from tests.federated.leak_table import NO_ATTACK, PAGE, Cell, read_cells, written
 from tests.pages import read
+from tests.thinning import thin
 
 SIGMAS = 4.0
 BLIND = 200
@@ -200,12 +201,12 @@ PARAMETERS = [
 ]
 
 
-@pytest.mark.parametrize("cell", PARAMETERS)
+@pytest.mark.parametrize("cell", thin(PARAMETERS, 2))
 def test_the_attack_beats_its_floor_where_it_must(cell: Cell) -> None:
     assert planted(cell)[0].sigmas > SIGMAS
 
 
-@pytest.mark.parametrize("cell", PARAMETERS)
+@pytest.mark.parametrize("cell", thin(PARAMETERS, 2))
 def test_the_attack_falls_to_its_floor_where_it_must(cell: Cell) -> None:
     for number, figure in enumerate(hopeless(cell)):
         assert figure.sigmas < SIGMAS

@@ -17,6 +17,7 @@ from splitfed.core.topology import Head, Segment, Topology
 from splitfed.topologies import vanilla
 from tests.core.cut_idioms import Net
 from tests.core.idioms import Idiom, build, check_training, rows
+from tests.thinning import thin
 
 
 def mean(h: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ def crossing(
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("name", thin(WRITES, 3))
 @pytest.mark.parametrize("read_first", [False, True])
 def test_a_buffer_that_one_party_changes_and_another_reads_is_refused_by_name(
     name: str, persistent: bool, read_first: bool

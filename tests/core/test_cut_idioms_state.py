@@ -13,10 +13,11 @@ from splitfed.core.cutting import cut
 from splitfed.core.errors import InvalidInput
 from tests.core.cut_idioms_state import MODELS, Table, told
 from tests.core.idioms import Idiom, check_left_alone, check_training, left_alone
+from tests.thinning import thin
 
 
 @pytest.mark.parametrize("replayed", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", thin(MODELS, 2))
 def test_state_that_goes_on_changing_is_refused_by_its_name_and_put_back(name: str, replayed: bool) -> None:
     make, text = MODELS[name]
     model = make(replayed)

@@ -104,7 +104,7 @@ def test_a_mask_of_padding_in_a_u_shape(family: str) -> None:
     check_trains_beside(model, cut_for(u_shaped, family, model, rows), rows)
 
 
-@pytest.mark.parametrize("family", ["Bert", "GPT2", "Llama"])
+@pytest.mark.parametrize("family", thin(["Bert", "GPT2", "Llama"], 3))
 def test_padding_without_a_mask_is_warned_of_by_who_holds_the_words(family: str) -> None:
     model, rows = built(Classifier, family), words(masked=False)
     topology = cut_for(vanilla, family, model, rows)
@@ -121,7 +121,7 @@ class MixesStates(Classifier):
         return {"logits": self.head(mixed.mean(1)), "states": found.hidden_states, "attentions": found.attentions}
 
 
-@pytest.mark.parametrize(("family", "builder"), [("Bert", vanilla), ("Llama", vanilla), ("Llama", u_shaped)])
+@pytest.mark.parametrize(("family", "builder"), thin([("Bert", vanilla), ("Llama", vanilla), ("Llama", u_shaped)], 2))
 def test_hidden_states_of_all_parties_are_read(family: str, builder: Any) -> None:
     model, rows = built(MixesStates, family), words(masked=False)
     with pytest.raises(InvalidInput, match=r"what a hook takes out of a submodule .* name the output that is used"):

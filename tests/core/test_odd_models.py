@@ -17,6 +17,7 @@ from tests.core import odd_models as odd
 from tests.core.cut_idioms import Net, ends
 from tests.core.idioms import Idiom, check_training
 from tests.core.odd_models import MODELS, Applied, chain, fails, make, net
+from tests.thinning import thin
 
 ROWS = torch.randn(8, 8, generator=torch.Generator().manual_seed(5))
 PLACES = {"names": "größe", "scripted": "0"}
@@ -35,7 +36,7 @@ def cut_at(name: str, example: Any) -> str:
 
 
 @pytest.mark.parametrize("example", [None, ROWS], ids=["trace", "example"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", thin(MODELS, 3))
 def test_nothing_leaves_a_cut_but_an_error_of_one_line(name: str, example: Any) -> None:
     odd.LEFT.clear()
     said = cut_at(name, example)

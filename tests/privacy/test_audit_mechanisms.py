@@ -137,7 +137,7 @@ def test_what_there_is_no_game_for_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         audit_run(run_of(GaussianRelease(noise_multiplier=1.0, freeze=True)), 200)
 
 
-@pytest.mark.parametrize("forgets", ["all", "steps", "epochs", "scoring"])
+@pytest.mark.parametrize("forgets", thin(["all", "steps", "epochs", "scoring"], 2))
 def test_repeated_noise(forgets: str) -> None:
     """One release is what it claims; ten in a row are not."""
     held = audited(run_of(Repeated(noise_multiplier=0.7, freeze=True, forgets=forgets)))
