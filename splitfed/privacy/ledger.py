@@ -202,11 +202,14 @@ def describe_total(total: Mapping[str, Any], unprotected: Mapping[str, str] | Se
     counted = PER_ROW if total["counted"] == PER_ROW else f"over {total['counted']}"
     alone = f", for client {', '.join(map(str, total['only']))} alone" if total.get("only") else ""
     left = related_exposure(total, unprotected)
+    # Of labels alone features count as known, which is no word on whether they are open.
+    features = [place for place in unprotected if place not in left]
     return (
         f"epsilon {epsilon} at delta {total['delta']:.1g} for {total['protects']}, unit: {total['unit']} "
         f"({total['neighbours']}), counted {counted}, {total['method']}{alone}"
         f"{': ' if total['note'] else ''}{total['note']}; "
         + (f"without a promise: {', '.join(left)}" if left else "nothing else crosses that depends on it")
+        + (f"; of features without a promise: {', '.join(features)}" if features else "")
     )
 
 

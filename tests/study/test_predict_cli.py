@@ -217,6 +217,48 @@ def test_files_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "one.npy", (2,)).tolist() == [[5, 6]]
 
 
+def test_columns_are_found_by_their_names(tmp_path: Path) -> None:
+    path, names = tmp_path / "rows.csv", ("age", "bp", "sex=f")
+    wanted = torch.tensor([[1.0, 2.0, 0.0], [3.0, 4.0, 1.0]])
+    for text in ("age,bp,sex=f\n1,2,0\n3,4,1\n", "bp, sex=f ,age\n2,0,1\n4,1,3\n", "1,2,0\n3,4,1\n"):
+        path.write_text(text, "utf-8")
+        assert torch.equal(read_rows(path, (3,), columns=names), wanted)
+    for header, other in (("age,bp,sex", "sex"), ("age,age,bp", "sex=f"), ("age,bp", "sex=f")):
+        rows = "\n".join(["1,2,0"[: 2 * len(header.split(",")) - 1]] * 2)
+        path.write_text(f"{header}\n{rows}\n", "utf-8")
+        with pytest.raises(InvalidInput, match=rf"another header than the run's data \('{other}' is .* age, bp, sex=f"):
+            read_rows(path, (3,), columns=names)
+
+
+def test_a_run_on_standardised_numbers_says_how_it_takes_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = np.random.default_rng(0).normal(50.0, 9.0, (60, 2))
+    lines = [f"{a:.3f},{b:.3f},{'yes' if a > b else 'no'}" for a, b in drawn]
+    (tmp_path / "patients.csv").write_text("\n".join(["age,bp,sick", *lines]) + "\n", "utf-8")
+    for standardize in (True, False):
+        study = small(
+            data={
+                "name": "csv",
+                "path": "patients.csv",
+                "target": "sick",
+                "standardize": standardize,
+                "victims": 4,
+                "auxiliary": 8,
+            },
+            training={"rounds": 1, "batch_size": 8},
+            attack=None,
+            model={"name": "mlp", "hidden": [6]},
+        )
+        home = tmp_path / str(standardize)
+        assert main(["run", str(write(tmp_path, study)), "--folder", str(home), "--json"]) == 0
+        run = min((home / "runs").iterdir())
+        (tmp_path / "rows.csv").write_text("bp,age\n0.5,-0.5\n", "utf-8")
+        capsys.readouterr()
+        assert main(["predict", str(run), "--input", str(tmp_path / "rows.csv")]) == 0
+        assert ("the data of this run were standardised" in capsys.readouterr().out) is standardize
+
+
 def test_only_finished_runs_are_asked(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", str(runs), "--input", str(saved(tmp_path))]) == 2
     assert capsys.readouterr().err.endswith("holds no finished run; expected a folder .../runs/NAME\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,17 +26,19 @@ def read_rows(
     value_range: tuple[float, float] | None = None,
     dtype: RowType = "float32",
     features: Mapping[str, Feature] | None = None,
+    columns: Sequence[str] = (),
 ) -> Tensor:
     """Return the rows in `path` as (rows, *shape) of `dtype`, as the run's data has them.
 
     Arrays have that shape, or one row of it; a .npz file holds one array, one called x, or one for each of `features`,
-    the parts of a row, (rows, ...). A CSV file holds numbers only, a line a row, flattened, below a header or not.
-    Raises `InvalidInput` for what cannot be read, another shape, a value that is not finite, one outside
-    `value_range`, and one that is no whole number where `dtype` is "int64".
+    the parts of a row, (rows, ...). A CSV file holds numbers only, a line a row, flattened, below a header or not;
+    where the run's data have `columns`, a header names these, in any order. Raises `InvalidInput` for what cannot be
+    read, other columns, another shape, a value that is not finite, one outside `value_range`, and one that is no whole
+    number where `dtype` is "int64".
     """
     check_kind(path)
     table = path.suffix.lower() == ".csv"
-    values = _read_csv(path) if table else _read_array(path, shape, features or {})
+    values = _read_csv(path, columns) if table else _read_array(path, shape, features or {})
     x = as_type(repr(str(path)), as_tensor(repr(str(path)), values), dtype)
     width = math.prod(shape)
     if table and x.shape[1] == width:
@@ -105,8 +107,8 @@ def _put_together(
     return found.reshape(rows, *shape)
 
 
-def _read_csv(path: Path) -> np.ndarray:
-    """Return the numbers of a CSV file, (rows, columns); a first line with text in it is a header."""
+def _read_csv(path: Path, columns: Sequence[str]) -> np.ndarray:
+    """Return the numbers of a CSV file, (rows, columns), in the order of `columns` where a header names these."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = [line for line in csv.reader(file) if line]
@@ -123,7 +125,19 @@ def _read_csv(path: Path) -> np.ndarray:
             wrong = next((repr(f) for f, n in zip(line, numbers, strict=True) if n is None), f"{len(numbers)} fields")
             raise InvalidInput(f"{str(path)!r} has {wrong} in row {i}; expected {len(rows[0])} numbers")
         number_rows.append(numbers)
-    return np.array(number_rows, dtype=np.float64)
+    found = np.array(number_rows, dtype=np.float64)
+    if not header or not columns:
+        return found
+    names = [name.strip() for name in lines[0]]
+    if sorted(names) != sorted(columns):
+        unlike = next((name for name in names if name not in columns), None) or next(
+            (name for name in columns if name not in names), "a column twice"
+        )
+        raise InvalidInput(
+            f"{str(path)!r} has another header than the run's data ({unlike!r} is in one of them alone); expected "
+            f"{', '.join(columns[:20])}{', ...' if len(columns) > 20 else ''} in any order, or no header"
+        )
+    return found[:, [names.index(name) for name in columns]]
 
 
 def _parse_number(field: str) -> float | None:

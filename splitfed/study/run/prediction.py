@@ -18,6 +18,7 @@ from splitfed.core.random import derive
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head
 from splitfed.core.traffic import Flow
+from splitfed.data.from_python import RowType
 from splitfed.study.report.units import count_noun, format_bytes
 from splitfed.study.run.input_rows import check_kind, read_rows
 from splitfed.study.run.progress import Lines
@@ -51,9 +52,10 @@ def predict(
     check_kind(rows)
     for path in filter(None, (output, view_output)):
         _check_writable(path, rows)
-    run = _rebuild_run(folder, trust)
+    run, standardized = _rebuild_run(folder, trust)
     known = run.data.victims
-    x = read_rows(rows, run.data.shape, known.value_range, "int64" if known.discrete else "float32", known.features)
+    kind: RowType = "int64" if known.discrete else "float32"
+    x = read_rows(rows, run.data.shape, known.value_range, kind, known.features, known.columns)
     heads = {h.value: h for h in run.engine.topology.heads}
     if head is not None and head not in heads:
         raise unknown("head", head, heads)
@@ -77,6 +79,7 @@ def predict(
         "client": client,
         "head": chosen_head.value,
         "rows": len(x),
+        "standardized": standardized,
         "predictions": table,
         **_predict_traffic(run, before),
         "views": {name: views for name, recorder in recorders.items() if (views := _list_views(recorder))},
@@ -107,6 +110,8 @@ def prediction_table(head: Head, outputs: Tensor) -> dict[str, list[Any]]:
 def format_prediction(prediction: Json) -> str:
     """Return what `predict` found as text for people."""
     lines = []
+    if prediction["standardized"]:
+        lines.append("the data of this run were standardised; the rows were taken as they are, as standardised ones")
     if prediction["output"] is None:
         shown = {name: values[:SHOWN] for name, values in prediction["predictions"].items()}
         lines += _format_csv(shown, digits=4).splitlines()
@@ -133,12 +138,12 @@ def format_prediction(prediction: Json) -> str:
     return "\n".join(lines)
 
 
-def _rebuild_run(folder: Path, trust: bool) -> Run:
-    """Return the finished run in `folder`, as its newest checkpoint has it."""
+def _rebuild_run(folder: Path, trust: bool) -> tuple[Run, bool]:
+    """Return the finished run in `folder`, as its newest checkpoint has it, and whether its data were standardised."""
     _, cell, data = load_finished_run(folder, trust=trust)
     if not any((folder / "checkpoints").glob("*/*")):
         raise InvalidInput(f"{str(folder)!r} holds no checkpoint any more; run its study again to predict with it")
-    return train_cell(cell, data, folder, Lines(1))
+    return train_cell(cell, data, folder, Lines(1)), bool(cell.config["data"].get("standardize", False))
 
 
 def _draw_number(run: Run, x: Tensor) -> int:
