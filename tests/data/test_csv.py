@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from splitfed.core.errors import InvalidInput
 from splitfed.data import csv
 from tests.examples import refusal
 
@@ -101,3 +102,30 @@ def test_more_refused(path: Path) -> None:
     assert text(path) == "people: x is not finite in row 1"
     path.unlink()
     assert text(path) == f"{path} is missing; expected a file"
+
+
+AGES = [str(20 + number) for number in range(30)]
+MISTAKES = {
+    "a typo": ([*AGES[:3], "3O", *AGES[4:]], r"is numbers but for 1 \('3O' in row 4\); correct or drop it"),
+    "decimal commas": ([f"{age},5" for age in AGES], r"has decimal commas \('20,5' in row 1\); write points"),
+    "an id": (
+        [f"p{age}" for age in AGES],
+        "is text with another value in every row, as a name of the row has; drop it",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_text_that_is_no_category_is_refused(mistake: str, tmp_path: Path) -> None:
+    values, text = MISTAKES[mistake]
+    lines = [f'"{value}",{number % 2}' for number, value in enumerate(values)]
+    (tmp_path / "t.csv").write_text("\n".join(["age,sick", *lines]) + "\n", "utf-8")
+    with pytest.raises(InvalidInput, match=rf"column 'age' {text}"):
+        csv(tmp_path / "t.csv", target="sick")
+
+
+def test_few_or_repeated_texts_are_categories(tmp_path: Path) -> None:
+    for values, columns in ((["1", "2", "3", "none"] * 6, 4), ([f"ward {n % 15}" for n in range(30)], 15)):
+        lines = [f"{value},{number % 2}" for number, value in enumerate(values)]
+        (tmp_path / "t.csv").write_text("\n".join(["kind,sick", *lines]) + "\n", "utf-8")
+        assert csv(tmp_path / "t.csv", target="sick").x.shape[1:] == (columns,)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CATEGORIES = 100
+FEW_CATEGORIES = 12
+"""Up to so many different values text is taken for categories whatever it looks like."""
 COLUMNS = 2**14
 """The most columns of a table unless more are asked for; its header is looked at before the rows are read."""
 HEADER = 2**22
@@ -163,6 +165,26 @@ def _codes(column: pd.Series) -> np.ndarray:
     return np.unique(column.astype(str).to_numpy(dtype=str), return_inverse=True)[1]
 
 
+def _check_categories(source: Path, column: pd.Series, different: int) -> None:
+    """Refuse a column of text with many values that are numbers but for a few, with decimal commas, or one a row."""
+    if different <= FEW_CATEGORIES:
+        return
+    import pandas as pd
+
+    texts = column.astype(str).str.strip()
+    numbers, commas = (pd.to_numeric(t, errors="coerce") for t in (texts, texts.str.replace(",", ".", regex=False)))
+    wrong = numbers.isna().to_numpy().nonzero()[0]
+    what = None
+    if commas.notna().all():
+        what = f"has decimal commas ({texts.iloc[wrong[0]]!r} in row {wrong[0] + 1}); write points"
+    elif 2 * len(wrong) < len(texts):
+        what = f"is numbers but for {len(wrong)} ({texts.iloc[wrong[0]]!r} in row {wrong[0] + 1}); correct or drop it"
+    elif different == len(texts):
+        what = "is text with another value in every row, as a name of the row has; drop it"
+    if what is not None:
+        raise InvalidInput(f"{source}: column {column.name!r} {what}")
+
+
 def _encode(source: Path, column: pd.Series, standardize: bool, dtype: RowType) -> np.ndarray:
     """Return a column of the table as one or more columns of x, (rows, k) float64, or int64 where `dtype` says so."""
     if not _is_number(column):
@@ -172,6 +194,7 @@ def _encode(source: Path, column: pd.Series, standardize: bool, dtype: RowType) 
                 f"{source}: column {column.name!r} is text with {codes.max() + 1} different values, "
                 f"more than {CATEGORIES}; drop it or turn it into numbers"
             )
+        _check_categories(source, column, int(codes.max()) + 1)
         return np.asarray(np.eye(codes.max() + 1)[codes]).astype(np.int64 if dtype == "int64" else np.float64)
     if dtype == "int64":
         # By the column, so that an error names it; doubles in between would round great numbers.
