@@ -109,13 +109,8 @@ def test_of_a_label_only_labels_tell() -> None:
     label = charge(place="labels of y", event=Event(Pure(1.0), Protects.LABELS, Unit.LABEL), every=1, counts={})
     found = make_ledger([label], 1e-5, {"releases on a->b (client to server)": FEATURES})
     assert found.epsilon == pytest.approx(1.0)
-    assert (
-        str(found)
-        .splitlines()[0]
-        .endswith(
-            "; nothing else crosses that depends on it; of features without a promise: releases on a->b (client to server)"
-        )
-    )
+    features = "of features without a promise: releases on a->b (client to server)"
+    assert str(found).splitlines()[0].endswith(f"; nothing else crosses that depends on it; {features}")
     for told in (LABELS, BOTH):
         bare = make_ledger([label], 1e-5, {"counts that somebody sends": told})
         assert bare.epsilon is None
