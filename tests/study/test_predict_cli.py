@@ -266,8 +266,11 @@ def test_only_finished_runs_are_asked(runs: Path, tmp_path: Path, capsys: pytest
     bare.mkdir()
     for name in ("result.json", "config.toml", "run.json"):
         (bare / name).write_bytes((runs / "vanilla-relu1--none--seed0" / name).read_bytes())
-    assert main(["predict", str(bare), "--input", str(saved(tmp_path))]) == 2
-    assert "holds no checkpoint any more; run its study again" in capsys.readouterr().err
+    commands = (["predict", str(bare), "--input", str(saved(tmp_path))], ["attack", str(bare), "--attack", "rmle"])
+    for command in commands:
+        assert main(command) == 2
+        assert "holds no checkpoint any more; run its study again" in capsys.readouterr().err
+        assert not (bare / "checkpoints").exists()
 
 
 @pytest.mark.parametrize(

@@ -141,8 +141,6 @@ def format_prediction(prediction: Json) -> str:
 def _rebuild_run(folder: Path, trust: bool) -> tuple[Run, bool]:
     """Return the finished run in `folder`, as its newest checkpoint has it, and whether its data were standardised."""
     _, cell, data = load_finished_run(folder, trust=trust)
-    if not any((folder / "checkpoints").glob("*/*")):
-        raise InvalidInput(f"{str(folder)!r} holds no checkpoint any more; run its study again to predict with it")
     return train_cell(cell, data, folder, Lines(1)), bool(cell.config["data"].get("standardize", False))
 
 

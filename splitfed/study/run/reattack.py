@@ -112,6 +112,9 @@ def load_finished_run(folder: Path, *, trust: bool = False) -> tuple[Json, Cell,
     known = read_result(folder)
     if known is None or "failed" in known or not (folder / "config.toml").is_file():
         raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
+    if not any((folder / "checkpoints").glob("*/*")):
+        # It would be trained again, without a word and into the folder.
+        raise InvalidInput(f"{str(folder)!r} holds no checkpoint any more; run its study again")
     raw = schema.read_toml(folder / "config.toml", digests.RUN_CONFIG)
     grid, data = session.check_study(raw, "config.toml", folder, code_of(folder, raw, trust))
     return known, grid.cells[0], data
