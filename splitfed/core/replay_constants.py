@@ -27,20 +27,11 @@ from splitfed.core.tracer import catches_errors
 from splitfed.core.weight_sharing import copy_sharing
 
 
-def find_constants(
-    model: nn.Module,
-    inputs: Mapping[str, Tensor],
-    targets: Sequence[str],
-    course: ForwardCourse,
-    gradients: bool,
-    call: ModelCall,
-    other: int,
-) -> bool:
-    """Fill in what a pass with `other` rows, in which inputs and weights have shapes alone, shows of a `course`.
+def find_constants(calls: OtherCalls) -> bool:
+    """Fill in what a pass in which inputs and weights have shapes alone shows of the course of `calls`.
 
-    Returns whether it goes the same way up to the last cut. `other`: a row more than were recorded, or less.
+    Returns whether it goes the same way up to the last cut.
     """
-    calls = _OtherCalls(model, inputs, targets, course, gradients, call, other)
     try:
         return _find_by_shapes(calls)
     except _CallsMissing:
@@ -53,7 +44,7 @@ class _CallsMissing(BaseException):
     """Calls of submodules with other numbers of rows are wanted; no `except Exception` of the user's catches it."""
 
 
-def _find_by_shapes(calls: _OtherCalls) -> bool:
+def _find_by_shapes(calls: OtherCalls) -> bool:
     """Do what `find_constants` does; raise `_CallsMissing` where `calls` have not been made and are wanted.
 
     `constants`: the operations that return numbers there; `batches`: the batch dimension of the results of which it is
@@ -99,7 +90,7 @@ class _ConstantsPass(MetaPass):
     `calls`: what submodules return with other numbers of rows. `astray`: whether it has left the course.
     """
 
-    def __init__(self, device: torch.device, course: ForwardCourse, calls: _OtherCalls) -> None:
+    def __init__(self, device: torch.device, course: ForwardCourse, calls: OtherCalls) -> None:
         operations = course.operations
         draws = {number: operation.draws for number, operation in enumerate(operations) if operation.draws}
         super().__init__(device, len(operations), draws)
@@ -147,8 +138,11 @@ class _ConstantsPass(MetaPass):
             course.calls[number] = known
 
 
-class _OtherCalls:
-    """Calls of submodules with other numbers of rows, with numbers; made where shapes alone do not do."""
+class OtherCalls:
+    """Calls of submodules with other numbers of rows, with numbers; made where shapes alone do not do.
+
+    `other`: a row more than were recorded in the `course`, or less.
+    """
 
     def __init__(
         self,

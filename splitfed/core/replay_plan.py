@@ -27,7 +27,7 @@ from splitfed.core.model_call import ModelCall
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.module_copies import open_compiled
 from splitfed.core.nested_tensors import autograd_nodes
-from splitfed.core.replay_constants import find_constants
+from splitfed.core.replay_constants import OtherCalls, find_constants
 from splitfed.core.replay_courses import ForwardCourse, courses_beyond, find_courses
 from splitfed.core.replay_passes import RecordingPass, mark_whole_modules
 from splitfed.core.replay_values import CrossingValues
@@ -219,13 +219,13 @@ def _record(
         ends = (*ends, place.operation + 1)
     course = ForwardCourse(recording, result, ends, changes=changes, attributes=noting.reads)
     rows = len(next(iter(examples.values())))
-    find = partial(find_constants, model, examples, targets, course, gradients, call)
+    calls = partial(OtherCalls, model, examples, targets, course, gradients, call)
     for other in (rows + 1, rows - 1):
         with contextlib.suppress(InvalidInput):
-            if other and find(other):
+            if other and find_constants(calls(other)):
                 return course
     # With both it goes elsewhere, or asks for a number: what is found there is refused here, or by the comparison.
-    find(rows + 1)
+    find_constants(calls(rows + 1))
     return course
 
 
