@@ -147,12 +147,13 @@ class CheckedRows(RowSource):
             )
         if found.is_floating_point():
             if (bad := first_bad(torch.isfinite(found))) is not None:
-                raise InvalidInput(f"{self.name}: x is not finite in row {int(rows[bad])}")
+                raise InvalidInput(f"{self.name}: x is not finite in row {int(rows[bad])}, counted from 0")
             if self.value_range is not None and draw is None:
                 low, high = self.value_range
                 if (bad := first_bad((found >= low) & (found <= high))) is not None:
                     raise InvalidInput(
-                        f"{self.name}: x leaves its value range [{low:g}, {high:g}] in row {int(rows[bad])}"
+                        f"{self.name}: x leaves its value range [{low:g}, {high:g}] in row {int(rows[bad])}, counted "
+                        "from 0"
                     )
         return found
 

@@ -62,7 +62,9 @@ def as_type(what: str, tensor: Tensor, dtype: str) -> Tensor:
         bad = (tensor != tensor.round()) | (tensor.abs() > _EXACT[tensor.dtype])
         if bool(bad.any()):
             row, number = int(bad.nonzero()[0, 0]) if bad.dim() else 0, float(tensor[bad][0])
-            raise InvalidInput(f"{what} holds {number:g} in row {row}; dtype='int64' expects whole numbers")
+            raise InvalidInput(
+                f"{what} holds {number:g} in row {row}, counted from 0; dtype='int64' expects whole numbers"
+            )
     return tensor.to(torch.int64)
 
 

@@ -122,7 +122,7 @@ class Dataset:
         start = 0
         for few in blocks(rows):
             if (bad := first_bad(torch.isfinite(few))) is not None:
-                raise InvalidInput(f"{self.name}: x is not finite in row {start + bad}")
+                raise InvalidInput(f"{self.name}: x is not finite in row {start + bad}, counted from 0")
             start += len(few)
         return rows
 
@@ -336,5 +336,7 @@ def _check_range(name: str, rows: RowSource, value_range: tuple[float, float]) -
     start = 0
     for few in blocks(rows) if rows.resident else ():
         if (bad := first_bad((few >= low) & (few <= high))) is not None:
-            raise InvalidInput(f"{name}: x leaves its value range [{low:g}, {high:g}] in row {start + bad}")
+            raise InvalidInput(
+                f"{name}: x leaves its value range [{low:g}, {high:g}] in row {start + bad}, counted from 0"
+            )
         start += len(few)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -236,7 +237,13 @@ def _make_ledger(
     uploads = _find_uploads(topology, method, defenses, kinds)
     exposed = find_exposures(topology, defenses, run.placement.fused, by_schedule or by_method, run.facts[0], uploads)
     carried = [str(told) for told in run.facts[0].told(topology) if told.origin.content is Content.INPUT]
-    return make_ledger(run_charges, _delta(defenses, released.rows, delta), exposed, released.replaced, carried)
+    stated, rows = _delta(defenses, released.rows, delta), released.rows
+    ledger = make_ledger(run_charges, stated, exposed, released.replaced, carried)
+    if stated * rows < 1:
+        return ledger
+    weak = f"delta {stated:g} is not below 1 / {rows} rows: to publish one row at random keeps such a promise"
+    totals = (replace(total, note="; ".join(filter(None, (total.note, weak)))) for total in ledger.totals)
+    return replace(ledger, totals=tuple(totals))
 
 
 def _delta(defenses: Sequence[Defense], rows: int, wanted: float | None) -> float:

@@ -455,7 +455,11 @@ class Evaluator:
         uploads = [m.stamp.epoch for m in view.messages if m.kind == kind and m.receiver == party]
         if not uploads or number not in (None, uploads[-1]):
             when = "" if number is None else f" in round {number}"
-            raise InvalidInput(f"client {client} sent {party!r} no weights{when} that were recorded")
+            raise InvalidInput(
+                f"client {client} sent {party!r} no weights{when} that were recorded; an attack on updates needs a "
+                "schedule or a method in which that party averages weights (splitfed_v1, fedavg), recorded from the "
+                "start: Recording(parties=(...))"
+            )
         knowledge = replace(
             self.grants.knowledge(party, client, derive(seed, "queries", name)), local=self.grants.local(party, client)
         )

@@ -8,6 +8,7 @@ metrics up to its round. The newest two are kept.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Mapping
@@ -44,6 +45,10 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise InvalidInput(f"{path} is no folder, in which files are to be written: move it away") from None
+    except OSError as error:
+        if error.errno == errno.ENOSPC:  # told as such: it passes
+            raise
+        raise InvalidInput(f"folder {str(path)!r} cannot be made here ({error.strerror}); give another") from None
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -107,6 +112,11 @@ def load(folder: Path) -> NewestCheckpoint | None:
     if damaged:
         raise Damaged(damaged[0], digests.RETRAIN, "and so is every other checkpoint of the run")
     return None
+
+
+def newest_round(folder: Path) -> int:
+    """Return the round of the newest checkpoint, whole or not; -1 where there is none."""
+    return max((int(home.name) for home in _complete(folder) if home.name.isdigit()), default=-1)
 
 
 def clean(folder: Path) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +19,7 @@ import torch
 
 from splitfed.core import digests
 from splitfed.core.digests import Damaged
-from splitfed.core.errors import FolderGone, InvalidInput
+from splitfed.core.errors import FolderGone, InvalidInput, short
 from splitfed.old_names import current_description, current_keys
 from splitfed.training import checkpoint, fingerprint
 
@@ -62,6 +61,8 @@ class RunFolder:
                 raise InvalidInput(f"folder {str(self.path)!r} holds a run already; resume it or give another folder")
             there = digests.read(definition, digests.RETRAIN)
             self._check_same(self.read_definition(), json.loads(json.dumps(described)))
+        elif (self.path / "checkpoints").is_dir():
+            raise InvalidInput(f"{definition} is missing; {digests.RETRAIN}")
         elif self.path.is_dir() and any(entry.name != ".run.json.tmp" for entry in self.path.iterdir()):
             raise InvalidInput(f"folder {str(self.path)!r} is not empty and holds no run; give a new or empty folder")
         else:
@@ -112,8 +113,11 @@ class RunFolder:
             text = f"{newest.damaged[0]} is damaged; the run goes on from the checkpoint of round {newest.number}"
             warnings.warn(text, UserWarning, stacklevel=3)
         path = self.path / "metrics.jsonl"
+        if done and not path.is_file():
+            raise InvalidInput(f"{path} is missing; {digests.RETRAIN}")
         content = path.read_bytes() if path.is_file() else b""
-        lines = list(islice(digests.links(content, self._start), done))
+        entries = list(digests.links(content, self._start))
+        lines = entries[:done]
         if len(lines) < done:
             raise Damaged(path, digests.RETRAIN, f"the line of round {len(lines)} does not match its digest")
         self._chain = lines[-1][1] if lines else self._start
@@ -121,6 +125,10 @@ class RunFolder:
             if self._chain != newest.metrics:
                 raise Damaged(path, digests.RETRAIN, f"it does not belong to the checkpoint of round {newest.number}")
             run.load_state(newest.states)
+        # A crash leaves one line more than there are checkpoints.
+        if len(entries) > done + 1 and not (newest and newest.damaged):
+            text = f"checkpoints of rounds {done} to {len(entries) - 1} are missing; the run goes on with round {done}"
+            warnings.warn(text, UserWarning, stacklevel=3)
         run.history[:] = [current_keys(entry) for entry, _ in lines]
         # Rounds after the checkpoint, and what a crash left of a line, are written again.
         whole = b"".join(line + b"\n" for line in content.split(b"\n")[:done])
@@ -189,14 +197,28 @@ class RunFolder:
             if key == "makes" and key not in there:  # the first release did not say who has which
                 continue
             if key not in ("code", "cut_choice", "told", "private") and there.get(key) != value:
-                raise InvalidInput(
-                    f"folder {str(self.path)!r} holds another run: its {key} is {there.get(key)!r}, not {value!r}"
-                )
+                difference = next(describe_differences(key, there.get(key), value))
+                way = "give another folder"
+                if key == "rounds":
+                    way += ", or train it for more by continue_training of the run that was resumed"
+                raise InvalidInput(f"folder {str(self.path)!r} holds another run: {difference}; {way}")
         if changed := fingerprint.differences(there.get("code", {}), wanted.get("code", {})):
             raise InvalidInput(
                 f"folder {str(self.path)!r} holds another run: {digests.names(changed)} changed since it began; "
                 "go back to what it was, or give another folder"
             )
+
+
+def describe_differences(where: str, there: Any, wanted: Any) -> Iterator[str]:
+    """Say where two plain values differ: `its data.clients is 1, not 2`."""
+    if isinstance(there, Mapping) and isinstance(wanted, Mapping):
+        for key in dict.fromkeys([*there, *wanted]):
+            yield from describe_differences(f"{where}.{key}", there.get(key), wanted.get(key))
+    elif isinstance(there, list) and isinstance(wanted, list) and len(there) == len(wanted):
+        for i, pair in enumerate(zip(there, wanted, strict=True)):
+            yield from describe_differences(f"{where}[{i}]", *pair)
+    elif there != wanted:
+        yield f"its {where.removeprefix('.')} is {short(there)}, not {short(wanted)}"
 
 
 def _data_and_seed(described: Mapping[str, Any]) -> tuple[Any, Any]:

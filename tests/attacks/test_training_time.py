@@ -132,7 +132,7 @@ def test_a_resumed_run_ends_in_the_same_bits(name: str, tmp_path: Path) -> None:
     assert_same(weights(again), weights(whole))
     assert_same(attack_state(again).state(), attack_state(whole).state())
     assert [h["training_attacks"] for h in again.history] == [h["training_attacks"] for h in whole.history]
-    with pytest.raises(InvalidInput, match="holds another run: its training_attacks is"):
+    with pytest.raises(InvalidInput, match="holds another run: its training_attacks"):
         go(None, logging=splitfed.Logging(folder=tmp_path / "run", resume=True), **changes)
 
 

@@ -234,7 +234,7 @@ BAD: list[tuple[dict[str, Table], str, dict[str, Any], str]] = [
         {"a": Table(["k"], torch.tensor([float("nan")])), "b": Table(["k"], y=Y1)},
         "b",
         {},
-        "aligned: x is not finite in row 0",
+        "aligned: x is not finite in row 0, counted from 0",
     ),
 ]
 

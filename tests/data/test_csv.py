@@ -75,6 +75,7 @@ def test_columns_refused(path: Path) -> None:
 FILES = [
     ("", "cannot be read as CSV: No columns to parse from file"),
     ("a,label\n", "has no rows under its header"),
+    ("a;label\n1;0\n2;1\n", "has one column, 'a;label'; if ';' divides it, give separator=';'"),
     ("a,label\n1,0\n1,2,3,4\n", "cannot be read as CSV: Error tokenizing data. C error: Expected 2 fields"),
     ("a,label\n1,2,0\n1,2,1\n", "has more fields in its rows than in its header"),
     (
@@ -99,7 +100,7 @@ def test_more_refused(path: Path) -> None:
     path.write_bytes(b"a,label\n\xff\xfe,0\n")
     assert text(path).startswith(f"{path} cannot be read as CSV: 'utf-8' codec can't decode")
     path.write_text("a,label\n1,0\ninf,1\n")
-    assert text(path) == "people: x is not finite in row 1"
+    assert text(path) == "people: x is not finite in row 1, counted from 0"
     path.unlink()
     assert text(path) == f"{path} is missing; expected a file"
 

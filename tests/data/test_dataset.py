@@ -76,7 +76,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"x": torch.zeros(4)},
         "toy: x has shape (4,) and type float32; expected (rows, ...) with at least one row, and float32 or int64",
     ),
-    ({"x": torch.tensor([[0.0], [1.0], [float("nan")], [float("inf")]])}, "toy: x is not finite in row 2"),
+    (
+        {"x": torch.tensor([[0.0], [1.0], [float("nan")], [float("inf")]])},
+        "toy: x is not finite in row 2, counted from 0",
+    ),
     (
         {"x": torch.zeros(4, 2, device="meta")},
         "toy: x is on meta; expected cpu, batches move to a device when they are used",
@@ -90,7 +93,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"y": torch.zeros(4, dtype=torch.float64), "task": regression()},
         "toy: y has type float64; expected int64 or float32 for regression",
     ),
-    ({"value_range": (0.0, 0.5)}, "toy: x leaves its value range [0, 0.5] in row 2"),
+    ({"value_range": (0.0, 0.5)}, "toy: x leaves its value range [0, 0.5] in row 2, counted from 0"),
     (
         {"value_range": (1.0, 1.0)},
         "toy: value_range=(1.0, 1.0) is not allowed; expected two numbers, low < high",

@@ -62,10 +62,16 @@ def test_real_numbers_that_are_whole_are_taken() -> None:
 
 
 REFUSED = [
-    ({"x": IDS / 2}, "toy: x holds 0.5 in row 0; dtype='int64' expects whole numbers"),
-    ({"x": torch.tensor([[1.0], [float("nan")]])}, "toy: x holds nan in row 1; dtype='int64' expects whole numbers"),
+    ({"x": IDS / 2}, "toy: x holds 0.5 in row 0, counted from 0; dtype='int64' expects whole numbers"),
+    (
+        {"x": torch.tensor([[1.0], [float("nan")]])},
+        "toy: x holds nan in row 1, counted from 0; dtype='int64' expects whole numbers",
+    ),
     # A float32 of that size may have been another number.
-    ({"x": torch.tensor([[2.0], [GREAT + 2.0]])}, "toy: x holds 1.67772e+07 in row 1; dtype='int64' expects whole"),
+    (
+        {"x": torch.tensor([[2.0], [GREAT + 2.0]])},
+        "toy: x holds 1.67772e+07 in row 1, counted from 0; dtype='int64' expects whole",
+    ),
     (
         {"x": np.array([[2**63]], dtype=np.uint64)},
         "toy: x holds 9223372036854775808; expected whole numbers below 2**63",
@@ -143,7 +149,7 @@ def test_files_keep_whole_numbers_if_they_are_asked_to(tmp_path: Path) -> None:
     )
     table.write_text("code,label\n1,0\n2.5,1\n")
     assert refusal(csv, table, "label", dtype="int64") == (
-        f"{table}: column 'code' holds 2.5 in row 1; dtype='int64' expects whole numbers"
+        f"{table}: column 'code' holds 2.5 in row 1, counted from 0; dtype='int64' expects whole numbers"
     )
 
     users = tmp_path / "users.json"

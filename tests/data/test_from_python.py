@@ -81,7 +81,7 @@ BAD: list[tuple[Any, Any, dict[str, Any], str]] = [
     (X, np.zeros(2), {}, "arrays: x has 3 rows and y has shape (2,); expected a label a row"),
     (X, np.array([0, 1, -1]), {}, "arrays: label -1 is outside [0, 1]"),
     (X, np.array([0, 0.5, 1]), {"task": "binary"}, "labels must be whole numbers in [0, 1]; found 0.5"),
-    (X * 1e300, np.zeros(3), {"name": "big"}, "big: x is not finite in row 0"),
+    (X * 1e300, np.zeros(3), {"name": "big"}, "big: x is not finite in row 0, counted from 0"),
     (
         X,
         np.zeros(3),

@@ -225,8 +225,8 @@ class Wrong(RowSource):
 BAD_ROWS: list[tuple[Callable[[int], Tensor], str]] = [
     (lambda n: torch.zeros(n, 4), "mine: 1 rows were read as (1, 4) of float32; expected (1, 3) of float32"),
     (lambda n: torch.zeros(n, 3).double(), "mine: 1 rows were read as (1, 3) of float64; expected (1, 3) of float32"),
-    (lambda n: torch.full((n, 3), torch.nan), "mine: x is not finite in row 17"),
-    (lambda n: torch.full((n, 3), 2.0), "mine: x leaves its value range [0, 1] in row 17"),
+    (lambda n: torch.full((n, 3), torch.nan), "mine: x is not finite in row 17, counted from 0"),
+    (lambda n: torch.full((n, 3), 2.0), "mine: x leaves its value range [0, 1] in row 17, counted from 0"),
 ]
 
 

@@ -136,7 +136,7 @@ def test_a_resumed_run_ends_in_the_same_bits(name: str, tmp_path: Path) -> None:
     assert_same(weights(again), weights(whole))
     assert set(again.history[-1]["detectors"]) == {"client0", "client1"}
     assert [h["detectors"] for h in again.history] == [h["detectors"] for h in whole.history]
-    with pytest.raises(InvalidInput, match="holds another run: its detectors is"):
+    with pytest.raises(InvalidInput, match="holds another run: its detectors"):
         go(
             None,
             logging=Logging(folder=tmp_path / "run", resume=True),

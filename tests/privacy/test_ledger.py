@@ -299,6 +299,15 @@ def test_a_delta_of_ones_own() -> None:
         trained(Noise(), evaluation=sf.Evaluation(delta=1.0))
 
 
+def test_a_delta_that_publishing_a_row_keeps_is_said_so() -> None:
+    def told(delta: float) -> str:
+        release = GaussianRelease(noise_multiplier=4.0, freeze=True)
+        return str(trained(release, evaluation=sf.Evaluation(delta=delta)).ledger)
+
+    assert "delta 0.5 is not below 1 / " in told(0.5)
+    assert "is not below" not in told(1e-4)
+
+
 def test_what_learns() -> None:
     linear = nn.Linear(2, 2)
     assert learns_from_rows(linear)

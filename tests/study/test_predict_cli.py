@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from splitfed.cli import main
+from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task, binary, classification, regression
 from splitfed.core.topology import Head
@@ -269,8 +270,18 @@ def test_only_finished_runs_are_asked(runs: Path, tmp_path: Path, capsys: pytest
     commands = (["predict", str(bare), "--input", str(saved(tmp_path))], ["attack", str(bare), "--attack", "rmle"])
     for command in commands:
         assert main(command) == 2
-        assert "holds no checkpoint any more; run its study again" in capsys.readouterr().err
+        assert "holds no checkpoint of its last round any more; run its study again" in capsys.readouterr().err
         assert not (bare / "checkpoints").exists()
+    # One of an earlier round is no better: the rest would be trained again.
+    earlier = bare / "checkpoints" / "000000"
+    earlier.mkdir(parents=True)
+    (earlier / "manifest.json").write_text("{}")
+    result = json.loads((bare / "result.json").read_bytes())
+    result.pop("digest")
+    (bare / "result.json").write_bytes(digests.json_with_digest({**result, "rounds": 2}))
+    for command in commands:
+        assert main(command) == 2
+        assert "holds no checkpoint of its last round any more; run its study again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

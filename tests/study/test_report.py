@@ -842,3 +842,19 @@ def test_table_means_leave_out_what_is_no_number() -> None:
     (row,) = results_table.setting_rows([found, other])
     scores = row["attacks"]["inverse_network"]["psnr"]
     assert (scores["attack"], scores["mean_image"]) == (26.0, 12.0)
+
+
+def test_remarks_of_all_seeds_and_notes_on_epsilon_stand_below_the_table() -> None:
+    """Those of the first seed alone were told, as if they were of all."""
+    total = {"epsilon": 2.0, "protects": "labels", "note": "what the weights cost is another line"}
+    seeds = [json.loads(json.dumps(result("none", seed, 0.0, 0.9, {"psnr": 26.0}))) for seed in range(3)]
+    for seed, found in enumerate(seeds):
+        found["privacy"] = {"ledger": {"epsilon": 2.0, "totals": [total]}}
+        if seed:
+            found |= {"stopped": "worse", "rounds": seed, "rounds_planned": 9}
+    (row,) = results_table.setting_rows(seeds)
+    assert row["remarks"] == [
+        "training ended after 1 of 9 rounds: worse (seed 1; 2 of 3 seeds)",
+        "epsilon for labels: what the weights cost is another line",
+    ]
+    assert "training ended after 2 of 9 rounds: worse" in results_table.setting_rows(seeds[2:])[0]["remarks"]

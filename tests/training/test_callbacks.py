@@ -180,9 +180,9 @@ def test_early_stopping_ends_the_run_and_a_resumed_one_ends_there_too(tmp_path: 
     assert len(go(stopping, folder=tmp_path / "run", resume=True, **still).history) == 4, "it has ended"
     with pytest.raises(InvalidInput, match="the run has ended early"):
         resumed.continue_training(1)
-    with pytest.raises(InvalidInput, match="holds another run: its callbacks is"):
+    with pytest.raises(InvalidInput, match="holds another run: its callbacks"):
         go(folder=tmp_path / "run", resume=True, **still)
-    with pytest.raises(InvalidInput, match="holds another run: its callbacks is"):
+    with pytest.raises(InvalidInput, match="holds another run: its callbacks"):
         go(sf.EarlyStopping(patience=4), folder=tmp_path / "run", resume=True, **still)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,10 @@ def test_a_continued_run_goes_on_in_its_folder_after_a_crash_too(tmp_path: Path)
     run = go(2, tmp_path / "run", callbacks=[Crash(3)])
     with pytest.raises(KeyboardInterrupt):
         run.continue_training(3)
-    assert_refuses(lambda: go(2, tmp_path / "run", resume=True), "holds another run: its rounds is 5, not 2")
+    assert_refuses(
+        lambda: go(2, tmp_path / "run", resume=True),
+        "holds another run: its rounds is 5, not 2; give another folder, or train it for more by continue_training",
+    )
     loaded = sf.load(tmp_path / "run", model(), data())
     assert len(loaded.history) == 3
     loaded.continue_training(1)
@@ -160,8 +164,10 @@ def test_folders_that_cannot_be_loaded_say_why(tmp_path: Path) -> None:
     go(1, tmp_path / "run")
     assert_refuses(lambda: sf.load(tmp_path / "run"), "model and data are not kept in it: give topology= and data=")
     assert_refuses(lambda: sf.load(tmp_path), "holds no run")
-    assert_refuses(lambda: sf.load(tmp_path / "run", model(1), data()), "holds another run: its weights is")
-    assert_refuses(lambda: sf.load(tmp_path / "run", model(), data(90)), "holds another run: its data is")
+    assert_refuses(lambda: sf.load(tmp_path / "run", model(1), data()), "holds another run: its weights")
+    assert_refuses(
+        lambda: sf.load(tmp_path / "run", model(), data(90)), "holds another run: its data.clients[0] is 21, not 24"
+    )
     path = tmp_path / "run" / "arguments.json"
     changed = path.read_text().replace('"batch_size": 20', '"batch_size": 21')
     path.write_text(changed)
@@ -217,3 +223,32 @@ def test_what_is_refused_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="unknown schedule"):
         go(1, tmp_path / "run", schedule="nowhere")
     assert not (tmp_path / "run").exists()
+
+
+def test_files_of_a_run_that_are_missing_are_named(tmp_path: Path) -> None:
+    """Without its definition the folder was called no run; with checkpoints gone the rest was trained mute."""
+    home = tmp_path / "run"
+    expected = whole_state(go(3, home))
+    shutil.rmtree(home / "checkpoints")
+    with pytest.warns(UserWarning, match="checkpoints of rounds 0 to 2 are missing; the run goes on with round 0"):
+        again = go(3, home, resume=True)
+    assert_same(whole_state(again), expected)
+    for name in ("metrics.jsonl", "run.json"):
+        (home / name).rename(tmp_path / name)
+        assert_refuses(lambda: go(3, home, resume=True), f"{name} is missing; put back a copy of it")
+        if name == "run.json":
+            assert_refuses(lambda: sf.load(home, model(), data()), f"{name} is missing; put back a copy of it")
+        (tmp_path / name).rename(home / name)
+
+
+@pytest.mark.parametrize("error", [PermissionError(1, "Operation not permitted"), FileNotFoundError(2, "No such file")])
+def test_a_place_where_no_folder_can_be_made_is_refused(
+    error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under /proc and /sys, which left the system's own error."""
+
+    def refuse(path: Path, *_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert_refuses(lambda: go(1, tmp_path / "new"), f"new' cannot be made here ({error.strerror}); give another")

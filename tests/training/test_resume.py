@@ -183,14 +183,14 @@ def test_a_finished_run_is_read_back_without_training(tmp_path: Path) -> None:
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "rounds": ({"rounds": 5}, "its rounds is 2, not 5"),
-    "seed": ({"seed": 1}, "its training is"),
-    "batch_size": ({"batch_size": 12}, "its training is"),
-    "defense": ({"defenses": [Noise(scale=0.2)]}, "its defenses is"),
-    "optimizer": ({"optimizer": Optim("Adam", {"lr": 2e-2})}, "its optimizers is"),
-    "clients": ({"data": toy_data(100).clients(2, auxiliary=10, victims=10)}, "its data is"),
-    "split": ({"data": toy_data(100).clients(3, auxiliary=10, victims=10, seed=1)}, "its data is"),
-    "data": ({"data": toy_data(100, seed=5).clients(3, auxiliary=10, victims=10)}, "its data is"),
-    "record": ({"record": Recording(("server",))}, "its record is"),
+    "seed": ({"seed": 1}, "its training.seed is 0, not 1"),
+    "batch_size": ({"batch_size": 12}, "its training"),
+    "defense": ({"defenses": [Noise(scale=0.2)]}, "its defenses"),
+    "optimizer": ({"optimizer": Optim("Adam", {"lr": 2e-2})}, "its optimizers"),
+    "clients": ({"data": toy_data(100).clients(2, auxiliary=10, victims=10)}, "its data"),
+    "split": ({"data": toy_data(100).clients(3, auxiliary=10, victims=10, seed=1)}, "its data"),
+    "data": ({"data": toy_data(100, seed=5).clients(3, auxiliary=10, victims=10)}, "its data"),
+    "record": ({"record": Recording(("server",))}, "its record"),
     "shape": ({"shape": "u_shaped"}, "its topology is 'vanilla', not 'u_shaped'"),
 }
 

@@ -95,7 +95,7 @@ def test_a_memory_map_is_resumed(memory: Dataset, mapped: Dataset, tmp_path: Pat
     numbers = mapped.source.take(torch.arange(100))
     numbers[::2] *= 0.5
     other = Dataset(mapped.name, ReadByIndex(numbers), mapped.y, mapped.task, mapped.value_range)
-    with pytest.raises(InvalidInput, match="holds another run: its data is"):
+    with pytest.raises(InvalidInput, match="holds another run: its data"):
         go(other, tmp_path / "run", resume=True)
 
 

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from splitfed.core.errors import InvalidInput, check_count, first_line
+from splitfed.core.errors import InvalidInput, check_count, first_line, short
 from splitfed.data import arrays
 from splitfed.data.conversion import as_rows
 from splitfed.data.dataset import Dataset
@@ -29,6 +29,8 @@ FEW_CATEGORIES = 12
 """Up to so many different values text is taken for categories whatever it looks like."""
 COLUMNS = 2**14
 """The most columns of a table unless more are asked for; its header is looked at before the rows are read."""
+SEPARATORS = (",", ";", "\t", "|")
+"""What divides the columns of common tables; a header of one column with another of these in it is refused."""
 HEADER = 2**22
 """The most bytes of a header."""
 LARGE = 2**26
@@ -108,6 +110,9 @@ def _read(source: Path, separator: str, most_columns: int) -> pd.DataFrame:
         raise InvalidInput(f"{source} cannot be read as CSV: {' '.join(str(error).split())}") from None
     if not isinstance(table.index, pd.RangeIndex):  # pandas took the first column for row names
         raise InvalidInput(f"{source} has more fields in its rows than in its header")
+    (name, *more), others = list(table.columns), [sign for sign in SEPARATORS if sign != separator]
+    if not more and (found := next((sign for sign in others if sign in str(name)), None)) is not None:
+        raise InvalidInput(f"{source} has one column, {short(name)}; if {found!r} divides it, give separator={found!r}")
     if not len(table):
         raise InvalidInput(f"{source} has no rows under its header")
     return table

@@ -37,7 +37,8 @@ def under_training(attack: Json) -> list[str]:
     if not (floors := attack.get("under_trained")):
         return []
     named = " and ".join(TARGETS["inputs"].baselines.get(who, who) for who in floors)
-    return [f"{attack['label']} is under-trained: {named} reconstructs better from the same knowledge"]
+    verb = "reconstructs" if len(floors) == 1 else "reconstruct"
+    return [f"{attack['label']} is under-trained: {named} {verb} better from the same knowledge"]
 
 
 def missing_adaptation(attack: Json) -> list[str]:

@@ -67,7 +67,7 @@ def check_kind(path: Path) -> None:
 
 def _check_rows(path: Path, what: str, good: Tensor) -> None:
     if len(bad := (~good.flatten(1).all(1)).nonzero()):
-        raise InvalidInput(f"{str(path)!r} {what} in row {int(bad[0])}")
+        raise InvalidInput(f"{str(path)!r} {what} in row {int(bad[0])}, counted from 0")
 
 
 def _read_array(path: Path, shape: tuple[int, ...], features: Mapping[str, Feature]) -> np.ndarray:
@@ -123,7 +123,7 @@ def _read_csv(path: Path, columns: Sequence[str]) -> np.ndarray:
         numbers = [_parse_number(field) for field in line]
         if None in numbers or len(numbers) != len(rows[0]):
             wrong = next((repr(f) for f, n in zip(line, numbers, strict=True) if n is None), f"{len(numbers)} fields")
-            raise InvalidInput(f"{str(path)!r} has {wrong} in row {i}; expected {len(rows[0])} numbers")
+            raise InvalidInput(f"{str(path)!r} has {wrong} in row {i}, counted from 0; expected {len(rows[0])} numbers")
         number_rows.append(numbers)
     found = np.array(number_rows, dtype=np.float64)
     if not header or not columns:

@@ -39,6 +39,8 @@ def load(
     if (home / "study.toml").is_file():
         raise InvalidInput(f"{str(folder)!r} holds a study; give the folder of one of its runs, or use load_study")
     if not (home / "run.json").is_file():
+        if (home / "checkpoints").is_dir():
+            raise InvalidInput(f"{home / 'run.json'} is missing; {digests.RETRAIN}")
         raise InvalidInput(f"{str(folder)!r} holds no run; expected the folder of one")
     of_study = any((home / name).is_file() for name in ("config.toml", "result.json"))
     if of_study:

@@ -23,7 +23,7 @@ from splitfed.study.run.progress import open_watcher
 from splitfed.study.run.runner import Json, read_result, run_attack, train_cell, write_result
 from splitfed.study.run.store import StudyFolder
 from splitfed.study.run.trust import check_links, code_of, read_own_files, write_mark
-from splitfed.training.checkpoint import write_atomic
+from splitfed.training.checkpoint import newest_round, write_atomic
 from splitfed.training.run import Run
 
 
@@ -112,9 +112,9 @@ def load_finished_run(folder: Path, *, trust: bool = False) -> tuple[Json, Cell,
     known = read_result(folder)
     if known is None or "failed" in known or not (folder / "config.toml").is_file():
         raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
-    if not any((folder / "checkpoints").glob("*/*")):
+    if newest_round(folder / "checkpoints") + 1 < known["rounds"]:
         # It would be trained again, without a word and into the folder.
-        raise InvalidInput(f"{str(folder)!r} holds no checkpoint any more; run its study again")
+        raise InvalidInput(f"{str(folder)!r} holds no checkpoint of its last round any more; run its study again")
     raw = schema.read_toml(folder / "config.toml", digests.RUN_CONFIG)
     grid, data = session.check_study(raw, "config.toml", folder, code_of(folder, raw, trust))
     return known, grid.cells[0], data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -69,14 +70,32 @@ def _means_of(ended: Sequence[Json]) -> dict[str, Any]:
     attacks = group_by((one for found in ended for one in found["attacks"]), lambda one: str(one["attack"]))
     private = any(found.get("privacy") for found in ended)
     return {
-        # The same remark on every seed differs in its numbers: those of the first seed that has any are told.
-        "remarks": next(filter(None, map(remarks, ended)), []),
+        "remarks": [*_merge_remarks(ended), *_privacy_notes(ended)],
         "metric": ended[0]["utility"]["metric"],
         "utility": fmean(found["utility"]["test"] for found in ended),
         **({"epsilon": _largest_epsilon(ended), "promises": _largest_promises(ended)} if private else {}),
         "attacks": {key: _mean_scores([one["scores"] for one in found]) for key, found in attacks.items()},
         "quick": [key for key, found in attacks.items() if found[0].get("quick")],
     }
+
+
+def _merge_remarks(ended: Sequence[Json]) -> list[str]:
+    """Return the remarks on all seeds; one that differs in its figures alone once, with those of its first seed."""
+    by_words = group_pairs(
+        (re.sub(r"[0-9][0-9.e+-]*", "#", said), (str(found["seed"]), said))
+        for found in ended
+        for said in remarks(found)
+    )
+    if len(ended) == 1:
+        return [said for told in by_words.values() for _, said in told]
+    merged = {told[0][1]: list(dict.fromkeys(seed for seed, _ in told)) for told in by_words.values()}
+    return [f"{said} (seed {seeds[0]}; {len(seeds)} of {len(ended)} seeds)" for said, seeds in merged.items()]
+
+
+def _privacy_notes(ended: Sequence[Json]) -> list[str]:
+    """Return what the figures of epsilon do not say by themselves, once."""
+    totals = [t for found in ended for t in (found.get("privacy") or {}).get("ledger", {}).get("totals", ())]
+    return list(dict.fromkeys(f"epsilon for {t['protects']}: {t['note']}" for t in totals if t.get("note")))
 
 
 def _costs_of(ended: Sequence[Json]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from splitfed.study.config.toml import dumps
 from splitfed.study.report.contained import is_plain_name
 from splitfed.study.run.runner import Json, read_result
 from splitfed.training.checkpoint import write_atomic
-from splitfed.training.folder import environment
+from splitfed.training.folder import describe_differences, environment
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,7 +56,7 @@ class StudyFolder:
             raise InvalidInput(f"folder {str(self.path)!r} is not empty and holds no study; give a new or empty folder")
         wanted = tomllib.loads(dumps(grid.resolved))
         there = _with_new_names(schema.read_toml(config_path, digests.STUDY_CONFIG))
-        if (difference := next(_differences("", there, wanted), None)) is not None:
+        if (difference := next(describe_differences("", there, wanted), None)) is not None:
             raise InvalidInput(f"folder {str(self.path)!r} holds another study: {difference}; give another folder")
         if not resume:
             raise InvalidInput(f"folder {str(self.path)!r} holds this study already; add --resume to go on with it")
@@ -257,15 +257,3 @@ def _with_new_names(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(model := config.get("model"), Mapping):
         named["model"] = {**_ADDED_SINCE.get(str(model.get("name")), {}), **model}
     return {**config, **named, **({"attack": attacks} if "attack" in config else {})}
-
-
-def _differences(where: str, there: Any, wanted: Any) -> Iterator[str]:
-    """Say where two plain values differ: `its data.clients is 1, not 2`."""
-    if isinstance(there, Mapping) and isinstance(wanted, Mapping):
-        for key in dict.fromkeys([*there, *wanted]):
-            yield from _differences(f"{where}.{key}", there.get(key), wanted.get(key))
-    elif isinstance(there, list) and isinstance(wanted, list) and len(there) == len(wanted):
-        for i, pair in enumerate(zip(there, wanted, strict=True)):
-            yield from _differences(f"{where}[{i}]", *pair)
-    elif there != wanted:
-        yield f"its {where.removeprefix('.')} is {short_repr(there)}, not {short_repr(wanted)}"
