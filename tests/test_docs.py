@@ -295,6 +295,7 @@ def test_the_studies_are_valid(tmp_path: Path, page: str, number: int, runs: int
     assert len(ready.grid.cells) == runs
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [1, 2])
 def test_the_studies_of_clients_that_differ_run(tmp_path: Path, number: int) -> None:
     """With one seed and two rounds, and the callbacks of the same page."""
@@ -311,6 +312,7 @@ def test_the_studies_of_clients_that_differ_run(tmp_path: Path, number: int) -> 
         assert (tmp_path / "out" / "runs" / found["id"] / "rounds.csv").is_file()
 
 
+@pytest.mark.exhaustive
 def test_the_search_of_its_page_runs(tmp_path: Path) -> None:
     """With fewer trials, seeds and rounds, and with its last defense alone, which promises what was asked for."""
     (text,) = blocks(ROOT / "docs" / "search.md", "toml")

@@ -68,6 +68,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return Built(sources, sdist, wheel)
 
 
+@pytest.mark.exhaustive
 def test_sources_reach_through_the_links(built: Built) -> None:
     for name in LINKED:
         expected = {f"splitfed/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / name).rglob("*.py")}
@@ -167,6 +168,7 @@ print([main(words) for words in (["list", "topologies", "--json"], ["plan", "spl
 """
 
 
+@pytest.mark.exhaustive
 def test_a_checkout_without_links_says_what_to_do(unlinked: Path) -> None:
     done = subprocess.run([sys.executable, "-c", USE_ALL], cwd=unlinked, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

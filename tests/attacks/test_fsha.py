@@ -37,6 +37,7 @@ def test_its_error_on_its_own_rows_falls_in_the_history() -> None:
     assert curve[-1] < curve[0] / 20
 
 
+@pytest.mark.exhaustive
 def test_the_penalty_holds_the_critics_slope_near_one() -> None:
     """Between what arrives and what the encoder makes; a critic without a penalty grows as steep as it can."""
     run = hijacked()

@@ -74,6 +74,7 @@ def test_the_larger_budget_wins_and_beats_the_mean_image() -> None:
     assert strong > found[1, 15]["mean_image"]["psnr"].mean + 5.0
 
 
+@pytest.mark.exhaustive
 def test_one_rung_more_changes_none_of_those_before_it() -> None:
     """A second rung of a single epoch loses, and the winner guesses what it guesses alone."""
     ladders = [Ladder(widths=(2,), epochs=epochs, batch_size=16, queries=1) for epochs in ((6,), (6, 1))]

@@ -160,6 +160,7 @@ def test_a_classifier_recognises_reconstructions() -> None:
     assert accuracy(inverted(True)) > 0.6
 
 
+@pytest.mark.exhaustive
 def test_scoring_by_a_classifier_changes_no_other_figure() -> None:
     plain, with_it = inverted(False), inverted(True)
     assert torch.equal(plain.prediction, with_it.prediction)

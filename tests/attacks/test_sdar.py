@@ -34,6 +34,7 @@ def test_it_reads_victims_that_nobody_trained_on() -> None:
     assert prediction < mean / 2
 
 
+@pytest.mark.exhaustive
 def test_in_a_u_it_reads_labels_that_never_left_the_client() -> None:
     (result,) = trained("u_shaped").attack(InsiderLabels())
     assert result.scores["attack"]["accuracy"].mean > 0.85

@@ -484,6 +484,7 @@ DEFENSES: dict[str, tuple[Defense, ...]] = {
 CELLS = [(cut, name) for cut in ("relu1", "pool1", "relu2", "pool2") for name in DEFENSES]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("cut", "name"), thin(CELLS, 20))
 def test_the_choice_is_as_good_as_that_of_the_truth(cut: str, name: str) -> None:
     """It may miss the member that is best on the victims by .2 dB of their mean squared error."""

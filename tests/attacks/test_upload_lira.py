@@ -327,6 +327,7 @@ def auc(run: Run, attack: Any, client: int) -> float:
     return float(attacked(run, attack, client).scores["attack"]["auc"].mean)
 
 
+@pytest.mark.exhaustive
 def test_it_beats_calibration_by_what_was_sent() -> None:
     found: dict[str, list[float]] = {"lira": [], "calibrated": []}
     for seed in SEEDS:

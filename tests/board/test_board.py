@@ -107,6 +107,7 @@ def test_only_what_is_new_is_computed(grown: tuple[Path, list[Any]]) -> None:
     assert without_runs == ([], [])
 
 
+@pytest.mark.exhaustive
 def test_a_refusal_is_kept_with_its_reason_and_is_no_result(grown: tuple[Path, list[Any]]) -> None:
     study = read_study(grown[0] / "toy.toml")
     summary = summarize(study, Entries(grown[0] / "toy.jsonl"))

@@ -16,6 +16,7 @@ from tests.core import fresh_models_by_hand as by_hand
 from tests.core import fresh_models_more as more
 from tests.core import fresh_runs
 from tests.core.fresh_runs import TEST, TRAIN, Fresh, Rows, check
+from tests.thinning import thin
 
 
 def drawn(count: int, *shape: int, seed: int = 5) -> Tensor:
@@ -252,7 +253,7 @@ def cases(models: dict[str, Fresh]) -> list[Any]:
         ]
         for name, fresh in models.items()
     }
-    return [pytest.param(name, marks=found) for name, found in marks.items()]
+    return thin([pytest.param(name, marks=found) for name, found in marks.items()], 3)
 
 
 @pytest.mark.parametrize("name", cases({**PUBLISHED, **BY_HAND}))

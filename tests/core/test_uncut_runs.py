@@ -18,6 +18,7 @@ from tests.core.cut_idioms import Counting, CountingInGlobal, Net, ends, without
 from tests.core.test_cut_places import Repeated, Stopped, Tied, residual, seeded
 from tests.core.test_replay import Gated, encoder, words
 from tests.examples import images
+from tests.thinning import thin
 
 TABLES: dict[int, Tensor] = {}
 
@@ -110,7 +111,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.mark.filterwarnings("ignore:.*was compared with its cut model for")
-@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.exhaustive] * (c in SLOW)) for c in LISTED])
+@pytest.mark.parametrize("case", thin([c for c in LISTED if c not in SLOW] + list(SLOW), 5))
 def test_the_listing_is_that_of_a_run_for_each_place(
     case: str, size: str, compared: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +182,7 @@ DAMAGES: dict[str, tuple[Callable[[StepResult], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", thin(DAMAGES, 3))
 def test_a_broken_place_among_others_is_found_in_the_last_batch(
     damage: str, size: str, compared: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def test_the_scores_stand_far_apart() -> None:
     assert watched("splitguard", None, 0)["lowest"] > 0.9
 
 
+@pytest.mark.exhaustive
 def test_an_attacker_that_is_honest_where_it_is_tested_is_noticed_later() -> None:
     """The guard's limit: ten honest rounds, then an honest gradient for every batch whose labels look wrong."""
     at = []

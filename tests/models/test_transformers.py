@@ -364,6 +364,7 @@ def trained(data: sf.Dataset, folder: Path, **given: Any) -> sf.Run:
     return sf.train(topology, federation, rounds=2, batch_size=16, schedule="splitfed_v1", logging=logging)
 
 
+@pytest.mark.exhaustive
 def test_a_run_on_tokens_is_resumed_attacked_and_exported(tmp_path: Path) -> None:
     def stop(done: int, rounds: int, metrics: Any) -> None:
         raise KeyboardInterrupt

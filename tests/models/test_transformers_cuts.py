@@ -95,6 +95,7 @@ def test_a_chain_of_parties_with_a_block_each_is_exact(name: str) -> None:
     assert {(topology.role_of(e.source), topology.role_of(e.target)) for e in topology.crossings} == neighbours
 
 
+@pytest.mark.exhaustive
 def test_gpt2_with_its_tied_table_is_cut_where_one_party_holds_both_ends() -> None:
     tied = Tiny("GPT2LMHeadModel", GPT2)
     model = tied.build()

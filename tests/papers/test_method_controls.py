@@ -66,6 +66,7 @@ def test_steps_without_a_gradient_move_what_has_momentum() -> None:
         assert differ(control, None)
 
 
+@pytest.mark.exhaustive
 def test_each_change_of_a_method_is_one() -> None:
     assert differ(FedMDControl(separate=True), FedMD())
     assert differ(MAFMLControl(entropy=0.0), MAFML())

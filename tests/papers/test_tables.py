@@ -167,6 +167,7 @@ def test_he_mnist_reconstructs_and_shows_any_part(tmp_path: Path) -> None:
     assert he_mnist.show({}).count("| ReLU2 |") == len(he_mnist.LINES) + 1
 
 
+@pytest.mark.exhaustive
 def test_unsplit_depth_takes_an_image_a_class_and_shows_any_part(tmp_path: Path) -> None:
     victims = unsplit_depth.one_a_class(unsplit_depth.federation(1).victims)
     assert victims.y.tolist() == list(range(10))

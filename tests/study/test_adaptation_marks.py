@@ -12,6 +12,7 @@ from splitfed.cli import main
 from tests.study.examples import small, write
 
 
+@pytest.mark.exhaustive
 def test_from_a_study_to_result_report_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """unsplit imitates the client without a term of its loss; linear_inverse asks the client itself."""
     once = dict.fromkeys(("rounds", "input_steps", "model_steps", "restarts"), 1)

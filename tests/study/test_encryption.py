@@ -218,6 +218,7 @@ def test_keys_inside_the_study_are_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.drawn
 def test_the_report_sets_encrypted_runs_beside_the_others(done: Path) -> None:
     write_report(done / "out")  # other tests have written it without figures

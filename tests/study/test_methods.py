@@ -237,6 +237,7 @@ def test_a_run_with_a_method_is_rebuilt_attacked_and_asked_to_predict(
     assert re.search(r"holds another run: its method is .FedProto\(restart=None, weight=1\.0", capsys.readouterr().err)
 
 
+@pytest.mark.exhaustive
 def test_an_interrupted_run_goes_on_with_its_method(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

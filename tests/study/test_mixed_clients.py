@@ -205,6 +205,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.mark.exhaustive
 def test_who_has_which_is_told_everywhere(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     label = "mlp(hidden=16) cut=relu1 of clients 0, 2 + mlp(hidden=20+16) cut=relu2 of client 1"
     table = pd.read_csv(done / "results.csv")
@@ -231,6 +232,7 @@ def test_a_slow_client_takes_its_time(done: Path) -> None:
     assert all(run["history"][-1]["simulated_seconds"] == pytest.approx(run["predicted"]["seconds"]) for run in runs)
 
 
+@pytest.mark.exhaustive
 def test_a_run_is_loaded_and_goes_on(done: Path) -> None:
     """As it was: every client with its own model, and the server that all share; further rounds as if planned."""
     folder = done / "runs" / "vanilla-by-model--noise-0.5-1--seed0"
@@ -242,6 +244,7 @@ def test_a_run_is_loaded_and_goes_on(done: Path) -> None:
     assert len(run.history) == 3
 
 
+@pytest.mark.exhaustive
 def test_an_interrupted_study_ends_in_the_same_bits(done: Path, tmp_path: Path) -> None:
     """Without its newest checkpoint and its result, as a crash would have left it."""
     name = "vanilla-by-model--none--seed0"

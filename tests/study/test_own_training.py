@@ -289,7 +289,7 @@ def test_sequences_are_padded_with_a_mask() -> None:
         ([[1], []], {}, "sequence 1 is empty"),
         ([[1], [1, 2]], {"longest": 1}, "sequence 1 has 2 numbers, more than longest=1"),
         ([torch.ones(2, 2), torch.ones(2, 3)], {"dtype": "float32"}, "sequence 1 has width (3,); expected (2,)"),
-        ([[1.5], [2.0]], {}, "holds 1.5 in row 0; dtype='int64' expects whole numbers"),
+        ([[1.5], [2.0]], {}, "holds 1.5 in row 0, counted from 0; dtype='int64' expects whole numbers"),
         ([[1], [2]], {"names": ("x", "x")}, "names=('x', 'x') is not allowed"),
     ],
     ids=["none", "empty", "longer", "width", "real", "names"],

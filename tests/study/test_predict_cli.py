@@ -203,7 +203,7 @@ def test_files_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
     refused("x.csv", b"\xff\xfe\x00", "cannot be read as CSV")
     refused("x.csv", b"a,b\n", "holds no row")
     refused("x.csv", b"a,b\n1,2\n3\n", "has 1 fields in row 1, counted from 0; expected 2 numbers")
-    refused("x.csv", b"1,2\n3,pear\n", "has 'pear' in row 1; expected 2 numbers")
+    refused("x.csv", b"1,2\n3,pear\n", "has 'pear' in row 1, counted from 0; expected 2 numbers")
     refused("x.csv", b"1,2,3\n", "has shape (1, 3); this run takes rows of shape (2,) (2 numbers a line)")
     refused("x.csv", b"1,inf\n", "is not finite in row 0")
     refused("x.txt", b"1,2\n", "is of no known kind; expected .npy, .npz, .csv")

@@ -355,6 +355,7 @@ def two_schedules() -> dict[str, Any]:
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.drawn
 def test_two_schedules_and_speeds_from_file_to_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, folder = write(tmp_path, two_schedules()), tmp_path / "out"

@@ -79,6 +79,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "out"
 
 
+@pytest.mark.exhaustive
 def test_every_trial_has_its_record_and_its_runs(finished: Path) -> None:
     found = records(finished)
     assert sorted(found) == [0, 1, 2]
@@ -262,6 +263,7 @@ def test_a_trial_that_does_not_fit_is_refused_with_its_line_and_the_search_goes_
     assert refused["reason"].split("'")[0] in (tmp_path / "out" / "report.html").read_text("utf-8")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sampler", thin(["nsga2", "nsga3"], 2))
 def test_generations_inherit_what_decides_nothing_and_keep_to_the_constraints(sampler: str, tmp_path: Path) -> None:
     study = searching({"sampler": sampler, "trials": 5, "population": 2, "constraints": ["bytes <= 100000"]})
@@ -296,6 +298,7 @@ def test_hopeless_runs_end_early_and_say_so(tmp_path: Path) -> None:
     assert [at for at, _ in good["curve"]] == [1, 2]
 
 
+@pytest.mark.exhaustive
 def test_folders_share_a_storage_and_no_trial_is_done_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIALS", f"sqlite:///{tmp_path / 'shared.db'}")
     study = searching({"storage": "$TRIALS", "trials": 3}, topology=[{"name": "vanilla", "cut": "relu1"}])

@@ -106,7 +106,7 @@ def test_rows_to_predict_stay_whole(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.array([[great, 1]]))
     assert read_rows(tmp_path / "x.npy", (2,), dtype="int64").tolist() == [[great, 1]]
     np.save(tmp_path / "x.npy", np.array([[0.5, 1]]))
-    with pytest.raises(InvalidInput, match=r"holds 0.5 in row 0; dtype='int64' expects whole numbers$"):
+    with pytest.raises(InvalidInput, match=r"holds 0.5 in row 0, counted from 0; dtype='int64' expects whole numbers$"):
         read_rows(tmp_path / "x.npy", (2,), dtype="int64")
     parts = {"b": Feature(torch.tensor([0, 2]), (2,)), "a": Feature(torch.tensor([1]), (1,))}
     np.savez(tmp_path / "x.npz", a=np.array([[7], [8]]), b=np.array([[1, 2], [3, 4]]))

@@ -88,6 +88,7 @@ def test_without_honest_runs_ordinary_attacks_are_asked_of_hijacked_ones() -> No
     assert [[probe.key for probe in cell.attacks] for cell in grid.cells] == [["fsha", "rmle"]] * 2
 
 
+@pytest.mark.exhaustive
 def test_honest_runs_are_those_without_any_training_attack(finished: Path, tmp_path: Path) -> None:
     """Same utility to the last bit, and the same bytes; a hijacked client learns something else."""
     assert main(["run", str(write(tmp_path, study(RMLE))), "--folder", str(tmp_path / "out")]) == 0
@@ -149,6 +150,7 @@ class Crash(Lines):
             raise Stop
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_study_ends_in_the_same_guesses(finished: Path, tmp_path: Path) -> None:
     ready = session.prepare_study(write(tmp_path, study(SDAR, FSHA, RMLE)))
     for cell in ready.grid.cells:

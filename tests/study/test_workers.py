@@ -182,6 +182,7 @@ def forked(work: Callable[[], None]) -> int:
         os._exit(code)
 
 
+@pytest.mark.exhaustive
 @unix
 def test_a_search_whose_workers_are_killed_and_suspended_is_the_same(tmp_path: Path) -> None:
     """The short form of `test_search_killed`: one worker is suspended, one killed, and one more takes what is left."""

@@ -285,6 +285,7 @@ def test_planning_changes_no_result_and_refuses_as_the_attack_does() -> None:
         run.plan_attack("strongest", budget="enormous")
 
 
+@pytest.mark.exhaustive
 def test_a_study_says_it_before_the_attack_once_for_runs_alike(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

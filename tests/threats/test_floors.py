@@ -205,7 +205,7 @@ def test_the_report_knows_every_floor_and_oracle() -> None:
 def test_a_remark_names_the_floors() -> None:
     attack = {"label": "inverse_network", "under_trained": ["linear_inverse", "nearest_10"]}
     assert under_training(attack) == [
-        "inverse_network is under-trained: linear inverse and mean of 10 nearest reconstructs better from the same "
+        "inverse_network is under-trained: linear inverse and mean of 10 nearest reconstruct better from the same "
         "knowledge"
     ]
     assert under_training({"label": "rmle"}) == [], "a result of an older version"

@@ -111,6 +111,7 @@ def test_where_no_place_is_light_the_lightest_is_taken() -> None:
     assert "the fewest multiply-adds at the client (86.5%, none leaves it at most 50%)" in topology.cut_choice
 
 
+@pytest.mark.exhaustive
 def test_several_cuts_are_chosen_together() -> None:
     """67 thousand products: `conv2` has 38 thousand, so that no client can hold the half with it at either end."""
     two = u_shaped(LENET, "auto", example=ROWS)

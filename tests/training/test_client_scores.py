@@ -90,6 +90,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "out"
 
 
+@pytest.mark.exhaustive
 def test_results_hold_what_the_history_says(finished: Path) -> None:
     table = pd.read_csv(finished / "results.csv").set_index("run")
     for path in (finished / "runs").glob("*/result.json"):
