@@ -47,6 +47,7 @@ def attacked(name: str) -> AttackResult:
     return result
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", TABLE)
 def test_structural_similarity_agrees(name: str) -> None:
     result = attacked(name)

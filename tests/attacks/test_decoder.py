@@ -123,6 +123,7 @@ def test_digits_behind_a_valid_convolution() -> None:
     assert attacked(run, QUICK) > 27.0
 
 
+@pytest.mark.exhaustive
 def test_the_network_alone_bridges_a_size_that_no_doubling_reaches() -> None:
     """Without the linear inverse to help it: a convolution learns in these steps what interpolation does not."""
     x = sf.data.digits().x[:500]

@@ -48,6 +48,7 @@ def test_a_digit_of_which_all_is_seen_is_drawn() -> None:
     assert float(-10 * errors.max().log10()) > 30
 
 
+@pytest.mark.exhaustive
 def test_it_does_not_fit_below_the_noise() -> None:
     """The noise that it measures itself has the variance .09; a release that it fits further is one that it copies."""
     seen = noisy(1)(truth(8))

@@ -63,6 +63,7 @@ def test_the_rows_of_the_adversary_choose(monkeypatch: pytest.MonkeyPatch) -> No
     assert set(shown) == {(24 + 100, 300)}
 
 
+@pytest.mark.exhaustive
 def test_the_larger_budget_wins_and_beats_the_mean_image() -> None:
     found: dict[tuple[int, ...], Mapping[str, Any]] = {}
     for epochs in ((1,), (1, 15)):

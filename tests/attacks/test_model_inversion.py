@@ -153,6 +153,7 @@ def inverted(classifier: bool) -> AttackResult:
     return found
 
 
+@pytest.mark.exhaustive
 def test_a_classifier_recognises_reconstructions() -> None:
     assert accuracy(inverted(True), "truth") > 0.85
     assert accuracy(inverted(True), "mean_image") < 0.3

@@ -45,6 +45,7 @@ def test_it_reads_victims_that_nobody_trained_on() -> None:
     assert prediction < 0.7 * mean
 
 
+@pytest.mark.exhaustive
 def test_the_refinement_alone_reads_victims_where_the_release_tells_all() -> None:
     """The client is tied to an invertible map; the inverse has had one step, so that it knows nothing."""
     errors = {}

@@ -64,6 +64,7 @@ def simulator(run: Run) -> Simulator:
     return found
 
 
+@pytest.mark.exhaustive
 def test_in_the_clients_layout_it_reads_victims_that_nobody_trained_on() -> None:
     plan = Sdar.with_budget("fast", layout="client")
     run = go(plan, rounds=24, rate=3e-3)

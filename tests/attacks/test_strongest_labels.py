@@ -428,6 +428,7 @@ def test_no_other_label_can_be_reached(planted: tuple[Revealed, Any]) -> None:
             assert not torch.equal(thing.long(), result.truth)
 
 
+@pytest.mark.exhaustive
 def test_it_runs_where_the_labels_are_gone() -> None:
     """All labels of the victims are overwritten once the gradients have passed: the same prediction, to the bit."""
     run, attack = two_party.__wrapped__(), Revealed(iterations=10, doublings=1)
@@ -455,6 +456,7 @@ def test_a_server_in_a_u_is_told_by_its_known_victims() -> None:
     assert result.selection.metric == "accuracy"
 
 
+@pytest.mark.exhaustive
 def test_same_seed_same_choice() -> None:
     one, two = (summed().attack(SMALL, adversary="left0", seed=5)[0] for _ in range(2))
     assert torch.equal(one.prediction, two.prediction)

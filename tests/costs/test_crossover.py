@@ -90,6 +90,7 @@ def test_labels_are_counted_once_a_hop() -> None:
     assert step_bytes(topology, facts, 1) == 2 * (12 + 8) + 2 * 8
 
 
+@pytest.mark.exhaustive
 def test_the_crossover_plot_marks_the_threshold() -> None:
     settings = plt.rcParams.copy()
     found = over_clients(SIZES, [1, 10, 100]), over_parameters(SIZES, [10, 100, 1000])

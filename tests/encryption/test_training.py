@@ -152,6 +152,7 @@ def test_no_secret_key_reaches_the_server(tmp_path: Path) -> None:
     assert find_secret_key_files(folder, context)
 
 
+@pytest.mark.exhaustive
 def test_an_encrypted_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     whole = train(settings(key_folder=tmp_path / "other"), rounds=3)

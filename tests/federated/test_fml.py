@@ -134,6 +134,7 @@ def test_defenses_stand_on_the_way_of_scores() -> None:
     assert run.bytes < go("vanilla", FML(), 3).bytes
 
 
+@pytest.mark.exhaustive
 def test_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     for shape in ("local", "vanilla"):
         assert_resumes(shape, FML(), tmp_path / shape)

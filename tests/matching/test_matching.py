@@ -106,6 +106,7 @@ def _experiment(measure: str, rows: int, seeds: tuple[int, ...], count: int = 8)
     return Row(*means)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("measure", thin(MEASURES, 3))
 def test_clients_of_32_rows_find_their_expert_and_noise_finds_none(measure: str) -> None:
     # By chance a quarter would find their expert, and a tenth of the rows their class.

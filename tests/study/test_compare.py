@@ -135,6 +135,7 @@ def test_victims_are_paired_one_by_one(kept: Path) -> None:
     assert not by_metric(compare(kept, axis="defense", rows=False), "victims")
 
 
+@pytest.mark.exhaustive
 def test_a_metric_that_is_no_mean_over_rows_is_not_compared_over_them(kept: Path) -> None:
     run = runs_of(kept, "none")[0]
     (entry,) = (read_result(run) or {})["attacks"]

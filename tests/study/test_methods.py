@@ -213,6 +213,7 @@ def test_the_plan_tells_a_method_beside_its_schedule(tmp_path: Path, capsys: pyt
     assert "independent + fedproto(weight=0.5) *" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_a_run_with_a_method_is_rebuilt_attacked_and_asked_to_predict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -113,6 +113,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("own_pieces", None)
 
 
+@pytest.mark.exhaustive
 def test_a_whole_study_of_ones_own(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ragged rows of two inputs, trained in steps of two batches; stopped behind the first round and resumed."""
     study, out = str(write(home, STUDY)), home / "out"

@@ -244,6 +244,7 @@ def test_a_finished_search_is_not_done_again(finished: Path, tmp_path: Path) -> 
     assert states(finished) == ["COMPLETE"] * 3
 
 
+@pytest.mark.exhaustive
 def test_a_trial_that_does_not_fit_is_refused_with_its_line_and_the_search_goes_on(tmp_path: Path) -> None:
     study = searching(
         {"sampler": "grid", "trials": None, "objectives": {"utility": "maximize"}},
@@ -371,6 +372,7 @@ def test_python_asks_and_tells(tmp_path: Path) -> None:
         SearchSession({"study": {"name": "a"}}, tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_the_plan_tells_how_many_runs_and_for_how_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = attacked()
     study["defense"][1] = {"name": "gaussian_release", "epsilon": {"low": 1.0, "high": 5.0}}

@@ -167,6 +167,7 @@ def test_a_resumed_study_ends_in_the_same_guesses(finished: Path, tmp_path: Path
             assert (one == two).all()
 
 
+@pytest.mark.exhaustive
 def test_a_finished_run_can_be_asked_again(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     honest, hijacked = (str(finished / "runs" / run) for run in (HONEST, HIJACKED))
     assert main(["attack", honest, "--attack", "inverse_network", "--budget", "fast"]) == 0

@@ -272,6 +272,7 @@ def test_attacks_with_one_size_and_those_without() -> None:
         assert isinstance(stated, StatesWork)
 
 
+@pytest.mark.exhaustive
 def test_planning_changes_no_result_and_refuses_as_the_attack_does() -> None:
     run, attack = lenet_run(rounds=1), InverseNetwork(epochs=1, queries=1)
     (before,) = run.attack(attack, floors=False)

@@ -112,6 +112,7 @@ def test_no_attack_goes_below_the_bound_for_gaussian_rows_on_digits_themselves()
         assert min(errors(run, attacks)) > bound.least
 
 
+@pytest.mark.exhaustive
 def test_more_noise_more_error_and_less_information() -> None:
     found = [lenet_run(Noise(scale=s), rounds=1).measure_release() for s in (0.3, 3.0, 1e3)]
     bounds = [one.bound for one in found if one.bound is not None]

@@ -412,6 +412,7 @@ def test_a_wrong_number_is_refused_in_its_place(table: dict[str, Any], said: str
         checked(small(attack=[table]))
 
 
+@pytest.mark.exhaustive
 def test_from_a_study_to_report_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = small(attack=[ATTACK], defense=[{"name": "noise", "scale": 1.0}], training={"rounds": 1})
     command = ["run", str(write(tmp_path, study)), "--folder", str(tmp_path / "out")]

@@ -104,6 +104,7 @@ def test_a_submodule_that_does_most_of_the_work_is_opened() -> None:
     assert cuts_of(vanilla(seeded(Wrapped), "auto", example=torch.rand(8, 3))) == ("body.1.0.0",)
 
 
+@pytest.mark.exhaustive
 def test_where_no_place_is_light_the_lightest_is_taken() -> None:
     """64 x 12 products of 888 are in the first layer."""
     topology = vanilla(mlp((1, 8, 8), 10, hidden=(12,)), "auto", example=ROWS)

@@ -135,6 +135,7 @@ def test_html_is_escaped_and_loads_nothing(run: Run, results: list[sf.AttackResu
     assert "bottom-&gt;top" in run.engine.topology._repr_html_()
 
 
+@pytest.mark.exhaustive
 def test_figures_show_the_numbers_of_the_run(run: Run, results: list[sf.AttackResult]) -> None:
     score, loss = run.plot.history().axes
     drawn = {line.get_label(): list(line.get_ydata()) for line in score.lines}
