@@ -33,6 +33,7 @@ OTHERS = "_belongs_to_others"
 """Name of an attribute of a module that stands for one of another party, none of whose code is run."""
 _PROGRAM = (types.ModuleType, type, types.CodeType, types.FrameType, logging.Logger, torch.Generator)
 _NUMBER = (bool, int, float, np.generic)
+_LEAVES = frozenset((bool, int, float, str, type(None)))
 _INSTALLED = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
 # Numbers of a Python container that are named: below are sizes of kernels and the like.
 _FEW = 8
@@ -171,6 +172,8 @@ def _walk(module: nn.Module) -> Iterator[_Met]:
     seen: dict[int, object] = {}
     for path, inner in module.named_modules():
         for name, value, of_class in _attributes(inner):
+            if type(value) in _LEAVES:
+                continue
             label = f"{name!r} of {path!r}" if path else f"{name!r} of the model"
             waiting = [_Met(label, value, False)]
             hooks = {id(one) for one in value.values()} if name in OWN else set()
@@ -186,6 +189,8 @@ def _walk(module: nn.Module) -> Iterator[_Met]:
                 yield met
                 if not mine:
                     for one, shared in _followed(thing):
+                        if type(one) in _LEAVES:
+                            continue
                         # A hook that is a function is made anew with its module, see `module_copies`.
                         anew = of_class or (id(thing) in hooks and id(one) in own)
                         waiting.append(_Met(label, one, met.shared or (shared and not anew)))

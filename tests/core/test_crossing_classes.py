@@ -197,7 +197,7 @@ def test_a_mask_is_told_and_a_named_input_is_no_mask(way: Callable[..., Topology
     assert said in make_ledger([], 1e-5, find_exposures(topology, (promise,), (), False, facts)).open
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", thin(WAYS, 2))
 def test_a_mask_trains_to_the_bits_of_the_uncut_model_and_is_counted(way: Callable[..., Topology]) -> None:
     topology, whole = way(Padded, ids()), made(Padded, itself)
     engine = engine_of(topology, ids(), labels(ids()), optim=DECAY)
@@ -346,7 +346,7 @@ MARKING: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("result", [itself, table])
-@pytest.mark.parametrize("name", [*REVEALING, *MARKING])
+@pytest.mark.parametrize("name", thin([*REVEALING, *MARKING], 2))
 def test_comparisons_that_tell_ids_apart_carry_them(name: str, result: Callable[[Tensor], Any]) -> None:
     look, rows = {**REVEALING, **MARKING}[name], ids()
     if name == "all_but_one_of_four":

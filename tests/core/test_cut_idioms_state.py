@@ -31,7 +31,7 @@ def test_state_that_goes_on_changing_is_refused_by_its_name_and_put_back(name: s
 
 
 @pytest.mark.parametrize("replayed", [False, True])
-@pytest.mark.parametrize("keep", ["attribute", "length", "dict"])
+@pytest.mark.parametrize("keep", thin(["attribute", "length", "dict"], 2))
 @pytest.mark.parametrize("at", [("a",), ("a", "b")])
 def test_a_cache_that_the_first_call_fills_is_held_by_each_party_that_reads_it(
     at: tuple[str, ...], keep: str, replayed: bool

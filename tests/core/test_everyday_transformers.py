@@ -84,7 +84,7 @@ def cut_for(builder: Any, family: str, model: nn.Module, rows: Mapping[str, Tens
     return topology
 
 
-@pytest.mark.parametrize(("family", "attention"), thin(itertools.product(FAMILIES, ["eager", "sdpa"]), 3))
+@pytest.mark.parametrize(("family", "attention"), thin(itertools.product(FAMILIES, ["eager", "sdpa"]), 6))
 def test_a_mask_of_padding_is_given_by_hand(family: str, attention: str) -> None:
     if family == "DebertaV2" and attention == "sdpa":
         pytest.skip("it has no other attention than its own")
@@ -98,7 +98,7 @@ def test_a_mask_of_padding_is_given_by_hand(family: str, attention: str) -> None
     check_trains_beside(model, topology, rows, near=near)
 
 
-@pytest.mark.parametrize("family", ["Bert", "Llama"])
+@pytest.mark.parametrize("family", thin(["Bert", "Llama"], 2))
 def test_a_mask_of_padding_in_a_u_shape(family: str) -> None:
     model, rows = built(Classifier, family, "sdpa"), words()
     check_trains_beside(model, cut_for(u_shaped, family, model, rows), rows)
@@ -121,7 +121,7 @@ class MixesStates(Classifier):
         return {"logits": self.head(mixed.mean(1)), "states": found.hidden_states, "attentions": found.attentions}
 
 
-@pytest.mark.parametrize(("family", "builder"), thin([("Bert", vanilla), ("Llama", vanilla), ("Llama", u_shaped)], 2))
+@pytest.mark.parametrize(("family", "builder"), thin([("Bert", vanilla), ("Llama", vanilla), ("Llama", u_shaped)], 3))
 def test_hidden_states_of_all_parties_are_read(family: str, builder: Any) -> None:
     model, rows = built(MixesStates, family), words(masked=False)
     with pytest.raises(InvalidInput, match=r"what a hook takes out of a submodule .* name the output that is used"):

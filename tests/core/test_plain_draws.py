@@ -21,6 +21,7 @@ from splitfed.topologies import vanilla
 from tests.core.cut_idioms import Net
 from tests.core.idioms import DECAY
 from tests.examples import engine_of
+from tests.thinning import thin
 
 
 class MaskedSpans(nn.Module):
@@ -111,7 +112,7 @@ def trained(make: Callable[[], nn.Module], seed: int, resumed: bool = False, **o
     return topology.state_dict(engine.modules(0))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", thin(MODELS, 2))
 def test_a_party_draws_from_its_own_stream(name: str) -> None:
     first = trained(MODELS[name], 0)
     others = [trained(MODELS[name], 1), trained(MODELS[name], 2, resumed=True), trained(MODELS[name], 3, link=ByteLink)]

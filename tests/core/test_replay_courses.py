@@ -15,6 +15,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import probe
 from splitfed.topologies import multi_hop, u_shaped, vanilla
 from tests.core.training_beside import built, check_trains_beside
+from tests.thinning import thin
 
 Change = Callable[[Any, Tensor, Tensor], Tensor]
 
@@ -113,7 +114,7 @@ EXACT: dict[str, tuple[Change, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", thin(EXACT, 2))
 def test_it_trains_as_the_uncut_model_whatever_the_batches_answer(name: str) -> None:
     change, told = EXACT[name]
     model, x = net(change), rows()

@@ -162,7 +162,7 @@ def never(rows: int, training: bool) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kind", [ByRows, BeforeTheCut, OtherTensor, ByNumbersToo, BehindAQuestion])
+@pytest.mark.parametrize("kind", thin([ByRows, BeforeTheCut, OtherTensor, ByNumbersToo, BehindAQuestion], 2))
 def test_another_way_for_the_last_batch_is_refused_before_anything_is_trained_or_written(
     kind: type[ByRows], tmp_path: Path
 ) -> None:
