@@ -2,7 +2,7 @@
 
 A loss may divide by a number that the whole batch decides: the weights of its labels, how many of them are not left
 out, how many rows are hard. Then a row changes the slopes of all others. So outputs and labels of half of the rows are
-changed, through all classes, from rows that are met with certainty to rows that are missed, and the slopes of the
+changed, through all classes, each of which stands once at a changed row, from rows that are met with certainty to rows that are missed, and the slopes of the
 others may not change; and the slope of each row has to be the one that it has alone, over the number of rows.
 """
 
@@ -19,7 +19,9 @@ from splitfed.core.tasks import Task
 from splitfed.core.trial_rows import draw_half
 
 TRIALS = 64
-"""The most pairs of label vectors that are tried for classes alone, each of which changes half of its rows."""
+"""The most batches of the run's own size in which other classes stand at half of the rows."""
+WIDE, NUMBERS = 256, 2**22
+"""The most rows, and about the most numbers, of a batch for the classes that these leave out."""
 
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, NotImplementedError)
 """What a module or a loss may raise on rows that are made up."""
@@ -47,7 +49,7 @@ def loss_fault(task: Task, outputs: Tensor, labels: Tensor | None) -> LossFault 
         return loss_fault(task, outputs, y) and loss_fault(task, outputs, y[:, 0])
     found = None
     for number, (one, y, other, new) in enumerate(_pairs(task, outputs, labels)):
-        changed = draw_half(len(one), "labels", number)
+        changed = _draw_changed(len(one), number)
         both = torch.where(_wide(changed, one), other, one), torch.where(_wide(changed, y), new, y)
         try:
             slopes = _slopes(task, one, y)
@@ -95,7 +97,7 @@ def _slopes(task: Task, outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _pairs(task: Task, outputs: Tensor, labels: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yield outputs and labels of a batch, and what is to be put in the stead of some of them."""
+    """Yield outputs and labels of a batch, and what is to be put in the stead of some: see `_draw_changed`."""
     rows, random = len(outputs), generator(derive(0, "outputs of rows", task.name))
     outputs = outputs.detach()
     drawn = torch.randn(outputs.shape, generator=random, dtype=torch.float64).to(outputs.dtype)
@@ -122,14 +124,29 @@ def _pairs(task: Task, outputs: Tensor, labels: Tensor | None) -> Iterator[tuple
     for number in range(len(variants)):
         yield variants[number], own, variants[number - 1], own
         yield variants[number], own, variants[number], own.roll(number + 1, 0)
-    walk = torch.randperm(classes, generator=random)
-    # Twice as many as there are classes, for half of them stand at rows that are not changed.
-    for number in range(min(TRIALS, -(-4 * classes // rows))):
-        at = (torch.arange(rows) + number * rows // 2) % classes
-        new = walk[at].reshape(own.shape).to(own.dtype)
-        yield variants[number % 3], own, variants[number % 3], new
-        same = new[:1].expand_as(new)
-        yield variants[number % 3], same, variants[number % 3], new
+    walk, number, count = torch.randperm(classes, generator=random), 2 * len(variants), 0
+    while walk.numel() and rows > 1:
+        wide = count == TRIALS
+        if not wide:
+            count, base, y = count + 1, variants[number // 2 % 3], own
+        else:
+            size = (max(2, min(WIDE, NUMBERS // max(outputs[0].numel(), 1))), *outputs.shape[1:])
+            base = torch.randn(size, generator=random, dtype=torch.float64).to(outputs.dtype)
+            y = walk.new_zeros(size[0]).reshape(-1, *own.shape[1:]).to(own.dtype)
+        # Each class stands at a row that is changed, in both batches.
+        places = [_draw_changed(len(base), number + step).nonzero()[:, 0] for step in range(2)]
+        held = min(len(walk), *map(len, places))
+        classes_here, walk = walk[:held], walk[held:]
+        for step, beside in enumerate((y, classes_here[:1].to(own.dtype).reshape(-1, *own.shape[1:]).expand_as(y))):
+            new = beside.clone()
+            new[places[step][:held]] = classes_here.to(own.dtype).reshape(-1, *own.shape[1:])
+            yield base, beside, base, new
+        number += 2
+
+
+def _draw_changed(rows: int, number: int) -> Tensor:
+    """Return which rows are changed in the pair of this `number`, (rows,) bool."""
+    return draw_half(rows, "labels", number)
 
 
 def _classes(task: Task, outputs: Tensor) -> int | None:

@@ -2,7 +2,8 @@
 
 Rows are compared as they are, number by number, whatever their type and shape: an array that was scaled, or mixed with
 others, is named and no more. Not compared are rows that are read from elsewhere than memory, and those that say nothing
-by themselves: constant ones, and whole numbers in a plain pattern, such as a mask or 0, 1, 2, ...
+by themselves: single numbers, constant rows, and whole numbers in a plain pattern, such as a mask or 0, 1, 2, ...
+Labels are not looked for.
 """
 
 from __future__ import annotations
@@ -96,8 +97,7 @@ class _Wanted:
 
 def _state(segment: Segment) -> Iterator[HeldArray]:
     for name, tensor in (*segment.module.named_parameters(), *segment.module.named_buffers()):
-        # A vector is a statistic of features.
-        if tensor.dim() > 1 and not tensor.is_meta and not tensor.is_complex():
+        if tensor.dim() and not tensor.is_meta and not tensor.is_complex():
             kind = "weight" if isinstance(tensor, torch.nn.Parameter) else "buffer"
             yield HeldArray(f"{kind} {name!r}", tuple(tensor.shape), tensor.detach().cpu().to(torch.float32).numpy())
 

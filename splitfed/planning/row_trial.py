@@ -101,7 +101,10 @@ def trial_rows(
     x = {name: torch.cat([one[name] for one in inputs]) for name in topology.inputs}
     y = {head.value: torch.cat([one[head.value] for one in labels]) for head in topology.heads}
     discrete = any(not t.is_floating_point() for t in x.values())
-    return TrialRows(x, y, batch, _spans(topology, parts, x) if discrete else {}, evaluated=evaluated)
+    # What is scored is released as well.
+    scored = [getattr(client, part) for client in held for part in ("validation", "test")]
+    everything = [*parts, *(rows for rows in (*scored, data.victims, data.auxiliary) if len(rows))]
+    return TrialRows(x, y, batch, _spans(topology, everything, x) if discrete else {}, evaluated=evaluated)
 
 
 def _spans(topology: Topology, parts: Sequence[Dataset], x: dict[str, Tensor]) -> dict[str, tuple[int, int]]:

@@ -320,3 +320,7 @@ def test_a_trial_has_rows_of_all_clients_and_words_of_all_rows() -> None:
     walked = [pair for pair in make_pairs(trial) if pair.training][3 + COPIED :][: 1 + WALKS]
     seen = {int(token) for pair in walked for half in (pair.one, pair.other) for token in half[name].unique()}
     assert set(range(trial.spans[name][0], trial.spans[name][1] + 1)) <= seen
+    # Words that stand in rows alone that are scored: what is released of these counts too.
+    for seed in range(3):
+        scored = data.clients(2, seed=seed, auxiliary=2, victims=2, validation=0.2)
+        assert trial_rows(topology, scored, range(2), Training(4)).spans[name] == (-1, 25)

@@ -117,6 +117,19 @@ def test_every_class_is_tried_in_a_small_batch() -> None:
         assert loss_fault(classification(CLASSES).with_loss(cross_entropy(weight=weights)), output, y), label
 
 
+@pytest.mark.parametrize(("classes", "rows"), [(800, 8), (2000, 32), (3, 2)])
+def test_every_class_is_tried_however_many_there_are(classes: int, rows: int) -> None:
+    """Beyond those that fit into some batches of the run's own size they were left out."""
+    random = generator(3)
+    output, y = torch.randn(rows, classes, generator=random), torch.randint(classes, (rows,), generator=random)
+    task = classification(classes)
+    for label in {0, classes - 1, *torch.randint(classes, (8,), generator=random).tolist()}:
+        weights = torch.ones(classes)
+        weights[label] = 1.5
+        assert loss_fault(task.with_loss(cross_entropy(weight=weights)), output, y), label
+    assert loss_fault(task, output, y) is None
+
+
 def test_labels_of_another_kind_are_those_of_the_run() -> None:
     """Of each of ten positions; those labelled -100, which no class is, are left out of the mean of the batch."""
     random = generator(6)

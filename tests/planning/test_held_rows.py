@@ -133,6 +133,15 @@ def test_a_buffer_that_holds_rows_is_refused_too() -> None:
     layer.register_buffer("bank", ROWS[:2].clone())
     with pytest.raises(InvalidInput, match=r"holds row \d+ of .* in buffer '0\.bank' \(2, 8\)"):
         check_held_rows(by_hand(layer), federation())
+    vector = nn.Linear(WIDTH, WIDTH)
+    vector.register_buffer("row", ROWS[3].clone())
+    with pytest.raises(InvalidInput, match=r"holds row \d+ of .* in buffer '0\.row' \(8,\)"):
+        start(by_hand(vector), federation())
+    with torch.no_grad():
+        vector.row.copy_(ANCHORS[0])
+        vector.bias.copy_(ROWS[4])
+    with pytest.raises(InvalidInput, match=r"holds row \d+ of .* in weight '0\.bias' \(8,\)"):
+        start(by_hand(vector), federation())
 
 
 def test_a_weight_that_holds_rows_or_leads_to_them_is_refused_too() -> None:
