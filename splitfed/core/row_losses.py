@@ -3,7 +3,8 @@
 A loss may divide by a number that the whole batch decides: the weights of its labels, how many of them are not left
 out, how many rows are hard. Then a row changes the slopes of all others. So outputs and labels of half of the rows are
 changed, from rows that are met with certainty to rows that are missed, and through all classes, each of which stands at
-a changed row once, and the slopes of the others may not change; and the slope of each row has to be the one that it has alone, over the number of rows.
+a changed row once, and the slopes of the others may not change; and the slope of each row has to be the one that it
+has alone, over the number of rows.
 """
 
 from __future__ import annotations
