@@ -73,7 +73,8 @@ def leave_out(made: nn.Module, ways: Collection[Way], segment: int, machinery: R
                 continue
             if name in read or ALL in read or name == "_load_from_state_dict":
                 continue
-            if (mine or parts.branches) and _is_plain(value):
+            # What it is called by `repr`, and the code of another way, may read.
+            if _is_plain(value):
                 continue
             if mine and mentioned is None:
                 kinds = {kind for one in made.modules() for kind in type(one).__mro__}
@@ -94,8 +95,6 @@ class _Parts:
         self._read: dict[str, set[str]] = {}
         self._run: set[str] = set()
         self._shadowed: set[str] = set()
-        # Another way may read other numbers, and only those that its party runs as they come are planned in part.
-        self.branches = any(segment == len(way.ends) and way.branches for way in ways)
         for way in ways:
             first, last = way.bounds(segment)
             found = way.attributes.names(last, lambda n, way=way: way.runs(segment, n))  # type: ignore[misc]

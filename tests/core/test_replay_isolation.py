@@ -5,17 +5,21 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import splitfed
 from splitfed.core import replay
 from splitfed.core.errors import InvalidInput
 from splitfed.core.party import Party
 from splitfed.core.replay import ReplayedSegment
+from splitfed.data import from_arrays
 from splitfed.engines.local import LocalEngine
+from splitfed.topologies import vanilla
 from tests.core.idioms import left_alone
 from tests.core.replayed_nets import EXAMPLE, REPLAYED, ReplayedNet, replayed_net, replayed_topology
 from tests.core.test_isolation import FiniteCheck, rows_of, rows_reached, shared, trained
@@ -145,3 +149,33 @@ def test_a_weight_that_is_left_in_a_copy_is_found(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(replay, "leave_out", leaves_one)
     with pytest.raises(InvalidInput, match=r"'top' at role 'server' leads to 'stem\.1\.weight' of role 'client'"):
         replayed_topology("vanilla", model)
+
+
+class Named(nn.Linear):
+    """A layer that is written by its own attributes, as Conv1D of the transformers package is."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.nf = 8
+
+    def __repr__(self) -> str:
+        return "Named(nf={nf})".format(**self.__dict__)
+
+
+class WithNames(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = Named(), Named(), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(nn.functional.dropout(self.a(x), 0.1, self.training)))
+
+
+def test_modules_of_others_can_be_written_down(tmp_path: Path) -> None:
+    """Their attributes were gone, and with a folder, which tells what the model is, a run of GPT-2 was a KeyError."""
+    topology = vanilla(WithNames(), "a", example=torch.randn(8, 8))
+    assert all(isinstance(segment.module, ReplayedSegment) for segment in topology.segments)
+    assert all(repr(segment.module).count("Named(nf=8)") == 2 for segment in topology.segments)
+    rows = from_arrays(torch.randn(60, 8), torch.arange(60) % 4).clients(1, auxiliary=4, victims=4)
+    run = splitfed.train(topology, rows, rounds=1, logging=splitfed.Logging(tmp_path / "run"))
+    assert len(run.history) == 1
