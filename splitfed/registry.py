@@ -77,6 +77,7 @@ TABLES: dict[str, dict[str, str]] = {
         "token_decoder": "splitfed.attacks.reconstruction.token_decoder:TokenDecoder",
         "rmle": "splitfed.attacks.reconstruction.rmle:Rmle",
         "latent_search": "splitfed.attacks.reconstruction.latent_search:LatentSearch",
+        "lbfgs_inversion": "splitfed.attacks.reconstruction.lbfgs_inversion:LbfgsInversion",
         "dip": "splitfed.attacks.reconstruction.dip:Dip",
         "ladder": "splitfed.attacks.reconstruction.ladder:Ladder",
         "strongest": "splitfed.attacks.reconstruction.strongest:Strongest",

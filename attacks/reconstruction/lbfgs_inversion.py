@@ -1,0 +1,158 @@
+"""White-box inversion by second order: rows whose release equals what was seen, by L-BFGS from a regression's rows.
+
+Paper: none; after He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019 (white box),
+whose search takes thousands of steps of first order.
+
+For a row x of d numbers and its release z of m numbers, whose variance over auxiliary rows is s, minimise
+
+    |f(x) - z|^2 / s  +  w (x - mu)' S^-1 (x - mu)  +  10 |what x exceeds the value range by|^2
+
+with mu and S the mean and shrunk covariance of the auxiliary rows. f has the run's defenses at their mean. Where these
+are random the attack adapts: w is the variance of the release's noise over s, which makes the minimum the most probable
+row under Gaussian noise and a Gaussian prior, searched in the basis in which S is the identity. Else w is 0: a prior
+that is annealed to nothing ended no nearer to the rows, for the same work, than a search from the regression's rows.
+
+It begins at the ridge regression from releases of the auxiliary rows (`splitfed.attacks.reconstruction.linear_inverse`),
+computed with the known weights. Every victim has a direction, a step and an end of its own
+(`splitfed.attacks.networks.row_lbfgs`). Where f keeps all that the rows hold it ends at the rounding of float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
+from splitfed.attacks.networks.query_passes import hold_out, join_values, query_passes
+from splitfed.attacks.networks.ridge_map import fit_ridge_map
+from splitfed.attacks.networks.row_lbfgs import RowLbfgs
+from splitfed.attacks.reconstruction.inversion import noise_variance
+from splitfed.attacks.search_space import Space
+from splitfed.core.errors import require_count
+from splitfed.core.messages import View
+from splitfed.core.rows import flat_rows
+
+VICTIMS_AT_ONCE = 64
+OUTSIDE = 10.0
+"""Weight of the square of what a row exceeds the value range by."""
+SHRINK = 0.05
+"""Share of the mean variance that is added to every direction of the prior, as few rows leave most of them unseen."""
+LEAST_VARIANCE = 1e-12
+
+
+@dataclass(frozen=True)
+class LbfgsInversion(Attack):
+    """At most `iterations` steps of L-BFGS a victim, each from the `history` steps before it.
+
+    `queries`: draws of the defenses for the regression it begins at.
+    """
+
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM, Needs.AUXILIARY})
+    adapts_to = FORWARD
+    budgets: ClassVar[Budgets] = {
+        "fast": {"iterations": 200},
+        "default": {"iterations": 800},
+        "paper": {"iterations": 3000},
+    }
+    space: ClassVar[Space] = {"history": (5, 10, 30)}
+
+    iterations: int = field(default=800, metadata=require_count("lbfgs_inversion iterations", low=1))
+    history: int = field(default=10, metadata=require_count("lbfgs_inversion history", low=1))
+    queries: int = field(default=5, metadata=require_count("lbfgs_inversion queries", low=1))
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the rows found for the releases in the view: (victims, *shape)."""
+        seen = view.select(kind="activation").tensors(knowledge.device)
+        x, function, sample = unwrap(knowledge.auxiliary), unwrap(knowledge.upstream), unwrap(knowledge.sample)
+        start = self._regress(seen, x, sample, generator)
+        if knowledge.value_range is not None:
+            start = start.clamp(*knowledge.value_range)
+        scale = max(_variance(function, x, list(seen)), LEAST_VARIANCE)
+        weight = noise_variance(function, sample, x[:VICTIMS_AT_ONCE]) / scale
+        search = RowSearch(function, scale, weight, Prior.of(x) if weight else None, knowledge)
+        found, total = [], len(start) * self.iterations
+        for first in range(0, len(start), VICTIMS_AT_ONCE):
+            part = slice(first, first + VICTIMS_AT_ONCE)
+
+            def told(done: int, _: int, first: int = first) -> None:
+                progress(first * self.iterations + done * min(VICTIMS_AT_ONCE, len(start) - first), total)
+
+            few = {name: z[part] for name, z in seen.items()}
+            found.append(search.run(few, start[part], self.iterations, self.history, told))
+        progress(total, total)
+        return torch.cat(found).to(x.dtype).view(-1, *knowledge.shape)
+
+    def _regress(
+        self, seen: Releases, x: Tensor, sample: Callable[[Tensor], Releases], generator: torch.Generator
+    ) -> Tensor:
+        kept, aside = hold_out(len(x), generator, "lbfgs_inversion")
+        names = list(seen)
+        passes = [join_values(p, names) for p in query_passes(sample, x, self.queries)]
+        fitted, weights = fit_ridge_map(passes, x.flatten(1), kept, aside)
+        return fitted.predict(weights, join_values(seen, names))
+
+
+class Prior(NamedTuple):
+    """A Gaussian of rows: `mean` (d,), and `root` (d, d) with root root' the shrunk covariance; float64."""
+
+    mean: Tensor
+    root: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> Prior:
+        """Return that of the rows x (n, *shape)."""
+        flat = x.flatten(1).double()
+        centred = flat - flat.mean(0)
+        covariance = centred.T @ centred / max(len(x) - 1, 1)
+        least = max(float(covariance.diagonal().mean()), LEAST_VARIANCE)
+        variances, basis = torch.linalg.eigh(covariance)
+        return cls(flat.mean(0), basis * (variances.clamp_min(0.0) + SHRINK * least).sqrt())
+
+
+class RowSearch(NamedTuple):
+    """The loss of rows whose release under `function` shall be one that was seen; see the head for `scale` and `weight`.
+
+    `prior`: None where its weight is 0.
+    """
+
+    function: Callable[[Tensor], Releases]
+    scale: float
+    weight: float
+    prior: Prior | None
+    knowledge: Knowledge
+
+    def run(
+        self, seen: Releases, start: Tensor, iterations: int, history: int, progress: Progress | None = None
+    ) -> Tensor:
+        """Return rows (n, d), float64, for the releases `seen`, from `start` (n, d)."""
+        if self.prior is None:
+            return RowLbfgs(lambda x, rows: self._misfit(seen, x, rows), start, history).run(iterations, progress)
+        mean, root = self.prior
+
+        def losses(u: Tensor, rows: Tensor) -> Tensor:
+            return self._misfit(seen, u @ root.T + mean, rows) + self.weight * u.square().sum(1)
+
+        begun = torch.linalg.solve(root, (start.double() - mean).T).T
+        return RowLbfgs(losses, begun, history).run(iterations, progress) @ root.T + mean
+
+    def _misfit(self, seen: Releases, x: Tensor, rows: Tensor) -> Tensor:
+        dtype = unwrap(self.knowledge.auxiliary).dtype
+        released = self.function(x.to(dtype).view(-1, *self.knowledge.shape))
+        parts = [flat_rows((released[name] - z[rows]).double().square()).sum(1) for name, z in seen.items()]
+        loss = torch.stack(parts).sum(0) / self.scale
+        if (bounds := self.knowledge.value_range) is None:
+            return loss
+        return loss + OUTSIDE * (x - x.clamp(*bounds)).square().sum(1)
+
+
+@torch.no_grad()
+def _variance(function: Callable[[Tensor], Releases], x: Tensor, names: list[str]) -> float:
+    """Return the mean variance, over the rows x, of a released number."""
+    released = [function(rows) for rows in x.split(VICTIMS_AT_ONCE)]
+    known = [torch.cat([part[name] for part in released]) for name in names]
+    squares = sum(float((z - z.mean(0)).square().sum()) for z in known)
+    return squares / sum(z.numel() for z in known)
