@@ -12,8 +12,8 @@ are random the attack adapts: w is the variance of the release's noise over s, w
 row under Gaussian noise and a Gaussian prior, searched in the basis in which S is the identity. Else w is 0: a prior
 that is annealed to nothing ended no nearer to the rows, for the same work, than a search from the regression's rows.
 
-It begins at the ridge regression from releases of the auxiliary rows (`splitfed.attacks.reconstruction.linear_inverse`),
-computed with the known weights. Every victim has a direction, a step and an end of its own
+It begins at the ridge regression from releases of the auxiliary rows under the known weights
+(`splitfed.attacks.reconstruction.linear_inverse`). Every victim has a direction, a step and an end of its own
 (`splitfed.attacks.networks.row_lbfgs`). Where f keeps all that the rows hold it ends at the rounding of float32.
 """
 
@@ -114,9 +114,9 @@ class Prior(NamedTuple):
 
 
 class RowSearch(NamedTuple):
-    """The loss of rows whose release under `function` shall be one that was seen; see the head for `scale` and `weight`.
+    """The search for rows whose release under `function` is one that was seen.
 
-    `prior`: None where its weight is 0.
+    `scale`: the variance of a released number; `weight`: that of the `prior`, None where it is 0.
     """
 
     function: Callable[[Tensor], Releases]
