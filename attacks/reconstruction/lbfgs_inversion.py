@@ -73,7 +73,7 @@ class LbfgsInversion(Attack):
             start = start.clamp(*knowledge.value_range)
         scale = max(_variance(function, x, list(seen)), LEAST_VARIANCE)
         weight = noise_variance(function, sample, x[:VICTIMS_AT_ONCE]) / scale
-        search = RowSearch(function, scale, weight, Prior.of(x) if weight else None, knowledge)
+        search = RowSearch(function, scale, weight, GaussianPrior.of(x) if weight else None, knowledge)
         found, total = [], len(start) * self.iterations
         for first in range(0, len(start), VICTIMS_AT_ONCE):
             part = slice(first, first + VICTIMS_AT_ONCE)
@@ -96,14 +96,14 @@ class LbfgsInversion(Attack):
         return fitted.predict(weights, join_values(seen, names))
 
 
-class Prior(NamedTuple):
+class GaussianPrior(NamedTuple):
     """A Gaussian of rows: `mean` (d,), and `root` (d, d) with root root' the shrunk covariance; float64."""
 
     mean: Tensor
     root: Tensor
 
     @classmethod
-    def of(cls, x: Tensor) -> Prior:
+    def of(cls, x: Tensor) -> GaussianPrior:
         """Return that of the rows x (n, *shape)."""
         flat = x.flatten(1).double()
         centred = flat - flat.mean(0)
@@ -122,7 +122,7 @@ class RowSearch(NamedTuple):
     function: Callable[[Tensor], Releases]
     scale: float
     weight: float
-    prior: Prior | None
+    prior: GaussianPrior | None
     knowledge: Knowledge
 
     def run(

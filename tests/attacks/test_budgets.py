@@ -38,9 +38,9 @@ def test_an_attack_made_without_a_word_is_a_budget(name: str) -> None:
     assert kind.budgets.get("default") not in (kind.budgets["fast"], kind.budgets["paper"])
 
 
-def test_seven_attacks_have_a_default_that_is_more_than_a_quick_look() -> None:
+def test_eight_attacks_have_a_default_that_is_more_than_a_quick_look() -> None:
     assert {name for name in TABLES["attacks"] if load("attacks", name).usual() == "default"} == {
-        "dip", "inverse_network", "latent_search", "rmle", "strongest", "strongest_labels",
+        "dip", "inverse_network", "latent_search", "lbfgs_inversion", "rmle", "strongest", "strongest_labels",
         "strongest_membership",
     }  # fmt: skip
     assert InverseNetwork.with_budget().epochs > InverseNetwork.with_budget("fast").epochs

@@ -44,6 +44,7 @@ from splitfed.attacks.reconstruction.grn import Grn
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
 from splitfed.attacks.reconstruction.ladder import Ladder
 from splitfed.attacks.reconstruction.latent_search import LatentSearch
+from splitfed.attacks.reconstruction.lbfgs_inversion import LbfgsInversion
 from splitfed.attacks.reconstruction.linear_gradient_inversion import LinearGradientInversion
 from splitfed.attacks.reconstruction.linear_inverse import LinearInverse
 from splitfed.attacks.reconstruction.model_inversion import ModelInversion
@@ -188,6 +189,7 @@ TABLE: dict[str, Row] = {
         4.0,
         LatentSearch(width=16, epochs=2, draws=8, restarts=2, latent_iterations=5, iterations=5),
     ),
+    "lbfgs_inversion": images(LbfgsInversion(iterations=60), 20.0, LbfgsInversion(iterations=3, queries=1)),
     "dip": images(Dip(iterations=150, width=8, lr=0.03), 6.0, Dip(iterations=5, width=4)),
     "ladder": images(
         Ladder(widths=(16,), epochs=(1, 15), batch_size=16, queries=1),

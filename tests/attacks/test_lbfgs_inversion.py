@@ -11,7 +11,7 @@ from torch import Tensor
 from splitfed.attacks.base import Knowledge, Releases
 from splitfed.attacks.networks.row_lbfgs import RowLbfgs
 from splitfed.attacks.reconstruction import lbfgs_inversion
-from splitfed.attacks.reconstruction.lbfgs_inversion import LbfgsInversion, Prior
+from splitfed.attacks.reconstruction.lbfgs_inversion import LbfgsInversion, GaussianPrior
 from splitfed.core.messages import Message, Stamp, View
 from splitfed.core.random import generator
 from splitfed.defenses import Noise
@@ -111,7 +111,7 @@ def test_under_noise_it_is_the_most_probable_row_and_no_fit_of_the_noise(monkeyp
 
 def test_the_prior_is_that_of_the_rows() -> None:
     rows = torch.randn(4000, 3, generator=generator(5, "rows")) * torch.tensor([1.0, 2.0, 3.0]) + 1
-    prior = Prior.of(rows)
+    prior = GaussianPrior.of(rows)
     assert torch.allclose(prior.mean, torch.ones(3).double(), atol=0.2)
     spread = prior.root @ prior.root.T
     least = lbfgs_inversion.SHRINK * float(rows.var(0).mean())

@@ -34,7 +34,7 @@ def trained(labels: str) -> sf.Run:
 
 # Who reads, by who holds the labels, and what runs in a few seconds.
 READ = {
-    "client": ("server", "inverse_network linear_inverse nearest membership_releases rmle"),
+    "client": ("server", "inverse_network linear_inverse nearest membership_releases rmle lbfgs_inversion"),
     "server": ("client0", "norm direction spectral similar"),
 }
 SLOW = {

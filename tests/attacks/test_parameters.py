@@ -19,6 +19,16 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("rmle", {"lr": -1.0}, "rmle lr=-1.0 is not allowed"),
     ("rmle", {"tv": -0.1}, "rmle tv=-0.1 is not allowed; expected a number in [0, inf)"),
     ("rmle", {"l2": float("nan")}, "rmle l2=nan is not allowed"),
+    (
+        "lbfgs_inversion",
+        {"iterations": 0},
+        "lbfgs_inversion iterations=0 is not allowed; expected a whole number of at",
+    ),
+    (
+        "lbfgs_inversion",
+        {"history": 0},
+        "lbfgs_inversion history=0 is not allowed; expected a whole number of at least 1",
+    ),
     ("latent_search", {"latent": 0}, "latent_search latent=0 is not allowed; expected a whole number of at least 1"),
     ("latent_search", {"kl": -0.1}, "latent_search kl=-0.1 is not allowed; expected a number in [0, inf)"),
     ("latent_search", {"anchor": -1.0}, "latent_search anchor=-1.0 is not allowed"),
