@@ -11,7 +11,7 @@ from torch import Tensor
 from splitfed.attacks.base import Knowledge, Releases
 from splitfed.attacks.networks.row_lbfgs import RowLbfgs
 from splitfed.attacks.reconstruction import lbfgs_inversion
-from splitfed.attacks.reconstruction.lbfgs_inversion import LbfgsInversion, GaussianPrior
+from splitfed.attacks.reconstruction.lbfgs_inversion import GaussianPrior, LbfgsInversion
 from splitfed.core.messages import Message, Stamp, View
 from splitfed.core.random import generator
 from splitfed.defenses import Noise
