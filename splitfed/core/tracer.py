@@ -34,10 +34,10 @@ tril_indices triu_indices zeros as_tensor scalar_tensor hann_window hamming_wind
 _FACTORIES = frozenset(_FACTORY_NAMES.split())
 
 
-class _Value(fx.Proxy):
+class _Numberless:
     """A value of the trace, which has no number, and says so whatever the user's code does with the refusal."""
 
-    tracer: ModelTracer
+    tracer: Any
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -49,10 +49,42 @@ class _Value(fx.Proxy):
             self.tracer.refuse("is asked whether it is of a class")
         return type(self)
 
+    def __getattr__(self, name: str) -> _Attribute:
+        return _Attribute(self, name)  # type: ignore[arg-type]
+
+    def __hash__(self) -> int:
+        self._refuse_user("is looked up by its number, as in a table or a set")
+        return object.__hash__(self)
+
+    def __repr__(self) -> str:
+        self._refuse_user("is written as text")
+        return super().__repr__()
+
+    def __format__(self, form: str) -> str:
+        self._refuse_user("is written as text")
+        return super().__format__(form)
+
+    def __str__(self) -> str:
+        self._refuse_user("is written as text")
+        return super().__repr__()
+
+    def _refuse_user(self, what: str) -> None:
+        """Refuse where code of the user's asks, and no part of torch that only notes the value."""
+        if not sys._getframe(2).f_code.co_filename.startswith(_NOT_THE_USERS):
+            self.tracer.refuse(what)
+
     def _no_number(self, *_: Any) -> Any:
         self.tracer.refuse("is asked for a number")
 
     __int__ = __float__ = __complex__ = __len__ = __contains__ = _no_number
+
+
+class _Value(_Numberless, fx.Proxy):
+    """The result of an operation."""
+
+
+class _Attribute(_Numberless, fx.proxy.Attribute):
+    """An attribute of a value, such as its shape."""
 
 
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<eval_with_key>")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -168,7 +169,40 @@ def twice_where_long(h: Tensor) -> Tensor:
     return h * 2 if rows < 1000 else h
 
 
+TABLE = {16: 0.5}
+
+
+@cache
+def _by_count(rows: int) -> float:
+    return TABLE.get(rows, 1.0)
+
+
+def looked_up_by_rows(h: Tensor) -> Tensor:
+    return h * TABLE.get(h.shape[0], 1.0)
+
+
+def in_a_set_by_shape(h: Tensor) -> Tensor:
+    return h * 2 if h.shape in {torch.Size([16, 16])} else h
+
+
+def kept_by_numbers(h: Tensor) -> Tensor:
+    return h * _by_count(h.numel() // 16)
+
+
+def named_by_rows(h: Tensor) -> Tensor:
+    return getattr(h, {"w16": "abs"}.get(f"w{h.shape[0]}", "neg"))()  # type: ignore[no-any-return]
+
+
+def written_by_rows(h: Tensor) -> Tensor:
+    return h * 3 if str(h.size(0)).endswith("6") else h
+
+
 LOST = (
+    looked_up_by_rows,
+    in_a_set_by_shape,
+    kept_by_numbers,
+    named_by_rows,
+    written_by_rows,
     bounded_without_gradient,
     scale_without_gradient,
     scale_in_inference_mode,
