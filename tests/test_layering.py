@@ -76,6 +76,7 @@ CORE = (
     "trial_rows",
     "row_losses",
     "row_independence",
+    "row_places",
     "traffic",
     "messages",
     "defense_context",
@@ -101,7 +102,7 @@ CORE = (
 )
 
 DEFENSE = ("defense_context", "gradient_privatizer", "defense")
-TRIAL = ("trial_rows", "row_losses", "row_independence")
+TRIAL = ("trial_rows", "row_losses", "row_independence", "row_places")
 
 
 def _core(*names: str) -> set[str]:

@@ -62,8 +62,9 @@ class Finding(NamedTuple):
     """What a changed row shows in: `segment`, and the value, the state or the place `name`.
 
     `kind`: "state", which is stored with the weights; "output", of other rows, in training; "evaluation", the same in
-    evaluation mode; "memory", whatever else can be reached from the segment; "next batch"; "loss", of other rows; or
-    "scale": the rows' losses are their own, but not over the number of rows.
+    evaluation mode; "memory", whatever else can be reached from the segment; "next batch"; "count": of a row, by its
+    place in the batch or by how many rows that has; "loss", of other rows; or "scale": the rows' losses are their own,
+    but not over the number of rows.
     """
 
     segment: str

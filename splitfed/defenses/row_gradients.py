@@ -43,6 +43,8 @@ _TOLD = {
     "output": "beside segment {segment!r}: it mixes the rows of a batch in {name!r}",
     "memory": "beside segment {segment!r}: it keeps rows in {name}",
     "next batch": "beside segment {segment!r}: rows of a batch show in {name!r} of the next one",
+    "count": "beside segment {segment!r}: {name!r} of a row depends on its place in the batch, or on how many rows "
+    "that has, and with sampling='poisson' a row more moves all others: make it of the row alone, or take 'shuffle'",
 }
 
 

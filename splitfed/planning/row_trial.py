@@ -16,6 +16,7 @@ from splitfed.core.privacy_events import Protects
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive, generator
 from splitfed.core.row_independence import try_rows
+from splitfed.core.row_places import find_counting
 from splitfed.core.topology import Topology
 from splitfed.core.trial_rows import TrialRows
 from splitfed.data.dataset import Dataset
@@ -50,12 +51,18 @@ def protects_labels(defense: Accounted) -> bool:
 
 
 def with_findings(
-    topologies: Sequence[Topology], facts: Sequence[Facts], data: Federation, training: Training, passes: bool
+    topologies: Sequence[Topology],
+    facts: Sequence[Facts],
+    data: Federation,
+    training: Training,
+    passes: bool,
+    counted: bool = False,
 ) -> tuple[Facts, ...]:
     """Return the `facts` of every client with what was found out about its rows, once for each make of topology.
 
     By training rows of all clients of that make, as they are before a transform, in the largest batches that one of
-    them has; with `passes`, also in as many as pass at once in evaluation mode. Raises `InvalidInput` for a segment
+    them has; with `passes`, also in as many as pass at once in evaluation mode; with `counted`, also whether a row that
+    is added or taken away shows in others. Raises `InvalidInput` for a segment
     that cannot take such a batch.
     """
     found: dict[int, Facts] = {}
@@ -64,7 +71,9 @@ def with_findings(
             clients = [number for number, one in enumerate(topologies) if one is topology]
             trial = trial_rows(topology, data, clients, training, passes)
             with others_code(partial(_refusal, topology, trial.batch)):
-                found[id(topology)] = replace(known, row_findings=try_rows(topology, known, trial))
+                shown = try_rows(topology, known, trial)
+                shown += find_counting(topology, known, trial) if counted else ()
+                found[id(topology)] = replace(known, row_findings=tuple(dict.fromkeys(shown)))
     return tuple(
         replace(known, row_findings=found[id(one)].row_findings) for one, known in zip(topologies, facts, strict=True)
     )

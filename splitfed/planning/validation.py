@@ -165,7 +165,9 @@ def complete(
         check_accumulation(plan, method, defenses, ready[0], training)
     with about("defenses"):
         if promises_rows(defenses, method, ready[0]):
-            known = with_findings(ready, known, data, training, promises_passes(defenses, method, ready[0]))
+            sums = method is not None and bool(method.traits(ready[0]).message_events)
+            passes, counted = promises_passes(defenses, method, ready[0]), sums or training.sampling == "poisson"
+            known = with_findings(ready, known, data, training, passes, counted)
         for one, fact in {id(t): (t, f) for t, f in zip(ready, known, strict=True)}.values():
             check_clients(defenses, one, clients)
             segment_plans(one, fact, defenses)
