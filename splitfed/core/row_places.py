@@ -5,8 +5,8 @@ one row more or less. So every segment is run on a batch and on parts of it, wit
 half, and on the first half alone, and outputs of the rows that are left have to be the same, up to rounding. A part
 gets what the segments before made of the whole batch.
 
-In both modes, with the dropout of torch.nn switched off, as what is drawn for a row goes by its place; in a mode in which
-a segment draws all the same it is not tried.
+In both modes, with the dropout of torch.nn switched off, as what is drawn for a row goes by its place; in a
+mode in which a segment draws all the same it is not tried.
 """
 
 from __future__ import annotations

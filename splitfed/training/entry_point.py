@@ -142,6 +142,7 @@ def load_run(folder: Path, topology: Topology | Sequence[Topology], data: Federa
     kept = {name: arguments.pop(name) for name in ("record", "link", "callbacks")}
     rounds = RunFolder(folder).read_definition()["rounds"]
     with RunFolder(folder).alone(reads=True):
+        RunFolder(folder).check_opened()
         return begin_run(topology, data, rounds, arguments, Logging(folder, resume=True, **kept))
 
 

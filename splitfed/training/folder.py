@@ -50,6 +50,7 @@ class RunFolder:
         self.path = path
         # What stands for the beginning of the metrics, and for all of them up to now.
         self._start = self._chain = ""
+        self._kept: bytes | None = None
 
     def claim(self, described: Mapping[str, Any], *, resume: bool) -> None:
         """Take the folder for the run `described`; refuse one with another run, or with one not to be resumed."""
@@ -130,11 +131,19 @@ class RunFolder:
             text = f"checkpoints of rounds {done} to {len(entries) - 1} are missing; the run goes on with round {done}"
             warnings.warn(text, UserWarning, stacklevel=3)
         run.history[:] = [current_keys(entry) for entry, _ in lines]
-        # Rounds after the checkpoint, and what a crash left of a line, are written again.
+        # Rounds after the checkpoint, and what a crash left of a line, are written again once there is a next round.
         whole = b"".join(line + b"\n" for line in content.split(b"\n")[:done])
-        if whole != content:
-            checkpoint.write_atomic(path, whole)
+        self._kept = whole if whole != content else None
         return done
+
+    def check_opened(self) -> None:
+        """Refuse a run of which rounds were told and have no checkpoint any more: nothing trains them here."""
+        newest, told = checkpoint.newest_round(self.path / "checkpoints"), len(self.metrics())
+        if newest + 1 < told:
+            raise InvalidInput(
+                f"folder {str(self.path)!r} holds no checkpoint of its last round, {told - 1}, any more: put it back, or "
+                "train the run again from what is left by resume=True"
+            )
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the metrics of every round written so far; a line that a crash cut short is left out.
@@ -160,6 +169,9 @@ class RunFolder:
         self._chain = digests.chain(self._chain, metrics)
         if not (self.path / "run.json").is_file():
             raise FolderGone(self.path)
+        if self._kept is not None:
+            checkpoint.write_atomic(self.path / "metrics.jsonl", self._kept)
+            self._kept = None
         with (self.path / "metrics.jsonl").open("ab") as file:
             file.write(line)
             file.flush()

@@ -241,6 +241,22 @@ def test_files_of_a_run_that_are_missing_are_named(tmp_path: Path) -> None:
         (tmp_path / name).rename(home / name)
 
 
+def test_a_run_without_its_last_checkpoint_is_not_opened_as_a_shorter_one(tmp_path: Path) -> None:
+    """It was opened with fewer rounds, or with none and the first weights, and its metrics were cut to these."""
+    home = tmp_path / "run"
+    expected = whole_state(go(3, home))
+    metrics = (home / "metrics.jsonl").read_bytes()
+    for left in (["000001"], []):
+        for one in (home / "checkpoints").iterdir():
+            if one.name not in left:
+                shutil.rmtree(one)
+        assert_refuses(lambda: sf.load(home, model(), data()), "holds no checkpoint of its last round, 2, any more")
+        assert (home / "metrics.jsonl").read_bytes() == metrics
+    with pytest.warns(UserWarning, match="checkpoints of rounds 0 to 2 are missing"):
+        assert_same(whole_state(go(3, home, resume=True)), expected)
+    assert len((home / "metrics.jsonl").read_bytes().splitlines()) == 3
+
+
 @pytest.mark.parametrize("error", [PermissionError(1, "Operation not permitted"), FileNotFoundError(2, "No such file")])
 def test_a_place_where_no_folder_can_be_made_is_refused(
     error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
