@@ -35,6 +35,7 @@ from splitfed.core.probe import probe
 from splitfed.core.replay import ReplayedSegment
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.core.uncut_runs import UncutRuns
+from splitfed.core.unread_state import refuse_unread
 
 _ROWS = 2  # batch norm refuses a single row in training
 
@@ -240,7 +241,7 @@ def _list_attempts(names: Sequence[str], recording: _Recording) -> list[_Attempt
 
 def _try_cut(cutter: Cutter, inputs: Mapping[str, Tensor], attempt: _Attempt, total: int) -> CutPlace:
     try:
-        cutter.snapshot.refuse_generators()
+        refuse_unread(cutter.snapshot.records)
         before, after = cutter.cut(read_cuts(cutter.model, (attempt.name,)))
         values = _measure_values(before, after, inputs, cutter.sent_inputs)
     except FailsByItself:

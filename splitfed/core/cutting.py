@@ -31,6 +31,7 @@ from splitfed.core.replay_rows import most_rows, other_sizes
 from splitfed.core.topology import Original
 from splitfed.core.tracing import NotTraceable, cut_by_trace
 from splitfed.core.uncut_runs import UncutRuns
+from splitfed.core.unread_state import refuse_unread
 from splitfed.core.warming import warm_up
 from splitfed.core.weight_sharing import FEW_ROWS, is_large
 
@@ -79,7 +80,7 @@ def cut(
     if chain and len(chain) != len(cuts) + 1:
         raise InvalidInput(f"chain={short(chain)} is not allowed; expected the party of each of {len(cuts) + 1} pieces")
     snapshot = ModelSnapshot(model)
-    snapshot.refuse_generators()
+    refuse_unread(snapshot.records)
     if example is None:
         if called := [cut.name for cut in cuts if cut.call is not None]:
             raise InvalidInput(f"cut {called[0]!r} names a call of a submodule; give rows as example too")

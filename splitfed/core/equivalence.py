@@ -53,6 +53,7 @@ from splitfed.core.probe import probe
 from splitfed.core.reordered_gradients import reordered_weights
 from splitfed.core.topology import Original, Segment, Topology, frozen_modules
 from splitfed.core.uncut_runs import RecordedUncut, UncutRun, UncutRuns
+from splitfed.core.unread_state import refuse_unread
 from splitfed.core.weight_sharing import copy_sharing, is_large, weight_sums
 
 STAGES: tuple[Stage, ...] = ((TRAINING, 8), (TRAINING, 5), (EVALUATION, 8), (NO_GRADIENTS, 5), (TRAINING, 8))
@@ -188,7 +189,7 @@ def _compare(
     unit = unit_of(segments, original, inputs)
     # One stream of random numbers runs through all segments, as it does through the uncut model.
     snapshot = snapshot or ModelSnapshot(original.model)
-    snapshot.refuse_generators()
+    refuse_unread(snapshot.records)
     large, reordered = is_large(original.model), reordered_weights(original)
 
     def make_sides(sharing: bool = False) -> tuple[Uncut, Parties]:

@@ -14,11 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.errors import InvalidInput
-from splitfed.core.object_kinds import GeneratorKind
 from splitfed.core.plain_values import same, same_tensors
-from splitfed.core.reachable import Change, Location, Records, bare_globals, differences, is_named, put_back, reach
-from splitfed.core.reachable_names import describe_changes, describe_place, name_changes
+from splitfed.core.reachable import Change, Location, Records, differences, put_back, reach
+from splitfed.core.reachable_names import describe_changes, name_changes
 from splitfed.core.unsaved_state import cannot_be_kept
 
 
@@ -51,17 +49,6 @@ class ModelSnapshot:
                 gradient = tensor.grad if tensor.is_leaf else None
                 self._tensors[id(tensor)] = _Kept(tensor, copied, tensor.requires_grad, gradient)
         self._generators = generator_states()
-
-    def refuse_generators(self) -> None:
-        """Refuse a model that holds or names a generator at work: none can be copied, or turned back once it moved."""
-        bare = bare_globals(self.records)
-        at_work = (place for place, record in self.records.items() if isinstance(record.kind, GeneratorKind))
-        if (place := next((one for one in at_work if is_named(one, bare)), None)) is not None:
-            raise InvalidInput(
-                f"{describe_place(place, self.records)} is a generator at work, which can be neither copied for the "
-                "parties nor turned back: keep what it yields in a buffer, and how far it has come in another, which "
-                "forward changes in place"
-            )
 
     def reach(self) -> Records:
         """Return what can be reached from the model now, to be compared with `records`."""

@@ -17,6 +17,7 @@ import warnings
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Mapping
+from contextvars import ContextVar
 from functools import partial
 from operator import is_
 from types import FunctionType, GeneratorType, MappingProxyType, MethodType, ModuleType
@@ -26,12 +27,25 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from splitfed.core.plain_values import LEAVES, Held, Identity, Key, all_plain, attributes_of, is_leaf, same, slots_of
+from splitfed.core.plain_values import (
+    LEAVES,
+    Held,
+    Identity,
+    Key,
+    all_plain,
+    attributes_of,
+    is_leaf,
+    refill,
+    same,
+    set_attributes,
+    slots_of,
+)
+from splitfed.core.unchanging import UNCHANGING, hides_state
 
 _TABLES = {"_parameters": "weight", "_buffers": "buffer", "_modules": "submodule"}
 _MODULE = {name: type(value) for name, value in vars(nn.Module()).items()}
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
-_CLOSED = ("logging", "threading", "_thread", "re", "io", "_io", "warnings", "multiprocessing", "concurrent", "asyncio")
+_CLOSED = ("logging", "_thread", "re", "io", "_io", "warnings", "multiprocessing", "concurrent", "asyncio")
 _CLOSED_PARTS = ("torch.fx", "torch._", "torch.jit", "torch.utils", "splitfed.core")
 
 
@@ -88,7 +102,7 @@ class ObjectKind(AnyKind):
                 object.__setattr__(value, name, wanted.pop(name))
             elif hasattr(value, name):
                 object.__delattr__(value, name)
-        _set_attributes(table, wanted)
+        set_attributes(table, wanted)
 
 
 class ModuleKind(AnyKind):
@@ -139,14 +153,14 @@ class ModuleKind(AnyKind):
         table, hooks = vars(value), by_role.get("hooks", {})
         for name in _MODULE.keys() & table.keys():
             if name in _TABLES and type(table[name]) in (dict, OrderedDict):
-                _refill(table[name], by_role.get(_TABLES[name], {}))
+                refill(table[name], by_role.get(_TABLES[name], {}))
             elif name not in hooks and table[name] and isinstance(table[name], dict) and name not in _TABLES:
                 table[name].clear()
         kept = {name: one for name, one in table.items() if name in _MODULE}
         if kept.get("_non_persistent_buffers_set") != data["_non_persistent_buffers_set"]:
             kept["_non_persistent_buffers_set"] = set(data["_non_persistent_buffers_set"])
         plain = {name: one for name, one in data.items() if type(one) in LEAVES}
-        _set_attributes(table, {**kept, **hooks, **plain, **by_role.get("attribute", {})})
+        set_attributes(table, {**kept, **hooks, **plain, **by_role.get("attribute", {})})
 
 
 def _same_entries(now: Mapping[Any, Any], kept: Mapping[Any, Any]) -> bool:
@@ -217,7 +231,7 @@ class TableKind(ObjectKind):
         if items is None:
             names = ((key.name, one) for key, one in held.items() if key.role == "item")
             items = {k.value if isinstance(k, Identity) else k: one for k, one in names}
-        _refill(value, items)
+        refill(value, items)
         super().put_back(value, held, data)
 
 
@@ -284,7 +298,7 @@ class TensorKind(AnyKind):
     def put_back(self, value: Any, held: Held, data: Any) -> None:
         """Set and delete attributes."""
         if (table := attributes_of(value)) or held:
-            _set_attributes(table, {key.name: one for key, one in held.items()})
+            set_attributes(table, {key.name: one for key, one in held.items()})
 
 
 class RandomKind(AnyKind):
@@ -373,6 +387,10 @@ class LinkKind(AnyKind):
 
     def held(self, value: Any) -> Held:
         """Return what it leads to."""
+        if isinstance(value, ContextVar):
+            return {Key("part", "value"): one for one in [value.get(value)] if one is not value}
+        if isinstance(value, _VIEWS):
+            return {Key("part", "mapping"): one for one in gc.get_referents(value)}
         if isinstance(value, weakref.ref):
             return {Key("part", "referent"): weakref.ref.__call__(value)}
         if isinstance(value, partial):
@@ -385,9 +403,26 @@ class LinkKind(AnyKind):
         return {Key("part", n): one for n, one in found.items() if one is not None and not isinstance(one, ModuleType)}
 
     def put_back(self, value: Any, held: Held, data: Any) -> None:
-        """Empty a cache of a function that holds what a trace has left there: nothing else is ever wrong in it."""
+        """Set a context variable; empty a cache of a function that holds what a trace has left there."""
+        if isinstance(value, ContextVar):
+            for one in held.values():
+                value.set(one)
+            return
         if hasattr(value, "cache_clear") and hasattr(value, "__wrapped__") and _holds_proxy(value):
             value.cache_clear()
+
+
+class ProxyKind(AnyKind):
+    """A weak proxy, which stands for another object in all that is asked of it."""
+
+    name: ClassVar[str] = "function"
+
+    def held(self, value: Any) -> Held:
+        """Return that object, while it lives."""
+        try:
+            return {Key("part", "referent"): value.__repr__.__self__}
+        except ReferenceError:
+            return {}
 
 
 _OBJECT, _MODULE_KIND, _LIST, _TUPLE, _DICT, _SET = (
@@ -400,7 +435,8 @@ _OBJECT, _MODULE_KIND, _LIST, _TUPLE, _DICT, _SET = (
 )
 TENSOR = TensorKind()
 _RANDOM = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
-_LINKS = (weakref.ref, partial, MethodType, property, staticmethod, classmethod, type(len))
+_VIEWS = (MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
+_LINKS = (weakref.ref, partial, MethodType, property, staticmethod, classmethod, type(len), type("".__str__))
 _KINDS: tuple[tuple[tuple[type, ...], AnyKind | None], ...] = (
     ((Tensor,), TENSOR),
     ((nn.Module,), _MODULE_KIND),
@@ -412,8 +448,9 @@ _KINDS: tuple[tuple[tuple[type, ...], AnyKind | None], ...] = (
     ((np.ndarray,), ArrayKind()),
     ((bytearray, array.array), BytesKind()),
     (_RANDOM, RandomKind()),
-    (_LINKS, LinkKind()),
+    ((*_LINKS, *_VIEWS, ContextVar), LinkKind()),
     ((GeneratorType,), GeneratorKind()),
+    (weakref.ProxyTypes, ProxyKind()),
 )
 _KIND_OF: weakref.WeakKeyDictionary[type, AnyKind | None] = weakref.WeakKeyDictionary()
 
@@ -434,35 +471,16 @@ def _find_kind(type_: type) -> AnyKind | None:
     home = type_.__module__
     if issubclass(type_, threading.local):
         return _OBJECT
-    if home.partition(".")[0] in _CLOSED or home.startswith(_CLOSED_PARTS):
+    if home.partition(".")[0] in _CLOSED or (
+        home.startswith(_CLOSED_PARTS) and not home.startswith("torch.utils.data")
+    ):
         return None
     if home in ("builtins", "itertools", "collections", "_collections") and hasattr(type_, "__next__"):
         return IteratorKind()
     if hasattr(type_, "__wrapped__") or type_.__name__ in ("_lru_cache_wrapper", "cached_property"):
         return LinkKind()
-    return _OBJECT if type_.__dictoffset__ or slots_of(type_) else None
-
-
-def _refill(table: dict[Any, Any], wanted: Mapping[Any, Any]) -> None:
-    """Let `table` hold `wanted` in its order, without a write where it does."""
-    now = list(dict.items(table))
-    if len(now) == len(wanted) and all(
-        k == name and one is value for (k, one), (name, value) in zip(now, wanted.items(), strict=True)
-    ):
-        return
-    base: Any = OrderedDict if isinstance(table, OrderedDict) else dict
-    base.clear(table)
-    for name, value in wanted.items():
-        base.__setitem__(table, name, value)
-
-
-def _set_attributes(table: dict[str, Any], wanted: Mapping[str, Any]) -> None:
-    for name in [n for n in table if n not in wanted]:
-        del table[name]
-    missing = object()
-    for name, value in wanted.items():
-        if table.get(name, missing) is not value:
-            table[name] = value
+    hidden = hides_state(type_) and not issubclass(type_, UNCHANGING)
+    return _OBJECT if (type_.__dictoffset__ or slots_of(type_)) and not hidden else None
 
 
 def _copy_iterator(iterator: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import PurePath
 from types import CodeType
@@ -125,3 +126,26 @@ def slots_of(type_: type) -> list[str]:
                 continue
             found.append(f"_{base.__name__.lstrip('_')}{name}" if name.startswith("__") and name[-2:] != "__" else name)
     return found
+
+
+def refill(table: dict[Any, Any], wanted: Mapping[Any, Any]) -> None:
+    """Let `table` hold `wanted` in its order, without a write where it does."""
+    now = list(dict.items(table))
+    if len(now) == len(wanted) and all(
+        k == name and one is value for (k, one), (name, value) in zip(now, wanted.items(), strict=True)
+    ):
+        return
+    base: Any = OrderedDict if isinstance(table, OrderedDict) else dict
+    base.clear(table)
+    for name, value in wanted.items():
+        base.__setitem__(table, name, value)
+
+
+def set_attributes(table: dict[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Let `table` hold `wanted`, and no more."""
+    for name in [n for n in table if n not in wanted]:
+        del table[name]
+    missing = object()
+    for name, value in wanted.items():
+        if table.get(name, missing) is not value:
+            table[name] = value

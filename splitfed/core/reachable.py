@@ -157,7 +157,10 @@ class _FunctionKind(AnyKind):
         found: Held = {Key("attribute", name): one for name, one in vars(value).items()}
         positional = code.co_varnames[: code.co_argcount]
         defaults = value.__defaults__ or ()
-        named = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
+        # Code may have hung more of them on it than it has arguments.
+        spare = range(max(0, len(defaults) - len(positional)))
+        names = (*spare, *positional[max(0, len(positional) - len(defaults)) :])
+        named = dict(zip(names, defaults, strict=True))
         found |= {Key("default", name): one for name, one in {**named, **(value.__kwdefaults__ or {})}.items()}
         for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
             try:

@@ -1,0 +1,62 @@
+"""Types of objects that hold nothing a call of a model could change, and what shows that others may hold some.
+
+Any other type whose state is not read is taken for one that changes: see `splitfed.core.unread_state`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import operator
+import re
+import struct
+import threading
+import types
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+
+from splitfed.core.plain_values import LEAVES, slots_of
+
+_NUMBERS = (int, float, complex, str, bytes, Enum, PurePath, Decimal, Fraction, np.generic, np.dtype, np.ufunc)
+_TIMES = (datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo)
+_TEXTS = (re.Pattern, re.Match, struct.Struct, operator.itemgetter, operator.attrgetter, operator.methodcaller)
+_OF_CLASSES = (
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.GenericAlias,
+    types.UnionType,
+)
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_OF_TORCH = (torch.finfo, torch.iinfo, torch.Stream, torch.Event, torch.utils.hooks.RemovableHandle)
+UNCHANGING: tuple[type, ...] = (
+    *(*LEAVES, *_NUMBERS, *_TIMES, *_TEXTS, *_OF_CLASSES, *_LOCKS, *_OF_TORCH),
+    *(BaseException, type, types.ModuleType, types.FunctionType),
+)
+"""Types whose objects are immutable, or hold nothing that a model computes with."""
+_TOOLS = ("logging", "torch.fx", "torch._", "torch.jit", "torch.utils", "splitfed.core")
+
+
+def is_unchanging(value: Any) -> bool:
+    """Return whether `value`, which is not looked into, holds nothing that changes.
+
+    So do functions compiled by whatever package, loggers, and what torch traces and compiles with.
+    """
+    type_ = type(value)
+    empty = not (hides_state(type_) or type_.__dictoffset__ or slots_of(type_))
+    if empty or issubclass(type_, UNCHANGING) or type_.__module__.startswith(_TOOLS):
+        return True
+    return callable(value) and isinstance(getattr(value, "__name__", None), str)
+
+
+def hides_state(type_: type) -> bool:
+    """Return whether objects of `type_` are larger than their attributes and slots, and so hold what is not read."""
+    pointers = len(slots_of(type_)) + (type_.__dictoffset__ > 0) + (type_.__weakrefoffset__ > 0)
+    return bool(type_.__itemsize__) or type_.__basicsize__ > object.__basicsize__ + pointers * tuple.__itemsize__
