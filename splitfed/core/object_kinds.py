@@ -19,7 +19,6 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import partial
-from operator import is_
 from types import FunctionType, GeneratorType, MappingProxyType, MethodType, ModuleType
 from typing import Any, ClassVar
 
@@ -37,16 +36,15 @@ from splitfed.core.plain_values import (
     is_leaf,
     refill,
     same,
+    same_entries,
     set_attributes,
     slots_of,
 )
-from splitfed.core.unchanging import UNCHANGING, hides_state
+from splitfed.core.unchanging import UNCHANGING, hides_state, is_closed
 
 _TABLES = {"_parameters": "weight", "_buffers": "buffer", "_modules": "submodule"}
 _MODULE = {name: type(value) for name, value in vars(nn.Module()).items()}
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
-_CLOSED = ("logging", "_thread", "re", "io", "_io", "warnings", "multiprocessing", "concurrent", "asyncio")
-_CLOSED_PARTS = ("torch.fx", "torch._", "torch.jit", "torch.utils", "splitfed.core")
 
 
 class AnyKind:
@@ -141,9 +139,9 @@ class ModuleKind(AnyKind):
         table, inner, unsaved = mark
         if "training" in table and "training" in vars(value):
             vars(value)["training"] = table["training"]
-        if not _same_entries(vars(value), table) or value._non_persistent_buffers_set != unsaved:
+        if not same_entries(vars(value), table) or value._non_persistent_buffers_set != unsaved:
             return False
-        return all(_same_entries(now, kept) for now, kept in inner if now or kept)
+        return all(same_entries(now, kept) for now, kept in inner if now or kept)
 
     def put_back(self, value: Any, held: Held, data: Any) -> None:
         """Put everything back into the tables."""
@@ -161,11 +159,6 @@ class ModuleKind(AnyKind):
             kept["_non_persistent_buffers_set"] = set(data["_non_persistent_buffers_set"])
         plain = {name: one for name, one in data.items() if type(one) in LEAVES}
         set_attributes(table, {**kept, **hooks, **plain, **by_role.get("attribute", {})})
-
-
-def _same_entries(now: Mapping[Any, Any], kept: Mapping[Any, Any]) -> bool:
-    """Return whether two tables have the same keys in the same order, and the very same values."""
-    return len(now) == len(kept) and all(map(is_, now, kept)) and all(map(is_, now.values(), kept.values()))
 
 
 class SequenceKind(ObjectKind):
@@ -388,7 +381,11 @@ class LinkKind(AnyKind):
     def held(self, value: Any) -> Held:
         """Return what it leads to."""
         if isinstance(value, ContextVar):
-            return {Key("part", "value"): one for one in [value.get(value)] if one is not value}
+            # One that is not set has its default, or nothing.
+            try:
+                return {Key("part", "value"): value.get()}
+            except LookupError:
+                return {}
         if isinstance(value, _VIEWS):
             return {Key("part", "mapping"): one for one in gc.get_referents(value)}
         if isinstance(value, weakref.ref):
@@ -412,45 +409,24 @@ class LinkKind(AnyKind):
             value.cache_clear()
 
 
-class ProxyKind(AnyKind):
-    """A weak proxy, which stands for another object in all that is asked of it."""
-
-    name: ClassVar[str] = "function"
-
-    def held(self, value: Any) -> Held:
-        """Return that object, while it lives."""
-        try:
-            return {Key("part", "referent"): value.__repr__.__self__}
-        except ReferenceError:
-            return {}
-
-
-_OBJECT, _MODULE_KIND, _LIST, _TUPLE, _DICT, _SET = (
-    ObjectKind(),
-    ModuleKind(),
-    SequenceKind(),
-    TupleKind(),
-    TableKind(),
-    SetKind(),
-)
+_OBJECT = ObjectKind()
 TENSOR = TensorKind()
 _RANDOM = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
-_VIEWS = (MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
+_VIEWS: tuple[type, ...] = (MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
 _LINKS = (weakref.ref, partial, MethodType, property, staticmethod, classmethod, type(len), type("".__str__))
 _KINDS: tuple[tuple[tuple[type, ...], AnyKind | None], ...] = (
     ((Tensor,), TENSOR),
-    ((nn.Module,), _MODULE_KIND),
+    ((nn.Module,), ModuleKind()),
     ((type, ModuleType, FunctionType, fx.Proxy, random.SystemRandom), None),
-    ((list, deque), _LIST),
-    ((tuple,), _TUPLE),
-    ((dict,), _DICT),
-    ((set, frozenset), _SET),
+    ((list, deque), SequenceKind()),
+    ((tuple,), TupleKind()),
+    ((dict,), TableKind()),
+    ((set, frozenset), SetKind()),
     ((np.ndarray,), ArrayKind()),
     ((bytearray, array.array), BytesKind()),
     (_RANDOM, RandomKind()),
     ((*_LINKS, *_VIEWS, ContextVar), LinkKind()),
     ((GeneratorType,), GeneratorKind()),
-    (weakref.ProxyTypes, ProxyKind()),
 )
 _KIND_OF: weakref.WeakKeyDictionary[type, AnyKind | None] = weakref.WeakKeyDictionary()
 
@@ -471,9 +447,7 @@ def _find_kind(type_: type) -> AnyKind | None:
     home = type_.__module__
     if issubclass(type_, threading.local):
         return _OBJECT
-    if home.partition(".")[0] in _CLOSED or (
-        home.startswith(_CLOSED_PARTS) and not home.startswith("torch.utils.data")
-    ):
+    if is_closed(home):
         return None
     if home in ("builtins", "itertools", "collections", "_collections") and hasattr(type_, "__next__"):
         return IteratorKind()

@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from operator import is_
 from pathlib import PurePath
 from types import CodeType
 from typing import Any, NamedTuple
@@ -149,3 +150,8 @@ def set_attributes(table: dict[str, Any], wanted: Mapping[str, Any]) -> None:
     for name, value in wanted.items():
         if table.get(name, missing) is not value:
             table[name] = value
+
+
+def same_entries(now: Mapping[Any, Any], kept: Mapping[Any, Any]) -> bool:
+    """Return whether two tables have the same keys in the same order, and the very same values."""
+    return len(now) == len(kept) and all(map(is_, now, kept)) and all(map(is_, now.values(), kept.values()))

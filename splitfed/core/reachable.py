@@ -17,10 +17,12 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, ClassVar, NamedTuple
+from weakref import ProxyTypes
 
 from torch import Tensor, nn
 
@@ -260,6 +262,10 @@ class _Reach:
         if issubclass(type_, (type, ModuleType)):
             self._code.append(value)
             return value
+        if type_ in ProxyTypes:
+            # It answers for another object in all that is asked of it.
+            with suppress(ReferenceError):
+                self.refer(value.__repr__.__self__, place)
         return Opaque(value)
 
     def follow(self) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import datetime
 import operator
+import random
 import re
 import struct
 import threading
 import types
+import weakref
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
@@ -38,10 +40,20 @@ _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _OF_TORCH = (torch.finfo, torch.iinfo, torch.Stream, torch.Event, torch.utils.hooks.RemovableHandle)
 UNCHANGING: tuple[type, ...] = (
     *(*LEAVES, *_NUMBERS, *_TIMES, *_TEXTS, *_OF_CLASSES, *_LOCKS, *_OF_TORCH),
-    *(BaseException, type, types.ModuleType, types.FunctionType),
+    *(*weakref.ProxyTypes, BaseException, random.SystemRandom, type, types.ModuleType, types.FunctionType),
 )
 """Types whose objects are immutable, or hold nothing that a model computes with."""
 _TOOLS = ("logging", "torch.fx", "torch._", "torch.jit", "torch.utils", "splitfed.core")
+_CLOSED = ("_thread", "re", "io", "_io", "warnings", "multiprocessing", "concurrent", "asyncio")
+
+
+def is_closed(module: str) -> bool:
+    """Return whether objects of the classes of `module` are not looked into, though they have attributes."""
+    return _is_tool(module) or module.partition(".")[0] in _CLOSED
+
+
+def _is_tool(module: str) -> bool:
+    return module.startswith(_TOOLS) and not module.startswith("torch.utils.data")
 
 
 def is_unchanging(value: Any) -> bool:
@@ -51,7 +63,7 @@ def is_unchanging(value: Any) -> bool:
     """
     type_ = type(value)
     empty = not (hides_state(type_) or type_.__dictoffset__ or slots_of(type_))
-    if empty or issubclass(type_, UNCHANGING) or type_.__module__.startswith(_TOOLS):
+    if empty or issubclass(type_, UNCHANGING) or _is_tool(type_.__module__):
         return True
     return callable(value) and isinstance(getattr(value, "__name__", None), str)
 

@@ -20,6 +20,9 @@ from splitfed.core.reachable_names import describe_place
 from splitfed.core.unchanging import is_unchanging
 
 
+_BY_ANY_NAME = frozenset(("getattr", "vars", "__dict__"))
+
+
 def refuse_unread(records: Records) -> None:
     """Refuse, by `InvalidInput`, the first object among `records` that could be neither copied nor turned back."""
     bare = bare_globals(records)
@@ -60,7 +63,7 @@ def _is_users(place: Location, records: Records, mentioned: set[str]) -> bool:
         if isinstance(value, FunctionType) or key.role == "global":
             return True
         if isinstance(value, type) or not installed(type(value).__module__):
-            return key.role not in ("attribute", "buffer") or key.name in mentioned
+            return key.role != "attribute" or key.name in mentioned or not _BY_ANY_NAME.isdisjoint(mentioned)
         if isinstance(value, nn.Module):
             return False
     return True

@@ -5,9 +5,15 @@ Each counts its calls and takes another way from the thousandth on, which no com
 
 from __future__ import annotations
 
+import contextvars
+import ctypes
 import functools
+import io
 import itertools
 import os
+import queue
+import re
+import sqlite3
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -179,6 +185,83 @@ class BehindWeakReference(Counting):
         return bool(found.step > LATE)
 
 
+IN_CONTEXT = contextvars.ContextVar("steps", default=0)
+
+
+class InContext(Counting):
+    def late(self) -> bool:
+        IN_CONTEXT.set(IN_CONTEXT.get() + 1)
+        return IN_CONTEXT.get() > LATE
+
+
+class InWhatIsUnread(Counting):
+    """`tool` is an object of which Python shows no state, and `use` changes it and returns how often that was."""
+
+    tool: Any
+    use: Callable[[Any], int]
+
+    def late(self) -> bool:
+        return self.use(self.tool) > LATE
+
+
+class OwnQueue(queue.SimpleQueue[int]):
+    """Has attributes beside what it holds unread."""
+
+
+def put(tool: Any) -> int:
+    tool.put(1)
+    return tool.qsize()  # type: ignore[no-any-return]
+
+
+def add(tool: Any) -> int:
+    tool.value += 1
+    return tool.value  # type: ignore[no-any-return]
+
+
+def insert(tool: sqlite3.Connection) -> int:
+    return int(tool.execute("insert into steps values (1)").lastrowid or 0)
+
+
+def stepped(tool: Any) -> int:
+    return int(next(tool))
+
+
+def called(tool: Any) -> int:
+    return int(tool())
+
+
+def table() -> sqlite3.Connection:
+    made = sqlite3.connect(":memory:", isolation_level=None)
+    made.execute("create table steps (one integer)")
+    return made
+
+
+UNREAD: dict[str, tuple[Callable[[], Any], Callable[[Any], int], Callable[[Any], int], str]] = {
+    "queue": (queue.SimpleQueue, put, lambda tool: tool.qsize(), "an object of SimpleQueue"),
+    "own_queue": (OwnQueue, put, lambda tool: tool.qsize(), "an object of OwnQueue"),
+    "number_of_c": (lambda: ctypes.c_long(0), add, lambda tool: tool.value, "an object of c_long"),
+    "flat_iterator": (lambda: np.arange(2000).flat, stepped, lambda tool: tool.index, "an object of flatiter"),
+    "bytes": (io.BytesIO, lambda tool: tool.write(b"x") and tool.tell(), lambda tool: tool.tell(), "object of BytesIO"),
+    "database": (table, insert, lambda tool: tool.total_changes, "an object of Connection"),
+    "scanner": (
+        lambda: re.compile("a").scanner("a" * 2000),  # type: ignore[attr-defined]
+        lambda tool: tool.search().end(),
+        lambda tool: tool.search().start(),
+        "an object of SRE_Scanner",
+    ),
+    "next_of_a_counter": (lambda: itertools.count().__next__, called, called, "an object of count"),
+    "next_of_a_generator": (lambda: (n for n in range(2000)).__next__, called, called, "a generator at work"),
+    "partial_of_a_counter": (lambda: functools.partial(next, itertools.count()), called, called, "an object of count"),
+    "counter_in_a_counter": (lambda: zip(itertools.count()), lambda t: next(t)[0], lambda t: next(t)[0], "of count"),
+    "second_of_two": (lambda: itertools.tee(range(2000))[1], stepped, stepped, "an object of _tee_dataobject"),
+    "loader": (
+        lambda: iter(torch.utils.data.DataLoader(range(2000))),  # type: ignore[arg-type]
+        stepped,
+        stepped,
+        "a generator at work",
+    ),
+}
+"""What makes it, what changes and asks it, what tells how far it has come (0 at first), and what it is refused as."""
 WATCHED = Settings()
 MODELS: dict[str, tuple[Callable[[bool], Counting], str]] = {
     "object": (
@@ -211,10 +294,12 @@ MODELS: dict[str, tuple[Callable[[bool], Counting], str]] = {
         "attribute 'count' of the model",
     ),
     "array": (lambda replayed: InArray(replayed, steps=np.zeros(1)), "attribute 'steps' of the model ([0.0] -> [5.0])"),
+    "context": (InContext, "global 'IN_CONTEXT' ("),
     "weak_reference": (
         lambda replayed: BehindWeakReference(replayed, ref=weakref.ref(WATCHED)),
         "attribute 'step' of",
     ),
+    "proxy": (lambda replayed: InObject(replayed, cfg=weakref.proxy(WATCHED)), "attribute 'step' of 'cfg' (0 -> 5)"),
 }
 
 
@@ -236,6 +321,7 @@ def told(model: Counting) -> list[Any]:
         repr(getattr(count, "args", None)),
         repr(getattr(model, "steps", None)),
         WATCHED.step,
+        IN_CONTEXT.get(),
     ]
 
 

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import logging
+import operator
+import queue
 import re
+import threading
+import weakref
+from decimal import Decimal
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from splitfed.core.cutting import cut
 from splitfed.core.errors import InvalidInput
-from tests.core.cut_idioms_state import MODELS, Table, told
+from splitfed.core.model_snapshot import ModelSnapshot
+from splitfed.core.unread_state import refuse_unread
+from tests.core.cut_idioms_state import MODELS, UNREAD, Counting, InWhatIsUnread, Settings, Table, add, told
 from tests.core.idioms import Idiom, check_left_alone, check_training, left_alone
 from tests.thinning import thin
 
@@ -28,6 +39,48 @@ def test_state_that_goes_on_changing_is_refused_by_its_name_and_put_back(name: s
         cut(model, ["a"], x)
     assert "\n" not in str(caught.value)
     assert told(model) == before
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.parametrize("name", thin(UNREAD, 4))
+def test_state_that_cannot_be_read_is_refused_by_its_name_before_it_has_changed(name: str, replayed: bool) -> None:
+    make, use, far, text = UNREAD[name]
+    model, x = InWhatIsUnread(replayed, tool=make(), use=use), torch.randn(8, 8)
+    with left_alone(model), pytest.raises(InvalidInput, match=re.escape(text)) as caught:
+        cut(model, ["a"], x)
+    assert "'tool'" in str(caught.value) or "of 'tool" in str(caught.value)
+    assert "buffer" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert far(model.tool) == 0
+
+
+HOLD_NOTHING: dict[str, Any] = {
+    "lock": threading.Lock(),
+    "pattern": re.compile("a+"),
+    "date": datetime.date(2020, 1, 1),
+    "decimal": Decimal("0.5"),
+    "sentinel": object(),
+    "getter": operator.itemgetter(0),
+    "logger": logging.getLogger("splitfed.tests"),
+    "function_of_numpy": np.concatenate,
+    "ufunc": np.add,
+    "operator_of_torch": torch.ops.aten.relu,
+    "keys": {"a": 1}.keys(),
+    "bound": "text".join,
+    "proxy_of_what_is_gone": weakref.proxy(Settings()),
+    "alias": list[int],
+}
+
+
+@pytest.mark.parametrize("name", thin(HOLD_NOTHING, 7))
+def test_what_holds_nothing_is_no_obstacle(name: str) -> None:
+    refuse_unread(ModelSnapshot(InWhatIsUnread(tool=[HOLD_NOTHING[name]], use=add)).records)
+
+
+def test_what_no_code_of_the_users_names_is_no_obstacle() -> None:
+    model = Counting(other=queue.SimpleQueue())
+    model.a.tool = queue.SimpleQueue()  # type: ignore[assignment]
+    refuse_unread(ModelSnapshot(model).records)
 
 
 @pytest.mark.parametrize("replayed", [False, True])
