@@ -19,6 +19,7 @@ from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput, check_names, check_number, unknown
 from splitfed.core.held_arrays import find_foreign
+from splitfed.core.model_checks import refuse_weight_hooks
 from splitfed.core.tasks import Task
 
 CutPiece = tuple[nn.Module, tuple[str, ...], tuple[str, ...]]
@@ -442,11 +443,12 @@ def _check_via(topology: Topology, head: Head) -> None:
 
 
 def _check_state(topology: Topology) -> None:
-    """Refuse tensors that two roles would share, and two tensors under one name."""
+    """Refuse hooks on weights, tensors that two roles would share, and two tensors under one name."""
     holder: dict[int, tuple[str, str]] = {}
     named: dict[str, tuple[int, str]] = {}
     for segment in topology.segments:
         module = segment.module
+        refuse_weight_hooks(module, f"segment {segment.name!r}")
         saved = set(module.state_dict())
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             full = segment.full(name)
