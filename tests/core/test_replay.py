@@ -30,6 +30,7 @@ from splitfed.topologies import multi_hop, vanilla
 from splitfed.training.entry_point import train
 from splitfed.training.run import Run
 from splitfed.training.settings import Logging
+from tests.core.cut_idioms import leak
 from tests.examples import assert_same, toy_data
 from tests.study.examples import small, write
 
