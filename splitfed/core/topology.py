@@ -391,10 +391,16 @@ def _check_values(topology: Topology) -> None:
                 )
             check_names(f"value read by segment {segment.name!r}:", makers, value)
             if owner is not None and owner != segment.role:
+                read = f"segment {segment.name!r} at role {segment.role!r} reads"
+                if _reads_shape_alone(segment, value):
+                    raise InvalidInput(
+                        f"{read} the shape of {value!r}, raw data of role {owner!r}, and nothing else of it: cut with "
+                        "rows as example, from which every party knows shapes, or take the shape of what it is sent"
+                    )
                 raise InvalidInput(
-                    f"segment {segment.name!r} at role {segment.role!r} reads {value!r}, raw data of role "
-                    f"{owner!r}: raw data never crosses; cut where {owner!r} alone reads it, or allow it where "
-                    f"{segment.role!r} may see it: sent_inputs={(value,)!r}, with rows as example"
+                    f"{read} {value!r}, raw data of role {owner!r}: raw data never crosses; cut where {owner!r} alone "
+                    f"reads it, or allow it where {segment.role!r} may see it: sent_inputs={(value,)!r}, with rows as "
+                    "example"
                 )
             read_values.add(value)
         makers.update(dict.fromkeys(segment.outputs, segment.name))
@@ -432,6 +438,13 @@ def _check_heads(topology: Topology) -> None:
                 f"task={head.task!r} at {head.value!r} is not allowed; expected splitfed.classification(10)"
             )
         check_number(f"weight of the head on {head.value!r}", head.weight, low=0.0, open_low=True)
+
+
+def _reads_shape_alone(segment: Segment, value: str) -> bool:
+    """Return whether the graph of `segment`, if it is one, asks its input `value` for shapes and nothing else."""
+    nodes = segment.module.graph.nodes if isinstance(segment.module, fx.GraphModule) else ()
+    users = [user for node in nodes if node.op == "placeholder" and node.target == value for user in node.users]
+    return bool(users) and all(n.target == "size" or n.args[1:] in (("shape",), ("dtype",)) for n in users)
 
 
 def _check_via(topology: Topology, head: Head) -> None:
