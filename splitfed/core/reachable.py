@@ -157,7 +157,8 @@ class _FunctionKind(AnyKind):
         found: Held = {Key("attribute", name): one for name, one in vars(value).items()}
         positional = code.co_varnames[: code.co_argcount]
         defaults = value.__defaults__ or ()
-        named = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
+        # From the last on: of a function that was given more than it takes, the first ones are nobody's.
+        named = dict(zip(reversed(positional), reversed(defaults), strict=False))
         found |= {Key("default", name): one for name, one in {**named, **(value.__kwdefaults__ or {})}.items()}
         for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
             try:

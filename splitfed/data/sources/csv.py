@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from csv import Error, reader
 from pathlib import Path
@@ -93,8 +94,8 @@ def _read(source: Path, separator: str, most_columns: int) -> pd.DataFrame:
                 # Of 300,000 columns pandas makes a series each, for 20 s.
                 lines = io.StringIO(first.decode("utf-8-sig"), newline=None)
                 names = next(reader(lines, delimiter=separator, skipinitialspace=True), [])
-                if twice := [name for name in names if name and names.count(name) > 1]:
-                    raise InvalidInput(f"{source} has two columns {twice[0]!r}; expected each name once")
+                if twice := next((name for name, count in Counter(names).items() if name and count > 1), None):
+                    raise InvalidInput(f"{source} has two columns {twice!r}; expected each name once")
                 columns = len(names)
             else:
                 columns = len(pd.read_csv(io.BytesIO(first), sep=separator, nrows=0).columns)
