@@ -18,6 +18,7 @@ import numpy as np
 
 from splitfed.core.errors import InvalidInput, check_count, first_line
 from splitfed.core.tasks import classification
+from splitfed.data.conversion import as_rows
 from splitfed.data.dataset import Dataset
 from splitfed.data.from_python import RowType, from_arrays
 from splitfed.data.sources.files import existing_file
@@ -55,7 +56,7 @@ def leaf(
                 width = next(iter(kept.values()), (x, y))[0].shape[1]
                 if x.shape[1] != width:
                     raise InvalidInput(f"{file}: user {user!r} has rows of {x.shape[1]} numbers, not {width}")
-                kept[user] = (x.astype(np.float32) if dtype == "float32" else x), y
+                kept[user] = (as_rows(f"{file}: x of user {user!r}", x, dtype).numpy() if dtype == "float32" else x), y
     if len(kept) < (users or 1):
         raise InvalidInput(f"{source} has {len(kept)} users with at least {least} rows; expected {users or 1} or more")
     x, y = (np.concatenate(parts) for parts in zip(*kept.values(), strict=True))
