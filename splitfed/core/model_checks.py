@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from splitfed.core.errors import InvalidInput, describe_error, others_code
+from splitfed.core.payload import not_dense
 
 _BEFORE = "before:"
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
@@ -84,6 +85,12 @@ def refuse_weight_hooks(module: nn.Module, owner: str) -> None:
             )
 
 
+_WAYS = {
+    "sparse": "keep it dense, or its indices and values in buffers, and sum by index_add",
+    "nested": "keep it as a list of tensors, or padded",
+}
+
+
 def check_model(model: nn.Module) -> None:
     """Refuse what is no module, or one whose weights have no numbers yet, or whose operations nobody sees."""
     if isinstance(model, type):
@@ -120,6 +127,13 @@ def check_model(model: nn.Module) -> None:
                 f"{name!r} in the state of {kind} is a {type(tensor).__name__}; parties keep and send state as tensors "
                 "alone: keep it in a buffer, or out of the state"
             )
+    for path, module in model.named_modules():
+        for name, value in (*vars(module).items(), *module._parameters.items(), *module._buffers.items()):
+            if isinstance(value, Tensor) and (form := not_dense(value)) in ("sparse", "nested"):
+                raise InvalidInput(
+                    f"{(f'{path}.{name}' if path else name)!r} of {kind} is {form}, and parties hold, compare and save "
+                    f"dense numbers alone: {_WAYS[form]}"
+                )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise InvalidInput(f"{name!r} of {kind} has no shape yet: run the model once on rows of its input first")
