@@ -225,7 +225,7 @@ class Graph(nn.Module):
         return self.b(torch.zeros_like(h).index_add(1, self.ends, h[:, self.begins] * self.sizes))  # type: ignore[no-any-return]
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+@pytest.mark.filterwarnings("ignore:(Sparse CSR tensor support|The PyTorch API of nested):UserWarning")
 @pytest.mark.parametrize("example", [None, torch.ones(8, 8)], ids=["trace", "example"])
 def test_a_graph_that_is_kept_sparse_is_refused_with_ways_out_that_are_some(example: Tensor | None) -> None:
     """A buffer or an attribute that is sparse, or nested, ended in an error of torch."""
