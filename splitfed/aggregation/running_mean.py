@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from splitfed.core.errors import InvalidInput
+
 
 class RunningMean:
     """Adds up `share * tensor` in double precision; a single part of share 1 comes back bit for bit.
@@ -22,6 +24,12 @@ class RunningMean:
         """Add one part; the shares of all parts add up to one."""
         for name, tensor in tensors.items():
             self._dtypes[name] = tensor.dtype
+            if name in self._sums and self._sums[name].shape != tensor.shape:
+                shapes = f"{tuple(self._sums[name].shape)} and {tuple(tensor.shape)}"
+                raise InvalidInput(
+                    f"{name!r} has the shapes {shapes} at two clients, which have no mean: keep it of one shape, or "
+                    "train by a schedule that hands segments on (sequential)"
+                )
             if not tensor.is_floating_point():
                 kept = self._sums.get(name)
                 self._sums[name] = tensor.clone() if kept is None else torch.maximum(kept, tensor)

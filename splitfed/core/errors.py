@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from traceback import walk_tb
 from typing import Any
 
@@ -121,8 +122,11 @@ def check_kind(name: str, value: object, kind: type | tuple[type, ...], expected
 
 
 def describe_error(error: BaseException) -> str:
-    """Return kind and text of an `error` that other people's code raised: `KeyError: 'share'`, in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(" :")
+    """Return kind and text of an `error` that other people's code raised: `KeyError: 'share'`, in one line.
+
+    It has at most 300 characters, and is cut between words.
+    """
+    return shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...").rstrip(" :")
 
 
 def describe_failure(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from splitfed.core.errors import InvalidInput, describe_error, others_code
+from splitfed.core.payload import not_dense
 
 _BEFORE = "before:"
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
@@ -61,12 +62,6 @@ def naming_what_is_left(model: nn.Module) -> Iterator[None]:
 
 def _left_behind(model: nn.Module) -> str:
     kind = type(model).__name__
-    for name, weight in model.named_parameters():
-        if weight._backward_hooks or weight._post_accumulate_grad_hooks:
-            return (
-                f"weight {name!r} of {kind} has a hook, which copies of a weight do not have: change its gradient by a "
-                "function with a backward of its own, in a parametrization (torch.nn.utils.parametrize)"
-            )
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if isinstance(value, torch.Generator):
@@ -75,6 +70,25 @@ def _left_behind(model: nn.Module) -> str:
                     "share: draw without generator=, and each party draws from a stream of its own"
                 )
     return ""
+
+
+def refuse_weight_hooks(module: nn.Module, owner: str) -> None:
+    """Refuse a hook on a weight or buffer of `module`, which is called `owner`."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
+            kind = "weight" if isinstance(tensor, nn.Parameter) else "buffer"
+            raise InvalidInput(
+                f"{kind} {name!r} of {owner} has a hook, which copies of it at parties do not have: take "
+                "the hook off (remove() of its handle); clip gradients by splitfed.Optim(..., clip_norm=), freeze a "
+                "weight by requires_grad_(False), or change its gradient by a function with a backward of its own in a "
+                "parametrization (torch.nn.utils.parametrize)"
+            )
+
+
+_WAYS = {
+    "sparse": "keep it dense, or its indices and values in buffers, and sum by index_add",
+    "nested": "keep it as a list of tensors, or padded",
+}
 
 
 def check_model(model: nn.Module) -> None:
@@ -97,6 +111,7 @@ def check_model(model: nn.Module) -> None:
         raise InvalidInput(
             f"{type(inner).__name__} itself has {found[0]}, which no party runs: do in forward what that does"
         )
+    refuse_weight_hooks(inner, type(inner).__name__)
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             what = f"submodule {name!r} of {kind}" if name else f"the model, a {kind},"
@@ -112,6 +127,13 @@ def check_model(model: nn.Module) -> None:
                 f"{name!r} in the state of {kind} is a {type(tensor).__name__}; parties keep and send state as tensors "
                 "alone: keep it in a buffer, or out of the state"
             )
+    for path, module in model.named_modules():
+        for name, value in (*vars(module).items(), *module._parameters.items(), *module._buffers.items()):
+            if isinstance(value, Tensor) and (form := not_dense(value)) in ("sparse", "nested"):
+                raise InvalidInput(
+                    f"{(f'{path}.{name}' if path else name)!r} of {kind} is {form}, and parties hold, compare and save "
+                    f"dense numbers alone: {_WAYS[form]}"
+                )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise InvalidInput(f"{name!r} of {kind} has no shape yet: run the model once on rows of its input first")

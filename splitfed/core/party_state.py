@@ -285,7 +285,13 @@ class PartyState:
             state = module.state_dict()
             if missing := {n for n in weights(module) if f"{segment}/{n}" not in tensors}:
                 raise KeyError(f"{segment}/{missing.pop()}")
-            module.load_state_dict({n: tensors.get(f"{segment}/{n}", t) for n, t in state.items()})
+            wanted = {n: tensors.get(f"{segment}/{n}", t) for n, t in state.items()}
+            for name, buffer in list(module.named_buffers()):
+                # One that grows, such as a history, is of another shape at every party.
+                if name in wanted and wanted[name].shape != buffer.shape:
+                    owner, _, own = name.rpartition(".")
+                    module.get_submodule(owner)._buffers[own] = buffer.new_empty(wanted[name].shape)
+            module.load_state_dict(wanted)
 
     def _weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         for segment, module in self.modules.items():

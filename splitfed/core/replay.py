@@ -86,6 +86,17 @@ class ReplayedSegment(nn.Module):
             run.check_gradients(returned)
         return returned[0] if len(returned) == 1 else returned
 
+    def __getattr__(self, name: str) -> Any:
+        """Say of what the party does not hold that it is the user's model that reads it."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            kind = type(self).__mro__[2].__name__
+            raise AttributeError(
+                f"forward of {kind}, or a hook of it, reads the attribute {name!r}, which this party does not hold, as "
+                "nothing read it there when the model was cut: read it in every pass, or keep it in a buffer"
+            ) from error
+
     @property
     def may_learn_from(self) -> frozenset[str]:
         """What it reads from which its outputs learn on some way, where numbers in tensors steer its way."""
@@ -300,6 +311,12 @@ def _assign_state(model: nn.Module, ways: Sequence[Way], count: int) -> dict[str
         readers_here = sorted(readers[id(tensor)]) or [nearest]
         if len(readers_here) > 1 and name in changed and name not in saved:
             raise InvalidInput(f"buffer {name!r} changes and is read on two sides of a cut: let one side alone read it")
+        switched = any(way.names[o] == "requires_grad_" for way in ways for o in way.readers.get(name, ()))
+        if len(readers_here) > 1 and switched:
+            raise InvalidInput(
+                f"forward of {type(model).__name__} calls requires_grad_() of {name!r} on another side of a cut than "
+                "what reads it: freeze it before, outside of forward, or call that and read it within one submodule"
+            )
         if name in saved:
             before = readers_here[0]
         found[name] = tuple(readers_here)

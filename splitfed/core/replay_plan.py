@@ -231,7 +231,7 @@ def _record(
 
 def _find_ends(model: nn.Module, recording: RecordingPass, cuts: Sequence[Cut]) -> tuple[int, ...]:
     """Return how many operations have run at each cut."""
-    kind = type(model).__name__
+    kind = type(model).__name__ if model.training else f"{type(model).__name__} in evaluation"
     called = {operation.name.rpartition(".")[0] for operation in recording.operations if operation.whole} - {""}
     for target in (cut.target for cut in cuts):
         if not recording.starts[target] and (owner := target.rpartition(".")[0]) in called:

@@ -19,6 +19,7 @@ from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput, check_names, check_number, unknown
 from splitfed.core.held_arrays import find_foreign
+from splitfed.core.model_checks import refuse_weight_hooks
 from splitfed.core.tasks import Task
 
 CutPiece = tuple[nn.Module, tuple[str, ...], tuple[str, ...]]
@@ -390,10 +391,16 @@ def _check_values(topology: Topology) -> None:
                 )
             check_names(f"value read by segment {segment.name!r}:", makers, value)
             if owner is not None and owner != segment.role:
+                read = f"segment {segment.name!r} at role {segment.role!r} reads"
+                if _reads_shape_alone(segment, value):
+                    raise InvalidInput(
+                        f"{read} the shape of {value!r}, raw data of role {owner!r}, and nothing else of it: cut with "
+                        "rows as example, from which every party knows shapes, or take the shape of what it is sent"
+                    )
                 raise InvalidInput(
-                    f"segment {segment.name!r} at role {segment.role!r} reads {value!r}, raw data of role "
-                    f"{owner!r}: raw data never crosses; cut where {owner!r} alone reads it, or allow it where "
-                    f"{segment.role!r} may see it: sent_inputs={(value,)!r}, with rows as example"
+                    f"{read} {value!r}, raw data of role {owner!r}: raw data never crosses; cut where {owner!r} alone "
+                    f"reads it, or allow it where {segment.role!r} may see it: sent_inputs={(value,)!r}, with rows as "
+                    "example"
                 )
             read_values.add(value)
         makers.update(dict.fromkeys(segment.outputs, segment.name))
@@ -433,6 +440,13 @@ def _check_heads(topology: Topology) -> None:
         check_number(f"weight of the head on {head.value!r}", head.weight, low=0.0, open_low=True)
 
 
+def _reads_shape_alone(segment: Segment, value: str) -> bool:
+    """Return whether the graph of `segment`, if it is one, asks its input `value` for shapes and nothing else."""
+    nodes = segment.module.graph.nodes if isinstance(segment.module, fx.GraphModule) else ()
+    users = [user for node in nodes if node.op == "placeholder" and node.target == value for user in node.users]
+    return bool(users) and all(n.target == "size" or n.args[1:] in (("shape",), ("dtype",)) for n in users)
+
+
 def _check_via(topology: Topology, head: Head) -> None:
     holders = {s.role for s in topology.segments}
     check_names(f"role that passes the labels of {head.value!r} on:", holders, *head.via)
@@ -442,11 +456,12 @@ def _check_via(topology: Topology, head: Head) -> None:
 
 
 def _check_state(topology: Topology) -> None:
-    """Refuse tensors that two roles would share, and two tensors under one name."""
+    """Refuse hooks on weights, tensors that two roles would share, and two tensors under one name."""
     holder: dict[int, tuple[str, str]] = {}
     named: dict[str, tuple[int, str]] = {}
     for segment in topology.segments:
         module = segment.module
+        refuse_weight_hooks(module, f"segment {segment.name!r}")
         saved = set(module.state_dict())
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             full = segment.full(name)

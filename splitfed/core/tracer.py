@@ -34,44 +34,33 @@ tril_indices triu_indices zeros as_tensor scalar_tensor hann_window hamming_wind
 _FACTORIES = frozenset(_FACTORY_NAMES.split())
 
 
-class _Numberless:
+class _Value(fx.Proxy):
     """A value of the trace, which has no number, and says so whatever the user's code does with the refusal."""
 
-    tracer: Any
+    tracer: ModelTracer
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         """What `isinstance` asks; the user's code would take another way than with a tensor."""
         code = sys._getframe(1).f_code
         # Functions of torch ask as well, of which the caller's frame tells nothing.
-        by_user = "isinstance" in code.co_names and not code.co_filename.startswith(_NOT_THE_USERS)
+        by_user = "isinstance" in code.co_names and _is_users(code)
         if by_user or code is torch.is_tensor.__code__:
             self.tracer.refuse("is asked whether it is of a class")
         return type(self)
 
     def __getattr__(self, name: str) -> _Attribute:
-        return _Attribute(self, name)  # type: ignore[arg-type]
+        return _Attribute(self, name)
 
     def __hash__(self) -> int:
-        self._refuse_user("is looked up by its number, as in a table or a set")
-        return object.__hash__(self)
+        if _is_users(sys._getframe(1).f_code):
+            self.tracer.refuse("is looked up in a table or a set")
+        return super().__hash__()
 
     def __repr__(self) -> str:
-        self._refuse_user("is written as text")
+        if _is_users(sys._getframe(1).f_code):
+            self.tracer.refuse("is written as text")
         return super().__repr__()
-
-    def __format__(self, form: str) -> str:
-        self._refuse_user("is written as text")
-        return super().__format__(form)
-
-    def __str__(self) -> str:
-        self._refuse_user("is written as text")
-        return super().__repr__()
-
-    def _refuse_user(self, what: str) -> None:
-        """Refuse where code of the user's asks, and no part of torch that only notes the value."""
-        if not sys._getframe(2).f_code.co_filename.startswith(_NOT_THE_USERS):
-            self.tracer.refuse(what)
 
     def _no_number(self, *_: Any) -> Any:
         self.tracer.refuse("is asked for a number")
@@ -79,12 +68,13 @@ class _Numberless:
     __int__ = __float__ = __complex__ = __len__ = __contains__ = _no_number
 
 
-class _Value(_Numberless, fx.Proxy):
-    """The result of an operation."""
+class _Attribute(_Value, fx.proxy.Attribute):
+    """An attribute or a method of a value, such as its shape."""
 
 
-class _Attribute(_Numberless, fx.proxy.Attribute):
-    """An attribute of a value, such as its shape."""
+def _is_users(code: CodeType) -> bool:
+    """Return whether it is code of the user's, or of what the user calls, and none of torch or of ours."""
+    return not code.co_filename.startswith(_NOT_THE_USERS)
 
 
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<eval_with_key>")
@@ -199,7 +189,7 @@ class _Factories(TorchFunctionMode):
 
 
 def find_untraceable_code(model: nn.Module) -> str | None:
-    """Return what code of the user's that a pass may run does of which a graph keeps nothing: `type`, `except`."""
+    """Return what code of the user's does in a pass of which a graph keeps nothing: `type`, `case`, `except`."""
     for function in _functions_run(model):
         if _asks_type(function.__code__):
             return f"{function.__qualname__} asks for the type of something, which may be that of a value: {_SHAPE}"
@@ -263,9 +253,10 @@ def _steps(code: CodeType) -> Iterator[tuple[dis.Instruction, dis.Instruction]]:
 
 @cache
 def _asks_type(code: CodeType) -> bool:
-    """Return whether it calls `type` with another argument than `self`."""
+    """Return whether it calls `type` with another argument than `self`, or has a `case` of a class or a sequence."""
     return any(
-        step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval == "type" and then.argval != "self"
+        step.opname.startswith("MATCH_")
+        or (step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval == "type" and then.argval != "self")
         for step, then in _steps(code)
     )
 

@@ -182,6 +182,11 @@ def _check_weights(model: nn.Module, graph: fx.Graph) -> None:
             written = None if detached or not isinstance(written.args[0], fx.Node) else written.args[0]
         if written is not None and written.op == "get_attr":
             weight = dict(model.named_parameters(remove_duplicate=False)).get(str(written.target))
+            if weight is not None and node.target == "requires_grad_":
+                raise NotTraceable(
+                    f"forward of {type(model).__name__} calls requires_grad_() of the weight {written.target!r}, of "
+                    "which a trace keeps nothing: freeze it outside of forward"
+                )
             if weight is not None and weight.requires_grad:
                 raise NotTraceable(
                     f"forward of {type(model).__name__} changes the weight {written.target!r} in place, by "

@@ -19,7 +19,6 @@ from splitfed.core.reachable import Location, Opaque, Records, bare_globals, ins
 from splitfed.core.reachable_names import describe_place
 from splitfed.core.unchanging import is_unchanging
 
-
 _BY_ANY_NAME = frozenset(("getattr", "vars", "__dict__"))
 
 

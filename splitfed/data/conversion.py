@@ -57,7 +57,14 @@ def as_type(what: str, tensor: Tensor, dtype: str) -> Tensor:
     """
     check_names("dtype of rows", ("float32", "int64"), dtype)
     if dtype == "float32":
-        return tensor.to(torch.float32)
+        made = tensor.to(torch.float32)
+        if not tensor.is_floating_point() and bool((rounded := made.to(torch.int64) != tensor).any()):
+            where, whole = int(rounded.nonzero()[0, 0]) if rounded.dim() else 0, int(tensor[rounded][0])
+            raise InvalidInput(
+                f"{what} holds {whole} in row {where}, counted from 0, which float32 rounds to another one; take "
+                "dtype='int64' for codes, or scale it"
+            )
+        return made
     if tensor.is_floating_point():
         bad = (tensor != tensor.round()) | (tensor.abs() > _EXACT[tensor.dtype])
         if bool(bad.any()):

@@ -20,6 +20,8 @@ from splitfed.data.dataset import Dataset
 from splitfed.data.features import Feature
 from splitfed.data.item_rows import Collate, Column, ItemRows, item_of
 
+_SPARSE = 10
+"""So many classes for each that occurs are warned of."""
 TaskLike: TypeAlias = Task | Literal["classification", "binary", "regression"] | None
 Array: TypeAlias = Tensor | np.ndarray
 RowType: TypeAlias = Literal["float32", "int64"]
@@ -216,6 +218,9 @@ def _mention_numbering(labels: Tensor, task: TaskLike, found: Task) -> None:
         low, high = int(labels.min()), int(labels.max())
         said = f"labels are {low} to {high}, which makes {found.outputs} classes, of which {low} are empty: number "
         said += f"them from 0, or say task=splitfed.classification({found.outputs})"
+    elif found.name == "classification" and task is None and (found.outputs or 0) > _SPARSE * max(kinds, 2):
+        said = f"labels are 0 to {int(labels.max())}, which makes {found.outputs} classes, of which "
+        said += f"{(found.outputs or 0) - kinds} are empty: number them from 0 on, or say task='classification'"
     else:
         return
     warnings.warn(said, UserWarning, stacklevel=2)

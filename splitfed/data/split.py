@@ -53,6 +53,8 @@ def split(
     same for all clients, so that nobody trains on what another is tested on: round(fraction x groups) of them, which is
     a client's fraction of its own rows where it holds each group once. Victims and auxiliary rows are taken row by row.
     """
+    check_count("minimum", minimum)
+    check_count("seed", seed)
     known = _check_sizes(data, count, auxiliary, victims, validation, test)
     _check_public(public, validation, test)
     labels = _class_labels(data)

@@ -43,7 +43,7 @@ from splitfed.core.defense import (
     Terms,
     WeightDefense,
 )
-from splitfed.core.errors import InvalidInput, check_names, check_number, require_name, require_number
+from splitfed.core.errors import InvalidInput, check_kind, check_names, check_number, require_name, require_number
 from splitfed.core.gradient_privatizer import PrivatizedParty
 from splitfed.core.held_arrays import is_elsewhere
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
@@ -94,6 +94,7 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
         norms = self.max_norm if isinstance(self.max_norm, Mapping) else {"": self.max_norm}
         for role, norm in norms.items():
             check_number(f"dp_sgd max_norm{f' of {role!r}' if role else ''}", norm, low=0.0, open_low=True)
+        check_kind("dp_sgd roles", self.roles, (tuple, list), "a tuple of names of roles")
         if self.clip == "joint" and isinstance(self.max_norm, Mapping):
             raise InvalidInput("dp_sgd with clip='joint' has one max_norm for all roles; a table was given")
         if (self.noise_multiplier is None) == (self.epsilon is None):
@@ -216,9 +217,9 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
 
     def _norm(self, role: str) -> float:
         if not isinstance(self.max_norm, Mapping):
-            return self.max_norm
+            return float(self.max_norm)
         check_names("role in dp_sgd max_norm:", self.max_norm, role)
-        return self.max_norm[role]
+        return float(self.max_norm[role])
 
     def _missing_guarantee(self, terms: Terms) -> str | None:
         """Say why there is no promise, where there is none."""

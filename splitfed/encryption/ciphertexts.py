@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_number, unknown
+from splitfed.core.errors import InvalidInput, check_kind, check_number, unknown
 from splitfed.encryption.backend import FAILURES, from_bytes, import_seal, to_bytes
 from splitfed.encryption.keys import KeyHolder, PublicContext, from_uint8, to_uint8
 from splitfed.encryption.noise import TAIL
@@ -102,6 +102,10 @@ def encrypt(
     "batch", "rows", "constants" or "slots". `width`: for "rows", the most features that go in or come out of the layer.
     Raises `InvalidInput` for numbers beyond `bound`, a bound beyond the scale, and for more than the slots hold.
     """
+    check_kind("x", x, Tensor, "a tensor of real numbers")
+    check_kind("context", context, PublicContext, "a public context, such as holder.public")
+    if x.is_complex():
+        raise InvalidInput("x is complex, and ciphertexts hold real numbers; encrypt its real and imaginary part")
     parameters = context.parameters
     if layout not in LAYOUTS or layout == ROW_RESULTS:
         raise unknown("layout", layout, (BATCH, ROWS, CONSTANTS, SLOTS))
@@ -138,6 +142,8 @@ def decrypt(x: EncryptedTensor, holder: KeyHolder) -> Tensor:
     What is decrypted is approximate, and its error depends on the secret key: numbers that are shared with others must
     be rounded to the precision first (Li, Micciancio, EUROCRYPT 2021). Raises `InvalidInput` for another key pair.
     """
+    check_kind("x", x, EncryptedTensor, "what encrypt returns")
+    check_kind("holder", holder, KeyHolder, "the key holder, who has the secret key")
     if x.context.fingerprint != holder.fingerprint:
         raise InvalidInput("the ciphertext is of another key pair than the one that should decrypt it")
     seal, encoder = import_seal(), holder.public.encoder

@@ -43,7 +43,11 @@ class RunKeys:
         """Write the keys that are in no file yet, and return which they are, for a checkpoint: no secret is in it."""
         for name, pair in self._pairs.items():
             if self._folder is not None and name not in self._loaded:
-                self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                try:
+                    self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                except OSError as error:
+                    where = f"key_folder={str(self._folder)!r} cannot be made here ({error.strerror})"
+                    raise InvalidInput(f"{where}; give another") from None
                 pair.save(self._path(name))
                 self._loaded.add(name)
         return {name: pair.fingerprint.hex() for name, pair in self._pairs.items()}

@@ -235,7 +235,9 @@ def _make_ledger(
     # A method moves weights that sends them, or what they make.
     by_method = bool(kinds) and method is not None and ("weights" in kinds or method.traits(topology).post_processing)
     uploads = _find_uploads(topology, method, defenses, kinds)
-    exposed = find_exposures(topology, defenses, run.placement.fused, by_schedule or by_method, run.facts[0], uploads)
+    exposed = find_exposures(
+        topology, defenses, run.placement.fused, by_schedule or by_method, run.facts[0], uploads, clients
+    )
     carried = [str(told) for told in run.facts[0].told(topology) if told.origin.content is Content.INPUT]
     stated, rows = _delta(defenses, released.rows, delta), released.rows
     ledger = make_ledger(run_charges, stated, exposed, released.replaced, carried)

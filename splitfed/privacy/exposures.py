@@ -30,19 +30,20 @@ def find_exposures(
     travels: bool,
     facts: Facts | None = None,
     uploads: Mapping[str, PrivateValues] | None = None,
+    clients: int = 0,
 ) -> Exposures:
     """Return what leaves a data owner without a promise.
 
     `fused`: roles whose weights are averaged; `travels`: whether weights leave their client at all. `facts` tell what
     crosses beside features: lengths and masks, which no mechanism covers. `uploads`: what a federated method sends
-    without a promise, in a few words -> what it is made of.
+    without a promise, in a few words -> what it is made of. `clients`: how many there are, 0: not known.
     """
     changed_once, changed = _guarded_heads(topology, defenses)
     heads = {head.value for head in topology.heads}
     bare = PrivateValues.NONE if heads <= changed_once else LABELS
     sent = {place: made & (FEATURES | bare) for place, made in (uploads or {}).items()}
     learnt = FEATURES if heads <= changed and not any(made & LABELS for made in sent.values()) else BOTH
-    covered = _Covered(topology, defenses)
+    covered = _Covered(topology, defenses, clients)
     return {
         **_crossings(topology, covered, learnt, facts),
         **dict.fromkeys(_labels(topology, covered), LABELS),
@@ -54,13 +55,13 @@ def find_exposures(
 class _Covered:
     """Where the messages of a kind cross under a promise: of all clients, or of some."""
 
-    def __init__(self, topology: Topology, defenses: Sequence[Defense]) -> None:
+    def __init__(self, topology: Topology, defenses: Sequence[Defense], clients: int) -> None:
         self._by_all: set[tuple[str, str]] = set()
         self._clients: dict[tuple[str, str], set[int]] = {}
         for defense in defenses:
             for guarded in self._places(topology, defense):
                 self._clients.setdefault(guarded, set()).update(defense.clients)
-                if not defense.clients:
+                if not defense.clients or len(self._clients[guarded]) == clients:
                     self._by_all.add(guarded)
 
     @staticmethod

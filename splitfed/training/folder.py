@@ -141,8 +141,8 @@ class RunFolder:
         newest, told = checkpoint.newest_round(self.path / "checkpoints"), len(self.metrics())
         if newest + 1 < told:
             raise InvalidInput(
-                f"folder {str(self.path)!r} holds no checkpoint of its last round, {told - 1}, any more: put it back, or "
-                "train the run again from what is left by resume=True"
+                f"folder {str(self.path)!r} holds no checkpoint of its last round, {told - 1}, any more: put it back, "
+                "or train the run again from what is left by resume=True"
             )
 
     def metrics(self) -> list[dict[str, Any]]:

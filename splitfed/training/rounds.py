@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from splitfed.core.defense import privacy_event
 from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.random import derive, stream
 from splitfed.core.state_encoding import check_state
 from splitfed.planning.validation import Prepared
 from splitfed.schedules.base import Round
@@ -92,8 +93,10 @@ def _train_round(run: Run, plan: RunPlan, number: int) -> dict[str, Any]:
     started = time.perf_counter()
     if training.restart_optimizers:
         engine.restart_optimizers()
-    run.query(training, number)
-    done = run.aggregate(run.schedule.round(run.trainer, training, number, run.schedule_state), number)
+    # Passes forward draw from streams of their parties; backward, a loss or an optimizer draws from the default ones.
+    with stream(derive(training.seed, "round", number), run.engine.device, everywhere=True):
+        run.query(training, number)
+        done = run.aggregate(run.schedule.round(run.trainer, training, number, run.schedule_state), number)
     engine.end_round()
     metrics = _round_metrics(run, done, number, time.perf_counter() - started)
     if plan.evaluation.due(number, plan.rounds):

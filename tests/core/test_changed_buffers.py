@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import splitfed
 from splitfed.core.cutting import cut
 from splitfed.core.equivalence import check_topology
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Head, Segment, Topology
+from splitfed.data import from_arrays
 from splitfed.topologies import vanilla
 from tests.core.cut_idioms import Net
 from tests.core.idioms import Idiom, build, check_training, rows
@@ -208,3 +211,37 @@ def test_buffers_are_compared_that_are_no_part_of_the_state() -> None:
     topology = Topology("by hand", segments, {"x": "client"}, (Head("out", "server", "client"),))
     with pytest.raises(InvalidInput, match=re.escape("in training buffer 'n' in 'bottom' is another after the step")):
         check_topology(topology, {"x": torch.randn(8, 8)})
+
+
+class History(nn.Module):
+    """Keeps the means of the batches so far, one more with every batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.register_buffer("means", torch.zeros(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.means = torch.cat([self.means, x.detach().mean().view(1)])
+        return self.b(torch.tanh(self.a(x - self.means.sum())))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "splitfed_v1"])
+def test_a_buffer_that_grows_is_handed_on_and_has_no_mean_over_clients(schedule: str) -> None:
+    """The next client had one of another shape, which was an error of torch in the middle of training."""
+    x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
+    data = from_arrays(x, torch.arange(60) % 3).clients(2, auxiliary=4, victims=4)
+    few = replace(data.clients[1], train=data.clients[1].train.rows(torch.arange(8)))
+    data = replace(data, clients=(data.clients[0], few))
+    topology = vanilla(History(), "a", example=x[:8])
+
+    def go() -> splitfed.Run:
+        return splitfed.train(topology, data, schedule=schedule, rounds=1, batch_size=8)
+
+    if schedule == "splitfed_v1":
+        with pytest.raises(InvalidInput, match=r"'bottom/means' has the shapes \(\d,\) and \(\d,\) at two clients"):
+            go()
+        return
+    batches = sum(-(-len(client.train) // 8) for client in data.clients)
+    assert go().state_dict(0)["means"].shape == (batches,)

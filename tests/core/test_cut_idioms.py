@@ -17,7 +17,7 @@ from splitfed.core.cutting import cut
 from splitfed.core.errors import InvalidInput
 from splitfed.topologies import multi_hop
 from tests.core import cut_idioms as made
-from tests.core.cut_idioms import Net, between, ends, hooked, written_under_another_name
+from tests.core.cut_idioms import Net, between, ends, leaking, written_under_another_name
 from tests.core.idioms import Idiom, build, check_left_alone, check_training, rows
 from tests.thinning import thin
 
@@ -63,7 +63,7 @@ def tied(model: Net, one: str, other: str) -> Net:
     return model
 
 
-def forward_hooked(model: Net, change: Callable[[Tensor], Tensor] = lambda output: output * 2) -> Net:
+def forward_leaking(model: Net, change: Callable[[Tensor], Tensor] = lambda output: output * 2) -> Net:
     """Return `model` with a hook that changes what its second layer returns."""
     model.b.register_forward_hook(lambda module, inputs, output: change(output))
     return model
@@ -152,7 +152,7 @@ IDIOMS: dict[str, Idiom] = {
         lambda: nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8)), nn.Linear(8, 4)), at=("0.0",)
     ),
     "dense_connections": Idiom(made.Dense, at=("blocks.1",), rounds=True),
-    "forward_hook_that_changes_the_output": Idiom(lambda: forward_hooked(Net(ends))),
+    "forward_hook_that_changes_the_output": Idiom(lambda: forward_leaking(Net(ends))),
     "masked_classes": whole(made.masked_classes, out=MASK),
     # Refused by the trace, or changed by it; exact by replay unless it is said why not.
     "no_grad_before_masked_classes": whole(
@@ -191,7 +191,7 @@ IDIOMS: dict[str, Idiom] = {
     "python_random_numbers": whole(made.python_random, "other random numbers are drawn from random"),
     "numpy_random_numbers": whole(made.numpy_random, "other random numbers are drawn from numpy.random"),
     "random_numbers_of_the_system": Idiom(
-        lambda: forward_hooked(Net(ends), lambda output: output * made.SYSTEM.random()),
+        lambda: forward_leaking(Net(ends), lambda output: output * made.SYSTEM.random()),
         "the uncut model itself does not repeat its results from the same seeds; draw within a submodule that no cut "
         "lies in, such as nn.Dropout, or by a function of torch, and keep in a buffer what else changes from call to "
         "call",
@@ -210,9 +210,9 @@ IDIOMS: dict[str, Idiom] = {
     ),
     "custom_backward": net(lambda m, h: made.Double.apply(h), replayed=True),
     "custom_backward_in_a_submodule": net(lambda m, h: m.twice(h), replayed=True, twice=made.DoubleLayer()),
-    "hook_on_a_weight": Idiom(lambda: hooked("a.weight", 0.5)(Net(ends)), "the gradient of weight 'a.weight' differs"),
-    "hook_that_stops_a_weight": Idiom(
-        lambda: hooked("b.bias", 0.0)(Net(ends)), "the gradient of weight 'b.bias' differs"
+    "leak_of_a_weight": Idiom(lambda: leaking("a.weight", 0.5)(Net(ends)), "the gradient of weight 'a.weight' differs"),
+    "leak_that_stops_a_weight": Idiom(
+        lambda: leaking("b.bias", 0.0)(Net(ends)), "the gradient of weight 'b.bias' differs"
     ),
     "set_grad_enabled": net(with_gradients_off, replayed=True, d=nn.Linear(8, 8)),
     "dictionary": whole(lambda m, x: {"out": ends(m, x)}, replayed=True),

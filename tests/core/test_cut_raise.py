@@ -99,6 +99,77 @@ def test_refused_in_one_line(case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def only_in_training(m: Layers, x: Tensor) -> Tensor:
+    h = m.a(x)
+    return m.c(m.b(h)) if m.training else m.c(h)
+
+
+def freezing_in_forward(m: Layers, x: Tensor) -> Tensor:
+    m.b.weight.requires_grad_(False)
+    h = torch.relu(m.b(m.a(x)))
+    m.b.weight.requires_grad_(True)
+    return m.c(h)
+
+
+def read_by_a_hook(m: Layers, x: Tensor) -> Tensor:
+    h = m.a(x)
+    if h.requires_grad:
+        h.register_hook(lambda gradient: gradient * m.marked[0])  # type: ignore[index]
+    return m.c(m.b(h))
+
+
+SAID = {
+    "in training only": (only_in_training, "b", "submodule 'b' is never called by Layers in evaluation; nothing to"),
+    "frozen in forward": (
+        freezing_in_forward,
+        "b",
+        "forward of Layers calls requires_grad_() of 'b.weight' on another side of a cut than what reads it: freeze it",
+    ),
+    "read by a hook": (
+        read_by_a_hook,
+        "a",
+        "forward of Layers, or a hook of it, reads the attribute 'marked', which this party does not hold, as nothing "
+        "read it there when the model was cut: read it in every pass",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_what_a_replay_refuses_is_said_of_the_users_model(case: str) -> None:
+    forward, at, text = SAID[case]
+    model = Layers(forward)
+    model.marked = [2]  # type: ignore[assignment]
+    with pytest.raises(InvalidInput, match=re.escape(text)) as caught:
+        vanilla(model, at, example=torch.randn(8, 4))
+    assert "\n" not in str(caught.value)
+    assert "LayersSegment" not in str(caught.value)
+
+
+def test_a_trace_refuses_weights_that_are_frozen_in_forward() -> None:
+    with pytest.raises(InvalidInput, match=r"calls requires_grad_\(\) of the weight 'b\.weight'.* outside of forward"):
+        vanilla(Layers(freezing_in_forward), "b")
+
+
+@pytest.mark.parametrize("width", [lambda x: x.shape[1], lambda x: x.size(-1)], ids=["shape", "size"])
+def test_no_raw_data_is_asked_for_where_only_their_shape_is_read(width: Callable[[Tensor], int]) -> None:
+    model = Layers(lambda m, x: m.c(m.b(m.a(x))) / width(x))
+    with pytest.raises(InvalidInput, match=r"reads the shape of 'x', .* nothing else of it: cut with rows") as caught:
+        vanilla(model, "a")
+    assert "sent_inputs" not in str(caught.value)
+    topology = vanilla(model, "a", example=torch.randn(8, 4))
+    assert topology.segments[1].inputs == ("a",)
+
+
+def test_a_function_with_more_defaults_than_arguments_is_no_obstacle() -> None:
+    def two() -> int:
+        return 2
+
+    two.__defaults__ = (1,)
+    model = Layers(lambda m, x: m.c(m.b(m.a(x))) * m.two())  # type: ignore[operator]
+    model.two = two  # type: ignore[assignment]
+    vanilla(model, "a", example=torch.randn(8, 4))
+
+
 def test_weights_tied_across_a_cut_are_refused_by_name() -> None:
     model = Layers(plain)
     model.c.weight = model.a.weight

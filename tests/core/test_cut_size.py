@@ -19,6 +19,7 @@ from splitfed.core.plain_values import equal_tensors, same_tensors
 from splitfed.core.probe import probe
 from splitfed.planning.held_rows import lines_told
 from splitfed.topologies.vanilla import vanilla
+from tests.core.cut_idioms import leak
 
 WIDTH = 512
 """So wide that weights are not compared by value, as small ones are, while an operation is recorded."""
@@ -51,11 +52,11 @@ class Clamps(Net):
 
 
 class Leaks(Net):
-    """Writes into a weight of one segment what has run through a hook on it, which a copy does not have."""
+    """Writes into a weight of one segment what has run through a hook behind it, which a copy does not have."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.third.weight.register_hook(lambda gradient: 2 * gradient)
+        leak(self.third.weight, 2)
 
 
 class _Counts(TorchDispatchMode):

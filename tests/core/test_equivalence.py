@@ -24,7 +24,7 @@ from splitfed.core.topology import Head, Segment, Topology
 from splitfed.costs.bytes import backward_bytes
 from splitfed.threats.retraining import fresh
 from splitfed.topologies import multi_hop, vanilla
-from tests.core.cut_idioms import Counting, Net, ends, frozen_unless_traced
+from tests.core.cut_idioms import Counting, Net, ends, frozen_unless_traced, leak
 from tests.examples import engine_of
 
 DECAY = Optim("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1})
@@ -139,7 +139,7 @@ def test_segments_that_are_all_in_evaluation_mode_are_trained() -> None:
 
 def test_a_segment_made_by_hand_whose_copy_is_another_is_refused() -> None:
     bottom = Middle()
-    bottom.first.weight.register_hook(lambda gradient: 2 * gradient)
+    leak(bottom.first.weight, 2)
     topology = by_hand(bottom, nn.Linear(8, 10))
     text = "segment 'bottom' does in its party what it does not do by itself: in training the gradient of weight 'first"
     with pytest.raises(InvalidInput, match=text):

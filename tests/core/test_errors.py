@@ -17,6 +17,7 @@ from splitfed.core.errors import (
     check_names,
     check_number,
     check_path,
+    describe_error,
     require_count,
     require_counts,
     require_name,
@@ -35,6 +36,16 @@ def test_unknown_names_the_nearest_first_and_then_all() -> None:
 def test_unknown_without_a_near_name() -> None:
     assert str(unknown("role", "zzz", ["client"])) == "unknown role 'zzz' (allowed: client)"
     assert str(unknown("role", "zzz", [])) == "unknown role 'zzz' (allowed: none)"
+
+
+def test_what_others_say_at_length_is_cut_between_words() -> None:
+    text = " ".join(f"word{number}" for number in range(100))
+    said = describe_error(RuntimeError(text))
+    kept, end = said.removesuffix(" ..."), said[-4:]
+    assert end == " ..."
+    assert len(said) <= 300
+    assert f"RuntimeError: {text} ".startswith(f"{kept} ")
+    assert describe_error(RuntimeError("short")) == "RuntimeError: short"
 
 
 def test_invalid_input_is_a_value_error_and_ours() -> None:

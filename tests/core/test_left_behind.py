@@ -31,6 +31,20 @@ class HookedWeight(Layers):
         self.b.weight.register_hook(lambda gradient: gradient * 2)
 
 
+class ReadGradient(Layers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.c.bias.register_post_accumulate_grad_hook(lambda weight: None)
+
+
+class HookedWhereItIsLarge(Layers):
+    """No gradient of a comparison is as large as that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b.weight.register_hook(lambda gradient: gradient.clamp(-1e6, 1e6))
+
+
 class Hooked(Layers):
     def __init__(self) -> None:
         super().__init__()
@@ -127,10 +141,21 @@ def train(topology: sf.Topology) -> sf.Run:
     return sf.train(topology, data(), rounds=1, batch_size=6, seed=0, optimizer=sf.Optim("SGD", {"lr": 0.05}))
 
 
+def by_hand(bottom: nn.Module) -> sf.Topology:
+    segments = (
+        sf.Segment("bottom", "client", bottom, ("x",), ("h",)),
+        sf.Segment("top", "server", nn.Linear(8, 4), ("h",), ("y",)),
+    )
+    heads = (sf.Head("y", "server", "client"),)
+    return sf.Topology(name="by hand", inputs={"x": "client"}, segments=segments, heads=heads)
+
+
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        (HookedWeight, r"weight 'b\.weight' of HookedWeight has a hook, .*torch\.nn\.utils\.parametrize"),
+        (HookedWeight, r"weight 'b\.weight' of HookedWeight has a hook, .*clip_norm.*torch\.nn\.utils\.parametrize"),
+        (HookedWhereItIsLarge, r"weight 'b\.weight' of HookedWhereItIsLarge has a hook"),
+        (ReadGradient, r"weight 'c\.bias' of ReadGradient has a hook"),
         (Hooked, "Hooked itself has hooks, which no party runs: do in forward"),
         (HookedInput, "HookedInput itself has hooks, which no party runs: do in forward"),
         (Called, "Called itself has a __call__ of its own, which no party runs"),
@@ -141,6 +166,24 @@ def test_what_no_party_runs_is_named(kind: type[Layers], told: str) -> None:
     with pytest.raises(InvalidInput, match=told) as caught:
         vanilla(made(kind), "a", example=torch.randn(8, 8))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("example", [None, torch.randn(8, 8)], ids=["trace", "example"])
+def test_a_hook_put_on_a_weight_after_the_cut_is_refused_before_training(example: Tensor | None) -> None:
+    model = made(Layers)
+    topology = vanilla(model, "a", example=example)
+    hook = model.b.weight.register_hook(lambda gradient: gradient.clamp(-1e6, 1e6))
+    with pytest.raises(InvalidInput, match=r"weight 'b\.weight' of segment 'top' has a hook"):
+        train(topology)
+    hook.remove()
+    train(topology)
+
+
+def test_a_hook_on_a_weight_of_a_segment_by_hand_is_refused() -> None:
+    bottom = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    bottom[0].weight.register_hook(lambda gradient: gradient.clamp(-1e6, 1e6))
+    with pytest.raises(InvalidInput, match=r"weight '0\.weight' of segment 'bottom' has a hook, .*take the hook off"):
+        by_hand(bottom)
 
 
 @pytest.mark.parametrize("kind", [Parametrized, ComplexWeight, ScaledByDefault, Observed])
@@ -159,13 +202,8 @@ def test_what_a_party_runs_as_it_is_written_is_exact(kind: type[Layers]) -> None
 def test_a_pruned_layer_is_a_segment_by_hand() -> None:
     layer = nn.Linear(8, 8)
     prune.l1_unstructured(layer, "weight", 0.5)
-    segments = (
-        sf.Segment("bottom", "client", nn.Sequential(layer, nn.ReLU()), ("x",), ("h",)),
-        sf.Segment("top", "server", nn.Linear(8, 4), ("h",), ("y",)),
-    )
-    heads = (sf.Head("y", "server", "client"),)
     before = layer.weight_orig.detach().clone()
-    run = train(sf.Topology(name="by hand", inputs={"x": "client"}, segments=segments, heads=heads))
+    run = train(by_hand(nn.Sequential(layer, nn.ReLU())))
     assert torch.equal(layer.weight_orig, before)
     (trained,) = (value for name, value in run.state_dict().items() if name.endswith("weight_orig"))
     kept = layer.weight_mask.bool()

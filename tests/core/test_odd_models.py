@@ -199,3 +199,40 @@ def test_a_generator_at_work_is_refused_before_it_has_moved(example: Tensor | No
     with pytest.raises(InvalidInput, match=r"attribute 'kept' of the model is a generator at work, .* in a buffer"):
         cut(model, ["a"], example)
     assert next(model.kept[0]) == (0, 0)
+
+
+class Graph(nn.Module):
+    """Numbers of nodes go along the edges of a graph, kept in `form`."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.a, self.b, self.form = nn.Linear(8, 8), nn.Linear(8, 4), form
+        edges = torch.eye(8).roll(1, 0).to_sparse().coalesce()
+        self.register_buffer("ends", edges.indices()[0])
+        self.register_buffer("begins", edges.indices()[1])
+        self.register_buffer("sizes", edges.values())
+        held = {"coo": edges, "csr": edges.to_dense().to_sparse_csr(), "dense": edges.to_dense()}
+        self.register_buffer("edges", held.get(form))
+        if form == "attribute":
+            self.kept = edges
+        if form == "nested":
+            self.kept = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if self.edges is not None:
+            return self.b((self.edges @ h.T).T)  # type: ignore[no-any-return]
+        return self.b(torch.zeros_like(h).index_add(1, self.ends, h[:, self.begins] * self.sizes))  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:(Sparse CSR tensor support|The PyTorch API of nested):UserWarning")
+@pytest.mark.parametrize("example", [None, torch.ones(8, 8)], ids=["trace", "example"])
+def test_a_graph_that_is_kept_sparse_is_refused_with_ways_out_that_are_some(example: Tensor | None) -> None:
+    """A buffer or an attribute that is sparse, or nested, ended in an error of torch."""
+    for form in ("coo", "csr", "attribute"):
+        with pytest.raises(InvalidInput, match=r"'(edges|kept)' of Graph is sparse, .*: keep it dense, or its indices"):
+            cut(Graph(form), ("a",), example)
+    with pytest.raises(InvalidInput, match="'kept' of Graph is nested"):
+        cut(Graph("nested"), ("a",), example)
+    for form in ("dense", "edges"):
+        assert len(cut(Graph(form), ("a",), example)) == 2

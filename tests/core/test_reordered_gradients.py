@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from splitfed.core.cutting import cut
 from splitfed.core.errors import InvalidInput
 from splitfed.core.reordered_gradients import reordered_weights
-from tests.core.cut_idioms import Net, ends
+from tests.core.cut_idioms import Net, ends, leak
 
 
 class Wired(nn.Module):
@@ -88,9 +88,9 @@ def test_the_weights_behind_a_value_that_is_summed_in_another_order(forward: Any
     [("c", 1 + 2.0**-20, True), ("b", 1 + 2.0**-20, True), ("a", 1 + 2.0**-20, False), ("a", 1 + 2.0**-10, True)],
 )
 def test_only_gradients_in_another_order_are_held_loosely(weight: str, factor: float, refused: bool) -> None:
-    """A hook stays with the uncut model; of weights that are not behind the value, its last digits are seen."""
+    """The leak stays with the uncut model; of weights that are not behind the value, its last digits are seen."""
     model = Net(several, end=nn.Identity())
-    model.get_submodule(weight).weight.register_hook(lambda gradient: gradient * factor)  # type: ignore[union-attr]
+    leak(model.get_parameter(f"{weight}.weight"), factor)
     if refused:
         with pytest.raises(InvalidInput, match=rf"in training the gradient of weight '{weight}\.weight' differs"):
             cut(model, "end", torch.randn(8, 8))
@@ -104,7 +104,7 @@ def test_two_outputs_alone_are_compared_bit_for_bit() -> None:
         return m.c(h), m.b(h)
 
     model = Net(forward)
-    model.a.weight.register_hook(lambda gradient: gradient * (1 + 2.0**-20))
+    leak(model.a.weight, 1 + 2.0**-20)
     with pytest.raises(InvalidInput, match=r"the gradient of weight 'a\.weight' differs"):
         cut(model, "a", torch.randn(8, 8))
 

@@ -30,6 +30,7 @@ from splitfed.topologies import multi_hop, vanilla
 from splitfed.training.entry_point import train
 from splitfed.training.run import Run
 from splitfed.training.settings import Logging
+from tests.core.cut_idioms import leak
 from tests.examples import assert_same, toy_data
 from tests.study.examples import small, write
 
@@ -345,7 +346,7 @@ def test_what_is_changed_after_the_cut_is_found_before_the_run(kind: type[nn.Mod
     model = kind()
     x = words(8) if kind is Encoder else torch.randn(8, 8)
     topology = vanilla(model, "blocks.0" if kind is Encoder else "b", example=x)
-    next(model.parameters()).register_hook(lambda gradient: gradient * 0.5)
+    leak(next(model.parameters()), 0.5)
     with pytest.raises(InvalidInput, match="the gradient of weight"):
         check_topology(topology, {next(iter(topology.inputs)): x})
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable
-from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -169,40 +170,68 @@ def twice_where_long(h: Tensor) -> Tensor:
     return h * 2 if rows < 1000 else h
 
 
-TABLE = {16: 0.5}
+def half_of_16(h: Tensor) -> Tensor:
+    return h * {16: 0.5}.get(h.shape[0], 1.0)
 
 
-@cache
-def _by_count(rows: int) -> float:
-    return TABLE.get(rows, 1.0)
+def half_of_numbers_in_a_set(h: Tensor) -> Tensor:
+    return h * (0.5 if h.size(0) in {15, 16} else 1.0)
 
 
-def looked_up_by_rows(h: Tensor) -> Tensor:
-    return h * TABLE.get(h.shape[0], 1.0)
+def half_of_a_default_table(h: Tensor) -> Tensor:
+    return h * collections.defaultdict(lambda: 1.0, {256: 0.5})[h.numel()]
 
 
-def in_a_set_by_shape(h: Tensor) -> Tensor:
-    return h * 2 if h.shape in {torch.Size([16, 16])} else h
+def half_of_a_shape(h: Tensor) -> Tensor:
+    return h * {torch.Size((16, 16)): 0.5}.get(h.shape, 1.0)
 
 
-def kept_by_numbers(h: Tensor) -> Tensor:
-    return h * _by_count(h.numel() // 16)
+def half_of_a_name(h: Tensor) -> Tensor:
+    return h * getattr(SCALES, f"of_{h.shape[0]}", 1.0)
 
 
-def named_by_rows(h: Tensor) -> Tensor:
-    return getattr(h, {"w16": "abs"}.get(f"w{h.shape[0]}", "neg"))()  # type: ignore[no-any-return]
+def half_of_a_text(h: Tensor) -> Tensor:
+    return h * (0.5 if str(h.shape[0]).endswith("6") else 1.0)
 
 
-def written_by_rows(h: Tensor) -> Tensor:
-    return h * 3 if str(h.size(0)).endswith("6") else h
+def half_of_parameters(h: Tensor) -> Tensor:
+    name = repr(h.shape[0])
+    return h * PARAMETERS[name if name in PARAMETERS else "1"]
 
 
+def half_of_a_cache(h: Tensor) -> Tensor:
+    return h * _scale_of(h.shape[0])
+
+
+@functools.cache
+def _scale_of(rows: int) -> float:
+    return {16: 0.5}.get(rows, 1.0)
+
+
+def half_of_a_case(h: Tensor) -> Tensor:
+    match h.shape:
+        case (16, _):
+            scale = 0.5
+        case _:
+            scale = 1.0
+    return h * scale
+
+
+SCALES = SimpleNamespace(of_16=0.5)
+PARAMETERS = {"16": torch.tensor(0.5), "1": torch.tensor(1.0)}
+BY_ROWS = (
+    half_of_16,
+    half_of_numbers_in_a_set,
+    half_of_a_default_table,
+    half_of_a_shape,
+    half_of_a_name,
+    half_of_a_text,
+    half_of_parameters,
+    half_of_a_cache,
+    half_of_a_case,
+)
 LOST = (
-    looked_up_by_rows,
-    in_a_set_by_shape,
-    kept_by_numbers,
-    named_by_rows,
-    written_by_rows,
+    *BY_ROWS,
     bounded_without_gradient,
     scale_without_gradient,
     scale_in_inference_mode,
@@ -252,9 +281,9 @@ def small(rows: int = 16) -> Tensor:
     return torch.randn(rows, 12, generator=torch.Generator().manual_seed(0))
 
 
-def check(model: nn.Module, example: Tensor | None) -> None:
-    """Check that the cut is exact on rows that are larger than those of the example, or refused."""
-    rows = small() * 20
+def check(model: nn.Module, example: Tensor | None, count: int = 16) -> None:
+    """Check that the cut is exact on `count` rows that are larger than those of the example."""
+    rows = small(count) * 20
     pieces = sf.cut(model, ["a"], example=example)
     want, got = outcome(model, [model], rows), outcome(through(pieces), [p.module for p in pieces], rows)
     assert len(want) == len(got) == 5
@@ -272,6 +301,12 @@ def test_a_trace_refuses_what_it_would_lose(between: Callable[..., Tensor]) -> N
 @pytest.mark.parametrize("between", LOST, ids=lambda one: one.__name__)
 def test_a_replay_of_it_is_exact_for_rows_that_the_example_does_not_foretell(between: Callable[..., Tensor]) -> None:
     check(made(between), small())
+
+
+@pytest.mark.parametrize("between", BY_ROWS, ids=lambda one: one.__name__)
+def test_a_replay_goes_by_the_number_of_rows(between: Callable[..., Tensor]) -> None:
+    for count in (20, 16, 3):
+        check(made(between), small(20), count)
 
 
 @pytest.mark.parametrize("between", [None, torch.relu, lambda h: h * h.shape[0]], ids=["none", "relu", "shape"])

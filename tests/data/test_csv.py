@@ -75,6 +75,8 @@ def test_columns_refused(path: Path) -> None:
 FILES = [
     ("", "cannot be read as CSV: No columns to parse from file"),
     ("a,label\n", "has no rows under its header"),
+    ("a,label,label\n1,0,0\n2,1,1\n", "has two columns 'label'; expected each name once"),
+    ("a,label\n16777217,0\n1,1\n", ": column 'a' holds 16777217 in row 0, counted from 0, which float32 rounds"),
     ("a;label\n1;0\n2;1\n", "has one column, 'a;label'; if ';' divides it, give separator=';'"),
     ("a,label\n1,0\n1,2,3,4\n", "cannot be read as CSV: Error tokenizing data. C error: Expected 2 fields"),
     ("a,label\n1,2,0\n1,2,1\n", "has more fields in its rows than in its header"),

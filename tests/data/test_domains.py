@@ -197,7 +197,11 @@ BROKEN: list[tuple[Any, str]] = [
         users(user_data={**PIXELS, "f0": {"x": [[1, 2]], "y": [0]}}),
         "user 'f0' has rows of 2 numbers, not 4",
     ),
-    (users(users=["f1", "f1"], num_samples=[2, 2]), "has user 'f1', who is in an earlier file already"),
+    (
+        users(users=["f1", "f1"], num_samples=[2, 2], user_data={"f1": PIXELS["f1"]}),
+        "has user 'f1', who is there already",
+    ),
+    (users(users=["f1"], num_samples=[2]), "has rows of user 'f0', who is not in its list of users"),
 ]
 
 

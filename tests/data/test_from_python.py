@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -124,3 +125,22 @@ def test_items_refused(items: Any, text: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         from_torch(items)
     assert str(caught.value) == text
+
+
+def test_labels_that_leave_most_classes_empty_are_warned_of() -> None:
+    """Two labels made a million classes and one."""
+    x, y = torch.rand(4, 2), torch.tensor([0, 1_000_000, 0, 1_000_000])
+    with pytest.warns(UserWarning, match="which makes 1000001 classes, of which 999999 are empty"):
+        from_arrays(x, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_arrays(x, y, task="classification")
+        from_arrays(x, torch.tensor([0, 3, 9, 1]))
+
+
+def test_whole_numbers_that_float32_rounds_are_refused() -> None:
+    """Ids side by side became one."""
+    ids = torch.tensor([[2**24], [2**24 + 1]])
+    with pytest.raises(InvalidInput, match="x holds 16777217 in row 1, counted from 0, which float32 rounds"):
+        from_arrays(ids, torch.tensor([0, 1]))
+    assert from_arrays(ids, torch.tensor([0, 1]), dtype="int64").x.flatten().tolist() == ids.flatten().tolist()

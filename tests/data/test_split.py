@@ -153,6 +153,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"dirichlet": 0.5, "classes_per_client": 2},
         "dirichlet and classes_per_client are two partitions; expected one",
     ),
+    ({"minimum": -1}, "minimum=-1 is not allowed; expected a whole number of at least 0"),
+    ({"seed": -1}, "seed=-1 is not allowed; expected a whole number of at least 0"),
     ({"dirichlet": 0.5, "by_domain": True}, "dirichlet and by_domain are two partitions; expected one"),
 ]
 

@@ -221,6 +221,18 @@ def test_ciphertexts_of_other_keys_are_one_line() -> None:
         decrypt(encrypted, mine)
 
 
+def test_other_things_than_the_ones_expected_are_one_line() -> None:
+    holder, x = keys(), torch.rand(2, 3)
+    with pytest.raises(InvalidInput, match=r"x=.* is not allowed; expected a tensor of real numbers"):
+        encrypt(x.numpy(), holder.public, bound=1.0)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="x is complex, and ciphertexts hold real numbers"):
+        encrypt(x.to(torch.complex64), holder.public, bound=1.0)
+    with pytest.raises(InvalidInput, match=r"context=.* is not allowed; expected a public context"):
+        encrypt(x, holder, bound=1.0)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"holder=.* is not allowed; expected the key holder"):
+        decrypt(encrypt(x, holder.public, bound=1.0), holder.public)  # type: ignore[arg-type]
+
+
 def _forged(original: EncryptedTensor, body: bytes | None = None, **header: Any) -> Tensor:
     """Return the bytes of `original` with another header or body, and a digest that matches."""
     raw = original.to_tensor().numpy().tobytes()

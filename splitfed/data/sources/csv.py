@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from csv import Error, reader
 from pathlib import Path
@@ -92,7 +93,10 @@ def _read(source: Path, separator: str, most_columns: int) -> pd.DataFrame:
             if len(separator) == 1:
                 # Of 300,000 columns pandas makes a series each, for 20 s.
                 lines = io.StringIO(first.decode("utf-8-sig"), newline=None)
-                columns = len(next(reader(lines, delimiter=separator, skipinitialspace=True), ()))
+                names = next(reader(lines, delimiter=separator, skipinitialspace=True), [])
+                if twice := next((name for name, count in Counter(names).items() if name and count > 1), None):
+                    raise InvalidInput(f"{source} has two columns {twice!r}; expected each name once")
+                columns = len(names)
             else:
                 columns = len(pd.read_csv(io.BytesIO(first), sep=separator, nrows=0).columns)
             if not columns:
@@ -206,6 +210,8 @@ def _encode(source: Path, column: pd.Series, standardize: bool, dtype: RowType) 
         return as_rows(f"{source}: column {column.name!r}", column.to_numpy(), dtype).numpy()
     values = column.to_numpy(dtype=np.float64)[:, None]
     if not standardize:
+        if column.dtype.kind == "i":
+            as_rows(f"{source}: column {column.name!r}", column.to_numpy(), dtype)
         return values
     deviation = values.std()
     return np.asarray((values - values.mean()) / (deviation if deviation > 0 else 1.0))

@@ -18,6 +18,7 @@ import numpy as np
 
 from splitfed.core.errors import InvalidInput, check_count, first_line
 from splitfed.core.tasks import classification
+from splitfed.data.conversion import as_rows
 from splitfed.data.dataset import Dataset
 from splitfed.data.from_python import RowType, from_arrays
 from splitfed.data.sources.files import existing_file
@@ -50,12 +51,12 @@ def leaf(
     for file in files:
         for user, x, y in _users(file):
             if user in kept:
-                raise InvalidInput(f"{file} has user {user!r}, who is in an earlier file already")
+                raise InvalidInput(f"{file} has user {user!r}, who is there already, in it or in an earlier file")
             if len(y) >= least and (users is None or len(kept) < users):
                 width = next(iter(kept.values()), (x, y))[0].shape[1]
                 if x.shape[1] != width:
                     raise InvalidInput(f"{file}: user {user!r} has rows of {x.shape[1]} numbers, not {width}")
-                kept[user] = (x.astype(np.float32) if dtype == "float32" else x), y
+                kept[user] = (as_rows(f"{file}: x of user {user!r}", x, dtype).numpy() if dtype == "float32" else x), y
     if len(kept) < (users or 1):
         raise InvalidInput(f"{source} has {len(kept)} users with at least {least} rows; expected {users or 1} or more")
     x, y = (np.concatenate(parts) for parts in zip(*kept.values(), strict=True))
@@ -86,6 +87,8 @@ def _users(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     rows, counts = known.get("user_data"), known.get("num_samples")
     if not isinstance(rows, Mapping) or not isinstance(counts, list) or len(counts) != len(known["users"]):
         raise InvalidInput(f"{file} has no user_data, or not a number in num_samples for each of its users")
+    if unlisted := [user for user in rows if user not in known["users"]]:
+        raise InvalidInput(f"{file} has rows of user {unlisted[0]!r}, who is not in its list of users")
     for user, count in zip(known["users"], counts, strict=True):
         own = rows.get(user) if isinstance(user, str) else None
         if not isinstance(own, Mapping) or not {"x", "y"} <= set(own):
