@@ -59,7 +59,9 @@ def _is_users(place: Location, records: Records, mentioned: set[str]) -> bool:
     """Return whether code of the user's, and not an installed module of torch or another package, holds `place`."""
     while place.parent is not None and place.key is not None and (holder := records.get(place.parent)) is not None:
         key, value, place = place.key, holder.value, place.parent
-        if isinstance(value, FunctionType) or key.role == "global":
+        if isinstance(value, FunctionType):
+            return not installed(value.__globals__.get("__name__", ""))
+        if key.role == "global":
             return True
         if isinstance(value, type) or not installed(type(value).__module__):
             return key.role != "attribute" or key.name in mentioned or not _BY_ANY_NAME.isdisjoint(mentioned)

@@ -11,7 +11,7 @@ import re
 import threading
 import weakref
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -54,6 +54,11 @@ def test_state_that_cannot_be_read_is_refused_by_its_name_before_it_has_changed(
     assert far(model.tool) == 0
 
 
+class Pair(NamedTuple):
+    value: int
+    other: int
+
+
 HOLD_NOTHING: dict[str, Any] = {
     "lock": threading.Lock(),
     "pattern": re.compile("a+"),
@@ -69,6 +74,8 @@ HOLD_NOTHING: dict[str, Any] = {
     "bound": "text".join,
     "proxy_of_what_is_gone": weakref.proxy(Settings()),
     "alias": list[int],
+    "named_tuple": Pair(0, 1),
+    "bound_by_torch": torch._C._get_tracing_state,
 }
 
 
