@@ -44,6 +44,8 @@ UNCHANGING: tuple[type, ...] = (
 )
 """Types whose objects are immutable, or hold nothing that a model computes with."""
 _TOOLS = ("logging", "torch.fx", "torch._", "torch.jit", "torch.utils", "splitfed.core")
+_COMPILED = ("pybind11_", "PyCapsule")
+"""How types begin by which compiled functions refer to their code."""
 _CLOSED = ("_thread", "re", "io", "_io", "warnings", "multiprocessing", "concurrent", "asyncio")
 
 
@@ -63,7 +65,10 @@ def is_unchanging(value: Any) -> bool:
     """
     type_ = type(value)
     empty = not (hides_state(type_) or type_.__dictoffset__ or slots_of(type_))
-    if empty or issubclass(type_, UNCHANGING) or _is_tool(type_.__module__):
+    if empty or issubclass(type_, UNCHANGING) or _is_tool(type_.__module__) or type_.__name__.startswith(_COMPILED):
+        return True
+    # A descriptor of a compiled class, such as that of a field of a named tuple.
+    if hasattr(type_, "__get__") and not type_.__dictoffset__:
         return True
     if hasattr(type_, "__get__") or type_.__name__.startswith(("PyCapsule", "pybind11_")):
         return True
