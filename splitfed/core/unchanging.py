@@ -61,7 +61,7 @@ def _is_tool(module: str) -> bool:
 def is_unchanging(value: Any) -> bool:
     """Return whether `value`, which is not looked into, holds nothing that changes.
 
-    So do compiled functions and what binds them, descriptors, loggers, and what torch traces and compiles with.
+    So do functions compiled by whatever package, loggers, and what torch traces and compiles with.
     """
     type_ = type(value)
     empty = not (hides_state(type_) or type_.__dictoffset__ or slots_of(type_))
@@ -69,8 +69,6 @@ def is_unchanging(value: Any) -> bool:
         return True
     # A descriptor of a compiled class, such as that of a field of a named tuple.
     if hasattr(type_, "__get__") and not type_.__dictoffset__:
-        return True
-    if hasattr(type_, "__get__") or type_.__name__.startswith(("PyCapsule", "pybind11_")):
         return True
     return callable(value) and isinstance(getattr(value, "__name__", None), str)
 
