@@ -222,7 +222,7 @@ def test_ciphertexts_of_other_keys_are_one_line() -> None:
 
 
 def test_other_things_than_the_ones_expected_are_one_line() -> None:
-    holder, x = keys(), torch.rand(2, 3)
+    holder, x = keys("sums"), torch.rand(2, 3)
     with pytest.raises(InvalidInput, match=r"x=.* is not allowed; expected a tensor of real numbers"):
         encrypt(x.numpy(), holder.public, bound=1.0)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="x is complex, and ciphertexts hold real numbers"):

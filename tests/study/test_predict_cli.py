@@ -224,10 +224,12 @@ def test_columns_are_found_by_their_names(tmp_path: Path) -> None:
     for text in ("age,bp,sex=f\n1,2,0\n3,4,1\n", "bp, sex=f ,age\n2,0,1\n4,1,3\n", "1,2,0\n3,4,1\n"):
         path.write_text(text, "utf-8")
         assert torch.equal(read_rows(path, (3,), columns=names), wanted)
-    for header, other in (("age,bp,sex", "sex"), ("age,age,bp", "sex=f"), ("age,bp", "sex=f")):
+    for header, other in (("age,bp,sex", "sex"), ("age,age,bp", "age"), ("age,bp", "sex=f")):
         rows = "\n".join(["1,2,0"[: 2 * len(header.split(",")) - 1]] * 2)
         path.write_text(f"{header}\n{rows}\n", "utf-8")
-        with pytest.raises(InvalidInput, match=rf"another header than the run's data \('{other}' is .* age, bp, sex=f"):
+        with pytest.raises(
+            InvalidInput, match=rf"another header than the run's data \('{other}' stands .* age, bp, sex=f"
+        ):
             read_rows(path, (3,), columns=names)
 
 
@@ -333,3 +335,16 @@ def test_a_u_shaped_client_gets_its_own_activation_back() -> None:
     run.predict(data.victims.x)
     flows = {(f.sender, f.receiver): counted for f, counted in run.engine.traffic.flows.items() if f.phase == "predict"}
     assert flows == {("client0", "server"): (1, 4 * 48), ("server", "client0"): (1, 4 * 32)}
+
+
+def test_columns_of_one_name_are_taken_in_their_order(tmp_path: Path) -> None:
+    """What a column of text has become was read from the first of its columns alone, without a word."""
+    path = tmp_path / "rows.csv"
+    path.write_text("city,age,city,city\n1,0.5,0,0\n0,0.2,0,1\n", "utf-8")
+    found = read_rows(path, (4,), columns=("age", "city", "city", "city"))
+    assert torch.as_tensor(found).tolist() == [[0.5, 1, 0, 0], [pytest.approx(0.2), 0, 0, 1]]
+    path.write_text("age,city\n0.5,1\n", "utf-8")
+    with pytest.raises(
+        InvalidInput, match=r"'city' stands 1 times in it and 3 in these.* a column of text is a column of 0"
+    ):
+        read_rows(path, (4,), columns=("age", "city", "city", "city"))

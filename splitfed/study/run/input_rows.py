@@ -130,14 +130,16 @@ def _read_csv(path: Path, columns: Sequence[str]) -> np.ndarray:
         return found
     names = [name.strip() for name in lines[0]]
     if sorted(names) != sorted(columns):
-        unlike = next((name for name in names if name not in columns), None) or next(
-            (name for name in columns if name not in names), "a column twice"
-        )
+        unlike = next(name for name in (*names, *columns) if names.count(name) != columns.count(name))
+        often = f"{unlike!r} stands {names.count(unlike)} times in it and {columns.count(unlike)} in these"
         raise InvalidInput(
-            f"{str(path)!r} has another header than the run's data ({unlike!r} is in one of them alone); expected "
-            f"{', '.join(columns[:20])}{', ...' if len(columns) > 20 else ''} in any order, or no header"
+            f"{str(path)!r} has another header than the run's data ({often}); expected "
+            f"{', '.join(columns[:20])}{', ...' if len(columns) > 20 else ''} in any order, or no header; a column of "
+            "text is a column of 0 and 1 for each of its values, sorted, all of its name"
         )
-    return found[:, [names.index(name) for name in columns]]
+    # Columns of one name, which a column of text becomes, come in their own order.
+    places = {name: [i for i, one in enumerate(names) if one == name] for name in names}
+    return found[:, [places[name].pop(0) for name in columns]]
 
 
 def _parse_number(field: str) -> float | None:
