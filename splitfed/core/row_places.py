@@ -43,7 +43,10 @@ def _try_segment(
     """Yield what shows in a segment; its outputs on the whole batch join `values`."""
     module, data = segment.module, facts.data(segment.outputs)
     modes = [(inner, inner.training) for inner in module.modules()]
-    if not training:
+    # As parties train and score: what its owner has put in evaluation mode stays in it in training.
+    if training != module.training:
+        module.train(training)
+    elif not training:
         module.eval()
     for inner in module.modules():
         if isinstance(inner, _DropoutNd):
@@ -57,7 +60,7 @@ def _try_segment(
         if draws:
             return
         for kept in _parts(batch):
-            part = {name: values[name][kept] if len(values[name]) == batch else values[name] for name in segment.inputs}
+            part = {n: values[n][kept] if _has_rows(values[n], batch) else values[n] for n in segment.inputs}
             try:
                 outputs, _ = _run(segment, part)
             except FAILURES:  # it takes no such number of rows, and raises in training too
@@ -66,7 +69,7 @@ def _try_segment(
                 fresh.restore()
             for name, one, other in zip(segment.outputs, whole, outputs, strict=True):
                 every = torch.ones(len(kept), dtype=torch.bool)
-                if name in data and len(one) == batch and not rows_equal(one[kept], other, every):
+                if name in data and _has_rows(one, batch) and not rows_equal(one[kept], other, every):
                     yield Finding(segment.name, "count", name)
     finally:
         fresh.restore()
@@ -79,6 +82,10 @@ def _parts(batch: int) -> Iterator[Tensor]:
     yield torch.arange(1, batch)
     yield draw_half(batch, "left out").logical_not().nonzero()[:, 0]
     yield torch.arange((batch + 1) // 2)
+
+
+def _has_rows(value: Tensor, batch: int) -> bool:
+    return value.dim() > 0 and len(value) == batch
 
 
 def _run(segment: Segment, values: dict[str, Tensor]) -> tuple[tuple[Tensor, ...], bool]:

@@ -456,9 +456,8 @@ class Evaluator:
         if not uploads or number not in (None, uploads[-1]):
             when = "" if number is None else f" in round {number}"
             raise InvalidInput(
-                f"client {client} sent {party!r} no weights{when} that were recorded; an attack on updates needs a "
-                "schedule or a method in which that party averages weights (splitfed_v1, fedavg), recorded from the "
-                "start: Recording(parties=(...))"
+                f"client {client} sent {party!r} no weights{when} that were recorded: take a schedule or method by "
+                "which that party averages weights (splitfed_v1, fedavg), with Recording(parties=(...))"
             )
         knowledge = replace(
             self.grants.knowledge(party, client, derive(seed, "queries", name)), local=self.grants.local(party, client)

@@ -62,7 +62,7 @@ class RunFolder:
                 raise InvalidInput(f"folder {str(self.path)!r} holds a run already; resume it or give another folder")
             there = digests.read(definition, digests.RETRAIN)
             self._check_same(self.read_definition(), json.loads(json.dumps(described)))
-        elif (self.path / "checkpoints").is_dir():
+        elif is_run_without_definition(self.path):
             raise InvalidInput(f"{definition} is missing; {digests.RETRAIN}")
         elif self.path.is_dir() and any(entry.name != ".run.json.tmp" for entry in self.path.iterdir()):
             raise InvalidInput(f"folder {str(self.path)!r} is not empty and holds no run; give a new or empty folder")
@@ -219,6 +219,11 @@ class RunFolder:
                 f"folder {str(self.path)!r} holds another run: {digests.names(changed)} changed since it began; "
                 "go back to what it was, or give another folder"
             )
+
+
+def is_run_without_definition(path: Path) -> bool:
+    """Return whether a run has written to the folder `path`, and what defines it is gone."""
+    return (path / "checkpoints").is_dir() and (path / "metrics.jsonl").is_file() and not (path / "run.json").is_file()
 
 
 def describe_differences(where: str, there: Any, wanted: Any) -> Iterator[str]:

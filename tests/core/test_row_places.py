@@ -77,11 +77,11 @@ BY_ROW: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def topology(layer: nn.Module) -> sf.Topology:
+def topology(layer: nn.Module, training: bool) -> sf.Topology:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(layer, nn.Flatten(), nn.Linear(WORDS * WIDTH, 3))
-    return local(model, cuts=())
+    return local(model.train(training), cuts=())
 
 
 def data() -> sf.Federation:
@@ -90,11 +90,11 @@ def data() -> sf.Federation:
     return from_arrays(x, y, task=sf.classification(3)).clients(1, auxiliary=4, victims=4)
 
 
-def train(layer: nn.Module, sampling: str) -> sf.Run:
+def train(layer: nn.Module, sampling: str, training: bool = True) -> sf.Run:
     private = sf.defenses.DpSgd(max_norm=1.0, noise_multiplier=3.0)
     update = sf.LocalUpdate(sampling=sampling)
     given = {"schedule": "independent", "method": "fedavg", "defenses": private, "local": update, "batch_size": 8}
-    return sf.train(topology(layer), data(), rounds=1, **given)
+    return sf.train(topology(layer, training), data(), rounds=1, **given)
 
 
 @pytest.mark.parametrize("name", COUNTING)
@@ -109,6 +109,16 @@ def test_what_a_row_more_would_change_in_others_is_refused_where_rows_come_by_ch
 @pytest.mark.parametrize("name", BY_ROW)
 def test_what_is_made_of_each_row_alone_is_accepted(name: str) -> None:
     assert train(BY_ROW[name](), "poisson").epsilon is not None
+
+
+class InTrainingAlone(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return by_place(x) if self.training else x
+
+
+def test_a_model_that_is_given_in_evaluation_mode_is_tried_as_it_is_trained() -> None:
+    with pytest.raises(InvalidInput, match="depends on its place in the batch"):
+        train(InTrainingAlone(), "poisson", training=False)
 
 
 def test_sums_by_class_are_held_to_it_under_any_sampling() -> None:

@@ -858,3 +858,13 @@ def test_remarks_of_all_seeds_and_notes_on_epsilon_stand_below_the_table() -> No
         "epsilon for labels: what the weights cost is another line",
     ]
     assert "training ended after 2 of 9 rounds: worse" in results_table.setting_rows(seeds[2:])[0]["remarks"]
+
+
+def test_remarks_of_one_seed_on_several_attacks_stay_apart() -> None:
+    """Their names differ in a number alone."""
+    seeds = [json.loads(json.dumps(result("none", seed, 0.0, 0.9, {"psnr": 26.0}))) for seed in range(2)]
+    for found in seeds:
+        (attack,) = found["attacks"]
+        found["attacks"] = [{**attack, "label": f"width {n}", "floors": False} for n in (16, 32)]
+    (row,) = results_table.setting_rows(seeds)
+    assert [said.split(" stands")[0] for said in row["remarks"]] == ["width 16", "width 32"]

@@ -15,6 +15,7 @@ from splitfed.study.run.reattack import load_finished_run
 from splitfed.study.run.runner import train_cell
 from splitfed.study.run.trust import check_links
 from splitfed.training.entry_point import load_run
+from splitfed.training.folder import is_run_without_definition
 from splitfed.training.run import Run
 
 
@@ -39,7 +40,7 @@ def load(
     if (home / "study.toml").is_file():
         raise InvalidInput(f"{str(folder)!r} holds a study; give the folder of one of its runs, or use load_study")
     if not (home / "run.json").is_file():
-        if (home / "checkpoints").is_dir():
+        if is_run_without_definition(home):
             raise InvalidInput(f"{home / 'run.json'} is missing; {digests.RETRAIN}")
         raise InvalidInput(f"{str(folder)!r} holds no run; expected the folder of one")
     of_study = any((home / name).is_file() for name in ("config.toml", "result.json"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -81,11 +82,15 @@ def _means_of(ended: Sequence[Json]) -> dict[str, Any]:
 
 def _merge_remarks(ended: Sequence[Json]) -> list[str]:
     """Return the remarks on all seeds; one that differs in its figures alone once, with those of its first seed."""
-    by_words = group_pairs(
-        (re.sub(r"[0-9][0-9.e+-]*", "#", said), (str(found["seed"]), said))
-        for found in ended
-        for said in remarks(found)
-    )
+    pairs: list[tuple[tuple[str, int], tuple[str, str]]] = []
+    for found in ended:
+        met: Counter[str] = Counter()
+        for said in remarks(found):
+            words = re.sub(r"[0-9][0-9.e+-]*", "#", said)
+            # Two remarks of one seed are two, though figures or numbers in names alone tell them apart.
+            pairs.append(((words, met[words]), (str(found["seed"]), said)))
+            met[words] += 1
+    by_words = group_pairs(pairs)
     if len(ended) == 1:
         return [said for told in by_words.values() for _, said in told]
     merged = {told[0][1]: list(dict.fromkeys(seed for seed, _ in told)) for told in by_words.values()}
