@@ -25,22 +25,33 @@ _HOOKS = {
 _METHODS = ("state_dict", "load_state_dict", "_save_to_state_dict", "_load_from_state_dict")
 
 
-def check_round_trip(module: nn.Module, owner: str) -> None:
-    """Refuse a `module`, called `owner`, that gives or takes other numbers by its state dict than it holds.
+def check_round_trip(module: nn.Module, owner: str, prefix: str = "") -> None:
+    """Refuse a `module` that gives or takes other numbers by its state dict than it holds.
 
-    Tried on a copy with other numbers than its own, which a hook may happen to leave as they are.
+    Tried on a copy with other numbers than its own, which a hook may happen to leave as they are. It is a part of
+    `owner`, where all names begin with `prefix`.
     """
     acting = {path: kind for path, inner in module.named_modules() if (kind := _acting(inner)) is not None}
     if not acting:
         return
-    path, kind = next(iter(acting.items()))
-    with others_code(lambda error: _refusal(path, kind, owner, f"fails: {describe_failure(error)}")):
+
+    def refusal(path: str, what: str) -> InvalidInput:
+        name = f"{prefix}{path}".rstrip(".")
+        place = f"submodule {name!r} of {owner}" if name else owner
+        return InvalidInput(
+            f"{place} has a {acting[path]}, with which {what}: parties hand over and resume by state dicts; take it "
+            "off, and change numbers in forward or by a parametrization (torch.nn.utils.parametrize)"
+        )
+
+    with others_code(
+        lambda error: refusal(next(iter(acting)), f"its own state dict fails ({describe_failure(error)})")
+    ):
         one, other = (deep_copy(module, (module,), copy_computed(module)) for _ in range(2))
         random = generator(0, "state dict")
         with torch.no_grad():
             for _, tensor in stored_tensors(one):
                 if tensor.is_floating_point():
-                    tensor.copy_(torch.randn(tensor.shape, generator=random))
+                    tensor.copy_(3 * torch.randn(tensor.shape, generator=random))
         held = {name: tensor.detach().clone() for name, tensor in stored_tensors(one)}
         other.load_state_dict(one.state_dict())
     # Loading, and saving, may change either.
@@ -49,7 +60,7 @@ def check_round_trip(module: nn.Module, owner: str) -> None:
         for name, tensor in held.items():
             if name not in found or not same_tensors(tensor, found[name]):
                 within = [p for p in acting if not p or name.startswith(f"{p}.")] or list(acting)
-                raise _refusal(within[-1], acting[within[-1]], owner, f"gives {name!r} back as another tensor")
+                raise refusal(within[-1], f"{prefix + name!r} comes back from its own state dict as another tensor")
 
 
 def _acting(module: nn.Module) -> str | None:
@@ -73,11 +84,3 @@ def stored_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in (inner._parameters | lasting).items():
             if tensor is not None and not tensor.is_meta:
                 yield (f"{path}.{name}" if path else name), tensor
-
-
-def _refusal(path: str, kind: str, owner: str, what: str) -> InvalidInput:
-    place = f"submodule {path!r} of {owner}" if path else owner
-    return InvalidInput(
-        f"{place} has a {kind}, and to load its own state dict {what}: parties hand over and resume by state dicts; "
-        "take it off, and change numbers in forward or by a parametrization (torch.nn.utils.parametrize)"
-    )
