@@ -170,5 +170,8 @@ def test_what_is_written_without_a_new_version_is_seen_and_all_is_put_back() -> 
         with left_as_they_were([module]):
             write(module)
             assert watch.changed()
-        assert module.weight.tolist() == [1.0, 1.0] and module.history.tolist() == [0.0] and module.steps == 0
-        assert len(module.seen) == 1 and module.seen[0].tolist() == [0.0]
+        assert module.weight.tolist() == [1.0, 1.0]
+        assert module.history.tolist() == [0.0]
+        assert module.steps == 0
+        assert len(module.seen) == 1
+        assert module.seen[0].tolist() == [0.0]
