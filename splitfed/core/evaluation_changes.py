@@ -1,7 +1,7 @@
 """What passes in evaluation mode change of a module, and how it is left as it was.
 
-Nobody learns from a prediction or a score, so none may move what a party trains; but an embedding with `max_norm` writes
-into its weights at every call, and an observer of quantization into its buffers.
+Nobody learns from a prediction or a score, so none may move what a party trains; but an embedding with `max_norm`
+writes into its weights at every call, and an observer of quantization into its buffers.
 """
 
 from __future__ import annotations
