@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from splitfed.core.errors import InvalidInput, describe_error, others_code
 from splitfed.core.payload import not_dense
+from splitfed.core.state_round_trip import check_round_trip
 
 _BEFORE = "before:"
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
@@ -142,3 +143,6 @@ def check_model(model: nn.Module) -> None:
                 f"{name!r} of {kind} is on the meta device, without numbers: load or draw its weights first (say "
                 "model.to_empty(device='cpu') and load_state_dict)"
             )
+    # What the model itself has there, no party runs.
+    for name, child in inner.named_children():
+        check_round_trip(child, kind, f"{name}.")

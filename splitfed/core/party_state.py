@@ -285,13 +285,9 @@ class PartyState:
             state = module.state_dict()
             if missing := {n for n in weights(module) if f"{segment}/{n}" not in tensors}:
                 raise KeyError(f"{segment}/{missing.pop()}")
-            wanted = {n: tensors.get(f"{segment}/{n}", t) for n, t in state.items()}
-            for name, buffer in list(module.named_buffers()):
-                # One that grows, such as a history, is of another shape at every party.
-                if name in wanted and wanted[name].shape != buffer.shape:
-                    owner, _, own = name.rpartition(".")
-                    module.get_submodule(owner)._buffers[own] = buffer.new_empty(wanted[name].shape)
-            module.load_state_dict(wanted)
+            given = {n: tensors.get(f"{segment}/{n}", t) for n, t in state.items()}
+            _fit_buffers(module, given)
+            module.load_state_dict(given)
 
     def _weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         for segment, module in self.modules.items():
@@ -379,6 +375,14 @@ class PartyState:
             if defense is not None:
                 defense.load_state_dict(state["defenses"][f"{edge}#{i}"])
         self.uses.load_state(state.get("uses", {}))
+
+
+def _fit_buffers(module: nn.Module, given: Mapping[str, Tensor]) -> None:
+    """Let buffers of another shape than in `given`, such as a history that grows, have that one."""
+    for name, buffer in tuple(module.named_buffers()):
+        if name in given and buffer.shape != given[name].shape:
+            path, _, own = name.rpartition(".")
+            module.get_submodule(path)._buffers[own] = buffer.new_empty(given[name].shape)
 
 
 def relabel_for_training(

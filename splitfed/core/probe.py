@@ -29,12 +29,14 @@ from splitfed.core.contents import (
     traces_of_input,
 )
 from splitfed.core.errors import InvalidInput, describe_failure, others_code
+from splitfed.core.evaluation_changes import StateWatch
 from splitfed.core.held_arrays import is_elsewhere
 from splitfed.core.model_snapshot import drawn_packages, generator_states, seed_generators, set_generators
 from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.nested_tensors import autograd_leaves
 from splitfed.core.payload import not_dense
 from splitfed.core.random import derive
+from splitfed.core.state_round_trip import check_round_trip, stored_tensors
 from splitfed.core.topology import Edge, Segment, Topology, keeps_names
 from splitfed.core.weight_sharing import copy_sharing
 
@@ -96,6 +98,8 @@ class Facts:
     each value is made of. `plain_draws`: segments that draw from NumPy's or Python's default generators in training.
     `row_findings`: where rows of the run show in others; None where nobody has promised anything that asks for it.
     `repeated`: values that have no rows of their own, but are one tensor for a batch, sent once for every row.
+    `changed_in_evaluation`: segments of which a pass in evaluation mode changes a weight, a buffer or an attribute.
+    `resized`: segment and buffer that has another shape after a pass in training.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -108,6 +112,8 @@ class Facts:
     plain_draws: frozenset[str] = frozenset()
     row_findings: tuple[Finding, ...] | None = None
     repeated: frozenset[str] = frozenset()
+    changed_in_evaluation: frozenset[str] = frozenset()
+    resized: tuple[tuple[str, str], ...] = ()
 
     def origin(self, value: str) -> Origin:
         """Return what `value` is made of: features, where the probe did not see it."""
@@ -159,11 +165,15 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
     stochastic: set[str] = set()
     plain_draws: set[str] = set()
     repeated: set[str] = set()
+    changed: set[str] = set()
+    resized: list[tuple[str, str]] = []
     reached_leaves: dict[tuple[str, str], set[int]] = {}
     leaves: dict[tuple[str, str], Tensor] = {}
     traces = {name: traces_of_input(name, batch[name]) for name in topology.inputs}
     zeros = frozenset(name for name in topology.inputs if not bool(batch[name].any()))
     for segment in topology.segments:
+        if not shared:
+            check_round_trip(segment.module, f"segment {segment.name!r}")
         origins_read = {name: origin_of(traces[name]) for name in segment.inputs}
         inputs = {name: _arrived(topology, name, values[name], origins_read[name]) for name in segment.inputs}
         leaves |= {(segment.name, name): leaf for name, leaf in inputs.items()}
@@ -171,12 +181,15 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
         try:
             seed_generators(derive(0, "probe", segment.name))
             with torch.enable_grad():
-                outputs, overwritten[segment.name], draws, found = _run_segment(
+                outputs, overwritten[segment.name], draws, found, writes, other = _run_segment(
                     topology, segment, inputs, traces, zeros, shared
                 )
         finally:
             set_generators(states)
         traces.update(zip(segment.outputs, found, strict=True))
+        resized += [(segment.name, name) for name in other]
+        if writes:
+            changed.add(segment.name)
         overwritten[segment.name] |= getattr(segment.module, "may_overwrite", frozenset())
         # Other batches may take a way of a replayed model that draws.
         draws |= getattr(segment.module, "planned_draws", frozenset())
@@ -219,6 +232,8 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
         origins,
         frozenset(plain_draws),
         repeated=frozenset(repeated),
+        changed_in_evaluation=frozenset(changed),
+        resized=tuple(resized),
     )
 
 
@@ -305,6 +320,20 @@ def check_equal_shapes(topologies: Sequence[Topology], facts: Sequence[Facts]) -
                 )
 
 
+class _Seen(NamedTuple):
+    """What a segment returns, the inputs it overwrites, the packages it draws from, and the traces of what it returns.
+
+    See `RowTracking` for these. `changed`: whether evaluation changed it; `resized`: buffers of another shape.
+    """
+
+    outputs: tuple[Tensor, ...]
+    overwritten: frozenset[str]
+    draws: frozenset[str]
+    traces: list[Traces]
+    changed: bool
+    resized: tuple[str, ...]
+
+
 def _run_segment(
     topology: Topology,
     segment: Segment,
@@ -312,18 +341,17 @@ def _run_segment(
     traces: Mapping[str, Traces],
     zeros: frozenset[str],
     shared: bool,
-) -> tuple[tuple[Tensor, ...], frozenset[str], frozenset[str], list[Traces]]:
-    """Return what `segment` makes of `values`, which of them it overwrites, and the packages that it draws from.
-
-    The last are the traces of what it returns, by those of `values` in `traces`; see `RowTracking`.
-    """
+) -> _Seen:
+    """Return what `segment` makes of `values`, whose traces are those in `traces`."""
     found: list[Traces] = [{} for _ in segment.outputs]
     overwritten: set[str] = set()
     draws: frozenset[str] = frozenset()
+    changed = False
     # In evaluation mode first: what it overwrites there counts too, and what it returns in training is handed on.
     for training in (False, True):
         with others_code(partial(_not_copied, segment)):
             module = (copy_sharing if shared else _copy)(segment.module).train(training)
+        watch = None if training or shared else StateWatch(module, segment.module)
         inputs = [values[name].clone() for name in segment.inputs]
         traced = [(x, traces[name]) for name, x in zip(segment.inputs, inputs, strict=True)]
         versions = [tensor._version for tensor in inputs]
@@ -333,6 +361,7 @@ def _run_segment(
             RowTracking(module, traced, zeros, segment.name) as follow,
         ):
             result = module(*inputs)
+        changed = changed or (watch is not None and watch.changed())
         if before is not None:
             draws = drawn_packages(before, generator_states())
         outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
@@ -354,7 +383,9 @@ def _run_segment(
             together(before, follow.traces(value)) if isinstance(value, Tensor) else before
             for before, value in zip(found, outputs, strict=True)
         ]
-    return outputs, frozenset(overwritten), draws, found
+    shapes = {name: tensor.shape for name, tensor in stored_tensors(segment.module)}
+    resized = tuple(n for n, tensor in stored_tensors(module) if n in shapes and tensor.shape != shapes[n])
+    return _Seen(outputs, frozenset(overwritten), draws, found, changed, resized)
 
 
 def _copy(module: nn.Module) -> nn.Module:

@@ -39,9 +39,14 @@ _UNKEPT = (
 def first_state(module: nn.Module) -> dict[Path, str]:
     """Return digests, by place, of all that `module` holds outside of its state dict; of each module found once."""
     if (found := _FIRST.get(module)) is None:
-        records = reach(module, Location(), code=False)
-        found = _FIRST[module] = _digests(module, records, _paths(records))
+        found = _FIRST[module] = state_digests(module)
     return found
+
+
+def state_digests(module: nn.Module) -> dict[Path, str]:
+    """Return what `first_state` does, of the module as it is now."""
+    records = reach(module, Location(), code=False)
+    return _digests(module, records, _paths(records))
 
 
 def unsaved_state(module: nn.Module, first: Mapping[Path, str]) -> list[Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.executor import exchange, predict_step
+from splitfed.core.evaluation_changes import left_as_they_were
+from splitfed.core.executor import ClientReplica, exchange, predict_step
 from splitfed.core.messages import LocalLink
 from splitfed.core.party import Party
 from splitfed.core.step_state import Batch
@@ -48,7 +49,7 @@ class Inference(Protocol):
         heads = [h for h in topology.heads if h.value == head] if head else topology.answering
         outputs: dict[str, list[Tensor]] = {h.value: [] for h in heads}
         further: dict[str, list[Tensor]] = {}
-        with self.borrow_segments(replica, borrow):
+        with self.borrow_segments(replica, borrow), self._kept(place):
             for step, rows in enumerate(
                 torch.arange(self.run_parties.owners(replica)[0].state.rows(part)).split(batch_size)
             ):
@@ -69,11 +70,12 @@ class Inference(Protocol):
     def consult(self, replica: int, value: str, rows: Tensor, part: str, number: int) -> Tensor:
         """Pass `rows` of `part` of `replica` forward in evaluation mode; return the output `value` of the model."""
         place = self.run_parties.replicas[replica]
-        found = [
-            predict_step(place, self.link, Batch(part, few), place.stamp("consult", number, step, part))[value]
-            for step, few in enumerate(rows.split(CONSULTED))
-        ]
-        return torch.cat(found)
+        with self._kept(place):
+            found = [
+                predict_step(place, self.link, Batch(part, few), place.stamp("consult", number, step, part))[value]
+                for step, few in enumerate(rows.split(CONSULTED))
+            ]
+            return torch.cat(found)
 
     def rehearse(
         self, replica: int, part: str, number: int, borrow: Source | None = None, batch_size: int = 64
@@ -85,6 +87,7 @@ class Inference(Protocol):
         place, newest = self.run_parties.serving(replica), self.run_parties.newest_epoch
         with (
             self.borrow_segments(replica, borrow),
+            self._kept(place),
             preserve_buffers([m for p in place.parties.values() for m in p.state.modules.values()]),
         ):
             for step, rows in enumerate(
@@ -104,7 +107,7 @@ class Inference(Protocol):
         place, total = self.run_parties.serving(replica), sum(len(rows) for rows in batches)
         newest = self.run_parties.newest_epoch
         modules = {name: m for party in place.parties.values() for name, m in party.state.modules.items()}
-        with preserve_buffers(list(modules.values())):
+        with self._kept(place), preserve_buffers(list(modules.values())):
             for step, rows in enumerate(batches):
                 stamp = place.stamp("rehearse", 0, step, part)
                 exchange(place, self.link, Batch(part, rows, counts_as=newest), stamp, len(rows) / total)
@@ -114,6 +117,14 @@ class Inference(Protocol):
                 for name, weight in module.named_parameters()
                 if weight.grad is not None
             }
+
+    def _kept(self, place: ClientReplica) -> AbstractContextManager[None]:
+        """Leave those segments as they were that a pass in evaluation mode changes; nothing is copied of others."""
+        changed = self.run_parties.facts[place.index].changed_in_evaluation
+        if not changed:
+            return nullcontext()
+        modules = {id(m): m for p in place.members for n, m in p.state.modules.items() if n in changed}
+        return left_as_they_were(modules.values())
 
     @contextmanager
     def borrow_segments(self, replica: int, source: Source | None) -> Iterator[None]:

@@ -183,6 +183,8 @@ def complete(
         place = placement_of(ready[0], asked) if method is None else combine_placement(method, plan, ready)
         if method is not None:
             training = check_method(method, plan, ready, known, defenses, data, optims, training)
+    with about("schedule"):
+        _check_averaged(ready, known, place, method)
     prepared = Prepared(ready, known, data, plan, place, defenses, optims, training, method)
     with about("starts"):
         starts = resolve_starts(training.starts, ready, prepared.local[0])
@@ -217,6 +219,23 @@ def check_method(
         return training
     check_kind(f"{type(method).__name__} restart", method.restart, bool, "True, False, or None for the run's")
     return replace(training, restart_optimizers=method.restart)
+
+
+def _check_averaged(
+    topologies: Sequence[Topology], facts: Sequence[Facts], place: Placement, method: Method | None
+) -> None:
+    """Refuse a buffer that changes its shape in training where those of several are averaged."""
+    for topology, found in zip(topologies, facts, strict=True):
+        roles = {*place.copied, *(place.fused if place.buffers else ())}
+        if method is not None and method.traits(topology).aggregates_weights and getattr(method, "buffers", True):
+            roles |= set(topology.data_roles)
+        for segment, name in found.resized:
+            if topology.role_of(segment) in roles and segment not in place.kept:
+                raise InvalidInput(
+                    f"buffer {name!r} of segment {segment!r} changes its shape in training, and those of several "
+                    "cannot be averaged: give it all its places from the start, or hand segments over ('sequential', "
+                    "'alternate')"
+                )
 
 
 def combine_placement(method: Method, plan: Schedule, topologies: Sequence[Topology]) -> Placement:
