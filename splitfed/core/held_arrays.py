@@ -28,6 +28,7 @@ from torch import Tensor, fx, nn
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.payload import not_dense
+from splitfed.core.plain_values import dense_parts
 
 OWN = frozenset(vars(nn.Module()))
 """The tables that every module has."""
@@ -79,8 +80,8 @@ def _find_arrays(module: nn.Module) -> Iterator[HeldArray]:
     for label, thing, _ in _walk(module):
         yield from (HeldArray(label, numbers.shape, numbers, named) for numbers, named in numbers_in(thing))
     for name in getattr(module, "trace_constants", ()):
-        numbers = _as_array(module.get_buffer(name))
-        yield HeldArray(f"{name!r} of the model", numbers.shape, numbers)
+        label = f"{name!r} of the model"
+        yield from (HeldArray(label, found.shape, found) for found, _ in numbers_in(module.get_buffer(name)))
 
 
 def check_references(module: nn.Module, model: str) -> None:
@@ -321,6 +322,8 @@ def numbers_in(thing: Any) -> Iterator[tuple[np.ndarray[Any, Any], bool]]:
     if isinstance(thing, Tensor):
         if thing.is_nested and not thing.is_meta:
             yield from (found for one in thing.unbind() for found in numbers_in(one))
+        elif not thing.is_meta and len(parts := dense_parts(thing)) > 1:
+            yield from (found for one in parts for found in numbers_in(one))
         elif not thing.is_meta and thing.numel() > 0 and thing.layout == torch.strided:
             yield _as_array(thing), thing.numel() > 1
             if thing.is_complex() and thing.dim():
