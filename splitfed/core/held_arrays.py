@@ -40,6 +40,8 @@ _LEAVES = frozenset((bool, int, float, str, type(None)))
 _INSTALLED = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
 # Numbers of a Python container that are named: below are sizes of kernels and the like.
 _FEW = 8
+# Up to so many numbers a sparse tensor is read with its zeros, which rows of the data have too.
+_DENSE = 2**22
 
 
 @dataclass(frozen=True)
@@ -323,7 +325,8 @@ def numbers_in(thing: Any) -> Iterator[tuple[np.ndarray[Any, Any], bool]]:
         if thing.is_nested and not thing.is_meta:
             yield from (found for one in thing.unbind() for found in numbers_in(one))
         elif not thing.is_meta and len(parts := dense_parts(thing)) > 1:
-            yield from (found for one in parts for found in numbers_in(one))
+            small = thing.numel() <= _DENSE
+            yield from (found for one in ((thing.to_dense(),) if small else parts) for found in numbers_in(one))
         elif not thing.is_meta and thing.numel() > 0 and thing.layout == torch.strided:
             yield _as_array(thing), thing.numel() > 1
             if thing.is_complex() and thing.dim():

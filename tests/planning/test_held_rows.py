@@ -126,7 +126,10 @@ PLACES: dict[str, Callable[[], Any]] = {
     "a typed storage": lambda: TypedStorage(
         wrap_storage=ROWS[3:9].clone().untyped_storage(), dtype=torch.float32, _internal=True
     ),
-    "nested": lambda: torch.nested.nested_tensor([ROWS[3], ROWS[5]]),
+    "nested": lambda: [torch.nested.nested_tensor([ROWS[3], ROWS[5]])],
+    "sparse": lambda: ROWS[3:9].to_sparse(),
+    "compressed": lambda: [ROWS[3:9].to_sparse_csc()],
+    "sparse, of too many numbers": lambda: [ROWS[3:9].repeat(2**17, 1).to_sparse_csr()],
     "quantized": lambda: torch.quantize_per_tensor(EIGHTHS[3:9], 0.125, 0, torch.qint8),
     "quantized by column": lambda: torch.quantize_per_channel(
         EIGHTHS[3:9], torch.full((WIDTH,), 0.125), torch.zeros(WIDTH), 1, torch.qint8
@@ -143,6 +146,7 @@ PLACES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support:UserWarning")
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 @pytest.mark.parametrize("place", PLACES)
 def test_rows_are_found_wherever_a_segment_leads_to_them(place: str) -> None:
