@@ -161,8 +161,9 @@ def _shown(module: nn.Module) -> str:
     """Return how `module` shows itself; its classes where that fails, as it may of what other parties hold."""
     try:
         return repr(module)
-    except Exception:  # noqa: BLE001
-        return "\n".join(f"{name}: {type(inner).__name__}" for name, inner in module.named_modules())
+    except Exception as error:  # noqa: BLE001  of a user's own module, which may read what is elsewhere
+        classes = (f"{name}: {type(inner).__name__}" for name, inner in module.named_modules())
+        return "\n".join((type(error).__name__, *classes))
 
 
 def _rows(data: Federation) -> dict[str, Tensor | RowSource]:
