@@ -10,6 +10,7 @@ import array
 import copy
 import dis
 import gc
+import io
 import logging
 import sys
 import sysconfig
@@ -26,6 +27,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.payload import not_dense
+from splitfed.core.plain_values import dense_parts
 
 OWN = frozenset(vars(nn.Module()))
 """The tables that every module has."""
@@ -37,6 +40,8 @@ _LEAVES = frozenset((bool, int, float, str, type(None)))
 _INSTALLED = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
 # Numbers of a Python container that are named: below are sizes of kernels and the like.
 _FEW = 8
+# Up to so many numbers a sparse tensor is read with its zeros, which rows of the data have too.
+_DENSE = 2**22
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,10 @@ def holds_arrays(module: nn.Module) -> bool:
 
 def _find_arrays(module: nn.Module) -> Iterator[HeldArray]:
     for label, thing, _ in _walk(module):
-        yield from (HeldArray(label, numbers.shape, numbers, named) for numbers, named in _numbers(thing))
+        yield from (HeldArray(label, numbers.shape, numbers, named) for numbers, named in numbers_in(thing))
     for name in getattr(module, "trace_constants", ()):
-        numbers = _as_array(module.get_buffer(name))
-        yield HeldArray(f"{name!r} of the model", numbers.shape, numbers)
+        label = f"{name!r} of the model"
+        yield from (HeldArray(label, found.shape, found) for found, _ in numbers_in(module.get_buffer(name)))
 
 
 def check_references(module: nn.Module, model: str) -> None:
@@ -121,7 +126,7 @@ def _same_numbers(tensor: Tensor, others: Mapping[str, Tensor]) -> str | None:
 
 def _memory(tensor: Tensor) -> int:
     """Return where the memory of `tensor` begins; 0 for one that has none."""
-    if tensor.is_meta or tensor.layout is not torch.strided:
+    if tensor.is_meta or not_dense(tensor):
         return 0
     return tensor.untyped_storage().data_ptr()
 
@@ -306,14 +311,37 @@ def _is_of_objects(thing: Any) -> bool:
     return isinstance(thing, np.ndarray) and thing.dtype.hasobject
 
 
-def _numbers(thing: Any) -> Iterator[tuple[np.ndarray[Any, Any], bool]]:
-    """Yield the numbers that `thing` itself holds, and whether it is an array that is worth a name."""
+def numbers_in(thing: Any) -> Iterator[tuple[np.ndarray[Any, Any], bool]]:
+    """Yield the numbers that `thing` itself holds, and whether it is an array that is worth a name.
+
+    Complex numbers are pairs of real ones, side by side and all real parts first; records have their numbers one after
+    another, and a storage its bytes.
+    """
+    if isinstance(thing, torch.UntypedStorage) and thing.device.type != "meta":
+        thing = torch.empty(0, dtype=torch.uint8, device=thing.device).set_(thing).cpu().numpy().tobytes()
+    elif isinstance(thing, io.BytesIO) and not thing.closed:
+        thing = thing.getvalue()
     if isinstance(thing, Tensor):
-        if not thing.is_meta and thing.numel() > 0 and thing.layout == torch.strided:
+        if thing.is_nested and not thing.is_meta:
+            yield from (found for one in thing.unbind() for found in numbers_in(one))
+        elif not thing.is_meta and len(parts := dense_parts(thing)) > 1:
+            small = thing.numel() <= _DENSE
+            yield from (found for one in ((thing.to_dense(),) if small else parts) for found in numbers_in(one))
+        elif not thing.is_meta and thing.numel() > 0 and thing.layout == torch.strided:
             yield _as_array(thing), thing.numel() > 1
+            if thing.is_complex() and thing.dim():
+                yield _as_array(torch.cat([thing.real, thing.imag], -1)), False
     elif isinstance(thing, np.ndarray):
         if thing.dtype.kind in "biuf" and thing.size > 1:
             yield thing, True
+        elif thing.dtype.kind == "c" and thing.size > 1:
+            yield np.stack([thing.real, thing.imag], -1), True
+            yield np.concatenate([thing.real, thing.imag], -1), False
+        elif thing.dtype.names:
+            fields = [thing[name] for name in thing.dtype.names if thing.dtype[name].base.kind in "biuf"]
+            if fields and thing.size > 0:
+                yield np.concatenate([one.reshape(thing.size, -1) for one in fields], 1), True
+            yield from ((numbers, False) for name in thing.dtype.names for numbers, _ in numbers_in(thing[name]))
         elif _is_of_objects(thing) and thing.size > 1 and all(isinstance(one, _NUMBER) for one in thing.flat):
             yield thing.astype(np.float64), True
     elif isinstance(thing, array.array) and len(thing) > 1:
@@ -337,9 +365,11 @@ def _numbers(thing: Any) -> Iterator[tuple[np.ndarray[Any, Any], bool]]:
 
 
 def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    plain = tensor.detach().cpu()
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if plain.is_quantized:
+        plain = plain.dequantize()
     if plain.is_complex():
         plain = torch.view_as_real(plain)
     if plain.dtype not in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float64):
         plain = plain.float()
-    return np.asarray(plain.resolve_conj().resolve_neg())
+    return np.asarray(plain)

@@ -86,10 +86,30 @@ def refuse_weight_hooks(module: nn.Module, owner: str) -> None:
             )
 
 
-_WAYS = {
-    "sparse": "keep it dense, or its indices and values in buffers, and sum by index_add",
-    "nested": "keep it as a list of tensors, or padded",
+_DENSE = "parties send and save dense state alone"
+_PACKED = {
+    "sparse": f"{_DENSE}: keep it as an attribute or by register_buffer(..., persistent=False), or keep it dense",
+    "compressed": "copy.deepcopy makes no copy of its segment for a party: keep it as to_sparse_coo()",
+    "nested": f"{_DENSE}: keep it as a list of tensors, or padded",
 }
+
+
+def refuse_packed_state(module: nn.Module, owner: str, *, by_hand: bool = False) -> None:
+    """Refuse a sparse tensor in the state of `module`, which is called `owner`, and a nested one wherever it keeps it.
+
+    `by_hand`: it is a segment that is copied as it is, which torch does of no sparse tensors but COO.
+    """
+    for path, inner in module.named_modules():
+        saved = {*inner._parameters, *inner._buffers} - inner._non_persistent_buffers_set
+        for name, value in (*vars(inner).items(), *inner._parameters.items(), *inner._buffers.items()):
+            form = not_dense(value) if isinstance(value, Tensor) else None
+            if form == "sparse" and name not in saved:
+                form = "compressed" if by_hand and value.layout is not torch.sparse_coo else None
+            if form in _PACKED:
+                what = value.layout if form == "compressed" else form
+                raise InvalidInput(
+                    f"{(f'{path}.{name}' if path else name)!r} of {owner} is {what}, and {_PACKED[form]}"
+                )
 
 
 def check_model(model: nn.Module) -> None:
@@ -128,13 +148,7 @@ def check_model(model: nn.Module) -> None:
                 f"{name!r} in the state of {kind} is a {type(tensor).__name__}; parties keep and send state as tensors "
                 "alone: keep it in a buffer, or out of the state"
             )
-    for path, module in model.named_modules():
-        for name, value in (*vars(module).items(), *module._parameters.items(), *module._buffers.items()):
-            if isinstance(value, Tensor) and (form := not_dense(value)) in ("sparse", "nested"):
-                raise InvalidInput(
-                    f"{(f'{path}.{name}' if path else name)!r} of {kind} is {form}, and parties hold, compare and save "
-                    f"dense numbers alone: {_WAYS[form]}"
-                )
+    refuse_packed_state(model, kind)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise InvalidInput(f"{name!r} of {kind} has no shape yet: run the model once on rows of its input first")

@@ -27,6 +27,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.plain_values import dense_parts
+
 T = TypeVar("T")
 _COMPILED = "_compiled_call_impl"
 """The one entry that `nn.Module` leaves out of its copies."""
@@ -89,6 +91,11 @@ def _copy_entry(entry: Any, memo: dict[int, Any]) -> Any:
         for key, one in entry.items():
             made[key if type(key) in _ATOMS else copy.deepcopy(key, memo)] = _copy_entry(one, memo)
         return made
+    if kind is Tensor and len(dense_parts(entry)) > 1:
+        # Of which torch copies some forms alone.
+        memo[id(entry)] = copied = entry.detach().clone()
+        vars(copied).update((name, _copy_entry(one, memo)) for name, one in vars(entry).items())
+        return copied
     return copy.deepcopy(entry, memo)
 
 

@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from itertools import starmap
 from operator import is_
 from pathlib import PurePath
 from types import CodeType
@@ -90,12 +91,28 @@ def same_tensors(one: Tensor, other: Tensor) -> bool:
         return True
     if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device or one.layout != other.layout:
         return False
-    if one.is_meta or equal_tensors(one, other):
+    if one.is_meta:
+        return True
+    if len(parts := dense_parts(one)) > 1:
+        return all(starmap(same_tensors, zip(parts, dense_parts(other), strict=True)))
+    if equal_tensors(one, other):
         return True
     # Whether there is a NaN at all shows in the sum, which is found without a mask of them.
     if not one.is_floating_point() or not bool(one.sum().isnan()):
         return False
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the places and the numbers that a sparse tensor keeps, as dense tensors; a dense one itself."""
+    tensor = tensor.detach()
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
 
 
 def all_plain(values: Iterable[Any]) -> bool:

@@ -19,7 +19,7 @@ from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput, check_names, check_number, unknown
 from splitfed.core.held_arrays import find_foreign
-from splitfed.core.model_checks import refuse_weight_hooks
+from splitfed.core.model_checks import refuse_packed_state, refuse_weight_hooks
 from splitfed.core.tasks import Task
 
 CutPiece = tuple[nn.Module, tuple[str, ...], tuple[str, ...]]
@@ -462,6 +462,8 @@ def _check_state(topology: Topology) -> None:
     for segment in topology.segments:
         module = segment.module
         refuse_weight_hooks(module, f"segment {segment.name!r}")
+        by_hand = not hasattr(type(module), "__deepcopy__")
+        refuse_packed_state(module, f"segment {segment.name!r}", by_hand=by_hand)
         saved = set(module.state_dict())
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             full = segment.full(name)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.object_kinds import TENSOR, kind_of
-from splitfed.core.plain_values import Identity, Key
+from splitfed.core.plain_values import Identity, Key, dense_parts
 from splitfed.core.reachable import Change, Location, Opaque, Record, Records, reach
 from splitfed.core.reachable_names import name_changes
 from splitfed.core.state_encoding import can_be_encoded
@@ -185,7 +185,8 @@ def digest_value(record: Record, saved: bool = False) -> Any:
     if isinstance(value, Tensor):
         made.update(f"{tuple(value.shape)} {value.dtype}".encode())
         if not (saved or value.is_meta):
-            made.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            for one in dense_parts(value):
+                made.update(one.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, np.ndarray):
         made.update(f"{value.shape} {value.dtype}".encode() + value.tobytes())
     elif isinstance(record.data, Tensor):

@@ -7,7 +7,7 @@ are what a kernel needs while it runs, gradients of activations, data kept on th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from splitfed.core.errors import check_count, check_names, check_number
 from splitfed.core.optimizers import Optim
+from splitfed.core.plain_values import dense_parts
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.costs.measure import rehearsal
@@ -99,6 +100,11 @@ def _activation_bytes(topology: Topology, name: str, facts: Facts, rows: int) ->
     with rehearsal(topology, topology.segment(name), facts, rows) as run:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             outputs = run.forward()
-        own = {t.untyped_storage().data_ptr() for t in (*run.module.parameters(), *run.module.buffers())}
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in (*run.inputs, *saved, *outputs)}
+        own = set(_storages((*run.module.parameters(), *run.module.buffers())))
+        storages = _storages((*run.inputs, *saved, *outputs))
     return sum(storage.nbytes() for place, storage in storages.items() if place not in own)
+
+
+def _storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
+    """Return the storages that the numbers of `tensors` lie in, by where they begin."""
+    return {part.untyped_storage().data_ptr(): part.untyped_storage() for t in tensors for part in dense_parts(t)}

@@ -19,7 +19,7 @@ import torch
 
 from splitfed.core.equivalence import describe_proof
 from splitfed.core.errors import InvalidInput
-from splitfed.core.held_arrays import HeldArray, held_arrays
+from splitfed.core.held_arrays import HeldArray, held_arrays, numbers_in
 from splitfed.core.probe import Facts
 from splitfed.core.rows import RowSource, blocks, in_memory
 from splitfed.core.topology import Segment, Topology
@@ -97,9 +97,9 @@ class _Wanted:
 
 def _state(segment: Segment) -> Iterator[HeldArray]:
     for name, tensor in (*segment.module.named_parameters(), *segment.module.named_buffers()):
-        if tensor.dim() and not tensor.is_meta and not tensor.is_complex():
-            kind = "weight" if isinstance(tensor, torch.nn.Parameter) else "buffer"
-            yield HeldArray(f"{kind} {name!r}", tuple(tensor.shape), tensor.detach().cpu().to(torch.float32).numpy())
+        kind = "weight" if isinstance(tensor, torch.nn.Parameter) else "buffer"
+        for numbers, _ in numbers_in(tensor) if tensor.dim() else ():
+            yield HeldArray(f"{kind} {name!r}", tuple(tensor.shape), numbers)
 
 
 def _parts(topology: Topology, data: Federation) -> Iterator[tuple[str, RowSource]]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitfed.core.defense import privacy_event
 from splitfed.core.encryption_settings import Encryption
@@ -136,7 +136,7 @@ def _graph(topology: Topology) -> dict[str, Any]:
                 "inputs": list(s.inputs),
                 "outputs": list(s.outputs),
                 "parameters": sum(p.numel() for p in s.module.parameters()),
-                "module": hashlib.sha256(repr(s.module).encode()).hexdigest()[:16],
+                "module": hashlib.sha256(_shown(s.module).encode()).hexdigest()[:16],
             }
             for s in topology.segments
         },
@@ -155,6 +155,15 @@ def _graph(topology: Topology) -> dict[str, Any]:
         **({"lessons": sorted(topology.lessons)} if topology.lessons else {}),
         "weights": digest(topology.state_dict()),
     }
+
+
+def _shown(module: nn.Module) -> str:
+    """Return how `module` shows itself; its classes where that fails, as it may of what other parties hold."""
+    try:
+        return repr(module)
+    except Exception as error:  # noqa: BLE001  of a user's own module, which may read what is elsewhere
+        classes = (f"{name}: {type(inner).__name__}" for name, inner in module.named_modules())
+        return "\n".join((type(error).__name__, *classes))
 
 
 def _rows(data: Federation) -> dict[str, Tensor | RowSource]:

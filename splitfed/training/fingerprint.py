@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from splitfed.core.plain_values import dense_parts
 from splitfed.old_names import first_field, first_name
 from splitfed.training import code_digest
 
@@ -155,8 +156,9 @@ class _Walk:
 
     def _tensor(self, tensor: Tensor) -> None:
         self._hash_words(str(tensor.dtype), str(tuple(tensor.shape)))
-        if tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized:
-            self._hash.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        for one in () if tensor.is_meta or tensor.is_quantized else dense_parts(tensor):
+            if one.layout is torch.strided:
+                self._hash.update(one.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
     def _instance(self, value: object) -> None:
         kind = type(value)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import splitfed as sf
 from splitfed.core.cutting import cut
 from splitfed.core.errors import InvalidInput
+from splitfed.core.topology import Head, Segment
+from splitfed.topologies import custom, vanilla
 from tests.core import odd_models as odd
 from tests.core.cut_idioms import Net, ends
 from tests.core.idioms import Idiom, check_training
@@ -83,6 +87,11 @@ def test_a_wrapper_is_opened_and_its_names_are_taken_with_and_without_its_prefix
         torch.testing.assert_close(second.module(first.module(ROWS)), wrapped(ROWS), rtol=0, atol=0)
 
 
+def loaded(model: nn.Module) -> nn.Module:
+    model.load_state_dict(net().state_dict())
+    return model
+
+
 def evaluated(model: nn.Module) -> nn.Module:
     """Return `model` after one call."""
     model(ROWS)
@@ -95,7 +104,7 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module] | None]] = {
     "a lazy layer": ("'b.weight' of Net has no shape yet: run the model once", lambda: evaluated(make("a lazy layer"))),
     "without numbers": (
         "'a.weight' of Net is on the meta device, without numbers",
-        lambda: net().to("meta").to_empty(device="cpu"),
+        lambda: loaded(net().to("meta").to_empty(device="cpu")),
     ),
     "sparse": (
         "value 'to_sparse' of segment 'piece0' is sparse, and messages carry dense tensors alone: return its",
@@ -211,10 +220,15 @@ class Graph(nn.Module):
         self.register_buffer("ends", edges.indices()[0])
         self.register_buffer("begins", edges.indices()[1])
         self.register_buffer("sizes", edges.values())
-        held = {"coo": edges, "csr": edges.to_dense().to_sparse_csr(), "dense": edges.to_dense()}
-        self.register_buffer("edges", held.get(form))
-        if form == "attribute":
-            self.kept = edges
+        held = {"coo": edges, "csr": edges.to_dense().to_sparse_csr(), "csc": edges.to_dense().to_sparse_csc()}
+        kept, _, how = form.partition(" ")
+        if how == "attribute":
+            self.edges = held[kept]
+        elif how == "weight":
+            self.edges = nn.Parameter(held[kept], requires_grad=False)
+        else:
+            held["dense"] = edges.to_dense()
+            self.register_buffer("edges", held.get(kept), persistent=how != "constant")
         if form == "nested":
             self.kept = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
 
@@ -225,14 +239,90 @@ class Graph(nn.Module):
         return self.b(torch.zeros_like(h).index_add(1, self.ends, h[:, self.begins] * self.sizes))  # type: ignore[no-any-return]
 
 
-@pytest.mark.filterwarnings("ignore:(Sparse CSR tensor support|The PyTorch API of nested):UserWarning")
+@pytest.mark.filterwarnings("ignore:(Sparse CS. tensor support|The PyTorch API of nested):UserWarning")
 @pytest.mark.parametrize("example", [None, torch.ones(8, 8)], ids=["trace", "example"])
-def test_a_graph_that_is_kept_sparse_is_refused_with_ways_out_that_are_some(example: Tensor | None) -> None:
-    """A buffer or an attribute that is sparse, or nested, ended in an error of torch."""
-    for form in ("coo", "csr", "attribute"):
-        with pytest.raises(InvalidInput, match=r"'(edges|kept)' of Graph is sparse, .*: keep it dense, or its indices"):
+def test_a_graph_that_is_sparse_in_the_state_is_refused_with_ways_out_that_are_some(example: Tensor | None) -> None:
+    """A buffer that is sparse, or a nested attribute, ended in an error of torch."""
+    for form in ("coo", "csr", "coo weight", "csr weight"):
+        with pytest.raises(InvalidInput, match=r"'edges' of Graph is sparse, .*: keep it as an attribute or by regis"):
             cut(Graph(form), ("a",), example)
     with pytest.raises(InvalidInput, match="'kept' of Graph is nested"):
         cut(Graph("nested"), ("a",), example)
     for form in ("dense", "edges"):
         assert len(cut(Graph(form), ("a",), example)) == 2
+
+
+class Crash(sf.Callback):
+    """Stands for a crash in the second round, before its checkpoint."""
+
+    def on_round_end(self, run: sf.Run, metrics: Any) -> None:
+        if len(run.history) == 2:
+            raise odd.OwnError
+
+
+class ReplayedGraph(Graph):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * 0 if x.isnan().any() else x)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support:UserWarning")
+@pytest.mark.parametrize("kind", [Graph, ReplayedGraph])
+@pytest.mark.parametrize("form", ["coo attribute", "csr attribute", "csc attribute", "coo constant", "csr constant"])
+def test_a_graph_that_is_kept_sparse_beside_the_state_is_trained_and_resumed(
+    kind: type[Graph], form: str, tmp_path: Path
+) -> None:
+    """Its comparison, its copies and the digest of a run ended in errors of torch."""
+    data = sf.data.from_arrays(torch.randn(24, 8).numpy(), torch.arange(24).numpy() % 4).clients(
+        2, victims=4, auxiliary=4
+    )
+
+    def train(form: str, factor: float = 1.0, **logging: Any) -> sf.Run:
+        torch.manual_seed(0)
+        model = kind(form)
+        model.edges = model.edges * factor
+        topology = vanilla(model, "a", example=torch.ones(8, 8))
+        return sf.train(topology, data, rounds=2, batch_size=8, logging=sf.Logging(**logging))
+
+    whole, dense = train(form), train("dense")
+    for name, value in dense.state_dict().items():
+        if name != "edges":
+            torch.testing.assert_close(whole.state_dict()[name], value, msg=name)
+    with pytest.raises(odd.OwnError):
+        train(form, folder=tmp_path / "run", callbacks=(Crash(),))
+    again = train(form, folder=tmp_path / "run", resume=True)
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in whole.state_dict().items())
+    with pytest.raises(InvalidInput, match="changed since it began"):
+        train(form, 2.0, folder=tmp_path / "run", resume=True)
+
+
+def test_a_compressed_graph_in_a_segment_by_hand_is_one_line() -> None:
+    layer = nn.Linear(8, 4)
+    layer.edges = torch.eye(8).to_sparse_csr()
+    segments = [
+        Segment("low", "client", nn.Linear(8, 8), ("x",), ("h",)),
+        Segment("up", "server", layer, ("h",), ("y",)),
+    ]
+    with pytest.raises(
+        InvalidInput, match=r"'edges' of segment 'up' is torch.sparse_csr, and .*: keep it as to_sparse_c"
+    ):
+        custom(segments, {"x": "client"}, [Head("y", "server", "client")])
+    layer.edges = layer.edges.to_sparse_coo()
+    custom(segments, {"x": "client"}, [Head("y", "server", "client")])
+
+
+class Shy(nn.Linear):
+    def __repr__(self) -> str:
+        raise AttributeError("what is elsewhere")
+
+
+def test_a_submodule_that_cannot_show_itself_is_described_by_its_classes(tmp_path: Path) -> None:
+    data = sf.data.from_arrays(torch.randn(24, 8).numpy(), torch.arange(24).numpy() % 4).clients(
+        2, victims=4, auxiliary=4
+    )
+    segments = [
+        Segment("low", "client", nn.Sequential(Shy(8, 8)), ("x",), ("h",)),
+        Segment("up", "server", nn.Linear(8, 4), ("h",), ("y",)),
+    ]
+    topology = custom(segments, {"x": "client"}, [Head("y", "server", "client")])
+    run = sf.train(topology, data, rounds=1, batch_size=8, logging=sf.Logging(folder=tmp_path / "run"))
+    assert len(run.history) == 1

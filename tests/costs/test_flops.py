@@ -203,3 +203,24 @@ def test_bad_input_is_named() -> None:
     ):
         with pytest.raises(InvalidInput, match=re.escape(text)):
             make()
+
+
+def test_numbers_that_a_sparse_tensor_keeps_are_counted_once() -> None:
+    """Edges of a graph, saved for the way back: indices of 2 x 3 in 8 bytes and 3 numbers in 4, beside z, and out."""
+
+    class Edges(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.edges = torch.eye(3).to_sparse().coalesce()
+
+        def forward(self, z: Tensor) -> Tensor:
+            return (self.edges @ z.T).T
+
+    segments = (
+        Segment("bottom", "client", nn.Linear(4, 3), ("x",), ("z",)),
+        Segment("top", "server", nn.Sequential(Edges(), nn.Linear(3, 2)), ("z",), ("out",)),
+    )
+    topology = Topology("graph", segments, {"x": "client"}, (Head("out", "server", "client"),))
+    found = role_memory(topology, facts_of(topology, 4), 10, 0)["server"]
+    # Of 10 rows: z and what the edges make of it, 3 numbers each, and 2 of out.
+    assert found.activations == (2 * 3 * 8 + 3 * 4) + 10 * (3 + 3 + 2) * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.storage import TypedStorage
 
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
@@ -28,6 +30,8 @@ from splitfed.training.description import describe
 
 WIDTH = 8
 ROWS = torch.rand(24, WIDTH, generator=torch.Generator().manual_seed(1)) - 0.5
+# Those that integers and a scale stand for without an error.
+EIGHTHS = (8 * ROWS).round() / 8 + torch.eye(24, WIDTH)
 LABELS = torch.arange(24) % 3
 ANCHORS = torch.rand(6, WIDTH, generator=torch.Generator().manual_seed(2))
 
@@ -117,15 +121,40 @@ PLACES: dict[str, Callable[[], Any]] = {
     "objects": lambda: np.array(ROWS[3:9].tolist(), dtype=object),
     "in an array of objects": lambda: np.array([ROWS[3:9], "rows"], dtype=object),
     "bytes": lambda: ROWS[3:9].numpy().tobytes(),
+    "a file in memory": lambda: io.BytesIO(ROWS[3:9].numpy().tobytes()),
+    "a storage": lambda: ROWS[3:9].clone().untyped_storage(),
+    "a typed storage": lambda: TypedStorage(
+        wrap_storage=ROWS[3:9].clone().untyped_storage(), dtype=torch.float32, _internal=True
+    ),
+    "nested": lambda: [torch.nested.nested_tensor([ROWS[3], ROWS[5]])],
+    "sparse": lambda: ROWS[3:9].to_sparse(),
+    "compressed": lambda: [ROWS[3:9].to_sparse_csc()],
+    "sparse, of too many numbers": lambda: [ROWS[3:9].repeat(2**17, 1).to_sparse_csr()],
+    "quantized": lambda: torch.quantize_per_tensor(EIGHTHS[3:9], 0.125, 0, torch.qint8),
+    "quantized by column": lambda: torch.quantize_per_channel(
+        EIGHTHS[3:9], torch.full((WIDTH,), 0.125), torch.zeros(WIDTH), 1, torch.qint8
+    ),
+    "records": lambda: np.rec.fromarrays(ROWS[3:9].numpy().T),
+    "records beside texts": lambda: np.array([("a", ROWS[3].numpy())], dtype=[("name", "U4"), ("x", "f4", (WIDTH,))]),
+    "columns of records": lambda: np.rec.fromarrays(ROWS[3:5].numpy()),
+    "complex, real parts first": lambda: torch.complex(ROWS[3:9, :4], ROWS[3:9, 4:]),
+    "complex, side by side": lambda: torch.view_as_complex(ROWS[3:9].reshape(6, 4, 2)),
+    "conjugates": lambda: torch.view_as_complex(ROWS[3:9].reshape(6, 4, 2)).conj_physical().conj(),
+    "a complex array": lambda: torch.complex(ROWS[3:9, :4], ROWS[3:9, 4:]).numpy(),
+    "a complex array, side by side": lambda: torch.view_as_complex(ROWS[3:9].reshape(6, 4, 2)).numpy(),
 }
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support:UserWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 @pytest.mark.parametrize("place", PLACES)
 def test_rows_are_found_wherever_a_segment_leads_to_them(place: str) -> None:
     layer = nn.Linear(WIDTH, WIDTH)
     vars(layer)["rows"] = PLACES[place]()
+    x = EIGHTHS if "quantized" in place else ROWS
     with pytest.raises(InvalidInput, match=r"'top' of 'server' holds row \d+ of .* in 'rows' of '0'"):
-        check_held_rows(by_hand(layer), federation())
+        check_held_rows(by_hand(layer), federation(x))
 
 
 def test_a_buffer_that_holds_rows_is_refused_too() -> None:
@@ -133,6 +162,10 @@ def test_a_buffer_that_holds_rows_is_refused_too() -> None:
     layer.register_buffer("bank", ROWS[:2].clone())
     with pytest.raises(InvalidInput, match=r"holds row \d+ of .* in buffer '0\.bank' \(2, 8\)"):
         check_held_rows(by_hand(layer), federation())
+    pairs = nn.Linear(WIDTH, WIDTH)
+    pairs.register_buffer("pairs", torch.complex(ROWS[:2, :4], ROWS[:2, 4:]))
+    with pytest.raises(InvalidInput, match=r"holds row \d+ of .* in buffer '0\.pairs' \(2, 4\)"):
+        check_held_rows(by_hand(pairs), federation())
     vector = nn.Linear(WIDTH, WIDTH)
     vector.register_buffer("row", ROWS[3].clone())
     with pytest.raises(InvalidInput, match=r"holds row \d+ of .* in buffer '0\.row' \(8,\)"):
