@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,9 @@ def test_columns(path: Path) -> None:
     assert data.domains is not None
     assert data.domains.tolist() == [0, 1, 0]
     assert (data.name, data.task.name, data.task.outputs) == ("people", "classification", 2)
+    assert data.rows([0]).categories == {"color": ("blue", "red")}
+    with pytest.raises(InvalidInput, match="people: column 'color' has 1 categories and 2 columns"):
+        replace(data, categories={"color": ["red"]})
 
 
 def test_standardize_numbers_only(path: Path) -> None:

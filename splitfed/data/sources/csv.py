@@ -10,6 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from csv import Error, reader
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -55,11 +56,11 @@ def csv(
     """Return the table in `path`: column `target` is y, `domain` the domains, `drop` left out, the rest x.
 
     x: (rows, columns), which keep their names. A text column becomes a 0/1 column for each of its values, sorted, all
-    of its name; a text target the classes 0, 1, ... of its values, sorted, and so does a text domain. `standardize`
-    gives each numeric column mean 0 and standard deviation 1 over all rows of the file, those of test and victims
-    included: a small leak, hence off unless asked for. `dtype`: "int64" keeps whole numbers as such, for columns that
-    are codes or token ids, and refuses other ones. `most_columns`: how many the file may have. Raises `InvalidInput`
-    that names the column, and the row of a missing value (the first row under the header is row 1).
+    of its name (`Dataset.categories`); a text target the classes 0, 1, ... of its values, sorted, and so does a text
+    domain. `standardize` gives each numeric column mean 0 and standard deviation 1 over all rows of the file, those of
+    test and victims included: a small leak, hence off unless asked for. `dtype`: "int64" keeps whole numbers as such,
+    for columns that are codes or token ids, and refuses other ones. `most_columns`: how many the file may have. Raises
+    `InvalidInput` that names the column, and the row of a missing value (the first row under the header is row 1).
     """
     source = existing_file(path)
     if standardize and dtype == "int64":
@@ -78,7 +79,9 @@ def csv(
     parts = {str(name): _encode(source, table[name], standardize, dtype) for name in table.columns}
     names = [name for name, part in parts.items() for _ in range(part.shape[1])]
     x = np.concatenate(list(parts.values()), axis=1)
-    return from_arrays(x, _codes(y), task=task, name=source.stem, domains=domains, dtype=dtype, columns=names)
+    found = from_arrays(x, _codes(y), task=task, name=source.stem, domains=domains, dtype=dtype, columns=names)
+    texts = {str(name): table[name].astype(str) for name in table.columns if not _is_number(table[name])}
+    return replace(found, categories={name: sorted(set(text)) for name, text in texts.items()})
 
 
 def _read(source: Path, separator: str, most_columns: int) -> pd.DataFrame:
