@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from splitfed.study.run.prediction import prediction_table
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training import checkpoint
 from splitfed.training.entry_point import train
+from splitfed.training.inference import predict as predict_by
 from tests.examples import toy_data
 from tests.rounding import single
 from tests.study.examples import small, write
@@ -366,6 +369,27 @@ def test_in_python_predictions_are_counted_watched_and_defended() -> None:
         plain.predict(x, head="fc1")
     with pytest.raises(InvalidInput, match="client=2 is not allowed; expected 0 to 1"):
         plain.predict(x, client=2)
+
+
+def test_numbers_of_other_types_are_taken_as_the_data_are() -> None:
+    """Doubles ended in an error of torch, arrays were printed whole, and a missing number was told of an activation."""
+    data = toy_data(40).clients(1, victims=6, auxiliary=6)
+    topology = vanilla(mlp((1, 8, 8), 10, (12,)), "relu1")
+    run, x = train(topology, data, rounds=1), data.victims.x
+    for predict in (run.predict, partial(predict_by, topology)):
+        wanted = predict(x)
+        for same in (x.double(), x.numpy(), x.double().numpy()):
+            assert torch.equal(predict(same), wanted)
+        for wrong, text in (
+            (torch.full_like(x, torch.nan), "x is not finite in row 0, counted from 0; fill missing values in"),
+            (x.double().masked_fill(torch.arange(6).view(6, 1, 1, 1) == 3, 1e300), "x is not finite in row 3"),
+            (x.tolist(), "x is a list; expected a tensor, an array or a number"),
+        ):
+            with pytest.raises(InvalidInput, match=re.escape(text)):
+                predict(wrong)
+    assert torch.equal(run.predict(x.round().long()), run.predict(x.round()))
+    with pytest.raises(InvalidInput, match="x holds 16777217 in row 0, counted from 0, which float32 rounds"):
+        run.predict(torch.full(x.shape, 2**24 + 1))
 
 
 def test_a_u_shaped_client_gets_its_own_activation_back() -> None:

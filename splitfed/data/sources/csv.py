@@ -81,7 +81,7 @@ def csv(
     x = np.concatenate(list(parts.values()), axis=1)
     found = from_arrays(x, _codes(y), task=task, name=source.stem, domains=domains, dtype=dtype, columns=names)
     texts = {str(name): table[name].astype(str) for name in table.columns if not _is_number(table[name])}
-    return replace(found, categories={name: sorted(set(text)) for name, text in texts.items()})
+    return replace(found, categories={name: tuple(sorted(set(text))) for name, text in texts.items()})
 
 
 def _read(source: Path, separator: str, most_columns: int) -> pd.DataFrame:
