@@ -211,7 +211,7 @@ def test_resumed_it_counts_the_same(tmp_path: Path) -> None:
         trained(defense, logging=sf.Logging(folder=folder, progress=stop))
     again = trained(defense, logging=sf.Logging(folder=folder, resume=True))
     assert again.ledger == whole
-    assert again.history[-1]["epsilons"] == {"each release at the cut": whole.totals[0].epsilon}
+    assert again.history[-1]["epsilons"] == {"all releases at the cut": whole.totals[0].epsilon}
 
 
 def test_attacks_do_not_change_what_training_cost() -> None:
@@ -268,7 +268,7 @@ def test_what_cannot_be_added_stands_side_by_side() -> None:
     label = charge(place="labels of y", event=Event(Pure(1.0), Protects.LABELS, Unit.LABEL), every=1, counts={})
     found = make_ledger([charge(), label], 1e-5)
     assert found.epsilon is None
-    assert [total.protects for total in found.totals] == ["each release at the cut", "labels"]
+    assert [total.protects for total in found.totals] == ["all releases at the cut", "labels"]
     assert found.totals[1].epsilon == pytest.approx(1.0)
     assert len(str(found).splitlines()) == 3
 
