@@ -342,6 +342,19 @@ def test_headline_names_a_closed_form_that_beats_the_attack(tmp_path: Path, floo
     ]
 
 
+def test_a_closed_form_beside_another_attack_leads_too(tmp_path: Path) -> None:
+    """The strongest attack has none beside it, as one in training; a weaker one has, and it was left out."""
+    found = result("none", 0, 0.0, 0.9, {"psnr": 17.2})
+    weaker = copy.deepcopy(found["attacks"][0]) | {"attack": "rmle", "label": "rmle"}
+    weaker["scores"]["psnr"]["attack"] = {"mean": 12.0, "low": 11.5, "high": 12.5}
+    weaker["scores"]["psnr"]["nearest_10"] = {"mean": 20.2, "low": 19.7, "high": 20.7}
+    put(tmp_path, found | {"attacks": [*found["attacks"], weaker]}, (1, 8, 8), 0)
+    assert summarise(tmp_path)["headline"][1] == (
+        "Undefended (accuracy 90.0 %), a closed form, mean of 10 nearest, reconstructs at 20.2 dB PSNR (mean-image "
+        "baseline 11.0 dB), and the strongest attack, inverse_network, gets no more: 17.2 dB."
+    )
+
+
 def test_an_attack_that_is_the_closed_form_itself_is_not_behind_it(tmp_path: Path) -> None:
     found = result("none", 0, 0.0, 0.9, {"psnr": 20.0})
     attack = found["attacks"][0] | {"attack": "linear_inverse", "label": "linear_inverse(budget=fast)"}
