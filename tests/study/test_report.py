@@ -847,6 +847,17 @@ def test_roc_curve_is_drawn_through_its_corners() -> None:
     assert "true-positive rate: members found" in drawn
 
 
+@pytest.mark.drawn
+def test_roc_curves_are_told_apart() -> None:
+    """Undefended settings of several topologies were all black, and the seventh curve was the first again."""
+    member, scores = torch.tensor([True, False, True, False]), torch.tensor([4.0, 3, 2, 1])
+    kinds = ["none", "none", *(["noise"] * 6), "none"]
+    drawn = plot_roc_curves([(f"curve {i}", kind, scores, member) for i, kind in enumerate(kinds)], "roc")
+    strokes = re.findall(r'<path d="[^"]*" clip-path="[^"]*" fill="none" (stroke[^/]*)', drawn)
+    looks = [one for one in strokes if 'stroke-width="1.8"' in one]
+    assert len(set(looks)) == len(looks) == len(kinds)
+
+
 def test_table_means_leave_out_what_is_no_number() -> None:
     found = json.loads(json.dumps(result("none", 0, 0.0, 0.9, {"psnr": 26.0})))
     other = copy.deepcopy(found)
