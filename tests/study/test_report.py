@@ -23,6 +23,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from splitfed import cli
+from splitfed.cli import main
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
@@ -365,7 +366,7 @@ def test_an_attack_that_is_the_closed_form_itself_is_not_behind_it(tmp_path: Pat
     assert "closed form" not in said
 
 
-def test_an_interrupted_study_says_so(tmp_path: Path, finished: Path) -> None:
+def test_an_interrupted_study_says_so(tmp_path: Path, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(shutil.copytree(finished, tmp_path / "part"))
     runs = sorted((folder / "runs").iterdir())
     assert [r.name for r in runs][2:4] == ["vanilla-pool1--noise-2--seed0", "vanilla-pool1--noise-2--seed1"]
@@ -390,12 +391,22 @@ def test_an_interrupted_study_says_so(tmp_path: Path, finished: Path) -> None:
     parsed(page)
     assert "<b>This study is incomplete:</b> 3 of 6 runs have no result" in page
     assert "the loss became NaN at party client, step 3" in page
+    said = (
+        f"{str(folder)!r} is not finished: 3 of 6 runs have a result; without one: {runs[1].name} (not begun), "
+        f"{runs[2].name} (stopped after 2 rounds), {runs[3].name} (failed: {failed['failed']})"
+    )
+    assert main(["report", str(folder)]) == 0
+    assert capsys.readouterr().err == f"{said}; the report leaves them out\n"
+    assert main(["report", str(finished)]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_study_without_a_finished_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs" / "a").mkdir(parents=True)
     with pytest.raises(
-        InvalidInput, match=r"^study '.*' has no finished run to report on \(1 begun\): finish it first$"
+        InvalidInput,
+        match=r"^study '.*' has no finished run to report on: 0 of 1 runs have a result; without one: a \(stopped "
+        r"after 0 rounds\); finish it first$",
     ):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
