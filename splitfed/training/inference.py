@@ -60,5 +60,7 @@ def predict(
     bare = replace(topology, segments=tuple(replace(s, original=None) for s in topology.segments))
     ready = fit_inference(bare, facts, min(batch_size, len(rows)))
     engine = make_engine(ready, facts, 1, seed=seed, device=find_device(device))
+    if engine.run_parties.keys is not None:
+        engine.run_parties.keys.write()
     engine.own(0, "test", {name: rows}, {})
     return engine.predict(0, "test", "predict", batch_size=batch_size, head=head).outputs[head]
