@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import lzma
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -73,6 +74,8 @@ def csv(
     _check_complete(source, table)
     _check_whole_numbers(source, table)
     y = table.pop(target)
+    if y.dtype.kind in "iu":
+        _check_spellings(source, separator, target, y)
     domains = None if domain is None else _codes(table.pop(domain))
     if not len(table.columns):
         raise InvalidInput(f"{source} has no column but {target!r}; expected at least one to learn from")
@@ -164,6 +167,23 @@ def _check_whole_numbers(source: Path, table: pd.DataFrame) -> None:
                 f"{source}: column {name!r} has a whole number of {digits.max()} digits in row "
                 f"{int(digits.to_numpy().argmax()) + 1}, more than 64 bits hold; drop the column, or write it shorter"
             )
+
+
+def _check_spellings(source: Path, separator: str, target: str, y: pd.Series) -> None:
+    """Warn of whole numbers that the target writes in two ways, such as 1 and 01, which as numbers are one class."""
+    import pandas as pd
+
+    with _open_text(source) as file:
+        own = pd.read_csv(file, sep=separator, skipinitialspace=True, usecols=[target], dtype=str)[target].str.strip()
+    pairs = pd.DataFrame({"text": own, "number": y}).drop_duplicates()
+    if len(twice := pairs[pairs.duplicated("number", keep=False)]):
+        one, other, *_ = sorted(twice["text"][twice["number"] == twice["number"].iloc[0]])
+        warnings.warn(
+            f"{source}: column {target!r} holds {one!r} and {other!r}, which are one number and so one label; if they "
+            "are different codes, write a letter before each",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _is_number(column: pd.Series) -> bool:
