@@ -16,7 +16,7 @@ from torch import Tensor
 
 from splitfed.core.defense import ReleaseDefense, Strength
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import LARGEST_NORM, require_name, require_number
+from splitfed.core.errors import require_name, require_number
 
 KINDS = ("gaussian", "laplace")
 
@@ -25,7 +25,7 @@ KINDS = ("gaussian", "laplace")
 class Noise(ReleaseDefense):
     """Add noise of `scale`: the standard deviation of a Gaussian, or b of a Laplace distribution (deviation b√2)."""
 
-    scale: float = field(default=1.0, metadata=require_number("noise scale", low=0.0, high=LARGEST_NORM))
+    scale: float = field(default=1.0, metadata=require_number("noise scale", low=0.0, high=1e38))
     kind: str = field(default="gaussian", metadata=require_name("noise kind", KINDS))
     relative: bool = False
 
