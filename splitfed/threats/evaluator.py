@@ -217,8 +217,8 @@ class Evaluator:
         """Return what every floor makes of the releases in `view`, means of `releases`: name -> (victims, *shape)."""
         if self.engine.topologies[client].encryption is not None:
             return {}
-        known = self.grants.knowledge(party, client, derive(seed, "queries", "floors"), releases)
-        return self.floors.predict(view, known, party, client, seed)
+        known = self.grants.knowledge(party, client, derive(seed, "queries", "linear_inverse"), releases)
+        return self.floors.predict(view, known, seed, party, client)
 
     def _floors_above(
         self,

@@ -2,8 +2,9 @@
 
 They are the attacks `linear_inverse` and `nearest` (with one row, and the mean of ten), on the victims' releases as
 they arrived. Releases of auxiliary rows are asked for once for all of them, and what they reconstruct is kept for the
-next attack on the same releases. A floor needs releases in plain and auxiliary rows; where there are none, or too few,
-it is left out. The mean image and the row of another victim, which need no release, are the scorer's own baselines.
+next attack on the same releases. They draw as `linear_inverse` does, so that it and its floor are one figure. A floor
+needs releases in plain and auxiliary rows; where there are none, or too few, it is left out. The mean image and the row
+of another victim, which need no release, are the scorer's own baselines.
 """
 
 from __future__ import annotations
@@ -42,16 +43,19 @@ class Floors:
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, Tensor]] = {}
 
-    def predict(self, view: View, knowledge: Knowledge, *key: object) -> dict[str, Tensor]:
-        """Return floor -> rows (victims, *shape) for the activations in `view`; `key`: what else they depend on."""
+    def predict(self, view: View, knowledge: Knowledge, seed: int, *key: object) -> dict[str, Tensor]:
+        """Return floor -> rows (victims, *shape) for the activations in `view`; `key`: what else they depend on.
+
+        `seed`: of the attack that they stand beside.
+        """
         seen = view.select(kind="activation")
         if not seen.messages or knowledge.query is None or knowledge.auxiliary is None or not len(knowledge.auxiliary):
             return {}
-        digest = _digest(seen, knowledge.auxiliary, key)
+        digest = _digest(seen, knowledge.auxiliary, (seed, *key))
         if digest not in self._kept:
             while len(self._kept) >= KEPT:
                 self._kept.pop(next(iter(self._kept)))
-            self._kept[digest] = _reconstruct(seen, knowledge)
+            self._kept[digest] = _reconstruct(seen, knowledge, seed)
         return self._kept[digest]
 
 
@@ -66,14 +70,14 @@ def compared_floors(attack: Attack, floors: Mapping[str, Tensor]) -> dict[str, T
     return {name: rows for name, rows in floors.items() if able or name == MEAN}
 
 
-def _reconstruct(view: View, knowledge: Knowledge) -> dict[str, Tensor]:
+def _reconstruct(view: View, knowledge: Knowledge, seed: int) -> dict[str, Tensor]:
     passes = query_passes(unwrap(knowledge.query), unwrap(knowledge.auxiliary), QUERIES)
     found = {}
     for name, (attack, parameters) in FLOORS.items():
         floor = load("attacks", attack)(queries=len(passes), **parameters)
         try:
             known = replace(knowledge, query=_replay(passes))
-            found[name] = floor(view, known, generator(0, "floors", name)).prediction
+            found[name] = floor(view, known, generator(seed, "attack", attack)).prediction
         except InvalidInput:
             # Too few auxiliary rows, or releases that are not finite.
             continue

@@ -96,6 +96,8 @@ class TargetDescription:
         return sorted(metrics, key=lambda m: m not in self.metrics)
 
 
+NAMED = 5
+"""Runs without a result that a sentence names."""
 CLONES = ("clone", "trained", "fresh")
 """Whose upstream segments a stolen model is scored with."""
 MEANS = {"mean_image": "mean", "random_pairing": "other"}
@@ -214,13 +216,45 @@ def read_study(folder: Path, *, trust: bool = False, only: Collection[str] = ())
     Links that lead out of the folder are refused without `trust`: whoever made it could have other files shown.
     """
     check_report_links(folder, trust)
-    runs, path = folder / "runs", folder / "config.toml"
-    if not runs.is_dir():
+    path = folder / "config.toml"
+    if not (folder / "runs").is_dir():
         raise InvalidInput(f"folder {str(folder)!r} holds no study: it has no runs/ in it")
     config = read_toml(path, digests.STUDY_CONFIG) if path.is_file() else {}
+    refused = dict(read_refused(folder))
+    results, unfinished = _read_results(folder, config, refused, only)
+    if not results:
+        said = _list_unfinished(unfinished, 0)
+        raise InvalidInput(f"study {str(folder)!r} has no finished run to report on: {said}; finish it first")
+    check_same_data(results)
+    environment = _read_json(folder / "environment.json", "delete it to go on without it")
+    name = escape_invisible(str(config.get("study", {}).get("name") or folder.name))
+    text = escape_invisible(path.read_text("utf-8").rpartition(digests.COMMENT)[0]) if path.is_file() else ""
+    left_out = tuple((escape_invisible(run), escape_invisible(reason)) for run, reason in refused.items())
+    return Study(folder, name, text, environment, _group_settings(results), tuple(unfinished), left_out)
+
+
+def describe_unfinished(folder: Path) -> str:
+    """Say which runs of the study in `folder` have no result, and why; "" where all have one, and of a search."""
+    path = folder / "config.toml"
+    config = read_toml(path, digests.STUDY_CONFIG) if path.is_file() else {}
+    results, unfinished = ([], []) if "search" in config else _read_results(folder, config, dict(read_refused(folder)))
+    return f"{str(folder)!r} is not finished: {_list_unfinished(unfinished, len(results))}" if unfinished else ""
+
+
+def _list_unfinished(unfinished: Sequence[tuple[str, str]], finished: int) -> str:
+    shown = [f"{name} ({reason.removeprefix('not finished: ')})" for name, reason in unfinished[:NAMED]]
+    shown += [f"and {len(unfinished) - NAMED} more"] if len(unfinished) > NAMED else []
+    names = ", ".join(shown) or "none was begun"
+    return f"{finished} of {finished + len(unfinished)} runs have a result; without one: {names}"
+
+
+def _read_results(
+    folder: Path, config: Mapping[str, Any], refused: Mapping[str, str], only: Collection[str] = ()
+) -> tuple[list[Json], list[tuple[str, str]]]:
+    """Return the results in `folder`, and names and reasons of the runs that have none."""
+    runs = folder / "runs"
     results, unfinished = [], []
     run_names = [p.name for p in runs.iterdir() if p.is_dir()]
-    refused = dict(read_refused(folder))
     for name in sorted(only or {*run_names, *(set(_planned_runs(config, folder)) - refused.keys())}):
         found = current_keys(_read_json(runs / name / "result.json", digests.REMEASURE))
         if found.get("id", name) not in (name, escape_invisible(name)):
@@ -230,16 +264,7 @@ def read_study(folder: Path, *, trust: bool = False, only: Collection[str] = ())
             results.append(found | {"folder": str(runs / name)})
         else:
             unfinished.append((escape_invisible(name), _unfinished_reason(runs / name, found)))
-    if not results:
-        raise InvalidInput(
-            f"study {str(folder)!r} has no finished run to report on ({len(run_names)} begun): finish it first"
-        )
-    check_same_data(results)
-    environment = _read_json(folder / "environment.json", "delete it to go on without it")
-    name = escape_invisible(str(config.get("study", {}).get("name") or folder.name))
-    text = escape_invisible(path.read_text("utf-8").rpartition(digests.COMMENT)[0]) if path.is_file() else ""
-    left_out = tuple((escape_invisible(run), escape_invisible(reason)) for run, reason in refused.items())
-    return Study(folder, name, text, environment, _group_settings(results), tuple(unfinished), left_out)
+    return results, unfinished
 
 
 def check_report_links(folder: Path, trust: bool) -> None:

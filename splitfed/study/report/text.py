@@ -93,19 +93,23 @@ def beats_baseline(attack: Mapping[str, Any], metric: str, who: str = "attack") 
     return high < beaten
 
 
-def leading_floor(setting: Mapping[str, Any], metric: str, target: str) -> str | None:
-    """Return the floor that leaks as much as the strongest attack on `target`, or more; None where that leads alone.
+def leading_floor(setting: Mapping[str, Any], metric: str, target: str) -> tuple[str, Mapping[str, Any]] | None:
+    """Return the floor that leaks as much as the strongest attack on `target`, or more, and the attack beside it.
 
-    An attack that is this floor itself is not behind it.
+    None where the strongest attack leads alone. An attack that is this floor itself is not behind it.
     """
     if (label := strongest(setting, metric, target)) is None:
         return None
-    scores = setting["attacks"][label]["scores"][metric]
-    leaks = {who: METRICS[metric].leak(one["mean"]) for who, one in scores.items() if one}
-    floor = max((who for who in FLOORS if who in leaks), key=lambda who: leaks[who], default=None)
-    if floor is None or leaks[floor] < leaks["attack"]:
+    leak = METRICS[metric].leak
+    # The strongest attack may have none beside it, as one that lives in training, and another one has.
+    attacks = [setting["attacks"][label], *(a for a in setting["attacks"].values() if a["target"] == target)]
+    floors = [(who, a) for a in attacks for who in FLOORS if a["scores"].get(metric, {}).get(who)]
+    leaks = [leak(a["scores"][metric][who]["mean"]) for who, a in floors]
+    reached = leak(attacks[0]["scores"][metric]["attack"]["mean"])
+    if not leaks or max(leaks) < reached:
         return None
-    return None if leaks[floor] == leaks["attack"] and floor.startswith(label.partition("(")[0]) else floor
+    found = floors[leaks.index(max(leaks))]
+    return None if max(leaks) == reached and found[0].startswith(label.partition("(")[0]) else found
 
 
 def _study_sentence(summary: Summary) -> str:
@@ -204,11 +208,12 @@ def _attack_finding(summary: Summary, base: Mapping[str, Any], metric: str, targ
     blind = baseline(attack, metric)
     beside = f" ({baseline_name(summary, metric, target)} {format_score(metric, blind['mean'])})" if blind else ""
     reached = f"{format_score(metric, attack['scores'][metric]['attack']['mean'])} {METRICS[metric].title}{beside}"
-    floor = leading_floor(base, metric, target)
-    if blind and not beats_baseline(attack, metric, floor or "attack"):
+    floor, beside_it = leading_floor(base, metric, target) or (None, attack)
+    if blind and not beats_baseline(beside_it, metric, floor or "attack"):
         return f"{_strongest_attack(target)}, {named}, gets {reached}: not measurably better than that baseline."
     if floor is not None:
-        own, best = (format_score(metric, attack["scores"][metric][who]["mean"]) for who in ("attack", floor))
+        scored = (attack["scores"][metric]["attack"], beside_it["scores"][metric][floor])
+        own, best = (format_score(metric, one["mean"]) for one in scored)
         return (
             f"{_closed_form(floor)} {TARGETS[target].gets} {best} {METRICS[metric].title}{beside}, and "
             f"{_strongest_attack(target)}, {named}, gets no more: {own}."
@@ -255,7 +260,8 @@ def _defense_findings(
     def brings(setting: Mapping[str, Any]) -> str:
         label = strongest(setting, metric, target) or ""
         attack, names = setting["attacks"][label], summary["names"]
-        score, floor = _strongest_score(setting, metric, target), leading_floor(setting, metric, target)
+        score = _strongest_score(setting, metric, target)
+        floor, beside_it = leading_floor(setting, metric, target) or (None, attack)
         strong = f"{_strongest_attack(target)} ({names[label]})"
         said = (
             f"with {names[setting['defense']]}, {strong if floor is None else _closed_form(floor)} gets "
@@ -263,7 +269,7 @@ def _defense_findings(
         )
         if floor is not None:
             said += f" and {strong} no more, {format_score(metric, attack['scores'][metric]['attack']['mean'])}"
-        if baseline(attack, metric) and not beats_baseline(attack, metric, floor or "attack"):
+        if baseline(attack, metric) and not beats_baseline(beside_it, metric, floor or "attack"):
             said += f" (not measurably better than the {baseline_name(summary, metric, target)})"
         elif _intervals_overlap(score, _strongest_score(base, metric, target)):
             said += " (the intervals overlap)"
@@ -303,8 +309,9 @@ def baseline_name(summary: Summary, metric: str, target: str) -> str:
 
 def _strongest_score(setting: Mapping[str, Any], metric: str, target: str) -> Mapping[str, Any]:
     """Return what the strongest attack or floor reached: a defense is worth what it does against that one."""
-    scores = setting["attacks"][strongest(setting, metric, target)]["scores"][metric]
-    found: Mapping[str, Any] = scores[leading_floor(setting, metric, target) or "attack"]
+    attack = setting["attacks"][strongest(setting, metric, target)]
+    who, beside = leading_floor(setting, metric, target) or ("attack", attack)
+    found: Mapping[str, Any] = beside["scores"][metric][who]
     return found
 
 
