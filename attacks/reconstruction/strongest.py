@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -45,17 +46,19 @@ from splitfed.attacks.base import (
     unwrap,
 )
 from splitfed.attacks.reconstruction.held_out import HeldOut, count_folds, hold_out, hold_out_in_folds
-from splitfed.attacks.reconstruction.race import Member, Trials, attempts_of
+from splitfed.attacks.reconstruction.race import Member, Trials, attempts_of, rungs
 from splitfed.attacks.reconstruction.refinement import Refinement, measure_noise
 from splitfed.attacks.selection import name_budgets
+from splitfed.attacks.threat_model import BLACK_BOX, WHITE_BOX
+from splitfed.attacks.work import BATCHES, OneOf, Work
 from splitfed.core.errors import require_count, require_counts, require_name, require_number, require_share
 from splitfed.core.messages import View
 from splitfed.core.rows import flat_rows
 from splitfed.registry import load
 
-QUICK = {"widths": (32,), "work": 75_000, "prior": False}
-STANDARD = {"widths": (16, 32, 64), "work": 500_000, "prior": True}
-FULL = {"widths": (16, 32, 64), "work": 5_000_000, "prior": True}
+QUICK = {"widths": (32,), "passes": 75_000, "prior": False}
+STANDARD = {"widths": (16, 32, 64), "passes": 500_000, "prior": True}
+FULL = {"widths": (16, 32, 64), "passes": 5_000_000, "prior": True}
 
 REACH = (0.3, 3.0, 30.0)
 """How far a refinement may go from the first prediction, among which it chooses."""
@@ -96,7 +99,7 @@ class _Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Strongest(Attack):
-    """A race of `work` row passes among decoders of `widths` and, in the threat model "white_box", searches.
+    """A race of `passes` row passes among decoders of `widths` and, in the threat model "white_box", searches.
 
     `threat_model`: "black_box", "white_box", or None: the one that holds for the adversary in the run, "white_box"
     where the client's weights reach it. `prior`: whether `latent_search` takes part. The share `validation` of the
@@ -111,9 +114,9 @@ class Strongest(Attack):
     budgets: ClassVar[Budgets] = name_budgets(QUICK, STANDARD, FULL)
 
     widths: tuple[int, ...] = field(default=(16, 32, 64), metadata=require_counts("strongest widths", low=1))
-    work: int = field(default=500_000, metadata=require_count("strongest work", low=1))
+    passes: int = field(default=500_000, metadata=require_count("strongest passes", low=1))
     threat_model: str | None = field(
-        default=None, metadata=require_name("strongest threat_model", ("black_box", "white_box"))
+        default=None, metadata=require_name("strongest threat_model", (BLACK_BOX, WHITE_BOX))
     )
     prior: bool = True
     batch_size: int = field(default=32, metadata=require_count("strongest batch_size", low=1))
@@ -124,7 +127,7 @@ class Strongest(Attack):
     @property
     def uses(self) -> frozenset[Needs]:
         """What some members need, beyond what all of them require."""
-        return frozenset({Needs.TRAINING_ATTACK, *([Needs.UPSTREAM] if self.threat_model == "white_box" else [])})
+        return frozenset({Needs.TRAINING_ATTACK, *([Needs.UPSTREAM] if self.threat_model == WHITE_BOX else [])})
 
     def run(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
@@ -147,13 +150,45 @@ class Strongest(Attack):
         if state is not None and getattr(state.plan, "target", None) is Target.INPUTS:
             trials.run(_training_attack_member(state))
         noise = _noise(held_out) if white_box else 0.0
-        refined = REFINED * self.work if noise else 0.0
-        trials.race(racing, self.work - refined)
+        refined = REFINED * self.passes if noise else 0.0
+        trials.race(racing, self.passes - refined)
         if noise:
             trials.race(self._refinements(trials, noise, rows.victims), refined)
         trials.combine()
         progress(most, most)
         return trials
+
+    def work(self, view: View, knowledge: Knowledge) -> list[Work | OneOf]:
+        """Return its work: closed forms, the first rung of the race, and all after it by one of those that race."""
+        every = len(unwrap(knowledge.auxiliary))
+        folds = self._folds(every)
+        held = every if folds > 1 else round(min(self.validation, MOST / every) * every)
+        victims = len(next(iter(_released(view, knowledge.device).values())))
+        rows = _Rows(victims, held, every - math.ceil(held / folds), folds)
+        few = replace(knowledge, auxiliary=unwrap(knowledge.auxiliary)[: min(rows.kept, BATCHES * self.batch_size)])
+
+        def piece(member: Member, size: float) -> Work:
+            share = victims / held if member.searches else len(unwrap(few.auxiliary)) / (rows.kept * folds)
+
+            def run(size: int) -> object:
+                return member.predict(view, few, size, torch.Generator().manual_seed(0))
+
+            return Work(run, size, size, share=share, timed=member.least)
+
+        closed = [load("attacks", name)() for name in ("linear_inverse", "nearest")]
+        found: list[Work | OneOf] = [
+            Work(partial(_closed, attack, view, knowledge), 0, 0, (folds, folds + 1)) for attack in closed
+        ]
+        racing = self._racing(rows, knowledge.upstream is not None)
+        (_, first), *further = rungs(len(racing), self.passes, max(member.last for member in racing))
+        able = [member for member in racing if member.size(first)]
+        found += [piece(member, member.size(first)) for member in able]
+        if able:
+            later = {
+                m: sum(count * m.size(work) for count, work in further) + m.last * m.size(further[-1][1]) for m in able
+            }
+            found.append(OneOf([[piece(member, size)] for member, size in later.items()]))
+        return found
 
     def _hold_out(self, view: View, knowledge: Knowledge, generator: torch.Generator) -> HeldOut:
         """Return the rows that choose: a share held out once where that is enough of them, else all of them in turn."""
@@ -214,6 +249,10 @@ class Strongest(Attack):
         return found
 
 
+def _closed(attack: Attack, view: View, knowledge: Knowledge, size: int) -> object:
+    return attack(view, knowledge, torch.Generator().manual_seed(0))
+
+
 def attack_member(name: str, attack: Attack, parameter: str = "") -> Member:
     """Return `attack` as a member whose `parameter` is its size; without one it has no steps."""
 
@@ -239,13 +278,13 @@ def _noise(held_out: HeldOut) -> float:
     return noise if noise > DETERMINED * variance else 0.0
 
 
-def _training_attack_member(state: TrainedAttack) -> EnsembleMember:
+def _training_attack_member(state: TrainedAttack) -> Member:
     """Return the attack inside training as a member: it has learnt all it can."""
 
     def predict(view: View, knowledge: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
         return state.predict(view, Target.INPUTS).detach().cpu()
 
-    return EnsembleMember(f"{type(state.plan).__name__} in training", 0, predict)
+    return Member(f"{type(state.plan).__name__} in training", predict)
 
 
 def _released(view: View, device: torch.device) -> dict[str, Tensor]:
