@@ -56,6 +56,10 @@ class Member(NamedTuple):
     last: float = 0.0
     least: int = 1
 
+    def work(self, size: int) -> float:
+        """Return the row passes that a trial of `size` takes."""
+        return self.start + self.passes * size
+
     def size(self, work: float) -> int:
         """Return the size of which a trial takes about `work` row passes; 0 where its least size takes more."""
         size = int((work - self.start) / self.passes)
@@ -63,10 +67,10 @@ class Member(NamedTuple):
 
 
 def rungs(members: int, budget: float, last: float = 0.0) -> list[tuple[int, float]]:
-    """Return how many members are tried on each rung, and the row passes that each has there.
+    """Return how many members are tried on each rung, and the row passes that each has there at least.
 
     All trials together, and the prediction of the last member that takes `last` times the work of its last trial, take
-    `budget`.
+    `budget`. The last member has what is left of that, so more where its own prediction takes less.
     """
     # Two rungs at least, as a single size says nothing of what more work would gain.
     counts = [members]
@@ -125,8 +129,11 @@ class Trials:
 
     def race(self, members: Sequence[Member], budget: float) -> None:
         """Try `members` with `budget` row passes altogether, fewer and fewer of them with more and more."""
-        left = list(members)
-        for rung, (count, work) in enumerate(rungs(len(left), budget, max(member.last for member in members))):
+        left, spent = list(members), 0.0
+        planned = rungs(len(left), budget, max(member.last for member in members))
+        for rung, (count, least) in enumerate(planned):
+            last = rung == len(planned) - 1 and bool(left)
+            work = (budget - spent) / (1 + left[0].last) if last else least
             sizes = {member.name: member.size(work) for member in left[:count]}
             if not rung:
                 self.left_out += [
@@ -138,6 +145,7 @@ class Trials:
                 ]
             left = [member for member in left[:count] if sizes[member.name]]
             errors = {member.name: self.run(member, sizes[member.name]) for member in left}
+            spent += sum(member.work(sizes[member.name]) for member in left)
             left.sort(key=lambda member: errors[member.name])
 
     def combine(self) -> None:

@@ -64,7 +64,7 @@ REACH = (0.3, 3.0, 30.0)
 """How far a refinement may go from the first prediction, among which it chooses."""
 RATE = 0.01
 """Adam's rate for a refinement, in the unit of the data's standard deviation."""
-REFINED = 0.2
+REFINED = 0.1
 """Share of the work that refinements have, where there are any."""
 LEAST_RESIDUAL = 1e-12
 """Mean squared error of a first prediction that is taken for exact."""
@@ -180,14 +180,12 @@ class Strongest(Attack):
             Work(partial(_closed, attack, view, knowledge), 0, 0, (folds, folds + 1)) for attack in closed
         ]
         racing = self._racing(rows, knowledge.upstream is not None)
-        (_, first), *further = rungs(len(racing), self.passes, max(member.last for member in racing))
+        (_, first), *_ = rungs(len(racing), self.passes, max(member.last for member in racing))
         able = [member for member in racing if member.size(first)]
         found += [piece(member, member.size(first)) for member in able]
         if able:
-            later = {
-                m: sum(count * m.size(work) for count, work in further) + m.last * m.size(further[-1][1]) for m in able
-            }
-            found.append(OneOf([[piece(member, size)] for member, size in later.items()]))
+            left = self.passes - sum(member.work(member.size(first)) for member in able)
+            found.append(OneOf([[piece(member, left / member.passes)] for member in able]))
         return found
 
     def _hold_out(self, view: View, knowledge: Knowledge, generator: torch.Generator) -> HeldOut:

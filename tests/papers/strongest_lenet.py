@@ -14,6 +14,7 @@ from typing import Any
 import splitfed as sf
 from splitfed.attacks.base import unwrap
 from splitfed.attacks.reconstruction.strongest import Strongest
+from splitfed.attacks.threat_model import BLACK_BOX, WHITE_BOX
 from splitfed.core.optimizers import Optim
 from splitfed.defenses import Noise
 from splitfed.models import lenet
@@ -40,7 +41,8 @@ def measure(budget: str, noise: float, auxiliary: int, white_box: bool, seed: in
         optimizer=Optim("Adam", {"lr": 1e-3}),
         seed=seed,
     )
-    attack = Strongest.with_budget(budget, white_box=white_box, queries=QUERIES if noise else 1)
+    threat_model = WHITE_BOX if white_box else BLACK_BOX
+    attack = Strongest.with_budget(budget, threat_model=threat_model, queries=QUERIES if noise else 1)
     (result,) = run.attack(attack)
     choice = unwrap(result.selection)
     return {

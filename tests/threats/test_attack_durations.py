@@ -105,16 +105,16 @@ def test_the_work_of_the_strongest_attack() -> None:
     found = everything(attack)
     linear, nearest, narrow, wide, search = (one for one in found if isinstance(one, Work))
     assert (linear.most, linear.attempts) == (nearest.most, nearest.attempts) == (0, (1, 2))
-    (_, first), (_, second) = rungs(3, 60_000, 1.0)
+    first = rungs(3, 60_000, 1.0)[0][1]
     for decoder in (narrow, wide):
         assert decoder.least == decoder.most == int(first / 336)
         assert decoder.share == BATCHES * 8 / 336
     assert search.most == int(first / (strongest.EVALUATIONS * 64))
     assert search.share == 24 / 64
     (one_of,) = (one for one in found if isinstance(one, OneOf))
-    # What is held out is more than a tenth: a decoder learns once more from all rows.
-    later = [pieces[0].most for pieces in one_of.options]
-    assert later == [2 * int(second / 336)] * 2 + [pytest.approx(int(second / (1.3 * 64)) * (1 + 24 / 64))]
+    # All that is left goes to the one that stays, whichever it is, and to its last prediction.
+    left = 60_000 - 2 * 336 * narrow.most - 1.3 * 64 * search.most
+    assert [pieces[0].most for pieces in one_of.options] == pytest.approx([left / 336] * 2 + [left / (1.3 * 64)])
     assert len(everything(replace(attack, widths=(4,), threat_model="black_box"))) == 4
 
 
