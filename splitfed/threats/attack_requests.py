@@ -15,6 +15,7 @@ from splitfed.privacy.ledger import Ledger
 from splitfed.registry import load, name_of
 from splitfed.threats.attack_result import AttackResult
 from splitfed.threats.evaluator import Evaluator
+from splitfed.threats.threat_models import threat_model_of, with_threat_model
 
 
 def name_attacks(
@@ -59,12 +60,13 @@ def ask_in_turn(
     truth = evaluator.data.victims if all(past) else evaluator.victims(victims)
     for name, attack in attacks:
         evaluator.check_releases(name, attack, releases, client)
-    for name, attack in attacks:
+    for name, asked in attacks:
+        attack = with_threat_model(asked, evaluator.engine, party)
         found = evaluator.attack(
             name, attack, party, truth, client, seed, progress, number, classifier, floors, releases
         )
         costed = found if found.repeated is None else _with_cost(found, evaluator.engine, client, ledger().delta)
-        yield replace(costed, quick=attack.quick)
+        yield replace(costed, quick=attack.quick, threat_model=threat_model_of(attack))
 
 
 def _with_cost(result: AttackResult, engine: Engine, client: int, delta: float) -> AttackResult:

@@ -197,9 +197,9 @@ TABLE: dict[str, Row] = {
         Ladder(widths=(2,), epochs=(1, 3), batch_size=16, queries=1),
     ),
     "strongest": images(
-        Strongest(widths=(4,), epochs=2, iterations=40, doublings=1, queries=1, prior=False),
+        Strongest(widths=(4,), passes=9000, queries=1, prior=False, threat_model="white_box"),
         20.0,
-        Strongest(widths=(2,), epochs=1, iterations=5, doublings=1, queries=1, prior=False),
+        Strongest(widths=(2,), passes=2000, queries=1, prior=False, threat_model="white_box"),
     ),
     "linear_inverse": images(LinearInverse(), 10.0),
     "nearest": images(Nearest(), 4.0),

@@ -175,6 +175,7 @@ def _summarise_attack(runs: Sequence[Mapping[str, Any]], label: str) -> dict[str
     stolen = [a["stolen"] for a in found if "stolen" in a]
     return {
         "adversary": found[0]["adversary"],
+        "threat_model": found[0].get("threat_model"),
         "seconds": _estimate_to_json(estimate([a["seconds"] for a in found], bounds=AMOUNT)),
         "victims": found[0]["victims"],
         "depth": found[0].get("depth"),

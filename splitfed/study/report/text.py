@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from splitfed.attacks.threat_model import BLACK_BOX, WHITE_BOX
 from splitfed.stats.utility import ConstantAnswer, below_constant
 from splitfed.study.report.data import (
     FLOORS,
@@ -352,6 +353,13 @@ def _limitations(summary: Summary) -> list[str]:
         sentences.append(
             f"Attacks that did not adapt, marked † in the table: {'; '.join(blind)}. "
             "An attacker who knows the defense may see more, so these figures do not judge it."
+        )
+    shown = [(attack["threat_model"], summary["names"][label]) for label, attack in found if attack["threat_model"]]
+    if white := dict.fromkeys(name for model, name in shown if model == WHITE_BOX):
+        black = dict.fromkeys(name for model, name in shown if model == BLACK_BOX)
+        sentences.append(
+            f"White box, with weights that the client trained: {', '.join(white)}."
+            + (f" Black box, without them: {', '.join(black)}." if black else "")
         )
     if quick := dict.fromkeys(summary["names"][label] for label, attack in found if attack["quick"]):
         sentences.append(f"A quick look (budget fast), where more work may find more: {', '.join(quick)}.")

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from splitfed.attacks.threat_model import WHITE_BOX
 from splitfed.core.grouping import group_pairs, nest
 from splitfed.study.report.data import FLOORS, METRICS, ORACLES, group_by
 from splitfed.study.report.remarks import remarks
@@ -77,6 +78,7 @@ def _means_of(ended: Sequence[Json]) -> dict[str, Any]:
         **({"epsilon": _largest_epsilon(ended), "promises": _largest_promises(ended)} if private else {}),
         "attacks": {key: _mean_scores([one["scores"] for one in found]) for key, found in attacks.items()},
         "quick": [key for key, found in attacks.items() if found[0].get("quick")],
+        "white_box": [key for key, found in attacks.items() if found[0].get("threat_model") == WHITE_BOX],
     }
 
 
@@ -159,7 +161,7 @@ def print_table(results: Sequence[Json], console: Console) -> None:
     rows = setting_rows(results)
     metric = next((row["metric"] for row in rows if "metric" in row), "utility")
     attacks = _attack_metrics(rows)
-    quick = {name for row in rows for name in row.get("quick", [])}
+    quick, white = ({name for row in rows for name in row.get(key, [])} for key in ("quick", "white_box"))
     several = len({row["topology"] for row in rows}) > 1
     names = [
         *(["topology"] if several else []),
@@ -172,7 +174,14 @@ def print_table(results: Sequence[Json], console: Console) -> None:
         *(["preset", "bytes", "seconds"] if encrypted else []),
         *(["epsilon"] if private else []),
         *(
-            "\n".join([name, *(["quick look"] if name in quick else []), " / ".join(metrics)])
+            "\n".join(
+                [
+                    name,
+                    *(["white box"] if name in white else []),
+                    *(["quick look"] if name in quick else []),
+                    " / ".join(metrics),
+                ]
+            )
             for name, metrics in attacks.items()
         ),
     ]
