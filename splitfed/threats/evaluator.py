@@ -51,7 +51,7 @@ from splitfed.threats.adaptation import unadapted
 from splitfed.threats.attack_result import AttackResult as AttackResult
 from splitfed.threats.dry_run import AttackBegun, stop_at_first_use, stop_attack
 from splitfed.threats.encrypted_views import check_readable, decrypt_releases, encrypted_layer, select_plain
-from splitfed.threats.floors import MEAN, Floors, compared_floors
+from splitfed.threats.floors import MEAN, Floors, compared_floors, predict_own_labels
 from splitfed.threats.fresh_segments import head_after
 from splitfed.threats.knowledge import Grants, check_client, curious, find_party
 from splitfed.threats.repeated_releases import RepeatedReleases, check_releases, mean_view, release_seed
@@ -167,7 +167,7 @@ class Evaluator:
         An attack on membership gets as many rows of training among the victims. An attack on recorded training goes
         against the rows that `client` trained on in `number`, a round (default: the newest that was recorded);
         `victims` play no part in it. `classifier`: whether a classifier of clean rows scores reconstructions too.
-        `floors`: whether floors and oracles are scored beside a reconstruction from releases. `releases`: how often
+        `floors`: whether floors (of reconstructions from releases, of labels) and oracles are scored. `releases`: how often
         every victim's row is released; the attack gets the mean.
         """
         self.check_releases(name, attack, releases, client)
@@ -180,8 +180,7 @@ class Evaluator:
             return self._attack_training(name, attack, party, client, seed, number, progress, classifier)
         case = self._case(name, attack, party, victims, client, seed, releases)
         outcome = attack(case.view, case.knowledge, generator(seed, "attack", name), progress)
-        floors = floors and attack.target is Target.INPUTS
-        beside = self.reconstruct_floors(case.view, party, client, seed, releases) if floors else None
+        beside = self._floors(attack, case, party, client, seed, releases) if floors else None
         part = select_unknown(self.data.shape, case.knowledge.places, case.knowledge.own or {})
         truth, scores = score_prediction(
             attack.target,
@@ -204,12 +203,24 @@ class Evaluator:
             *(name, party, outcome.prediction, truth, scores, outcome.seconds, outcome.clone, stolen),
             error_bound=outcome.error_bound,
             selection=outcome.selection,
-            under_trained=() if beside is None else self._floors_above(attack, outcome.prediction, truth, beside, part),
+            under_trained=()
+            if beside is None or attack.target is not Target.INPUTS
+            else self._floors_above(attack, outcome.prediction, truth, beside, part),
             unadapted=self._unadapted(outcome.member or attack, party, client),
             repeated=None
             if releases == 1
             else RepeatedReleases(releases, case.equal, Needs.TRAINING_ATTACK in attack.requires),
         )
+
+    def _floors(
+        self, attack: Attack, case: _Case, party: str, client: int, seed: int, releases: int
+    ) -> dict[str, Tensor] | None:
+        """Return what stands beside the prediction of `attack`: floor -> a prediction as its own; None: it has none."""
+        if attack.target is Target.INPUTS:
+            return self.reconstruct_floors(case.view, party, client, seed, releases)
+        if attack.target is Target.LABELS:
+            return predict_own_labels(attack, case.view, case.knowledge)
+        return None
 
     def reconstruct_floors(
         self, view: View, party: str, client: int, seed: int, releases: int = 1

@@ -401,7 +401,7 @@ def test_it_finds_what_its_best_member_finds(planted: tuple[Revealed, Any]) -> N
     attack, result = planted
     hints = attack.kept["knowledge"].hints
     found = {n: score(p, result.truth, hints) for n, p in attack.kept["found"].items()}
-    assert result.scores["attack"]["auc"].mean == pytest.approx(max(found.values()), abs=0.01)
+    assert result.scores["attack"]["auc"].mean > max(found.values()) - 0.02
     assert max(found.values()) > 0.95
     assert {"similar", "norm", "direction", "spectral", "model_completion", "exploit"} < set(found)
     assert {one.member for one in result.selection.left_out} == {

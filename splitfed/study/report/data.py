@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
+from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs
@@ -101,6 +102,8 @@ CLONES = ("clone", "trained", "fresh")
 MEANS = {"mean_image": "mean", "random_pairing": "other"}
 FLOORS = {"linear_inverse": "linear inverse", "nearest_1": "nearest row", "nearest_10": "mean of 10 nearest"}
 """What closed forms reconstruct from the same releases."""
+LABEL_FLOORS = {"own_features": "own data alone"}
+"""What the adversary's own data say of labels, and nothing that it received."""
 ORACLES = {"oracle_pca_16": "oracle: 16 components", "oracle_nearest_row": "oracle: nearest row"}
 """What nobody reaches without the truth."""
 # In the order in which a headline looks for an attack. A result that names no target is of an input's reconstruction.
@@ -112,7 +115,13 @@ TARGETS = {
     "labels": TargetDescription(
         "predicted labels",
         "predicts labels at",
-        {"majority": "majority", "random_pairing": "other", "permutation_null": "shuffled"},
+        {
+            "majority": "majority",
+            **LABEL_FLOORS,
+            EXCESS: "beyond own data",
+            "random_pairing": "other",
+            "permutation_null": "shuffled",
+        },
     ),
     "members": TargetDescription("predicted membership", "predicts membership at", {"chance": "chance"}),
     "shares": TargetDescription(
@@ -305,7 +314,9 @@ def score(runs: Sequence[Mapping[str, Any]], attack: str, metric: str, who: str 
         for a in run["attacks"]
         if a["label"] == attack and who in a["scores"].get(metric, {})
     ]
-    return estimate([s["mean"] for s in found], found, METRICS[metric].bounds)
+    # A difference of two scores may lie below what a score cannot leave.
+    bounds = UNBOUNDED if who == EXCESS else METRICS[metric].bounds
+    return estimate([s["mean"] for s in found], found, bounds)
 
 
 def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

@@ -12,6 +12,7 @@ BASELINE_STYLES = {
     "mean_image": ("the mean", (0, (5, 3))),
     "mean_release": ("the mean", (0, (5, 3))),
     "frequent_token": ("the most frequent token", (0, (5, 3))),
+    "own_features": ("the adversary's own data alone", (0, (5, 1))),
     "majority": ("the most frequent label", (0, (5, 3))),
     "chance": ("chance", (0, (5, 3))),
     "prior": ("the auxiliary rows' shares", (0, (5, 3))),
