@@ -56,7 +56,7 @@ class CoTraining(LabelAttack):
         return self.fit(view, knowledge).log_posterior(gradient_rows(view, knowledge.device))
 
     def fit(self, view: View, knowledge: Knowledge) -> FittedViews:
-        """Return both views, fitted to what the adversary knows and to the gradients in `view`; refuses what `run` does."""
+        """Return both views, fitted to what the adversary knows and to the gradients in `view`; refuses what it does."""
         rows, labels, known = own_rows("co_training", view, knowledge)
         received, victims = gradient_rows(view, knowledge.device), victims_of(knowledge)
         if len(received) != victims:
@@ -131,4 +131,5 @@ def _axes(centered: Tensor, components: int) -> Tensor:
     """Return the leading principal components of `centered` (n, numbers), but those that are rounding: (numbers, k)."""
     _, sizes, axes = torch.linalg.svd(centered, full_matrices=False)
     kept = min(components, int((sizes > ROUNDING * sizes[:1]).sum()))
-    return axes[:kept].T
+    found: Tensor = axes[:kept].T
+    return found

@@ -51,10 +51,10 @@ def fit_logistic(rows: Tensor, labels: Tensor, penalty: float = 1.0) -> Logistic
         optimizer.zero_grad()
         found = -(labels * _widened(rows @ weights + intercepts).log_softmax(1)).sum()
         found = found + penalty / 2 * weights.square().sum()
-        found.backward()  # type: ignore[no-untyped-call]
+        found.backward()
         return found
 
-    optimizer.step(loss)  # type: ignore[no-untyped-call]
+    optimizer.step(loss)
     return LogisticRegression(_widened(weights.detach()), _widened(intercepts.detach()))
 
 

@@ -34,7 +34,7 @@ from splitfed.core.rows import flat_rows
 
 @dataclass(frozen=True)
 class OwnFeatures(Attack):
-    """`hints`: known victims of each class (0: labelled auxiliary rows alone); `penalty`: of half the squared weights."""
+    """`hints`: known victims of each class (0: auxiliary rows alone); `penalty`: of half the squared weights."""
 
     target: ClassVar[Target] = Target.LABELS
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.OWN_INPUTS})
@@ -61,7 +61,7 @@ def victims_of(knowledge: Knowledge) -> int:
 
 
 def own_rows(attack: str, view: View, knowledge: Knowledge) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the party holds of victims, and behind them of labelled auxiliary rows, standardised: (rows, numbers).
+    """Return what the party holds of victims, and behind them of labelled auxiliary rows, standardised: (n, numbers).
 
     Also the labels that it knows, (known, classes) one-hot, and the positions (known,) of the rows that have them.
     Raises `InvalidInput`, naming the `attack`, without columns, or without a known row of every class.

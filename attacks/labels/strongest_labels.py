@@ -4,8 +4,8 @@ Paper: none; after Fu, Zhang, Ji, Chen, Wu, Guo, Zhou, Liu, Wang, "Label inferen
 learning", USENIX Security 2022, whose adversary knows a few labels; here these choose among attacks.
 
 Its members are `direct_label`, `batch_label_inference`, `unsplit_labels`, `similar`, `norm`, `direction`, `spectral`,
-`gaussian_mixture`, `co_training`, `own_features`, `insider_labels`, `model_completion` (with all labels that it can use,
-and with 4 of each class) and `exploit`: those of them for which the run grants what they need, and which take such
+`gaussian_mixture`, `co_training`, `own_features`, `insider_labels`, `model_completion` (with all labels that it can
+use, and with 4 of each class) and `exploit`: those of them for which the run grants what they need, and which take such
 labels. Why the others took no part is in `Selection.left_out`.
 
 No party can have a step taken with rows of its own and labels of its choice, so nothing but victims can judge what is
@@ -13,11 +13,12 @@ read from gradients. The adversary therefore knows `hints` of each class, which 
 these as well, and the one with the greatest AUC (two classes) or accuracy on them makes the prediction; but
 `co_training`, which reads what all others do, where it is behind that one by no more than a standard deviation of what
 so few victims show. Of others that are equal it is the one that agrees most with the others of these in what it
-predicts of all victims; of sizes of a member's work that are equal the least. A member that learns from known victims is judged on half of them after it has learnt from the other half, in turn, and
-then learns from all. `model_completion`, which predicts rows that took no step, is judged on the share `validation` of
-the labelled auxiliary rows too, and never learns from these: what it learns anew may be something else. Where the sign
-of a score is a guess (`norm`, `spectral`), the score turned over is a member too. A single score of two classes is
-moved so that zero tells known victims apart. No other label has a part in it.
+predicts of all victims; of sizes of a member's work that are equal the least. A member that learns from known victims
+is judged on half of them after it has learnt from the other half, in turn, and then learns from all.
+`model_completion`, which predicts rows that took no step, is judged on the share `validation` of the labelled auxiliary
+rows too, and never learns from these: what it learns anew may be something else. Where the sign of a score is a guess
+(`norm`, `spectral`), the score turned over is a member too. A single score of two classes is moved so that zero tells
+known victims apart. No other label has a part in it.
 
 With fewer than two known victims of each class the first member in the order above is taken (`Selection.criterion` says
 so); errors are NaN, and no member but `model_completion` does more work. A member that takes steps is tried with twice
@@ -330,7 +331,9 @@ def _member(
         made: Attack = kind(**parameters, **({"iterations": size} if size else {}))
         return made
 
-    return LabelMember(name or attack, sized, size, frozenset({needs} if needs else ()), learns, named, turned, fuses=fuses)
+    return LabelMember(
+        name or attack, sized, size, frozenset({needs} if needs else ()), learns, named, turned, fuses=fuses
+    )
 
 
 def _share_of_each(labels: Tensor, share: float, generator: torch.Generator) -> Tensor:

@@ -45,9 +45,9 @@ def score_labels(
     for the baselines. Where the attack could not know what the classes that it found are called, and so is not `named`,
     also "assigned_accuracy", that of the best way to name them: an oracle, which chance alone lifts above a guess. By
     how much is said by the further predictor "permutation_null": the mean over the predictions in random orders, and
-    between which values 95 % of them lie. `floors`: name -> a prediction of the same victims, scored like it; then there
-    is "excess" too, by how much the prediction is better than the best of these, with the interval of the difference,
-    paired over victims. An AUC that is measurably below .5 counts as turned over there.
+    between which values 95 % of them lie. `floors`: name -> a prediction of the same victims, scored like it; then
+    there is "excess" too, by how much the prediction is better than the best of these, with the interval of the
+    difference, paired over victims. An AUC that is measurably below .5 counts as turned over there.
     """
     _check(truth, prediction)
     scores, known = prediction.detach().double().cpu(), truth.cpu()

@@ -1,9 +1,10 @@
 """Floors: what an adversary has without the attack that is scored: closed forms, and its own data alone.
 
-Of reconstructions it is what anybody with queries and auxiliary rows reconstructs in closed form. They are the attacks `linear_inverse` and `nearest` (with one row, and the mean of ten), on the victims' releases as
-they arrived. Releases of auxiliary rows are asked for once for all of them, and what they reconstruct is kept for the
-next attack on the same releases. A floor needs releases in plain and auxiliary rows; where there are none, or too few,
-it is left out. The mean image and the row of another victim, which need no release, are the scorer's own baselines.
+Of reconstructions it is what anybody with queries and auxiliary rows reconstructs in closed form: the attacks
+`linear_inverse` and `nearest` (with one row, and the mean of ten), on the victims' releases as they arrived. Releases
+of auxiliary rows are asked for once for all of them, and what they reconstruct is kept for the next attack on the same
+releases. Such a floor needs releases in plain and auxiliary rows; where there are none, or too few, it is left out. The
+mean image and the row of another victim, which need no release, are the scorer's own baselines.
 
 Of predicted labels the floor is the attack `own_features`, which is shown the adversary's own columns, its own segments
 and the labels that the attack knows (known victims, and labelled auxiliary rows), and not one message. What an attack
@@ -22,6 +23,8 @@ from torch import Tensor
 
 from splitfed.attacks.base import Attack, Knowledge, KnowsFewLabels, Needs, Releases, UsesFurther, label_set_of, unwrap
 from splitfed.attacks.networks.query_passes import query_passes
+from splitfed.attacks.scoring.reconstruction_metrics import mean_image
+from splitfed.attacks.scoring.under_training import floors_above
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 from splitfed.core.random import generator
@@ -70,6 +73,21 @@ def compared_floors(attack: Attack, floors: Mapping[str, Tensor]) -> dict[str, T
         return {}
     able = {Needs.QUERIES, Needs.AUXILIARY} <= attack.requires
     return {name: rows for name, rows in floors.items() if able or name == MEAN}
+
+
+def floors_below(
+    attack: Attack,
+    prediction: Tensor,
+    truth: Tensor,
+    floors: Mapping[str, Tensor],
+    auxiliary: Tensor,
+    part: Callable[[Tensor], Tensor] | None,
+) -> tuple[str, ...]:
+    """Return the `floors` of reconstructions that a trained decoder is held to and stays below, of a `part` of rows."""
+    blind = {MEAN: mean_image(auxiliary).expand(truth.shape)} if len(auxiliary) else {}
+    held = compared_floors(attack, {**blind, **floors})
+    shown = part or (lambda x: x)
+    return floors_above(shown(truth), shown(prediction), {name: shown(rows) for name, rows in held.items()})
 
 
 def predict_own_labels(attack: Attack, view: View, knowledge: Knowledge) -> dict[str, Tensor]:

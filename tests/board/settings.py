@@ -10,14 +10,14 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from splitfed.stats.intervals import mean_interval
-from splitfed.study.report.data import FLOORS, METRICS, NO_DEFENSE, Estimate
+from splitfed.study.report.data import FLOORS, LABEL_FLOORS, METRICS, NO_DEFENSE, Estimate
 from tests.board.entries import Entries
 from tests.board.studies import BoardRun, BoardStudy
 
 TARGETS = {"inputs": "rows", "labels": "labels", "members": "membership"}
 """What attacks predict -> what the board calls the column."""
-BLIND = ("mean_image", "majority")
-"""Baselines that read nothing: the mean of the adversary's own rows, and their most frequent class."""
+BLIND = ("mean_image", *LABEL_FLOORS, "majority")
+"""What reads nothing: the mean of the adversary's own rows, its own columns, the most frequent class; the first counts."""
 LEAST_RANGE = 1e-6
 """A ceiling that is no farther above its floor leaves no share to speak of."""
 

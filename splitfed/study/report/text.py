@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.stats.utility import ConstantAnswer, below_constant
 from splitfed.study.report.data import (
-    EXCESS,
     FLOORS,
     LABEL_FLOORS,
     LEAST_SEEDS,
@@ -77,7 +77,7 @@ def strongest(setting: Mapping[str, Any], metric: str, target: str = "inputs") -
 
 
 def baseline(attack: Mapping[str, Any], metric: str) -> Mapping[str, Any] | None:
-    """Return the score on the same victims of a floor of labels, else of the first baseline of the target of `attack`."""
+    """Return the score on the same victims of a floor of labels, else of the first baseline of that target."""
     scores: Mapping[str, Any] = attack["scores"][metric]
     first = next(iter(TARGETS[attack["target"]].baselines))
     return next((scores[who] for who in LABEL_FLOORS if scores.get(who)), scores.get(first))
@@ -86,8 +86,8 @@ def baseline(attack: Mapping[str, Any], metric: str) -> Mapping[str, Any] | None
 def beats_baseline(attack: Mapping[str, Any], metric: str, who: str = "attack") -> bool:
     """Return whether the prediction leaks more than its baseline, on these same victims, beyond its own interval.
 
-    A prediction that is measurably the wrong way round leaks too. `who`: "attack", or a floor beside it. Beside a floor of
-    labels the difference counts, paired over victims.
+    A prediction that is measurably the wrong way round leaks too. `who`: "attack", or a floor beside it. Beside a floor
+    of labels the difference counts, paired over victims.
     """
     if excess := attack["scores"][metric].get(EXCESS):
         return interval_ends(excess)[0] > 0

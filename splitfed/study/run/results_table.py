@@ -12,8 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.core.grouping import group_pairs, nest
-from splitfed.study.report.data import EXCESS, FLOORS, LABEL_FLOORS, METRICS, ORACLES, group_by
+from splitfed.study.report.data import FLOORS, LABEL_FLOORS, METRICS, ORACLES, group_by
 from splitfed.study.report.remarks import remarks
 from splitfed.study.report.units import format_bytes
 from splitfed.study.run.runner import Json
@@ -187,7 +188,8 @@ def print_table(results: Sequence[Json], console: Console) -> None:
     )
 
     def add_reference(row: dict[str, Any], who: str, indent: str = "") -> None:
-        kind = "" if who in ORACLES else "floor: " if who in {*FLOORS, *LABEL_FLOORS} else "" if who == EXCESS else "baseline: "
+        kind = "floor: " if who in {*FLOORS, *LABEL_FLOORS} else "baseline: "
+        kind = "" if who in {*ORACLES, EXCESS} else kind
         scores = [_format_scores(row, name, metrics, who) for name, metrics in attacks.items()]
         if any(scores):
             blank = [""] * (1 + 3 * encrypted + private)
