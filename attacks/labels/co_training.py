@@ -56,7 +56,7 @@ class CoTraining(LabelAttack):
         return self.fit(view, knowledge).log_posterior(gradient_rows(view, knowledge.device))
 
     def fit(self, view: View, knowledge: Knowledge) -> FittedViews:
-        """Return both views, fitted to what the adversary knows and to the gradients in `view`; refuses what it does."""
+        """Return both views, fitted to what the adversary knows and to the gradients in `view`; refuses as it does."""
         rows, labels, known = own_rows("co_training", view, knowledge)
         received, victims = gradient_rows(view, knowledge.device), victims_of(knowledge)
         if len(received) != victims:

@@ -44,7 +44,12 @@ def fit_logistic(rows: Tensor, labels: Tensor, penalty: float = 1.0) -> Logistic
     weights = rows.new_zeros(rows.shape[1], columns, requires_grad=True)
     intercepts = rows.new_zeros(columns, requires_grad=True)
     optimizer = torch.optim.LBFGS(
-        [weights, intercepts], max_iter=STEPS, tolerance_grad=1e-8, history_size=20, line_search_fn="strong_wolfe"
+        [weights, intercepts],
+        max_iter=STEPS,
+        tolerance_grad=1e-8,
+        tolerance_change=0,
+        history_size=20,
+        line_search_fn="strong_wolfe",
     )
 
     def loss() -> Tensor:

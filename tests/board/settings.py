@@ -17,7 +17,7 @@ from tests.board.studies import BoardRun, BoardStudy
 TARGETS = {"inputs": "rows", "labels": "labels", "members": "membership"}
 """What attacks predict -> what the board calls the column."""
 BLIND = ("mean_image", *LABEL_FLOORS, "majority")
-"""What reads nothing: the mean of the adversary's own rows, its own columns, the most frequent class; the first counts."""
+"""What reads nothing: the mean of the adversary's own rows, its own columns, the most frequent class."""
 LEAST_RANGE = 1e-6
 """A ceiling that is no farther above its floor leaves no share to speak of."""
 
