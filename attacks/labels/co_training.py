@@ -22,7 +22,7 @@ from splitfed.attacks.base import Budgets, DefenseEffect, Knowledge, Needs, Prog
 from splitfed.attacks.labels.cut_gradients import gradient_rows
 from splitfed.attacks.labels.label_attack import LabelAttack, known_of_each
 from splitfed.attacks.labels.logistic_regression import LogisticRegression, fit_logistic
-from splitfed.attacks.labels.own_features import own_rows, victims_of
+from splitfed.attacks.labels.own_columns import own_rows, victims_of
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View
 
@@ -36,7 +36,10 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class CoTraining(LabelAttack):
-    """`hints`: known victims of each class; `rounds` of teaching; `components`: of gradients, and of directions."""
+    """Classes by the sum of two regressions, of own features and of gradients.
+
+    `hints`: known victims of each class; `rounds` of teaching; `components`: of gradients, and of directions.
+    """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS})
     uses: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY_LABELS})
