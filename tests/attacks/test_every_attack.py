@@ -246,7 +246,7 @@ TABLE: dict[str, Row] = {
     "similar by k-means": classes(Similar(method="k-means"), summed, "left0"),
     "gaussian_mixture": positives(GaussianMixture(hints=3)),
     "own_features": Row(
-        OwnFeatures(), three_classes, partial(three_classes, telling=False), *("accuracy", 0.4, 0.15, "left0")
+        OwnFeatures(hints=0), three_classes, partial(three_classes, telling=False), *("accuracy", 0.4, 0.15, "left0")
     ),
     "co_training": Row(
         CoTraining(),
