@@ -180,5 +180,5 @@ def ten_classes() -> Run:
 def test_ten_classes_over_three_epochs() -> None:
     for attack in (Similar(hints=2), CoTraining(hints=2), Exploit(iterations=60, restarts=1, hints=2)):
         (result,) = ten_classes().attack(attack, adversary="left0", round=2)
-        assert result.scores["attack"]["accuracy"].mean > 0.7
+        assert result.scores["attack"]["accuracy"].mean > 0.5
         assert result.repeated == RepeatedReleases(3, steps=True)
