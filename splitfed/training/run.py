@@ -377,13 +377,14 @@ class Run:
         The victims' rows are put through the parties of `client`, and the adversary gets what arrived. They default to
         the rows set aside for this, which nobody trained on; `seed` defaults to the run's. Attacks on recorded training
         go against the rows of `client` in `round` (default: the newest that was recorded) instead, and their default
-        adversary is the aggregation server.
+        adversary is the aggregation server. With a `round` attacks on labels that read gradients go against those rows
+        too, by the mean of what was recorded of each over all its steps up to it.
         `classifier`: score reconstructions by the accuracy of a classifier of clean auxiliary rows as well. `budget`:
         of the attacks given by name: "default", "fast" (a quick look), "paper"; None is the usual one of each.
         `floors`: score closed-form floors and oracles beside reconstructions, at the cost of five queries of all
-        auxiliary rows and a few matrix products; False leaves them out. `releases`: how often each victim's row is
-        released, >= 1, where the threat model grants several: random defenses draw anew in each, and the adversary gets
-        the mean, of rows that it asks for too. Refused for attacks that read nothing that is released at inference.
+        auxiliary rows and a few matrix products, and what the adversary's own data say beside labels; False leaves them
+        out. `releases`: how often each victim's row is released, >= 1: random defenses draw anew in each, and the
+        adversary gets the mean, of rows that it asks for too. Refused for attacks that read nothing released at inference.
         """
         results = []
         for result in ask_in_turn(

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
+from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs
@@ -19,6 +20,7 @@ from splitfed.stats.intervals import mean_interval
 from splitfed.study.config.grid import expand
 from splitfed.study.config.schema import parse_study, read_toml
 from splitfed.study.report.contained import find_link_out
+from splitfed.study.report.metrics import METRICS, SHARE, UNBOUNDED
 from splitfed.study.report.refused import read_refused
 from splitfed.training.folder import RunFolder
 
@@ -30,103 +32,10 @@ Summary = Mapping[str, Any]
 NO_DEFENSE = "none"
 NO_METHOD = "no method"
 IN_PLAIN = "in plain"
-UNBOUNDED = (-math.inf, math.inf)
-SHARE = (0.0, 1.0)
-AMOUNT = (0.0, math.inf)
 LEAST_SEEDS = 3
 """From how many seeds on an interval is taken over them."""
-
-
-@dataclass(frozen=True)
-class Metric:
-    """How a score is written, whether a larger value means that more leaked, and the `bounds` it cannot leave.
-
-    `centre`: the value of chance, where one below it leaks as much as one above: the prediction is then the
-    wrong way round, and whoever turns it over has what the other side of the centre has.
-    """
-
-    title: str
-    unit: str
-    up: bool
-    digits: int
-    bounds: tuple[float, float] = UNBOUNDED
-    centre: float | None = None
-
-    def leak(self, value: float) -> float:
-        """Return how much a score of `value` leaks: a number that is greater for a greater leak."""
-        if self.centre is not None:
-            return self.centre + abs(value - self.centre)
-        return value if self.up else -value
-
-
-# The first of these that an attack was scored by is the one its headline uses.
-METRICS = {
-    "psnr": Metric("PSNR", " dB", True, 1),
-    "ssim": Metric("SSIM", "", True, 3, (-1.0, 1.0)),
-    "r2": Metric("R²", "", True, 3, (-math.inf, 1.0)),
-    "mse": Metric("MSE", "", False, 4, AMOUNT),
-    "token_accuracy": Metric("token accuracy", "", True, 3, SHARE),
-    "auc": Metric("AUC", "", True, 3, SHARE, 0.5),
-    "accuracy": Metric("accuracy", "", True, 3, SHARE),
-    "assigned_accuracy": Metric("accuracy, classes named by the truth", "", True, 3, SHARE),
-    "tpr_at_fpr_1%": Metric("TPR at FPR 1 %", "", True, 3, SHARE),
-    "tpr_at_fpr_0.1%": Metric("TPR at FPR 0.1 %", "", True, 3, SHARE),
-    "total_variation": Metric("total variation", "", False, 3, SHARE),
-    "relative_error": Metric("relative error", "", False, 3, AMOUNT),
-    "max_error": Metric("largest error", "", False, 5, AMOUNT),
-    "error_bound": Metric("stated error", "", False, 5, AMOUNT),
-    "determined": Metric("rows determined", "", True, 3, SHARE),
-}
-
-
-@dataclass(frozen=True)
-class TargetDescription:
-    """How an attack on a target is reported: what it `gets`, whom it is set beside (`baselines`, the first one counts).
-
-    `metrics`: the most informative ones, before the others.
-    """
-
-    title: str
-    gets: str
-    baselines: Mapping[str, str]
-    metrics: tuple[str, ...] = ()
-
-    def order(self, metrics: Iterable[str]) -> list[str]:
-        """Return `metrics`, the most informative first."""
-        return sorted(metrics, key=lambda m: m not in self.metrics)
-
-
 NAMED = 5
 """Runs without a result that a sentence names."""
-CLONES = ("clone", "trained", "fresh")
-"""Whose upstream segments a stolen model is scored with."""
-MEANS = {"mean_image": "mean", "random_pairing": "other"}
-FLOORS = {"linear_inverse": "linear inverse", "nearest_1": "nearest row", "nearest_10": "mean of 10 nearest"}
-"""What closed forms reconstruct from the same releases."""
-ORACLES = {"oracle_pca_16": "oracle: 16 components", "oracle_nearest_row": "oracle: nearest row"}
-"""What nobody reaches without the truth."""
-# In the order in which a headline looks for an attack. A result that names no target is of an input's reconstruction.
-TARGETS = {
-    "inputs": TargetDescription("reconstruction", "reconstructs at", {**MEANS, **FLOORS, **ORACLES}),
-    "tokens": TargetDescription(
-        "reconstructed tokens", "reads tokens at", {"frequent_token": "most frequent", "random_pairing": "other"}
-    ),
-    "labels": TargetDescription(
-        "predicted labels",
-        "predicts labels at",
-        {"majority": "majority", "random_pairing": "other", "permutation_null": "shuffled"},
-    ),
-    "members": TargetDescription("predicted membership", "predicts membership at", {"chance": "chance"}),
-    "shares": TargetDescription(
-        "predicted class shares", "predicts the class shares of a client at", {"prior": "auxiliary rows' shares"}
-    ),
-    "representatives": TargetDescription(
-        "class representatives", "shows what classes look like at", MEANS, ("accuracy",)
-    ),
-    "releases": TargetDescription(
-        "decrypted activations", "reads activations at", {"mean_release": "mean", "random_pairing": "other"}
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -330,7 +239,9 @@ def score(runs: Sequence[Mapping[str, Any]], attack: str, metric: str, who: str 
         for a in run["attacks"]
         if a["label"] == attack and who in a["scores"].get(metric, {})
     ]
-    return estimate([s["mean"] for s in found], found, METRICS[metric].bounds)
+    # A difference of two scores may lie below what a score cannot leave.
+    bounds = UNBOUNDED if who == EXCESS else METRICS[metric].bounds
+    return estimate([s["mean"] for s in found], found, bounds)
 
 
 def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

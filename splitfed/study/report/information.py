@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from splitfed.core.grouping import group_pairs
-from splitfed.study.report.data import AMOUNT, FLOORS, Estimate, Json, estimate
+from splitfed.study.report.data import Estimate, Json, estimate
+from splitfed.study.report.metrics import AMOUNT, FLOORS
 
 KEYS = ("dfil", "least_mse", "mutual_lower", "mutual_upper", "usable", "invertibility", "cka")
 """Measures, in the order of the table."""

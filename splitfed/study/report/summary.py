@@ -14,12 +14,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.study.config.cell import format_value
 from splitfed.study.report.costs import costs_of, participation
 from splitfed.study.report.data import (
-    AMOUNT,
-    CLONES,
-    METRICS,
     NO_DEFENSE,
-    SHARE,
-    TARGETS,
     Estimate,
     Json,
     Setting,
@@ -32,6 +27,7 @@ from splitfed.study.report.data import (
     utility_of,
 )
 from splitfed.study.report.information import information_of
+from splitfed.study.report.metrics import AMOUNT, CLONES, METRICS, SHARE, TARGETS
 from splitfed.study.report.privacy import privacy_of
 from splitfed.study.report.remarks import describe_start, length_remarks, start_warnings
 from splitfed.study.report.search_data import read_search_outcome, search_to_json

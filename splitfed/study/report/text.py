@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.attacks.threat_model import BLACK_BOX, WHITE_BOX
 from splitfed.stats.utility import ConstantAnswer, below_constant
-from splitfed.study.report.data import (
-    FLOORS,
-    LEAST_SEEDS,
-    METRICS,
-    NO_DEFENSE,
-    NO_METHOD,
-    TARGETS,
-    Setting,
-    Summary,
-    interval_ends,
-)
+from splitfed.study.report.data import LEAST_SEEDS, NO_DEFENSE, NO_METHOD, Setting, Summary, interval_ends
+from splitfed.study.report.metrics import FLOORS, LABEL_FLOORS, METRICS, TARGETS
 from splitfed.study.report.units import count_noun
 
 SHOWN = 3  # settings that a finding of the same kind names in a sentence of their own
@@ -76,22 +68,36 @@ def strongest(setting: Mapping[str, Any], metric: str, target: str = "inputs") -
 
 
 def baseline(attack: Mapping[str, Any], metric: str) -> Mapping[str, Any] | None:
-    """Return the score of the first baseline of the target of `attack`, on the same victims."""
-    found: Mapping[str, Any] | None = attack["scores"][metric].get(next(iter(TARGETS[attack["target"]].baselines)))
-    return found
+    """Return the score on the same victims of a floor of labels, else of the first baseline of that target."""
+    scores: Mapping[str, Any] = attack["scores"][metric]
+    first = next(iter(TARGETS[attack["target"]].baselines))
+    return next((scores[who] for who in LABEL_FLOORS if scores.get(who)), scores.get(first))
 
 
 def beats_baseline(attack: Mapping[str, Any], metric: str, who: str = "attack") -> bool:
     """Return whether the prediction leaks more than its baseline, on these same victims, beyond its own interval.
 
-    A prediction that is measurably the wrong way round leaks too. `who`: "attack", or a floor beside it.
+    A prediction that is measurably the wrong way round leaks too. `who`: "attack", or a floor beside it. Beside a floor
+    of labels the difference counts, paired over victims.
     """
+    if excess := attack["scores"][metric].get(EXCESS):
+        return interval_ends(excess)[0] > 0
     score, blind = attack["scores"][metric][who], baseline(attack, metric)
     assert blind is not None
     beaten, (low, high) = float(blind["mean"]), interval_ends(score)
     if METRICS[metric].up:
         return low > beaten or (METRICS[metric].centre is not None and high < beaten)
     return high < beaten
+
+
+def beside_baseline(summary: Summary, attack: Mapping[str, Any], metric: str) -> str:
+    """Return what the baseline of `attack` reaches, and how much more that is, in brackets; nothing without one."""
+    if (blind := baseline(attack, metric)) is None:
+        return ""
+    said = f"{baseline_name(summary, attack, metric)} {format_score(metric, blind['mean'])}"
+    if excess := attack["scores"][metric].get(EXCESS):
+        said += f", beyond it {format_score(metric, excess['mean'])}"
+    return f" ({said})"
 
 
 def leading_floor(setting: Mapping[str, Any], metric: str, target: str) -> tuple[str, Mapping[str, Any]] | None:
@@ -207,7 +213,7 @@ def _attack_finding(summary: Summary, base: Mapping[str, Any], metric: str, targ
     label = strongest(base, metric, target) or ""
     attack, named = base["attacks"][label], summary["names"][label]
     blind = baseline(attack, metric)
-    beside = f" ({baseline_name(summary, metric, target)} {format_score(metric, blind['mean'])})" if blind else ""
+    beside = beside_baseline(summary, attack, metric)
     reached = f"{format_score(metric, attack['scores'][metric]['attack']['mean'])} {METRICS[metric].title}{beside}"
     floor, beside_it = leading_floor(base, metric, target) or (None, attack)
     if blind and not beats_baseline(beside_it, metric, floor or "attack"):
@@ -256,7 +262,9 @@ def _defense_findings(
         return float(lost if summary["utility"]["higher_is_better"] else -lost)
 
     def leak(setting: Mapping[str, Any]) -> float:
-        return METRICS[metric].leak(_strongest_score(setting, metric, target)["mean"])
+        # Of labels that leaks which the adversary's own data do not say.
+        excess = setting["attacks"][strongest(setting, metric, target)]["scores"][metric].get(EXCESS)
+        return excess["mean"] if excess else METRICS[metric].leak(_strongest_score(setting, metric, target)["mean"])
 
     def brings(setting: Mapping[str, Any]) -> str:
         label = strongest(setting, metric, target) or ""
@@ -267,11 +275,12 @@ def _defense_findings(
         said = (
             f"with {names[setting['defense']]}, {strong if floor is None else _closed_form(floor)} gets "
             f"{format_score(metric, score['mean'])}{' (reversed)' if reversal_clause(attack, metric) else ''}"
+            f"{beside_baseline(summary, attack, metric) if attack['scores'][metric].get(EXCESS) else ''}"
         )
         if floor is not None:
             said += f" and {strong} no more, {format_score(metric, attack['scores'][metric]['attack']['mean'])}"
         if baseline(attack, metric) and not beats_baseline(beside_it, metric, floor or "attack"):
-            said += f" (not measurably better than the {baseline_name(summary, metric, target)})"
+            said += f" (not measurably better than the {baseline_name(summary, attack, metric)})"
         elif _intervals_overlap(score, _strongest_score(base, metric, target)):
             said += " (the intervals overlap)"
         return f"{said}." if base["training_attack"] else f"{said}, {_format_price(summary, cost(setting))}."
@@ -295,9 +304,11 @@ def _defense_findings(
     ]
 
 
-def baseline_name(summary: Summary, metric: str, target: str) -> str:
-    """Name the baseline of an attack on `target`."""
-    match target:
+def baseline_name(summary: Summary, attack: Mapping[str, Any], metric: str) -> str:
+    """Name the baseline of `attack`."""
+    if named := [said for who, said in LABEL_FLOORS.items() if attack["scores"][metric].get(who)]:
+        return named[0]
+    match attack["target"]:
         case "shares":
             return "auxiliary rows' shares" if metric == "total_variation" else "chance"
         case "tokens":

@@ -16,7 +16,8 @@ from splitfed.core.errors import InvalidInput, check_number, unknown
 from splitfed.stats.paired import compare_pairs, holm, needed_pairs
 from splitfed.study.config.mistakes import short_repr
 from splitfed.study.config.schema import read_toml
-from splitfed.study.report.data import METRICS, describe_unfinished, group_by, make_visible
+from splitfed.study.report.data import describe_unfinished, group_by, make_visible
+from splitfed.study.report.metrics import METRICS
 from splitfed.study.run.comparison import ComparedMetric, ComparedPair, Comparison
 from splitfed.study.run.row_scores import WHOLE_ROWS, RowScores, mean_over_runs, score_test_rows, score_victims
 from splitfed.study.run.runner import Json, read_result

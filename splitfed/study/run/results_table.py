@@ -12,9 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.attacks.threat_model import WHITE_BOX
 from splitfed.core.grouping import group_pairs, nest
-from splitfed.study.report.data import FLOORS, METRICS, ORACLES, group_by
+from splitfed.study.report.data import group_by
+from splitfed.study.report.metrics import FLOORS, LABEL_FLOORS, METRICS, ORACLES
 from splitfed.study.report.remarks import remarks
 from splitfed.study.report.units import format_bytes
 from splitfed.study.run.runner import Json
@@ -28,6 +30,8 @@ BASELINES = {
     "prior": "auxiliary shares",
     "random_pairing": "other victim",
     **FLOORS,
+    **LABEL_FLOORS,
+    EXCESS: "beyond own data",
     **ORACLES,
 }
 
@@ -194,7 +198,8 @@ def print_table(results: Sequence[Json], console: Console) -> None:
     )
 
     def add_reference(row: dict[str, Any], who: str, indent: str = "") -> None:
-        kind = "" if who in ORACLES else "floor: " if who in FLOORS else "baseline: "
+        kind = "floor: " if who in {*FLOORS, *LABEL_FLOORS} else "baseline: "
+        kind = "" if who in {*ORACLES, EXCESS} else kind
         scores = [_format_scores(row, name, metrics, who) for name, metrics in attacks.items()]
         if any(scores):
             blank = [""] * (1 + 3 * encrypted + private)
