@@ -36,7 +36,7 @@ Predict = Callable[[View, Knowledge, int, torch.Generator], Tensor]
 """From a view, what is known, a size of the work and random numbers to a row for every one in the view."""
 
 
-class Member(NamedTuple):
+class EnsembleMember(NamedTuple):
     """An attack among others: its `name`, and how it predicts with work of a size.
 
     `learns`: whether it learns from auxiliary rows, so that it is the better for those held out; `searches`: whether
@@ -95,7 +95,7 @@ class Trials:
         """What each member predicts of the rows held out, (count, *shape)."""
         self._victims: dict[str, Tensor] = {}
         self._errors: dict[str, float] = {}
-        self._members: dict[str, tuple[Member, int]] = {}
+        self._members: dict[str, tuple[EnsembleMember, int]] = {}
         self._weights: dict[str, float] = {}
 
     @property
@@ -109,7 +109,7 @@ class Trials:
         criterion = f"on held-out rows, in {len(folds)} folds" if (folds := self.held_out.folds) else "on held-out rows"
         return Selection(self.chosen, tuple(self.tried), left_out=tuple(self.left_out), criterion=criterion)
 
-    def run(self, member: Member, size: int = 0) -> float:
+    def run(self, member: EnsembleMember, size: int = 0) -> float:
         """Try a member with work of `size`; return its error on the rows held out."""
         started = time.perf_counter()
         predict, held_out = partial(self._predict, member, size), self.held_out
@@ -127,7 +127,7 @@ class Trials:
         self._keep(member.name, size, error, time.perf_counter() - started)
         return error
 
-    def race(self, members: Sequence[Member], budget: float) -> None:
+    def race(self, members: Sequence[EnsembleMember], budget: float) -> None:
         """Try `members` with `budget` row passes altogether, fewer and fewer of them with more and more."""
         left, spent = list(members), 0.0
         planned = rungs(len(left), budget, max(member.last for member in members))
@@ -169,11 +169,11 @@ class Trials:
         member, size = self._members[name]
         return self._predict(member, size, view, knowledge)
 
-    def _draws(self, member: Member, size: int) -> torch.Generator:
+    def _draws(self, member: EnsembleMember, size: int) -> torch.Generator:
         # Every attempt draws its own random numbers, so that one more of them changes none of the others.
         return torch.Generator().manual_seed(derive(self._seed, "member", member.name, size))
 
-    def _predict(self, member: Member, size: int, view: View, knowledge: Knowledge) -> Tensor:
+    def _predict(self, member: EnsembleMember, size: int, view: View, knowledge: Knowledge) -> Tensor:
         predictions = member.predict(view, knowledge, size, self._draws(member, size))
         return predictions if knowledge.value_range is None else predictions.clamp(*knowledge.value_range)
 

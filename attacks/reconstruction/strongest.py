@@ -46,7 +46,7 @@ from splitfed.attacks.base import (
     unwrap,
 )
 from splitfed.attacks.reconstruction.held_out import HeldOut, count_folds, hold_out, hold_out_in_folds
-from splitfed.attacks.reconstruction.race import Member, Trials, attempts_of, rungs
+from splitfed.attacks.reconstruction.race import EnsembleMember, Trials, attempts_of, rungs
 from splitfed.attacks.reconstruction.refinement import Refinement, measure_noise
 from splitfed.attacks.selection import name_budgets
 from splitfed.attacks.threat_model import BLACK_BOX, WHITE_BOX
@@ -167,7 +167,7 @@ class Strongest(Attack):
         rows = _Rows(victims, held, every - math.ceil(held / folds), folds)
         few = replace(knowledge, auxiliary=unwrap(knowledge.auxiliary)[: min(rows.kept, BATCHES * self.batch_size)])
 
-        def piece(member: Member, size: float) -> Work:
+        def piece(member: EnsembleMember, size: float) -> Work:
             share = victims / held if member.searches else len(unwrap(few.auxiliary)) / (rows.kept * folds)
 
             def run(size: int) -> object:
@@ -199,13 +199,13 @@ class Strongest(Attack):
         """Return in how many folds `rows` auxiliary rows are held out in turn; 1: a share of them once."""
         return 1 if round(self.validation * rows) >= ENOUGH else count_folds(rows, self.validation)
 
-    def _closed_forms(self, held_out: HeldOut) -> Iterator[Member]:
+    def _closed_forms(self, held_out: HeldOut) -> Iterator[EnsembleMember]:
         yield attack_member("linear_inverse", load("attacks", "linear_inverse")())
         # A fifth of the rows is held out once more, to choose among these.
         counts = tuple(k for k in (1, 10) if 2 * k <= held_out.fewest)
         yield attack_member("nearest", load("attacks", "nearest")(neighbours=counts))
 
-    def _racing(self, rows: _Rows, white_box: bool) -> list[Member]:
+    def _racing(self, rows: _Rows, white_box: bool) -> list[EnsembleMember]:
         """Return the members that have steps, with the row passes that they take on so many `rows`."""
         network, found = load("attacks", "inverse_network"), []
         last = 1 / rows.folds if rows.anew else 0.0
@@ -227,7 +227,7 @@ class Strongest(Attack):
             found.append(member._replace(searches=True, passes=rows.held, start=start, last=last, least=10))
         return found
 
-    def _refinements(self, trials: Trials, noise: float, victims: int) -> list[Member]:
+    def _refinements(self, trials: Trials, noise: float, victims: int) -> list[EnsembleMember]:
         held_out, first = trials.held_out, trials.chosen
         function, device = unwrap(held_out.knowledge.upstream), held_out.knowledge.device
         residual = max(held_out.error(trials.found[first]), LEAST_RESIDUAL)
@@ -243,7 +243,9 @@ class Strongest(Attack):
                 return search.run(size, rate).cpu()
 
             name, last = f"refinement, reach {reach:g}", victims / count
-            found.append(Member(name, predict, searches=True, begins_at=first, passes=count, last=last, least=10))
+            found.append(
+                EnsembleMember(name, predict, searches=True, begins_at=first, passes=count, last=last, least=10)
+            )
         return found
 
 
@@ -251,14 +253,14 @@ def _closed(attack: Attack, view: View, knowledge: Knowledge, size: int) -> obje
     return attack(view, knowledge, torch.Generator().manual_seed(0))
 
 
-def attack_member(name: str, attack: Attack, parameter: str = "") -> Member:
+def attack_member(name: str, attack: Attack, parameter: str = "") -> EnsembleMember:
     """Return `attack` as a member whose `parameter` is its size; without one it has no steps."""
 
     def predict(view: View, knowledge: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
         sized = replace(attack, **{parameter: size}) if parameter else attack
         return sized(view, knowledge, drawn).prediction
 
-    return Member(name, predict, learns=Needs.AUXILIARY in attack.requires)
+    return EnsembleMember(name, predict, learns=Needs.AUXILIARY in attack.requires)
 
 
 def _count_rows(held_out: HeldOut, knowledge: Knowledge) -> _Rows:
@@ -276,13 +278,13 @@ def _noise(held_out: HeldOut) -> float:
     return noise if noise > DETERMINED * variance else 0.0
 
 
-def _training_attack_member(state: TrainedAttack) -> Member:
+def _training_attack_member(state: TrainedAttack) -> EnsembleMember:
     """Return the attack inside training as a member: it has learnt all it can."""
 
     def predict(view: View, knowledge: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
         return state.predict(view, Target.INPUTS).detach().cpu()
 
-    return Member(f"{type(state.plan).__name__} in training", predict)
+    return EnsembleMember(f"{type(state.plan).__name__} in training", predict)
 
 
 def _released(view: View, device: torch.device) -> dict[str, Tensor]:

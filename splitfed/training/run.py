@@ -384,7 +384,7 @@ class Run:
         `floors`: score closed-form floors and oracles beside reconstructions, at the cost of five queries of all
         auxiliary rows and a few matrix products, and what the adversary's own data say beside labels; False leaves them
         out. `releases`: how often each victim's row is released, >= 1: random defenses draw anew in each, and the
-        adversary gets the mean, of rows that it asks for too. Refused for attacks that read nothing released at inference.
+        adversary gets the mean, of rows that it asks for too. Refused for attacks that read no release of inference.
         """
         results = []
         for result in ask_in_turn(

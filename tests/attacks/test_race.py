@@ -12,19 +12,19 @@ from torch import Tensor
 from splitfed.attacks.base import Knowledge
 from splitfed.attacks.reconstruction.combination import combine, convex_weights
 from splitfed.attacks.reconstruction.held_out import hold_out, hold_out_in_folds
-from splitfed.attacks.reconstruction.race import Member, Trials, rungs
+from splitfed.attacks.reconstruction.race import EnsembleMember, Trials, rungs
 from splitfed.core.messages import View
 from tests.attacks.test_strongest import held_out, in_folds, knowledge_of, released
 
 
-def halving(name: str, floor: float = 0.0, **how: float) -> Member:
+def halving(name: str, floor: float = 0.0, **how: float) -> EnsembleMember:
     """A member whose squared error is 1 / size, but never below `floor`; a unit of its size is a row pass."""
 
     def predict(view: View, known: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
         x = torch.linspace(0, 1, 18).view(6, 3)
         return torch.cat([x, x + max(1 / size, floor) ** 0.5])
 
-    return Member(name, predict, passes=1.0, **how)  # type: ignore[arg-type]
+    return EnsembleMember(name, predict, passes=1.0, **how)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_a_search_is_tried_without_victims_and_searches_for_them_at_last() -> No
     view = released(torch.zeros(4, 3))
     held = hold_out("strongest", view, knowledge_of(10), 0.3, torch.Generator().manual_seed(0))
     trials = Trials(held, 0, lambda done: None)
-    assert trials.run(Member("search", predict, learns=True, searches=True)) == 0.0
+    assert trials.run(EnsembleMember("search", predict, learns=True, searches=True)) == 0.0
     assert asked == [3]
     assert trials.predict("search", view, knowledge_of(10)).tolist() == [[0.0] * 3] * 4
     assert asked == [3, 4]
     folded, asked[:] = Trials(in_folds(10), 0, lambda done: None), []
-    assert folded.run(Member("search", predict, learns=True, searches=True)) == 0.0
+    assert folded.run(EnsembleMember("search", predict, learns=True, searches=True)) == 0.0
     assert asked == [3, 3, 2, 2]
 
 
@@ -98,15 +98,15 @@ def test_what_learnt_without_few_rows_does_not_learn_anew() -> None:
     for anew, calls in ((False, 1), (True, 2)):
         asked.clear()
         trials = Trials(held, 0, lambda done: None, anew)
-        trials.run(Member("decoder", predict, learns=True), 5)
+        trials.run(EnsembleMember("decoder", predict, learns=True), 5)
         assert trials.predict("decoder", view, knowledge_of(10)).tolist() == [[0.0] * 3] * 4
         assert asked == [5] * calls
 
 
 def test_predictions_that_are_not_finite_are_never_chosen() -> None:
     rows, trials = held_out(), Trials(held_out(), 0, lambda done: None)
-    trials.run(Member("nan", lambda view, known, size, drawn: torch.full((12, 3), float("nan"))))
-    trials.run(Member("bad", lambda view, known, size, drawn: torch.full((12, 3), 1e6)))
+    trials.run(EnsembleMember("nan", lambda view, known, size, drawn: torch.full((12, 3), float("nan"))))
+    trials.run(EnsembleMember("bad", lambda view, known, size, drawn: torch.full((12, 3), 1e6)))
     trials.combine()
     assert trials.chosen in {"bad", "combination"}
     assert set(trials.found) == {"bad"}
@@ -143,10 +143,10 @@ def test_in_folds_a_member_is_judged_on_rows_that_it_has_not_learnt_from() -> No
         found = (seen[:, None] == own[None]).all(2).any(1)
         return torch.where(found[:, None], seen, seen + 7)
 
-    trials.run(Member("by heart", predict, learns=True))
+    trials.run(EnsembleMember("by heart", predict, learns=True))
     assert asked == [(7, 7), (7, 7), (6, 8), (6, 8)]
     assert trials.tried[0].error == pytest.approx(49.0)
-    trials.run(Member("taught by nobody", predict))
+    trials.run(EnsembleMember("taught by nobody", predict))
     assert asked[4:] == [(14, 10)], "what does not learn needs no folds"
     # At last it learns from all.
     trials.predict("by heart", held.view, knowledge_of(10))
@@ -176,7 +176,7 @@ def test_in_folds_the_better_of_two_is_found_more_often_where_few_rows_have_most
                     rows = view.select(kind="activation").tensors()["z"] / 2
                     return rows + e[(rows[:, 0] / 3).long()].sqrt()[:, None]
 
-                trials.run(Member(name, predict, learns=True))
+                trials.run(EnsembleMember(name, predict, learns=True))
             wrong[way] += trials.chosen == "poor"
     assert wrong["folds"] < wrong["once"], wrong
 
@@ -185,11 +185,11 @@ def test_the_size_at_which_a_member_is_best_is_kept_and_not_the_last() -> None:
     """First .01, with twice the work .09; another has .04."""
     rows = held_out()
 
-    def off(by: float, name: str, first: int, learns: bool = False) -> Member:
+    def off(by: float, name: str, first: int, learns: bool = False) -> EnsembleMember:
         def predict(view: View, known: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
             return torch.cat([torch.full_like(rows.x, size), rows.x + (by if size == first else 0.3)])
 
-        return Member(name, predict, learns)
+        return EnsembleMember(name, predict, learns)
 
     for learns in (False, True):
         trials = Trials(rows, 0, lambda done: None)
@@ -209,12 +209,12 @@ def test_attempts_draw_random_numbers_of_their_own() -> None:
     def draws(*names: str) -> dict[tuple[str, int], float]:
         found: dict[tuple[str, int], float] = {}
 
-        def drawing(name: str) -> Member:
+        def drawing(name: str) -> EnsembleMember:
             def predict(view: View, known: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
                 found[name, size] = float(torch.rand((), generator=drawn))
                 return torch.cat([rows.x, rows.x + 1 / size])
 
-            return Member(name, predict)
+            return EnsembleMember(name, predict)
 
         trials = Trials(rows, 7, lambda done: None)
         for name in names:
@@ -230,7 +230,7 @@ def test_attempts_draw_random_numbers_of_their_own() -> None:
 def test_predictions_are_brought_into_the_range_of_the_data_before_they_are_judged() -> None:
     rows = held_out(span=(0.0, 1.0))
     trials = Trials(rows, 0, lambda done: None)
-    trials.run(Member("far", lambda view, known, size, drawn: torch.full((12, 3), 50.0)))
+    trials.run(EnsembleMember("far", lambda view, known, size, drawn: torch.full((12, 3), 50.0)))
     assert trials.tried[0].error == pytest.approx(float((1 - rows.x).square().mean()))
     assert float(trials.found["far"].max()) == 1.0
 
@@ -241,7 +241,7 @@ def test_what_counts_for_little_is_left_out_of_a_combination_whose_weights_still
     away = torch.ones(6, 3) * torch.tensor([1.0, -1.0, 0.5])
     for name, by in (("near", -0.005), ("far", 0.995)):
         predictions = torch.cat([torch.full((6, 3), 2.0), rows.x + by * away])
-        trials.run(Member(name, lambda view, known, size, drawn, p=predictions: p))
+        trials.run(EnsembleMember(name, lambda view, known, size, drawn, p=predictions: p))
     trials.combine()
     assert trials.tried[-1].error < min(a.error for a in trials.tried[:-1])
     assert trials.chosen == "combination"

@@ -16,7 +16,7 @@ from splitfed.attacks.base import Knowledge, Needs, Progress
 from splitfed.attacks.reconstruction import strongest
 from splitfed.attacks.reconstruction.held_out import HeldOut, count_folds, hold_out, hold_out_in_folds
 from splitfed.attacks.reconstruction.latent_search import LatentSearch
-from splitfed.attacks.reconstruction.race import Member, Trials
+from splitfed.attacks.reconstruction.race import EnsembleMember, Trials
 from splitfed.attacks.reconstruction.refinement import LEAST_NOISE, Refinement, measure_noise
 from splitfed.attacks.reconstruction.strongest import Strongest
 from splitfed.attacks.selection import Attempt, Selection, decibels
@@ -144,7 +144,7 @@ def test_a_refinement_begins_at_what_is_best_so_far(monkeypatch: pytest.MonkeyPa
     trials = Trials(rows, 0, lambda done: None)
     for name, by in (("poor", 0.5), ("best", 0.1), ("fair", 0.2)):
         predictions = torch.cat([torch.full((4, 3), by), rows.x + by])
-        trials.run(Member(name, lambda view, known, size, drawn, p=predictions: p))
+        trials.run(EnsembleMember(name, lambda view, known, size, drawn, p=predictions: p))
     trials.race(SMALL._refinements(trials, 0.1, 4), 600)
     assert len(begun) == 4
     assert all(torch.equal(start, trials.found["best"]) for start in begun)
@@ -169,7 +169,7 @@ def test_a_refinement_of_victims_begins_at_what_has_learnt_from_all_rows(monkeyp
         assert known.auxiliary is not None
         return view.select(kind="activation").tensors()["z"] / 2 + len(known.auxiliary)
 
-    trials.run(Member("best", predict, learns=True))
+    trials.run(EnsembleMember("best", predict, learns=True))
     first, *_ = SMALL._refinements(trials, 0.1, 4)
     trials.run(first, 10)
     assert [start.sub(rows.x)[:, 0].tolist() for start in begun] == [[7.0] * 6 + [8.0] * 4]
