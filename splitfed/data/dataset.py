@@ -23,6 +23,7 @@ from splitfed.core.rows import (
     first_bad,
     join_rows,
     read_rows,
+    row_numbers,
     type_name,
 )
 from splitfed.core.tasks import Task
@@ -165,11 +166,12 @@ class Dataset:
         return self.targets[name].y
 
     def rows(self, indices: Tensor | Sequence[int]) -> Dataset:
-        """Return these rows, in this order, as a data set that reads them where they are; `indices` may be empty."""
-        chosen = torch.as_tensor(indices, dtype=torch.int64)
-        outside = (chosen < 0) | (chosen >= len(self))
-        if bool(outside.any()):
-            raise InvalidInput(f"{self.name} has no row {int(chosen[outside][0])}; expected 0 to {len(self) - 1}")
+        """Return these rows, in this order, as a data set that reads them where they are.
+
+        `indices`: whole numbers, which may be none, or a truth value for each row, such as `data.y == 3`. Raises
+        `InvalidInput` for others.
+        """
+        chosen = row_numbers(self.name, indices, len(self))
         return self._replace_fields(
             source=self.source.select(chosen),
             y=self.y[chosen],
