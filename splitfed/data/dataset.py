@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.argument_kinds import guard_class
-from splitfed.core.errors import InvalidInput, check_names
+from splitfed.core.errors import InvalidInput, check_names, short
 from splitfed.core.rows import (
     CheckedRows,
     JoinedRows,
@@ -98,6 +98,9 @@ class Dataset:
         check_features(name, self.shape, self.features)
         for target, found in self.targets.items():
             check_labels(f"{name}: target {target!r}", found.y, len(self), found.task)
+        for column in self.columns:
+            if not isinstance(column, str) or not column:
+                raise InvalidInput(f"{name}: columns has {short(column)}; expected names, text that is not empty")
         if self.columns and self.shape != (len(self.columns),):
             raise InvalidInput(f"{name}: {len(self.columns)} columns are named, and rows have shape {self.shape}")
         if value_range is not None:

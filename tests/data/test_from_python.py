@@ -66,6 +66,24 @@ def test_rows_are_shared_and_labels_copied(convert: Any) -> None:
     assert (int(data.y[0]), int(data.domains[0])) == (0, 0)
 
 
+@pytest.mark.parametrize("domains", [[0, 0.25, 0.5], [0, 1, float("nan")], [0, 1, float("inf")], [0, 1, 1e300]])
+def test_domains_are_whole_numbers(domains: list[float]) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"^arrays: domains holds .* in row \d, counted from 0; .*expects whole numb"
+    ):
+        from_arrays(X, np.arange(3), domains=np.array(domains))
+    found = from_arrays(X, np.arange(3), domains=np.array([0.0, 5.0, 2.0])).domains
+    assert found is not None
+    assert found.tolist() == [0, 5, 2]
+
+
+@pytest.mark.parametrize("columns", [[0, 1], ["a", "a"], ["a", ""], "ab", ["a", None], [b"a", b"b"], ["a"], "aa"])
+def test_names_of_columns_are_told_apart(columns: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"^arrays: .*columns"):
+        from_arrays(X, np.arange(3), columns=columns)
+    assert from_arrays(X, np.arange(3), columns=("a", "b")).columns == ("a", "b")
+
+
 def test_arrays_as_they_come() -> None:
     big_endian = X.astype(">f8")[::-1]
     big_endian.flags.writeable = False

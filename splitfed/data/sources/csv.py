@@ -19,7 +19,7 @@ from splitfed.core.errors import InvalidInput, check_count, first_line, short
 from splitfed.data import arrays
 from splitfed.data.conversion import as_rows
 from splitfed.data.dataset import Dataset
-from splitfed.data.from_python import RowType, TaskLike, from_arrays
+from splitfed.data.from_python import RowType, TaskLike, labelled
 from splitfed.data.sources.files import check_columns, existing_file
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def csv(
     parts = {str(name): _encode(source, table[name], standardize, dtype) for name in table.columns}
     names = [name for name, part in parts.items() for _ in range(part.shape[1])]
     x = np.concatenate(list(parts.values()), axis=1)
-    return from_arrays(x, _codes(y), task=task, name=source.stem, domains=domains, dtype=dtype, columns=names)
+    rows = as_rows(f"{source.stem}: x", x, dtype, share=True)
+    return labelled(source.stem, rows, _codes(y), task, domains=domains, columns=names)
 
 
 def _read(source: Path, separator: str, most_columns: int) -> pd.DataFrame:
