@@ -178,8 +178,8 @@ def row_numbers(name: str, given: Any, count: int) -> Tensor:
     if chosen.dim() != 1 or not (whole or chosen.numel() == 0):
         what = "truth values" if truths else type_name(chosen.dtype)
         raise InvalidInput(
-            f"{name}: rows of shape {tuple(chosen.shape)} and {what} are not allowed; expected whole numbers, or a "
-            f"truth value for each of {count} rows"
+            f"{name}: indices of rows have shape {tuple(chosen.shape)} and are {what}; expected (rows,) whole numbers, "
+            f"or a truth value for each of {count} rows"
         )
     chosen = chosen.to("cpu", torch.int64)
     outside = (chosen < 0) | (chosen >= count)

@@ -49,8 +49,8 @@ def from_arrays(
     whole numbers that stand for things, such as token ids. y: (n,) or (n, 1) whole numbers, or (n,) or (n, targets)
     real ones, copied. Without a `task`, whole-number labels mean classification (of max + 1 classes) and real ones
     regression; "classification", "binary" and "regression" name one. domains: (n,) whole numbers. columns: a
-    name, each once, for the columns of rows (n, columns). Raises `InvalidInput`, for a number that is none of "int64" too,
-    and for parts of which some are whole numbers and some real ones.
+    name, each once, for the columns of rows (n, columns). Raises `InvalidInput`, for a number that is none of "int64"
+    too, and for parts of which some are whole numbers and some real ones.
     """
     features: dict[str, Feature] = {}
     inputs: Tensor | RowSource

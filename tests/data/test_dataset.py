@@ -112,7 +112,7 @@ def test_no_row_numbers_are_refused_in_a_line(given: Any) -> None:
     for data in (make(), make(x=Halves()), make().with_mixup()):
         for choose in (data.rows, data.source.select):
             with pytest.raises(
-                InvalidInput, match=r"rows of shape .* are not allowed; expected whole numbers, or a tr"
+                InvalidInput, match=r"indices of rows have shape .*; expected \(rows,\) whole numbers,"
             ):
                 choose(given)
 
