@@ -9,6 +9,7 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_count, check_names
 from splitfed.core.probe import probe
+from splitfed.core.random import read_seed
 from splitfed.core.topology import Topology
 from splitfed.engines.factory import make_engine
 from splitfed.planning.encryption import fit_inference
@@ -32,6 +33,7 @@ def predict(
     draws. Raises `InvalidInput` for what does not fit.
     """
     check_count("batch_size", batch_size, low=1)
+    seed = read_seed(seed)
     if len(topology.inputs) != 1 or x.dim() == 0 or len(x) == 0:
         raise InvalidInput(
             f"rows of shape {tuple(x.shape)} for {len(topology.inputs)} inputs cannot be predicted; expected one input "

@@ -111,9 +111,7 @@ NO_NUMBERS: list[Any] = [
 def test_no_row_numbers_are_refused_in_a_line(given: Any) -> None:
     for data in (make(), make(x=Halves()), make().with_mixup()):
         for choose in (data.rows, data.source.select):
-            with pytest.raises(
-                InvalidInput, match=r"indices of rows have shape .*; expected \(rows,\) whole numbers,"
-            ):
+            with pytest.raises(InvalidInput, match=r"indices of rows have shape .*; expected \(rows,\) whole numbers,"):
                 choose(given)
 
 
