@@ -27,6 +27,7 @@ from splitfed.core.rows import (
     type_name,
 )
 from splitfed.core.tasks import Task
+from splitfed.data.conversion import check_dense
 from splitfed.data.features import Feature, check_features
 from splitfed.data.federation import Federation
 from splitfed.data.labels import LabelSet, check_labels
@@ -115,8 +116,8 @@ class Dataset:
 
     def _checked(self, x: Tensor | RowSource) -> RowSource:
         """Return `x` as rows, all checked where they are in memory, else each to be checked when it is read."""
-        rows = as_rows_by_index(x)
         _check_kind(self.name, x)
+        rows = as_rows_by_index(x)
         if not rows.resident:
             if isinstance(rows, CheckedRows):
                 rows = rows.source
@@ -319,6 +320,7 @@ def _check_kind(name: str, x: Tensor | RowSource) -> None:
     if isinstance(x, Tensor):
         if x.device.type != "cpu":
             raise InvalidInput(f"{name}: x is on {x.device}; expected cpu, batches move to a device when they are used")
+        check_dense(f"{name}: x", x)
         good, shape = x.dim() > 1 and x.numel() > 0, tuple(x.shape)
     else:
         shape = (len(x), *x.shape)

@@ -22,6 +22,8 @@ from splitfed.data.item_rows import Collate, Column, ItemRows, item_of
 
 _SPARSE = 10
 """So many classes for each that occurs are warned of."""
+CLASSES = 2**24
+"""The most classes that labels may make; more are taken for codes that nobody has numbered."""
 TaskLike: TypeAlias = Task | Literal["classification", "binary", "regression"] | None
 Array: TypeAlias = Tensor | np.ndarray
 RowType: TypeAlias = Literal["float32", "int64"]
@@ -196,6 +198,8 @@ def as_task(task: TaskLike, labels: Tensor) -> Task:
     kind = task or ("regression" if labels.is_floating_point() else "classification")
     match kind:
         case "classification":
+            if (most := int(labels.max())) >= CLASSES:
+                raise InvalidInput(f"label {most} of y makes more than {CLASSES} classes; number them from 0 on")
             found = classification(max(2, int(labels.max()) + 1))
         case "binary":
             found = binary()
