@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import splitfed as sf
+from splitfed.core.argument_kinds import fits, signature_of
 from splitfed.core.errors import LONGEST, SplitfedError, short
 from tests.api import public
 
@@ -91,9 +92,14 @@ class World:
     """What arguments are taken from that must be right: a small run, and files, in the folder that is current."""
 
     def __init__(self) -> None:
-        self.clients = DATA.clients(2, auxiliary=4, victims=4, seed=0)
+        self.clients = DATA.clients(2, auxiliary=6, victims=4, seed=0)
         self.topology = sf.topologies.vanilla(MODEL, "0")
         self.run = sf.train(self.topology, self.clients, rounds=1, logging=sf.Logging("run"))
+        table = {"name": "synthetic", "devices": 2, "victims": 4, "auxiliary": 8}
+        self.study = sf.study(
+            "s", data=table, model={"name": "mlp", "hidden": [4]}, topology={"name": "vanilla", "cut": "relu1"}
+        )
+        self.study.run("study")
         self.poisoned = sf.poisoning.Backdoor(target=1, clients=(0,))
         Path("rows.csv").write_text("a,b\n1,0\n2,1\n")
         np.save("x.npy", np.ones((4, 3), np.float32))
@@ -165,6 +171,14 @@ class World:
             **{name: {"shape": (1, 8, 8)} for name in ("fedavg_cnn", "lenet", "resnet18", "resnet8", "vgg11")},
             "mlp": {"shape": (3,)},
             "success_rate": {"trigger": self.poisoned},
+            "Run.attack": {"attacks": sf.attacks.Nearest((1,))},
+            "Run.plan_attack": {"attack": sf.attacks.Nearest((1,))},
+            "Run.evaluate": {"part": "test"},
+            "Run.across": {"part": "test", "number": 0},
+            "PreparedStudy": {"checked": self.study.checked},
+            "PreparedStudy.run": {"folder": "study", "resume": True},
+            "StudyResults": {"folder": Path("study")},
+            "StudyResults.load": {"run": sf.load_study("study").runs[0]},
             "custom": {
                 "segments": [{"name": "a", "role": "client", "module": MODEL, "inputs": ("x",), "outputs": ("z",)}],
                 "inputs": {"x": "client"},
@@ -179,7 +193,8 @@ class World:
             "vanilla": {"cut": "0"},
             "vertical": {"bottoms": bottoms, "top": nn.Linear(4, 2), "labels": "a"},
         }
-        self.instances = {"Dataset": DATA, "Run": self.run, "Federation": self.clients}
+        self.instances = {"Dataset": DATA, "Run": self.run, "Federation": self.clients, "PreparedStudy": self.study}
+        self.instances["StudyResults"] = sf.load_study("study")
         """What the methods of a class are called on."""
 
     def sample(self, annotation: Any) -> Any:
@@ -228,6 +243,7 @@ def is_named(text: str, call: Call, value: Any) -> bool:
     entries = value if isinstance(value, (Mapping, list, tuple, set)) else ()
     values = [short(one)[:100] for one in (value, *entries)] + [str(one) for one in (value, *entries) if str(one)]
     values += [repr(str(value))] if isinstance(value, Path) else []
+    values += [" ".join(value.split())] if isinstance(value, str) else []
     files = [str(one) for one in call.needed.values() if isinstance(one, str) and Path(one).exists()]
     return any(word in text for word in (*words, *values, *files, *CALLED.get(call.argument, ())))
 
@@ -299,6 +315,50 @@ def test_wrong_arguments_leave_as_errors_of_this_package_that_name_them(world: W
 def test_every_wrong_argument_leaves_as_an_error_of_this_package_that_names_it(world: World) -> None:
     found = list(mistakes(wrong_calls(world)))
     assert not found, "\n".join(line[:400] for line in found)
+
+
+UNREAD = {("splitfed.core.annealing.number_at", "epoch")}
+"""Arguments that one of two kinds of value has no use for: a plain number is the same in every epoch."""
+
+
+def ignored(world: World) -> list[tuple[Call, Any]]:
+    """Return every call with what no whole number or switch is where one is taken, and every seed below 0."""
+    found: list[tuple[Call, Any]] = []
+    for call in world.calls():
+        kind = signature_of(call.function)[1].get(call.argument)
+        if kind in (int, bool, int | None) and (call.name, call.argument) not in UNREAD:
+            # A seed may be any whole number; None is the first weights of torch's own generators.
+            wrong = [v for v in WRONG if not fits(v, kind) and v is not None and not isinstance(v, int)]
+            wrong += [v for v in (True, 2) if not fits(v, kind)] + [-1] * (call.argument == "seed")
+            found += [(call, value) for value in wrong]
+    return found
+
+
+def taken(calls: Iterable[tuple[Call, Any]]) -> list[str]:
+    return [
+        f"{call.name}({call.argument}={short(value)})"
+        for call, value in calls
+        if outcome(call, **{call.argument: value}) is None
+    ]
+
+
+def test_what_is_no_whole_number_and_no_switch_is_not_ignored(world: World) -> None:
+    assert not taken(random.Random(0).sample(ignored(world), QUICK // 3))
+
+
+@pytest.mark.exhaustive
+def test_nothing_that_is_no_whole_number_and_no_switch_is_ignored_anywhere(world: World) -> None:
+    calls = ignored(world)
+    arguments = {(call.name, call.argument) for call, _ in calls}
+    assert {("splitfed.Run.attack", "round"), ("splitfed.PreparedStudy.run", "resume")} <= arguments
+    assert not taken(calls)
+
+
+def test_a_round_is_one_that_was_trained_and_that_an_attack_reads(world: World) -> None:
+    with pytest.raises(sf.InvalidInput, match=r"^round=9 is not allowed; expected a whole number of .* and at most 0$"):
+        world.run.attack("nearest", round=9)
+    with pytest.raises(sf.InvalidInput, match=r"^round=0 is not allowed: nearest is on no recorded training; leave it"):
+        world.run.attack("nearest", round=0)
 
 
 def test_everything_public_is_tried(world: World) -> None:

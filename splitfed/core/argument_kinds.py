@@ -1,7 +1,8 @@
 """Arguments of a wrong kind: told in a sentence that names them, by what the function says that it takes.
 
 What a function checks itself it says best. `guarded` is for the rest: whatever else an argument of a wrong kind makes
-of it, somewhere inside, is said of the argument. A switch is checked first, as anything passes for true or false.
+of it, somewhere inside, is said of the argument. A switch is checked first, as anything passes for true or false, and
+so are the whole numbers of a method, which may name a purpose, or be left unread, far inside.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import inspect
 import operator
 import os
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, wraps
 from itertools import islice
@@ -40,19 +41,21 @@ _WORDS: Mapping[Any, str] = {
 }
 
 
-def guarded(function: F, module: str | None = None) -> F:
+def guarded(function: F, module: str | None = None, first: Collection[Any] = (bool,)) -> F:
     """Return `function` with its arguments checked by what they are annotated with, where it does not do so itself.
 
-    `module`: from where users import it, if not from where it stands. Raises `InvalidInput` for a switch that is none,
-    and in place of any error that is not of this package where an argument is of a wrong kind.
+    `module`: from where users import it, if not from where it stands. `first`: annotations of which arguments are
+    checked before the call. Raises `InvalidInput` for one of these that does not fit, and in place of any error that is
+    not of this package where an argument is of a wrong kind.
     """
 
     @wraps(function)
     def checked(*args: Any, **given: Any) -> Any:
-        if bool in signature_of(function)[1].values():
-            for name, value, annotation in _arguments(function, args, given):
-                if annotation is bool and not fits(value, bool):
-                    raise _refusal(name, value, bool)
+        for name, value, annotation in _arguments(function, args, given):
+            # A seed may be any whole number, however large.
+            beyond = annotation is not bool and _is_beyond(value)
+            if annotation in first and not beyond and not fits(value, annotation):
+                raise _refusal(name, value, annotation)
         try:
             return function(*args, **given)
         except SplitfedError:
@@ -80,7 +83,7 @@ def guard_class(kind: K) -> K:
 
 def _guard(kind: K, *methods: str) -> K:
     for name in methods:
-        setattr(kind, name, guarded(vars(kind)[name]))
+        setattr(kind, name, guarded(vars(kind)[name], first=(bool, int, int | None)))
     return kind
 
 

@@ -65,7 +65,9 @@ def _check_parties(defense: Defense, topology: Topology) -> None:
     client_roles = topology.data_roles
     refusal = f"{type(defense).__name__} for some clients alone is not allowed"
     if isinstance(defense, WeightDefense):
-        raise InvalidInput(f"{refusal}: it guards weights that the rows of all clients reach")
+        raise InvalidInput(
+            f"{refusal}: it is accounted for the weights of all clients together; give it to all of them"
+        )
     weighs_task = isinstance(defense, TaskWeightDefense) and defense.weighs_task
     relabelled = defense.heads(topology) if isinstance(defense, LabelDefense) else ()
     for head in topology.heads:

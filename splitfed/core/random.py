@@ -11,7 +11,7 @@ import math
 import operator
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -24,23 +24,22 @@ _AT = 24
 
 
 def derive(root: int, *purpose: str | int) -> int:
-    """Return a 63-bit seed for `purpose` under `root`; equal arguments give equal seeds on every machine."""
-    text = "\x1f".join(
-        [f"{type(word).__name__}:{word}" for word in (root if type(root) is int else read_seed(root), *purpose)]
-    )
+    """Return a 63-bit seed for `purpose` under `root`; equal arguments give equal seeds on every machine.
+
+    Raises `InvalidInput` for a root that is no whole number of at least 0.
+    """
+    text = "\x1f".join([f"{type(word).__name__}:{word}" for word in (read_seed(root), *purpose)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def read_seed(seed: Any, name: str = "seed") -> int:
-    """Return `seed` as Python's int, so that 0 and `numpy.int64(0)` draw alike; refuse what is no whole number."""
-    if type(seed) is int:
+    """Return `seed` as Python's int, so that 0 and `numpy.int64(0)` draw alike; refuse what is none of at least 0."""
+    if type(seed) is int and seed >= 0:
         return seed
-    try:
-        if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-            raise TypeError
-        return operator.index(seed)
-    except TypeError:
-        raise InvalidInput(f"{name}={short(seed)} is not allowed; expected a whole number of at least 0") from None
+    with suppress(TypeError):
+        if not isinstance(seed, bool) and hasattr(seed, "__index__") and (found := operator.index(seed)) >= 0:
+            return found
+    raise InvalidInput(f"{name}={short(seed)} is not allowed; expected a whole number of at least 0")
 
 
 def generator(root: int, *purpose: str | int, device: torch.device | str = "cpu") -> torch.Generator:
@@ -58,9 +57,7 @@ def wide_generator(root: int, *purpose: str | int, device: torch.device | str = 
     wide = generator(root, *purpose, device=device)
     if wide.device.type != "cpu":
         return wide
-    text = "\x1f".join(
-        [f"{type(word).__name__}:{word}" for word in (root if type(root) is int else read_seed(root), "wide", *purpose)]
-    )
+    text = "\x1f".join([f"{type(word).__name__}:{word}" for word in (read_seed(root), "wide", *purpose)])
     state_words = torch.frombuffer(bytearray(hashlib.shake_256(text.encode()).digest(4 * _WORDS)), dtype=torch.int32)
     state = wide.get_state()
     # The state's 624 words of 32 bits stand behind three numbers, in 64 bits each.

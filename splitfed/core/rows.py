@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,8 +56,11 @@ class RowSource(ABC):
         """
 
     def select(self, rows: Tensor) -> RowSource:
-        """Return the rows of these numbers, in this order, as rows numbered from 0; nothing is read."""
-        return SelectedRows(self, rows)
+        """Return the rows of these numbers, in this order, as rows numbered from 0; nothing is read.
+
+        `rows`: (rows,) int64, or a truth value for each row. Raises `InvalidInput` for others.
+        """
+        return SelectedRows(self, row_numbers("the source", rows, len(self)))
 
 
 class TensorRows(RowSource):
@@ -78,7 +82,8 @@ class TensorRows(RowSource):
 
     def select(self, rows: Tensor) -> TensorRows:
         """Return the rows of these numbers of the same tensor."""
-        return TensorRows(self.tensor, rows.clone() if self.index is None else self.index[rows])
+        chosen = row_numbers("the source", rows, len(self))
+        return TensorRows(self.tensor, chosen.clone() if self.index is None else self.index[chosen])
 
 
 class SelectedRows(RowSource):
@@ -97,7 +102,7 @@ class SelectedRows(RowSource):
 
     def select(self, rows: Tensor) -> SelectedRows:
         """Return the rows of these numbers of the same source."""
-        return SelectedRows(self.source, self.index[rows])
+        return SelectedRows(self.source, self.index[row_numbers("the source", rows, len(self))])
 
 
 class JoinedRows(RowSource):
@@ -139,6 +144,7 @@ class CheckedRows(RowSource):
 
     def take(self, rows: Tensor, draw: Draw | None = None) -> Tensor:
         """Return the rows of these numbers; raise `InvalidInput` that names the first bad one."""
+        rows = row_numbers(self.name, rows, len(self))
         found = self.source.take(rows, draw)
         if tuple(found.shape) != (len(rows), *self.shape) or found.dtype != self.dtype:
             raise InvalidInput(
@@ -156,6 +162,30 @@ class CheckedRows(RowSource):
                         "from 0"
                     )
         return found
+
+
+def row_numbers(name: str, given: Any, count: int) -> Tensor:
+    """Return row numbers, or a truth value for each of `count` rows, as row numbers (rows,) int64, each below `count`.
+
+    Raises `InvalidInput`, which `name` begins, for others, numbers with fractions among them.
+    """
+    listed = isinstance(given, (list, tuple))
+    chosen = torch.as_tensor(given)
+    if chosen.dtype == torch.bool and tuple(chosen.shape) == (count,):
+        return chosen.nonzero().flatten().cpu()
+    truths = sum(isinstance(one, (bool, np.bool_)) for one in given) if listed else int(chosen.dtype == torch.bool)
+    whole = not (truths or chosen.is_floating_point() or chosen.is_complex())
+    if chosen.dim() != 1 or not (whole or chosen.numel() == 0):
+        what = "truth values" if truths else type_name(chosen.dtype)
+        raise InvalidInput(
+            f"{name}: indices of rows have shape {tuple(chosen.shape)} and are {what}; expected (rows,) whole numbers, "
+            f"or a truth value for each of {count} rows"
+        )
+    chosen = chosen.to("cpu", torch.int64)
+    outside = (chosen < 0) | (chosen >= count)
+    if bool(outside.any()):
+        raise InvalidInput(f"{name} has no row {int(chosen[outside][0])}; expected 0 to {count - 1}")
+    return chosen
 
 
 def layers(rows: RowSource) -> Iterator[RowSource]:

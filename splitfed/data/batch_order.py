@@ -22,6 +22,7 @@ def batches(
     """
     check_count("count", count)
     check_count("batch size", size, low=1)
+    check_count("epoch", epoch)
     order = torch.randperm(count, generator=generator(seed, "order", epoch, *words))
     end = count - count % size if drop_last else count
     return (order[start : min(start + size, end)] for start in range(0, end, size))

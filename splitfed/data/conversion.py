@@ -23,6 +23,7 @@ def as_tensor(what: str, value: Any, share: bool = False) -> Tensor:
     """
     match value:
         case Tensor():
+            check_dense(what, value)
             tensor = value.detach().to("cpu", copy=not share)
         case np.ndarray() | np.generic() | int() | float():
             shared = share and isinstance(value, np.ndarray) and value.flags.c_contiguous and value.flags.writeable
@@ -41,6 +42,14 @@ def as_tensor(what: str, value: Any, share: bool = False) -> Tensor:
     if tensor.dtype == torch.uint64:
         return as_tensor(what, tensor.numpy())
     return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
+
+
+def check_dense(what: str, tensor: Tensor) -> None:
+    """Refuse a tensor whose numbers do not all lie in memory, one after another."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+        kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else "meta"
+        kind = kind if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch.")
+        raise InvalidInput(f"{what} is a {kind} tensor; expected a dense one, whose numbers are in memory")
 
 
 def as_rows(what: str, value: Any, dtype: str, share: bool = False) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.argument_kinds import guard_class
-from splitfed.core.errors import InvalidInput, check_names
+from splitfed.core.errors import InvalidInput, check_names, short
 from splitfed.core.rows import (
     CheckedRows,
     JoinedRows,
@@ -23,9 +23,11 @@ from splitfed.core.rows import (
     first_bad,
     join_rows,
     read_rows,
+    row_numbers,
     type_name,
 )
 from splitfed.core.tasks import Task
+from splitfed.data.conversion import check_dense
 from splitfed.data.features import Feature, check_features
 from splitfed.data.federation import Federation
 from splitfed.data.labels import LabelSet, check_labels
@@ -101,6 +103,9 @@ class Dataset:
         check_features(name, self.shape, self.features)
         for target, found in self.targets.items():
             check_labels(f"{name}: target {target!r}", found.y, len(self), found.task)
+        for column in self.columns:
+            if not isinstance(column, str) or not column:
+                raise InvalidInput(f"{name}: columns has {short(column)}; expected names, text that is not empty")
         if self.columns and self.shape != (len(self.columns),):
             raise InvalidInput(f"{name}: {len(self.columns)} columns are named, and rows have shape {self.shape}")
         for column, values in self.categories.items():
@@ -118,8 +123,8 @@ class Dataset:
 
     def _checked(self, x: Tensor | RowSource) -> RowSource:
         """Return `x` as rows, all checked where they are in memory, else each to be checked when it is read."""
-        rows = as_rows_by_index(x)
         _check_kind(self.name, x)
+        rows = as_rows_by_index(x)
         if not rows.resident:
             if isinstance(rows, CheckedRows):
                 rows = rows.source
@@ -172,11 +177,12 @@ class Dataset:
         return self.targets[name].y
 
     def rows(self, indices: Tensor | Sequence[int]) -> Dataset:
-        """Return these rows, in this order, as a data set that reads them where they are; `indices` may be empty."""
-        chosen = torch.as_tensor(indices, dtype=torch.int64)
-        outside = (chosen < 0) | (chosen >= len(self))
-        if bool(outside.any()):
-            raise InvalidInput(f"{self.name} has no row {int(chosen[outside][0])}; expected 0 to {len(self) - 1}")
+        """Return these rows, in this order, as a data set that reads them where they are.
+
+        `indices`: whole numbers, which may be none, or a truth value for each row, such as `data.y == 3`. Raises
+        `InvalidInput` for others.
+        """
+        chosen = row_numbers(self.name, indices, len(self))
         return self._replace_fields(
             source=self.source.select(chosen),
             y=self.y[chosen],
@@ -321,6 +327,7 @@ def _check_kind(name: str, x: Tensor | RowSource) -> None:
     if isinstance(x, Tensor):
         if x.device.type != "cpu":
             raise InvalidInput(f"{name}: x is on {x.device}; expected cpu, batches move to a device when they are used")
+        check_dense(f"{name}: x", x)
         good, shape = x.dim() > 1 and x.numel() > 0, tuple(x.shape)
     else:
         shape = (len(x), *x.shape)

@@ -113,6 +113,12 @@ class Federation:
 
 
 def _check_disjoint(sources: Mapping[str, Tensor]) -> None:
+    for part, given in sources.items():
+        if given.dtype != torch.int64 or given.dim() != 1:
+            kind = str(given.dtype).removeprefix("torch.")
+            raise InvalidInput(
+                f"sources[{part!r}] has shape {tuple(given.shape)} and type {kind}; expected (rows,) and int64"
+            )
     rows = torch.cat([torch.zeros(0, dtype=torch.int64), *sources.values()])
     if len(torch.unique(rows)) == len(rows):
         return

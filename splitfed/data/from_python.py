@@ -11,17 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, describe_error, others_code, unknown
+from splitfed.core.errors import InvalidInput, describe_error, others_code, short, unknown
 from splitfed.core.rows import RowSource
 from splitfed.core.tasks import Task, binary, classification, regression
 from splitfed.data.array_rows import ArrayRows
-from splitfed.data.conversion import as_rows, as_tensor, join_parts
+from splitfed.data.conversion import as_rows, as_tensor, as_type, join_parts
 from splitfed.data.dataset import Dataset
 from splitfed.data.features import Feature
 from splitfed.data.item_rows import Collate, Column, ItemRows, item_of
 
 _SPARSE = 10
 """So many classes for each that occurs are warned of."""
+CLASSES = 2**24
+"""The most classes that labels may make; more are taken for codes that nobody has numbered."""
 TaskLike: TypeAlias = Task | Literal["classification", "binary", "regression"] | None
 Array: TypeAlias = Tensor | np.ndarray
 RowType: TypeAlias = Literal["float32", "int64"]
@@ -48,12 +50,14 @@ def from_arrays(
     parts, ...), or, where their shapes differ, flattened and side by side, (n, total). dtype: "float32", or "int64" for
     whole numbers that stand for things, such as token ids. y: (n,) or (n, 1) whole numbers, or (n,) or (n, targets)
     real ones, copied. Without a `task`, whole-number labels mean classification (of max + 1 classes) and real ones
-    regression; "classification", "binary" and "regression" name one. domains: (n,) whole numbers. columns: names of the
-    columns of rows (n, columns), as in a `Dataset`. Raises `InvalidInput`, for a number that is none of "int64" too,
-    and for parts of which some are whole numbers and some real ones.
+    regression; "classification", "binary" and "regression" name one. domains: (n,) whole numbers. columns: a
+    name, each once, for the columns of rows (n, columns). Raises `InvalidInput`, for a number that is none of "int64"
+    too, and for parts of which some are whole numbers and some real ones.
     """
     features: dict[str, Feature] = {}
     inputs: Tensor | RowSource
+    if isinstance(columns, str) or len(set(columns)) < len(columns):
+        raise InvalidInput(f"{name}: columns={short(columns)} is not allowed; expected a list of names, each once")
     if isinstance(x, np.memmap):
         inputs = ArrayRows(f"{name}: x", x, dtype)
     elif isinstance(x, Mapping):
@@ -92,7 +96,7 @@ def labelled(
         labels = labels.to(torch.int64)
     elif labels.is_floating_point() or resolved_task.name == "regression":
         labels = labels.to(torch.float32)
-    places = None if domains is None else as_tensor(f"{name}: domains", domains).to(torch.int64)
+    places = None if domains is None else as_type(f"{name}: domains", as_tensor(f"{name}: domains", domains), "int64")
     return Dataset(name, x, labels, resolved_task, value_range, places, features, columns=columns)
 
 
@@ -210,6 +214,8 @@ def as_task(task: TaskLike, labels: Tensor) -> Task:
     kind = task or ("regression" if labels.is_floating_point() else "classification")
     match kind:
         case "classification":
+            if (most := int(labels.max())) >= CLASSES:
+                raise InvalidInput(f"label {most} of y makes more than {CLASSES} classes; number them from 0 on")
             found = classification(max(2, int(labels.max()) + 1))
         case "binary":
             found = binary()

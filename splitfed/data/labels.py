@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.task_checks import has_own_loss
 from splitfed.core.tasks import Task
+from splitfed.data.conversion import check_dense
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,12 +26,19 @@ def check_labels(name: str, y: Tensor, rows: int, task: Task) -> None:
     """Refuse labels that are not one a row for `rows` rows, or that `task` cannot take; `name` begins the error."""
     if y.device.type != "cpu":
         raise InvalidInput(f"{name}: y is on {y.device}; expected cpu, like x")
+    check_dense(f"{name}: y", y)
     if y.dim() == 0 or len(y) != rows:
         raise InvalidInput(f"{name}: x has {rows} rows and y has shape {tuple(y.shape)}; expected a label a row")
     kinds = [torch.int64] if task.name in ("classification", "binary") else [torch.int64, torch.float32]
     if y.dtype not in kinds:
         given, *allowed = (str(kind).removeprefix("torch.") for kind in (y.dtype, *kinds))
         raise InvalidInput(f"{name}: y has type {given}; expected {' or '.join(allowed)} for {task.name}")
+    width = math.prod(y.shape[1:])
+    if task.name == "regression" and task.outputs not in (None, width) and not has_own_loss(task):
+        raise InvalidInput(
+            f"{name}: y has shape {tuple(y.shape)}, {width} targets a row, and the task outputs={task.outputs}; "
+            f"expected as many: regression({width}), or y of shape ({rows}, {task.outputs})"
+        )
     try:
         task.check(y)
     except InvalidInput as error:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_number
 from splitfed.core.random import derive
-from splitfed.core.rows import Draw, RowSource, layers
+from splitfed.core.rows import Draw, RowSource, layers, row_numbers
 
 
 class MixedRows(RowSource):
@@ -44,6 +44,7 @@ class MixedRows(RowSource):
 
     def select(self, rows: Tensor) -> MixedRows:
         """Return the rows of these numbers, mixed with one another."""
+        rows = row_numbers(self.name, rows, len(self))
         return MixedRows(self.name, self.source.select(rows), self.alpha, self.numbers[rows])
 
     def take(self, rows: Tensor, draw: Draw | None = None) -> Tensor:

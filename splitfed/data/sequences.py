@@ -61,7 +61,7 @@ def from_sequences(
     for i, row in enumerate(rows):
         padded[i, : len(row)] = row
         mask[i, : len(row)] = 1
-    if len(set(names)) != 2:
+    if isinstance(names, str) or len(set(names)) != 2:
         raise InvalidInput(f"names={names!r} is not allowed; expected two, of the sequence and of its mask")
     labels = y if isinstance(y, (Tensor, np.ndarray)) else torch.tensor(y)
     return from_arrays({names[0]: padded, names[1]: mask}, labels, task=task, name=name, dtype=dtype)

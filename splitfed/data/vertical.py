@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from splitfed.core.errors import InvalidInput, check_count, check_names
+from splitfed.core.errors import InvalidInput, check_count, check_names, short
 from splitfed.data.features import Feature
 
 
@@ -48,8 +48,8 @@ def strips(name: str, shape: tuple[int, ...], count: int, names: Sequence[str] |
     called = _party_names("strips", count, shape[-1], f"{name} is {shape[-1]} pixels wide")
     if names is not None:
         called = list(names)
-        if len(called) != count or len(set(called)) < count:
-            raise InvalidInput(f"names={called} of strips are not allowed; expected {count}, each once")
+        if isinstance(names, str) or len(called) != count or len(set(called)) < count:
+            raise InvalidInput(f"names={short(names)} of strips are not allowed; expected {count}, each once")
     parts = torch.arange(math.prod(shape)).reshape(shape).tensor_split(count, dim=-1)
     return {part: Feature(piece.flatten(), tuple(piece.shape)) for part, piece in zip(called, parts, strict=True)}
 

@@ -59,7 +59,7 @@ from splitfed.core.probe import Facts
 from splitfed.core.random import derive, stream
 from splitfed.core.row_independence import in_training
 from splitfed.core.topology import Segment, Topology
-from splitfed.defenses.private_noise import check_precision
+from splitfed.defenses.private_noise import LARGEST_MULTIPLIER, check_precision
 from splitfed.defenses.private_step import PrivateStep
 from splitfed.defenses.row_gradients import check_batch_norm, check_rowwise
 from splitfed.privacy.row_mixing import release_mixes
@@ -86,7 +86,7 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
 
     max_norm: float | Mapping[str, float] = 1.0
     noise_multiplier: float | None = field(
-        default=None, metadata=require_number("dp_sgd noise_multiplier", low=0.0, high=LARGEST_NORM)
+        default=None, metadata=require_number("dp_sgd noise_multiplier", low=0.0, high=LARGEST_MULTIPLIER)
     )
     epsilon: float | None = field(default=None, metadata=require_number("dp_sgd epsilon", low=0.0, open_low=True))
     delta: float | None = field(

@@ -27,7 +27,7 @@ from splitfed.core.privacy_events import Event, Gaussian, Protects
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.defenses.clipping import check_values, clip_rows, freeze_segments, noisy_release
-from splitfed.defenses.private_noise import add_gaussian, check_precision
+from splitfed.defenses.private_noise import LARGEST_MULTIPLIER, add_gaussian, check_precision
 from splitfed.privacy.gaussian_mechanism import LARGEST_EPSILON, multiplier_of
 
 
@@ -40,7 +40,7 @@ class GaussianRelease(ReleaseDefense, LayerDefense, Accounted):
     )
     noise_multiplier: float | None = field(
         default=None,
-        metadata=require_number("gaussian_release noise_multiplier", low=0.0, high=LARGEST_NORM, open_low=True),
+        metadata=require_number("gaussian_release noise_multiplier", low=0.0, high=LARGEST_MULTIPLIER, open_low=True),
     )
     epsilon: float | None = field(
         default=None, metadata=require_number("gaussian_release epsilon", low=0.0, high=LARGEST_EPSILON, open_low=True)

@@ -21,7 +21,7 @@ from splitfed.core.privacy_events import Event, Laplace, Protects
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.defenses.clipping import check_values, clip_rows, freeze_segments, noisy_release
-from splitfed.defenses.private_noise import add_laplace, check_precision
+from splitfed.defenses.private_noise import LARGEST_MULTIPLIER, add_laplace, check_precision
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LaplaceRelease(ReleaseDefense, LayerDefense, Accounted):
     )
     epsilon: float = field(
         default=1.0,
-        metadata=require_number("laplace_release epsilon", low=1 / LARGEST_NORM, high=LARGEST_NORM)
+        metadata=require_number("laplace_release epsilon", low=1 / LARGEST_MULTIPLIER, high=LARGEST_NORM)
         | as_strength("of a release", rises=False),
     )
     freeze: bool = False

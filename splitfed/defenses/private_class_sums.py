@@ -35,7 +35,7 @@ from splitfed.core.random import wide_generator
 from splitfed.core.row_independence import mixes_rows
 from splitfed.core.topology import Topology
 from splitfed.defenses.clipping import clip_rows
-from splitfed.defenses.private_noise import add_gaussian, check_precision
+from splitfed.defenses.private_noise import LARGEST_MULTIPLIER, add_gaussian, check_precision
 from splitfed.privacy.charges import learns_from_rows
 from splitfed.privacy.gaussian_mechanism import LARGEST_EPSILON, multiplier_of
 
@@ -56,7 +56,8 @@ class PrivateClassSums:
 
     clip: float = field(default=1.0, metadata=require_number("private clip", low=0.0, high=LARGEST_NORM, open_low=True))
     noise_multiplier: float | None = field(
-        default=None, metadata=require_number("private noise_multiplier", low=0.0, high=LARGEST_NORM, open_low=True)
+        default=None,
+        metadata=require_number("private noise_multiplier", low=0.0, high=LARGEST_MULTIPLIER, open_low=True),
     )
     epsilon: float | None = field(
         default=None, metadata=require_number("private epsilon", low=0.0, high=LARGEST_EPSILON, open_low=True)

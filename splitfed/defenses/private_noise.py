@@ -3,11 +3,12 @@
 Papers: Mironov, "On significance of the least significant bits for differential privacy", CCS 2012 (what float noise
 gives away); Balle, Wang, ICML 2018 and Dwork et al., TCC 2006 (the mechanisms).
 
-A value and its noise are both rounded to multiples of h, a power of two of at most 2^-30 of the noise's scale, and
-added exactly. So a release is a function of (rounded value + ideal noise) alone, and every value can be answered by
-the same numbers. Rounding moves each of d coordinates of two neighbours by at most h towards or from each other:
-the sensitivity that the noise is made for is D + h √d in L2, and D + h d in L1, instead of D. The cast to the type of
-the value comes last and only processes what was released.
+A value and its noise are both rounded to multiples of h, a power of two of at most 2^-30 of the noise's scale (of noise
+above a thousand sensitivities a smaller one, so that h stays below a millionth of the sensitivity), and added exactly.
+So a release is a function of (rounded value + ideal noise) alone, and every value can be answered by the same numbers.
+Rounding moves each of d coordinates of two neighbours by at most h towards or from each other: the sensitivity that the
+noise is made for is D + h √d in L2, and D + h d in L1, instead of D. The cast to the type of the value comes last and
+only processes what was released.
 
 The tails: a Gaussian number is the sum of two draws over √2, which reaches 12 standard deviations (beyond: 1e-32); a
 Laplace number is the difference of two exponential ones, each drawn octave by octave, which reaches 73 scales. The
@@ -26,6 +27,9 @@ from splitfed.core.errors import InvalidInput
 
 GRID_BITS = 30
 """The grid has at least 2^30 steps to a unit of the noise's scale."""
+
+LARGEST_MULTIPLIER = 2.0**24
+"""The most sensitivities that a scale may be: of larger noise no grid is fine enough on which sums are exact."""
 
 _SLACK = 1 + 2.0**-40
 """For the rounding of norms and of the clipped rows, all in float64."""
@@ -48,7 +52,7 @@ def add_gaussian(value: Tensor, sensitivity: float, multiplier: float, size: int
 
     `sensitivity` > 0: the most that one unit changes its `size` numbers of `value`, in L2.
     """
-    step = _grid(multiplier * sensitivity)
+    step = _grid(sensitivity, multiplier)
     scale = multiplier * (sensitivity * _SLACK + step * math.sqrt(size))
     return _add_on_grid(value, step, lambda: scale * gaussian(value.shape, random))
 
@@ -58,7 +62,7 @@ def add_laplace(value: Tensor, sensitivity: float, multiplier: float, size: int,
 
     `sensitivity` > 0: the most that one unit changes its `size` numbers of `value`, in L1.
     """
-    step = _grid(multiplier * sensitivity)
+    step = _grid(sensitivity, multiplier)
     scale = multiplier * (sensitivity * _SLACK + step * size)
     return _add_on_grid(value, step, lambda: scale * laplace(value.shape, random))
 
@@ -89,9 +93,16 @@ def _exponential(shape: torch.Size, random: torch.Generator) -> Tensor:
     return math.log(2) * zeros - torch.log1p(-uniform / 2)
 
 
-def _grid(scale: float) -> float:
-    """Return the power of two that is at most 2^-30 of `scale`."""
-    return math.ldexp(1.0, math.frexp(scale)[1] - 1 - GRID_BITS)
+def _grid(sensitivity: float, multiplier: float) -> float:
+    """Return the power of two that is at most 2^-30 of the scale, and at most 2^-20 of the sensitivity.
+
+    73 scales are less than 2^53 steps: up to there whole numbers are added exactly.
+    """
+    if multiplier > LARGEST_MULTIPLIER:
+        most = f"expected at most {LARGEST_MULTIPLIER:g}, above which no grid is fine enough"
+        raise InvalidInput(f"noise of {multiplier:g} sensitivities is not allowed; {most}")
+    finer = max(0, math.frexp(multiplier)[1] - 10)
+    return math.ldexp(1.0, math.frexp(multiplier * sensitivity)[1] - 1 - GRID_BITS - finer)
 
 
 def _add_on_grid(value: Tensor, step: float, noise: Callable[[], Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from splitfed.core.argument_kinds import guarded
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, check_count
 from splitfed.data.federation import Federation
 
 
@@ -70,6 +70,7 @@ def success_rate(run: EvaluatedRun, trigger: Trigger, client: int = 0) -> float:
 @guarded
 def effect(run: EvaluatedRun, baseline: EvaluatedRun, trigger: Trigger | None = None, client: int = 0) -> Effect:
     """Compare `run` with `baseline`, the same one without the poisoning; `trigger` asks for success rates too."""
+    check_count("client", client)
     if trigger is None:
         return Effect(run.accuracy, baseline.accuracy)
     rates = [success_rate(one, trigger, client) for one in (run, baseline)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -79,7 +78,6 @@ def train(
     """
     check_count("rounds", rounds, low=1)
     seed = read_seed(seed)
-    check_count("seed", seed, high=math.inf)
     find_device(device)
     for name, given in (
         ("local", local),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_count, check_names
 from splitfed.core.probe import probe
+from splitfed.core.random import read_seed
 from splitfed.core.rows import type_name
 from splitfed.core.topology import Topology
 from splitfed.data.conversion import as_tensor, check_finite
@@ -36,6 +37,7 @@ def predict(
     what does not fit.
     """
     check_count("batch_size", batch_size, low=1)
+    seed = read_seed(seed)
     rows = as_tensor("x", x, share=True)
     if rows.is_floating_point():
         weights = (one for one in topology.state_dict().values() if one.is_floating_point())

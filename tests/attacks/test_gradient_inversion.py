@@ -188,7 +188,12 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], Attack, str]] = {
         Dlg(),
         "'fed_server' was not recorded in training",
     ),
-    "no such round": ({}, {"round": 7}, Dlg(), "client 0 sent 'fed_server' no weights in round 7"),
+    "no such round": (
+        {},
+        {"round": 7},
+        Dlg(),
+        "round=7 is not allowed; expected a whole number of at least 0 and at most 0",
+    ),
     "no such client": ({}, {"client": 3}, Dlg(), "client=3 is not allowed; expected 0 to 2"),
     "victims": (
         {},

@@ -190,7 +190,8 @@ REFUSED: dict[str, tuple[Defense, str]] = {
     "twice": (Noise(clients=(1, 1)), "Noise clients=(1, 1) is not allowed; expected each client once"),
     "weights": (
         DpSgd(noise_multiplier=1.0, clients=(0,)),
-        "DpSgd for some clients alone is not allowed: it guards weights that the rows of all clients reach",
+        "DpSgd for some clients alone is not allowed: it is accounted for the weights of all clients together; give it "
+        "to all of them",
     ),
     "weighed loss": (
         DistanceCorrelation(clients=(0,)),

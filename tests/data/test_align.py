@@ -125,6 +125,7 @@ ONE, TWO = torch.ones(1), torch.ones(2)
 Y1, Y2 = torch.tensor([0]), torch.tensor([0, 1])
 BAD: list[tuple[dict[str, Table], str, dict[str, Any], str]] = [
     ({"a": Table(["k"], ONE, Y1)}, "a", {}, "tables of ['a'] are not enough to align; expected two parties or more"),
+    ([BANK, CLINIC], "a", {}, "tables is a list; expected a mapping of party to table"),  # type: ignore[list-item]
     (
         {"bank": BANK, "clinic": CLINIC},
         "clinc",

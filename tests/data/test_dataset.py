@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.rows import Draw, RowSource, read_rows
 from splitfed.core.tasks import classification, regression
 from splitfed.data import Dataset
 
@@ -20,6 +24,18 @@ def make(**changes: Any) -> Dataset:
         "task": classification(2),
     }
     return Dataset(**(fields | changes))
+
+
+class Halves(RowSource):
+    """The rows of `make`, read by index."""
+
+    shape, dtype = (2,), torch.float32
+
+    def __len__(self) -> int:
+        return 4
+
+    def take(self, rows: Tensor, draw: Draw | None = None) -> Tensor:
+        return torch.arange(8.0).reshape(4, 2)[rows.tolist()] / 8
 
 
 def test_what_it_says() -> None:
@@ -65,6 +81,44 @@ def test_join_undoes_rows() -> None:
 def test_no_such_row(row: int) -> None:
     with pytest.raises(InvalidInput, match=rf"^toy has no row {row}; expected 0 to 3$"):
         make().rows([0, row])
+
+
+def mask_of(data: Dataset) -> list[Any]:
+    """The same mask in every form that people give."""
+    mask = data.y == 1
+    return [mask, mask.tolist(), mask.numpy(), tuple(mask.tolist()), [np.bool_(one) for one in mask.tolist()]]
+
+
+@pytest.mark.parametrize("form", range(5))
+def test_truth_values_choose_the_rows_that_they_are_true_of(form: int) -> None:
+    for data in (make(), make().rows([3, 1, 2]), make().with_mixup(), make(x=Halves())):
+        mask = mask_of(data)[form]
+        numbers = (data.y == 1).nonzero().flatten()
+        for source in (data.rows(mask).source, data.source.select(mask)):
+            assert torch.equal(read_rows("toy", source), data.x[numbers])
+        assert data.rows(mask).y.tolist() == [1] * len(numbers)
+    assert torch.equal(make(x=Halves()).source.take(torch.tensor([False, True, False, True])), make().x[[1, 3]])
+
+
+NO_NUMBERS: list[Any] = [
+    *([True, False, True], [True] * 5, torch.ones(3, dtype=torch.bool), torch.ones(4, 1, dtype=torch.bool)),
+    *(np.ones(5, bool), [True, 2], [1.9], [1.0], torch.tensor([0.5, 2.9]), np.array([1.5]), [1, 2.5], 1, True),
+    *([[0, 1]], torch.zeros(1, 1, dtype=torch.int64), [1j]),
+]
+
+
+@pytest.mark.parametrize("given", NO_NUMBERS, ids=repr)
+def test_no_row_numbers_are_refused_in_a_line(given: Any) -> None:
+    for data in (make(), make(x=Halves()), make().with_mixup()):
+        for choose in (data.rows, data.source.select):
+            with pytest.raises(InvalidInput, match=r"indices of rows have shape .*; expected \(rows,\) whole numbers,"):
+                choose(given)
+
+
+def test_sources_of_a_federation_are_row_numbers() -> None:
+    split = make().clients(1, victims=1, auxiliary=1)
+    with pytest.raises(InvalidInput, match=r"^sources\['victims'\] has shape \(2,\) and type bool; expected \(rows,\)"):
+        replace(split, sources={**split.sources, "victims": torch.tensor([True, False])})
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.tasks import binary
-from splitfed.data import from_arrays, from_torch
+from splitfed.core.tasks import binary, classification, regression
+from splitfed.data import Dataset, from_arrays, from_torch
 
 X = np.arange(6, dtype=np.float64).reshape(3, 2)
 
@@ -64,6 +64,72 @@ def test_rows_are_shared_and_labels_copied(convert: Any) -> None:
     y[0] = 1
     assert data.domains is not None
     assert (int(data.y[0]), int(data.domains[0])) == (0, 0)
+
+
+@pytest.mark.parametrize("domains", [[0, 0.25, 0.5], [0, 1, float("nan")], [0, 1, float("inf")], [0, 1, 1e300]])
+def test_domains_are_whole_numbers(domains: list[float]) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"^arrays: domains holds .* in row \d, counted from 0; .*expects whole numb"
+    ):
+        from_arrays(X, np.arange(3), domains=np.array(domains))
+    found = from_arrays(X, np.arange(3), domains=np.array([0.0, 5.0, 2.0])).domains
+    assert found is not None
+    assert found.tolist() == [0, 5, 2]
+
+
+@pytest.mark.parametrize("columns", [[0, 1], ["a", "a"], ["a", ""], "ab", ["a", None], [b"a", b"b"], ["a"], "aa"])
+def test_names_of_columns_are_told_apart(columns: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"^arrays: .*columns"):
+        from_arrays(X, np.arange(3), columns=columns)
+    assert from_arrays(X, np.arange(3), columns=("a", "b")).columns == ("a", "b")
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 5])
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (3, 2), (3, 5), (3, 2, 2)])
+def test_targets_are_as_many_as_the_outputs_of_a_regression(outputs: int, shape: tuple[int, ...]) -> None:
+    y, task = np.ones(shape, np.float32), regression(outputs)
+    if (given := int(np.prod(shape[1:]))) == outputs:
+        assert from_arrays(X, y, task=task).task is task
+    else:
+        with pytest.raises(
+            InvalidInput, match=rf"^arrays: y has .* {given} targets a row, and the task outputs={outputs};"
+        ):
+            from_arrays(X, y, task=task)
+        # A loss of one's own may read more of a row than it predicts.
+        from_arrays(X, y, task=task.with_loss(lambda output, y: output.sum()))
+
+
+NO_MEMORY = {
+    "sparse_coo": lambda x: x.to_sparse(),
+    "sparse_csr": lambda x: x.to_sparse_csr(),
+    "meta": lambda x: x.to("meta"),
+    "nested": lambda x: torch.nested.nested_tensor([x[0], x[1]]),
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", NO_MEMORY)
+def test_tensors_whose_numbers_do_not_lie_in_memory_are_refused(kind: str) -> None:
+    x, y, made = torch.rand(3, 2), torch.arange(3), NO_MEMORY[kind]
+    text = rf"^.*: '?[xy]'? is (a {kind} tensor; expected a dense one, whose numbers are in mem|on meta; expected cpu)"
+    for make in (
+        lambda: from_arrays(made(x), y),
+        lambda: from_arrays({"x": made(x)}, y),
+        lambda: from_arrays(x, made(x)),
+        lambda: Dataset("toy", made(x), y, classification(3)),
+        lambda: Dataset("toy", x, made(x), regression(2)),
+    ):
+        with pytest.raises(InvalidInput, match=text):
+            make()
+
+
+@pytest.mark.parametrize("task", [None, "classification"])
+def test_codes_in_place_of_classes_are_refused(task: Any) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"^label 1000000000002 of y makes more than 16777216 classes; number them fr"
+    ):
+        from_arrays(X, np.arange(3) + 10**12, task=task)
 
 
 def test_arrays_as_they_come() -> None:

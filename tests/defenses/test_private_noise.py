@@ -78,6 +78,30 @@ def test_the_noise_pays_for_the_rounding(add, drawn: str, charge: float, monkeyp
     assert multiplier * (sensitivity + step * charge) - step <= found < multiplier * sensitivity * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("multiplier", [0.01, 1.0, 1e3, 1e5, 2.0**24])
+@pytest.mark.parametrize(("add", "deviation"), [(add_gaussian, 1.0), (add_laplace, math.sqrt(2))])
+def test_the_noise_is_as_wide_as_it_is_said_whatever_its_size(add, deviation: float, multiplier: float) -> None:  # type: ignore[no-untyped-def]
+    value = torch.zeros(20_000, 64, dtype=torch.float64)
+    noise = add(value, 2.0, multiplier, 64, wide_generator(0, "width")) / (2 * multiplier)
+    assert float(noise.std()) == pytest.approx(deviation, rel=5e-3)
+    step = float((noise * 2 * multiplier).abs()[noise != 0].min())
+    assert step >= private_noise._grid(2.0, multiplier)
+    # Sums on the grid are exact, and the grid moves neighbours by next to nothing.
+    assert 73 * 2 * multiplier < 2**53 * private_noise._grid(2.0, multiplier)
+    assert private_noise._grid(2.0, multiplier) <= 2 * 2.0**-20
+
+
+def test_noise_that_no_grid_is_fine_enough_for_is_refused() -> None:
+    for make in (
+        lambda: GaussianRelease(noise_multiplier=1e12),
+        lambda: DpSgd(noise_multiplier=1e12),
+        lambda: LaplaceRelease(epsilon=1e-12),
+        lambda: add_gaussian(torch.zeros(1, dtype=torch.float64), 1.0, 1e12, 1, torch.Generator()),
+    ):
+        with pytest.raises(InvalidInput, match=r"1e[-+]?0?12|1000000000000"):
+            make()
+
+
 def test_the_draws_have_their_distributions() -> None:
     count = 100_000
     for draw, name in ((gaussian, "norm"), (laplace, "laplace")):

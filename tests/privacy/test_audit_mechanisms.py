@@ -57,7 +57,8 @@ def audited(run: Run, trials: int = 20_000) -> dict[tuple[str, str], bool]:
     assert ("a claim is violated" in text) == (not found["held"]) == (": violated" in text)
     held: dict[tuple[str, str], bool] = {}
     for line in found["mechanisms"]:
-        assert line["held"] or line["refuted"] or not line["sensitivity"]["held"]
+        measured = line["sensitivity"] is None or line["sensitivity"]["held"]
+        assert line["held"] == (not line["refuted"]) == (line["epsilon_held"] and measured)
         key = line["party"], line["audited"]
         held[key] = held.get(key, True) and line["held"]
     return held

@@ -292,8 +292,9 @@ def test_sequences_are_padded_with_a_mask() -> None:
         ([torch.ones(2, 2), torch.ones(2, 3)], {"dtype": "float32"}, "sequence 1 has width (3,); expected (2,)"),
         ([[1.5], [2.0]], {}, "holds 1.5 in row 0, counted from 0; dtype='int64' expects whole numbers"),
         ([[1], [2]], {"names": ("x", "x")}, "names=('x', 'x') is not allowed"),
+        ([[1], [2]], {"names": "ab"}, "names='ab' is not allowed"),
     ],
-    ids=["none", "empty", "longer", "width", "real", "names"],
+    ids=["none", "empty", "longer", "width", "real", "names", "text"],
 )
 def test_sequences_refused(rows: Any, options: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidInput, match=re.escape(text)):

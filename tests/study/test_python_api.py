@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from splitfed import registry
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.models.mlp import mlp
+from splitfed.study.config.schema import StudyConfig, _table_of, parse_study
 from splitfed.study.run import session
 from splitfed.study.run.runner import read_result
 from tests.examples import assert_refuses, assert_same
@@ -87,6 +89,43 @@ def test_mistakes_are_those_of_a_file() -> None:
         lambda: sf.study("small", study={"targt": 1}, **TABLES), "unknown key 'targt'; did you mean 'target'"
     )
     assert_refuses(lambda: sf.study("small", **TABLES).run("x", workers=0), "workers=0 is not allowed")
+
+
+@pytest.mark.parametrize("wrong", [1, True, "x", 1.5, ["x"], [1], [[]], [{}, 1], (1,), b"x", {1: 2}], ids=repr)
+def test_what_is_no_table_is_refused_in_its_place(wrong: Any) -> None:
+    for key in (*StudyConfig.model_fields, "schedule", "rounds", "foo"):
+        if key != "study":
+            with suppress(InvalidInput):  # a name alone may stand for a table
+                sf.study("small", **{**TABLES, key: wrong})
+        with pytest.raises(InvalidInput, match=f"study: {key}: "):
+            parse_study({**SMALL, key: 1}, "study")
+
+
+def test_a_key_of_a_table_that_stands_alone_is_told_where_it_belongs() -> None:
+    tables: dict[str, set[str]] = {
+        name: set(table.model_fields) for name in StudyConfig.model_fields if (table := _table_of(StudyConfig, name))
+    }
+    for table, keys in tables.items():
+        for key in keys - {*StudyConfig.model_fields, "name", "seeds", "base"}:
+            for value in (1, "x", ["x"], {"name": "x"}):
+                assert_refuses(lambda given={key: value}: sf.study("small", **TABLES, **given), f"{table}.{key}")
+    assert_refuses(
+        lambda: sf.study("small", **TABLES, seed=1), "seed: is no table of a study; expected in a table, as st"
+    )
+    assert_refuses(lambda: sf.study("small", **TABLES, foo="x"), "study: foo: unknown key 'foo' (allowed: attack, ")
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "x" * 300, ".", "/dev/null/x", "/proc/y", "file", "file/x"])
+def test_where_a_study_cannot_be_written_is_told(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("x")
+    study = sf.study("small", **TABLES)
+    with pytest.raises(InvalidInput, match="folder"):
+        study.run(path)
+    if path != "file":
+        with pytest.raises(InvalidInput, match=r"path=|is no folder, in which files are to be written"):
+            study.save(path)
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
 def test_the_frame_is_the_table_of_the_study(results: sf.StudyResults) -> None:

@@ -42,6 +42,8 @@ def align(
     A row of the data set's x is the flattened rows of all parties, joined in the order of `tables`: (n, total),
     with a feature a party. Raises `InvalidInput`, which names the party, for tables that cannot be aligned.
     """
+    if not isinstance(tables, Mapping):
+        raise InvalidInput(f"tables is a {type(tables).__name__}; expected a mapping of party to table")
     check_count("minimum", minimum, low=1)
     check_names("duplicates", ("refuse", "first", "drop"), duplicates)
     xs, y, lengths = contents(tables, labels, dtype)

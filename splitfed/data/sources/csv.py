@@ -21,7 +21,7 @@ from splitfed.core.errors import InvalidInput, check_count, first_line, short
 from splitfed.data import arrays
 from splitfed.data.conversion import as_rows
 from splitfed.data.dataset import Dataset
-from splitfed.data.from_python import RowType, TaskLike, from_arrays
+from splitfed.data.from_python import RowType, TaskLike, labelled
 from splitfed.data.sources.files import check_columns, existing_file
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ def csv(
     parts = {str(name): _encode(source, table[name], standardize, dtype) for name in table.columns}
     names = [name for name, part in parts.items() for _ in range(part.shape[1])]
     x = np.concatenate(list(parts.values()), axis=1)
-    found = from_arrays(x, _codes(y), task=task, name=source.stem, domains=domains, dtype=dtype, columns=names)
+    rows = as_rows(f"{source.stem}: x", x, dtype, share=True)
+    found = labelled(source.stem, rows, _codes(y), task, domains=domains, columns=names)
     texts = {str(name): table[name].astype(str) for name in table.columns if not _is_number(table[name])}
     return replace(found, categories={name: tuple(sorted(set(text))) for name, text in texts.items()})
 

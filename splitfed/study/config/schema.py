@@ -6,6 +6,7 @@ Tables that carry an algorithm's own parameters beside their own keys keep those
 from __future__ import annotations
 
 import codecs
+import difflib
 import errno
 import re
 from collections.abc import Mapping
@@ -352,8 +353,12 @@ def _describe_mistake(detail: ErrorDetails) -> tuple[str, object]:
     loc, table = _location(detail["loc"])
     where = place(loc)
     match detail["type"]:
+        case "extra_forbidden" if len(loc) == 1 and (found := _homes(str(loc[0]))):
+            return where, f"is no table of a study; expected in a table, as {' or '.join(found)}"
         case "extra_forbidden":
             return where, unknown("key", str(loc[-1]), table)
+        case "model_type":
+            return where, f"{short_repr(detail['input'])} is not allowed; expected a table"
         case "missing":
             return where, f"is missing; add {loc[-1]} = ..."
         case "string_pattern_mismatch":
@@ -364,6 +369,13 @@ def _describe_mistake(detail: ErrorDetails) -> tuple[str, object]:
             return where, f"has {given} entries; at most {most} are allowed"
     text = detail["msg"].removeprefix("Input should be ").removeprefix("Input should ").removeprefix("Value error, ")
     return where, f"{short_repr(detail['input'])} is not allowed; expected {text[:1].lower()}{text[1:]}"
+
+
+def _homes(key: str) -> list[str]:
+    """Return where in the tables of a study the key stands that is called so, or almost so: ["training.rounds"]."""
+    tables = {name: table for name in StudyConfig.model_fields if (table := _table_of(StudyConfig, name))}
+    near = difflib.get_close_matches(key, {inner for table in tables.values() for inner in table.model_fields}, 1, 0.85)
+    return [f"{name}.{near[0]}" for name, table in tables.items() if near and near[0] in table.model_fields]
 
 
 def _location(loc: tuple[str | int, ...]) -> tuple[tuple[str | int, ...], list[str]]:

@@ -11,13 +11,23 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def dumps(document: Mapping[str, Any]) -> str:
-    """Return `document` (table name -> table, or list of tables) as TOML; values that are None are left out."""
-    blocks = []
+    """Return `document` (table name -> table, or list of tables) as TOML; values that are None are left out.
+
+    What is no table stands in front, as TOML has it.
+    """
+    plain = {name: found for name, found in document.items() if not _is_table(found)}
+    blocks = ["\n".join(f"{key} = {value}" for key, value in _pairs(plain))] if plain else []
     for name, content in document.items():
+        if name in plain:
+            continue
         tables = content if isinstance(content, list) else [content]
         head = f"[[{_key(name)}]]" if isinstance(content, list) else f"[{_key(name)}]"
         blocks += ["\n".join([head, *(f"{k} = {v}" for k, v in _pairs(table))]) for table in tables]
     return "\n\n".join(blocks) + "\n"
+
+
+def _is_table(content: Any) -> bool:
+    return isinstance(content, Mapping) or (isinstance(content, list) and all(isinstance(t, Mapping) for t in content))
 
 
 def _pairs(table: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -83,7 +83,11 @@ class Game:
         return compose(self.claim, delta)
 
     def play(self, trials: int, delta: float, confidence: float) -> Json:
-        """Return what was found with `trials` releases of each input (a part of them where one is a long row)."""
+        """Return what was found with `trials` releases of each input (a part of them where one is a long row).
+
+        "epsilon_held": whether the bound on epsilon, "sensitivity": whether the measured distance, is within the claim;
+        "held": whether both are, and "refuted" that one of them is not.
+        """
         claimed = self.claimed(delta)
         # A claim without a delta is held to what it says.
         at = 0.0 if claimed.method == SUM else delta
@@ -100,8 +104,9 @@ class Game:
             "delta": at,
             "method": claimed.method,
             "sensitivity": None if measured is None else {**measured._asdict(), "held": measured.held},
-            "refuted": found.epsilon > claimed.epsilon,
-            "held": found.epsilon <= claimed.epsilon and (measured is None or measured.held),
+            "epsilon_held": (epsilon_held := found.epsilon <= claimed.epsilon),
+            "held": (held := epsilon_held and (measured is None or measured.held)),
+            "refuted": not held,
         }
 
     def _bound(self, trials: int, delta: float, at: float, confidence: float) -> LowerBound | GaussianFound:
@@ -122,7 +127,7 @@ def format_line(line: Mapping[str, Any]) -> str:
         f"{line['party']}, {line['place']}, {line['mechanism']}, {line['audited']}, {line['canaries']}: epsilon is at "
         f"least {_format_epsilon(found['epsilon'])} by {found['samples']} samples of each input; claimed "
         f"{_format_epsilon(line['claimed'])} at delta {line['delta']:.1g}: "
-        f"{'violated' if line['refuted'] else 'holds'}; a claim of up to "
+        f"{'holds' if line['epsilon_held'] else 'violated'}; a claim of up to "
         f"{_format_epsilon(line['most'])} could have been refuted"
     )
     if sensitivity is None:

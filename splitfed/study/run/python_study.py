@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from splitfed.core import digests
-from splitfed.core.errors import InvalidInput, check_count, unknown
+from splitfed.core.argument_kinds import guard_class
+from splitfed.core.errors import InvalidInput, check_count, check_path, unknown
 from splitfed.drawing.html_table import html_table
 from splitfed.models.import_paths import Code
 from splitfed.registry import TABLES
@@ -38,6 +39,7 @@ LISTS = ("topology", "method", "defense", "attack", "callback")
 """Tables of which a study may have several."""
 
 
+@guard_class
 @dataclass(frozen=True)
 class PreparedStudy:
     """A study that has been checked, as `splitfed run` would do it; made by `splitfed.study`."""
@@ -65,8 +67,15 @@ class PreparedStudy:
         return self.checked.text
 
     def save(self, path: str | Path) -> None:
-        """Write the study into the file `path`."""
-        write_atomic(Path(path), self.toml.encode())
+        """Write the study into the file `path`; raises `InvalidInput` for a folder, and where none can be written."""
+        check_path("path", path)
+        target = Path(path)
+        if target.is_dir():
+            raise InvalidInput(f"path={str(path)!r} is a folder; expected a file")
+        try:
+            write_atomic(target, self.toml.encode())
+        except OSError as error:
+            raise InvalidInput(f"path={str(path)!r} cannot be written ({error.strerror}); give another") from None
 
     def plan(self, schedules: Sequence[str] = ()) -> Json:
         """Return what `splitfed plan --json` prints: bytes, operations, memory, time and epsilon; nothing is trained.
@@ -107,6 +116,7 @@ class PreparedStudy:
         return html_table(repr(self), ("run", "topology", "defense", "schedule", "seed"), rows)
 
 
+@guard_class
 @dataclass(frozen=True)
 class StudyResults:
     """What the runs of a study in `folder` came to; each call reads what is there by then."""

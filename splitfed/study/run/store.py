@@ -20,7 +20,7 @@ from splitfed.study.config.mistakes import short_repr
 from splitfed.study.config.toml import dumps
 from splitfed.study.report.contained import is_plain_name
 from splitfed.study.run.runner import Json, read_result
-from splitfed.training.checkpoint import write_atomic
+from splitfed.training.checkpoint import make_folder, write_atomic
 from splitfed.training.folder import describe_differences, environment
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class StudyFolder:
         The lock lives as long as any process holds the descriptor, so workers that outlive a crash keep it too. Raises
         `InvalidInput` where another process has it for longer than `PATIENCE`.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         if sys.platform == "win32":  # two processes on one folder are not kept apart there
             yield None
             return
