@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -30,11 +30,16 @@ class MetaPass(Pass):
     def __init__(self, device: torch.device, stop: int, draws: Mapping[int, frozenset[str]]) -> None:
         super().__init__()
         self.device, self.stop, self.draws = device, stop, draws
+        self.overwritten: Collection[int] = frozenset()
+        """Operations on memory that is not what constants made it: what they are given and return has shapes alone."""
 
     def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
         """Run it on shapes."""
         if self.number >= self.stop:
             raise Stop
+        overwritten = self.number in self.overwritten
+        if overwritten:
+            args, kwargs = _on_meta((args, dict(kwargs)))
         self.number += 1
         packages = self.draws.get(self.number - 1)
         # Those of NumPy and Python take longer to read than most operations.
@@ -42,6 +47,8 @@ class MetaPass(Pass):
         generator = None if packages is None else torch.default_generator.get_state()
         whole = module is not None
         returned = self.whole(func, args, kwargs) if whole else self.on_shapes(name, func, args, kwargs)
+        if overwritten:
+            returned = _on_meta(returned)
         if generator is None:
             return returned
         torch.default_generator.set_state(generator)
@@ -96,3 +103,9 @@ class MetaPass(Pass):
 
         plain_args, plain_kwargs = _pytree.tree_map(changed, (args, dict(kwargs)))
         return func(*plain_args, **plain_kwargs)
+
+
+def _on_meta(value: Any) -> Any:
+    """Return `value` with all tensors in it without numbers."""
+    real = {place: tensor.to("meta") for place, tensor in enumerate(tensors_of(value)) if not tensor.is_meta}
+    return replace_tensors(value, real, copies=True) if real else value
