@@ -11,7 +11,6 @@ import operator
 from torch import fx, nn
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.replay_passes import ABOUT, VIEWS
 
 AUGMENTED = "augmented"
 """Marks a node that stands for `x += y` and the like, and computes `x + y`."""
@@ -26,6 +25,8 @@ imag resolve_conj resolve_neg view_as_real view_as_complex atleast_1d atleast_2d
 as_tensor asarray mT mH dropout alpha_dropout feature_dropout dropout1d dropout2d dropout3d
 """
 _VIEWS = frozenset(_VIEW_NAMES.split())
+_TENSORS = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))
+"""Attributes that are tensors."""
 _VIEW_MODULES = (nn.Flatten, nn.Identity, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
@@ -61,7 +62,7 @@ def find_augmented(model: nn.Module, graph: fx.Graph) -> tuple[fx.Node, fx.Node]
     for node in augmented:
         root = memory[node.args[0]]
         # Shapes are plain numbers.
-        if root.target is getattr or str(root.target) in ABOUT:
+        if root.target is getattr or root.target in ("size", "dim", "numel"):
             continue
         before = (other for other in memory if memory[other] is root and position[other] < position[node])
         if (reader := next((r for one in before for r in one.users if position[r] > position[node]), None)) is not None:
@@ -103,5 +104,5 @@ def _is_view(model: nn.Module, node: fx.Node) -> bool:
         return isinstance(model.get_submodule(str(node.target)), _VIEW_MODULES)
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
     if node.target is getattr:
-        return node.args[1] in VIEWS.values()
+        return node.args[1] in _TENSORS
     return node.op in ("call_method", "call_function") and name in _VIEWS
