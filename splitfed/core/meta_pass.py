@@ -11,6 +11,7 @@ from torch.utils import _pytree
 
 from splitfed.core.model_snapshot import generator_states, set_generators
 from splitfed.core.nested_tensors import replace_tensors, tensors_of
+from splitfed.core.payload import not_dense
 from splitfed.core.replay_passes import ABOUT, Pass, Stop
 from splitfed.core.shape_rules import result_by_rule
 
@@ -96,7 +97,7 @@ class MetaPass(Pass):
 
         def changed(value: Any) -> Any:
             if isinstance(value, Tensor) and not value.is_meta and (value.dim() or moves):
-                return value.to("meta")
+                return _without_numbers(value)
             if moves and (isinstance(value, torch.device) or (isinstance(value, str) and name == "to")):
                 return torch.device("meta")
             return value
@@ -107,5 +108,12 @@ class MetaPass(Pass):
 
 def _on_meta(value: Any) -> Any:
     """Return `value` with all tensors in it without numbers."""
-    real = {place: tensor.to("meta") for place, tensor in enumerate(tensors_of(value)) if not tensor.is_meta}
+    real = {place: _without_numbers(one) for place, one in enumerate(tensors_of(value)) if not one.is_meta}
     return replace_tensors(value, real, copies=True) if real else value
+
+
+def _without_numbers(tensor: Tensor) -> Tensor:
+    """Return `tensor` on the meta device; a sparse one, with which nothing is computed there, as a dense one."""
+    if not_dense(tensor) == "sparse":
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return tensor.to("meta")
