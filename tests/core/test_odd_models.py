@@ -316,6 +316,32 @@ def test_a_sparse_graph_that_is_read_on_both_sides_of_a_cut_is_held_by_both(form
     check_trains_beside(built(TwiceGraph, form, asks), topology, {"x": ROWS})
 
 
+class Followed(nn.Module):
+    """What torch.fx and torch.export follow; what is kept is read on both sides of a cut, so that replay cuts it."""
+
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.a, self.norm, self.b, self.shared = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4), shared
+        self.register_buffer("kept", torch.ones(8), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.a(x)) * self.kept
+        return self.b(h.relu() * self.kept if self.shared else h.relu())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_module_that_torch_fx_made_is_cut_as_any_other(shared: bool) -> None:
+    model = torch.fx.symbolic_trace(built(Followed, shared))
+    check_trains_beside(model, vanilla(copy.deepcopy(model), "norm", example=ROWS), {"x": ROWS})
+
+
+def test_a_module_that_torch_export_made_is_refused_with_a_way_out() -> None:
+    made = torch.export.export(Followed(False), (ROWS,)).module()
+    for model, what in ((made, "the model, a GraphModule,"), (nn.Sequential(made), "submodule '0' of Sequential")):
+        with pytest.raises(InvalidInput, match=f"{what} has a train.. that fails .*: give what it was made from"):
+            cut(model, ("0",), ROWS)
+
+
 def test_a_compressed_graph_in_a_segment_by_hand_is_one_line() -> None:
     layer = nn.Linear(8, 4)
     layer.edges = torch.eye(8).to_sparse_csr()
