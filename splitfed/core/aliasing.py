@@ -12,6 +12,8 @@ from torch import fx, nn
 
 from splitfed.core.errors import InvalidInput
 
+AUGMENTED = "augmented"
+"""Marks a node that stands for `x += y` and the like, and computes `x + y`."""
 _IN_PLACE_OPERATORS = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.imatmul}
 # Whatever may hand back the memory of its first argument; taking a copy for a view refuses too much, never too little.
 _VIEW_NAMES = """
@@ -23,6 +25,8 @@ imag resolve_conj resolve_neg view_as_real view_as_complex atleast_1d atleast_2d
 as_tensor asarray mT mH dropout alpha_dropout feature_dropout dropout1d dropout2d dropout3d
 """
 _VIEWS = frozenset(_VIEW_NAMES.split())
+_TENSORS = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))
+"""Attributes that are tensors."""
 _VIEW_MODULES = (nn.Flatten, nn.Identity, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
@@ -45,6 +49,25 @@ def check_in_place(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int]) 
                         f"{node.name!r} overwrites {alias.name!r} in place, and {reader.name!r} reads it after a "
                         "cut: the cut would change the model; make that operation not in place"
                     )
+
+
+def find_augmented(model: nn.Module, graph: fx.Graph) -> tuple[fx.Node, fx.Node] | None:
+    """Return a node that stands for `x += y`, and one behind it that reads that memory by what it was called before.
+
+    In the model that one reads the sum, in the graph `x`.
+    """
+    augmented = [node for node in graph.nodes if node.meta.get(AUGMENTED)]
+    memory = memory_of(model, graph) if augmented else {}
+    position = {node: index for index, node in enumerate(memory)}
+    for node in augmented:
+        root = memory[node.args[0]]
+        # Shapes are plain numbers.
+        if root.target is getattr or root.target in ("size", "dim", "numel"):
+            continue
+        before = (other for other in memory if memory[other] is root and position[other] < position[node])
+        if (reader := next((r for one in before for r in one.users if position[r] > position[node]), None)) is not None:
+            return node, reader
+    return None
 
 
 def memory_of(model: nn.Module, graph: fx.Graph) -> dict[fx.Node, fx.Node]:
@@ -80,4 +103,6 @@ def _is_view(model: nn.Module, node: fx.Node) -> bool:
     if node.op == "call_module":
         return isinstance(model.get_submodule(str(node.target)), _VIEW_MODULES)
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    if node.target is getattr:
+        return node.args[1] in _TENSORS
     return node.op in ("call_method", "call_function") and name in _VIEWS

@@ -264,17 +264,18 @@ def _measure_values(
     """Return what crosses between two pieces at two parties; refuse where raw data would, but for `sent_inputs`."""
     original = before.original
     assert original is not None
-    raw = [value for value in after.inputs if value not in before.outputs]
-    if both := [value for value in raw if value in before.inputs]:
-        raise InvalidInput(
-            f"the input {both[0]!r} is read on both sides of this cut: raw data never crosses; cut elsewhere, or allow "
-            f"it by sent_inputs={(both[0],)!r}"
-        )
+    for value in after.inputs:
+        if value not in before.outputs:
+            where, name = "on both sides of" if value in before.inputs else "behind", original.arguments[value]
+            raise InvalidInput(
+                f"the input {name!r} is read {where} this cut: raw data never crosses; cut elsewhere, or allow it by "
+                f"sent_inputs={(name,)!r}"
+            )
     segments = (
         Segment("before", "client", before.module, before.inputs, before.outputs),
         Segment("after", "server", after.module, after.inputs, after.outputs),
     )
-    owners = {**dict.fromkeys(before.inputs, "client"), **dict.fromkeys(raw, "server")}
+    owners = dict.fromkeys(before.inputs, "client")
     makers = {value: segment.role for segment in segments for value in segment.outputs}
     heads = tuple(Head(value, makers[value], makers[value]) for value in dict.fromkeys(original.outputs))
     allowed = [value for value in owners if original.arguments[value] in sent_inputs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils import _pytree
 
 from splitfed.core.model_snapshot import generator_states, set_generators
 from splitfed.core.nested_tensors import replace_tensors, tensors_of
+from splitfed.core.payload import not_dense
 from splitfed.core.replay_passes import ABOUT, Pass, Stop
 from splitfed.core.shape_rules import result_by_rule
 
@@ -30,11 +31,16 @@ class MetaPass(Pass):
     def __init__(self, device: torch.device, stop: int, draws: Mapping[int, frozenset[str]]) -> None:
         super().__init__()
         self.device, self.stop, self.draws = device, stop, draws
+        self.overwritten: Collection[int] = frozenset()
+        """Operations on memory that is not what constants made it: what they are given and return has shapes alone."""
 
     def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
         """Run it on shapes."""
         if self.number >= self.stop:
             raise Stop
+        overwritten = self.number in self.overwritten
+        if overwritten:
+            args, kwargs = _on_meta((args, dict(kwargs)))
         self.number += 1
         packages = self.draws.get(self.number - 1)
         # Those of NumPy and Python take longer to read than most operations.
@@ -42,6 +48,8 @@ class MetaPass(Pass):
         generator = None if packages is None else torch.default_generator.get_state()
         whole = module is not None
         returned = self.whole(func, args, kwargs) if whole else self.on_shapes(name, func, args, kwargs)
+        if overwritten:
+            returned = _on_meta(returned)
         if generator is None:
             return returned
         torch.default_generator.set_state(generator)
@@ -89,10 +97,23 @@ class MetaPass(Pass):
 
         def changed(value: Any) -> Any:
             if isinstance(value, Tensor) and not value.is_meta and (value.dim() or moves):
-                return value.to("meta")
+                return _without_numbers(value)
             if moves and (isinstance(value, torch.device) or (isinstance(value, str) and name == "to")):
                 return torch.device("meta")
             return value
 
         plain_args, plain_kwargs = _pytree.tree_map(changed, (args, dict(kwargs)))
         return func(*plain_args, **plain_kwargs)
+
+
+def _on_meta(value: Any) -> Any:
+    """Return `value` with all tensors in it without numbers."""
+    real = {place: _without_numbers(one) for place, one in enumerate(tensors_of(value)) if not one.is_meta}
+    return replace_tensors(value, real, copies=True) if real else value
+
+
+def _without_numbers(tensor: Tensor) -> Tensor:
+    """Return `tensor` on the meta device; a sparse one, with which nothing is computed there, as a dense one."""
+    if not_dense(tensor) == "sparse":
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return tensor.to("meta")

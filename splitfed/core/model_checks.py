@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -112,6 +114,19 @@ def refuse_packed_state(module: nn.Module, owner: str, *, by_hand: bool = False)
                 )
 
 
+def _cannot_train(what: str, error: BaseException) -> InvalidInput:
+    return InvalidInput(
+        f"{what} has a train() that fails ({describe_error(error)}), as what torch.export makes: give what it was made "
+        "from"
+    )
+
+
+def _calls_itself(kind: type[nn.Module]) -> bool:
+    """Return whether a class has a `__call__` of the user's; that of a `GraphModule` says where its forward fails."""
+    found: Any = kind.__call__
+    return found is not nn.Module.__call__ and getattr(found, "__module__", "") != "torch.fx.graph_module"
+
+
 def check_model(model: nn.Module) -> None:
     """Refuse what is no module, or one whose weights have no numbers yet, or whose operations nobody sees."""
     if isinstance(model, type):
@@ -121,11 +136,16 @@ def check_model(model: nn.Module) -> None:
     kind = type(model).__name__
     if "_modules" not in vars(model) and not isinstance(model, torch.jit.ScriptModule):
         raise InvalidInput(f"{kind} was never made a module: call super().__init__() first in its __init__")
+    for name, module in model.named_modules():
+        if "train" in vars(module):
+            what = f"submodule {name!r} of {kind}" if name else f"the model, a {kind},"
+            with others_code(partial(_cannot_train, what)):
+                module.train(module.training)
     inner, _ = open_wrappers(model)
     tables = (inner._forward_pre_hooks, inner._forward_hooks, inner._backward_pre_hooks, inner._backward_hooks)
     around = {
         "hooks": any(tables),
-        "a __call__ of its own": type(inner).__call__ is not nn.Module.__call__,
+        "a __call__ of its own": _calls_itself(type(inner)),
         "another function in the place of its forward": "forward" in vars(inner),
     }
     if found := [what for what, is_there in around.items() if is_there]:

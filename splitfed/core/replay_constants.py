@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput, describe_error, line_of
 from splitfed.core.meta_copies import meta_copy
-from splitfed.core.meta_pass import MetaPass
+from splitfed.core.meta_pass import LIKE, MetaPass
 from splitfed.core.model_call import ModelCall
 from splitfed.core.module_copies import open_compiled
 from splitfed.core.nested_tensors import tensors_of
 from splitfed.core.replay_answers import Answer, SeenCall, answer, numbers_in
 from splitfed.core.replay_courses import ForwardCourse
-from splitfed.core.replay_passes import Operation, RecordingPass, Stop, mark_whole_modules
+from splitfed.core.replay_passes import Operation, RecordingPass, Stop, mark_whole_modules, storage_of
 from splitfed.core.replay_way import Made
 from splitfed.core.tracer import catches_errors
 from splitfed.core.weight_sharing import copy_sharing
@@ -44,11 +44,13 @@ class _CallsMissing(BaseException):
     """Calls of submodules with other numbers of rows are wanted; no `except Exception` of the user's catches it."""
 
 
-def _find_by_shapes(calls: OtherCalls) -> bool:
+def _find_by_shapes(calls: OtherCalls, overwritten: frozenset[int] = frozenset()) -> bool:
     """Do what `find_constants` does; raise `_CallsMissing` where `calls` have not been made and are wanted.
 
     `constants`: the operations that return numbers there; `batches`: the batch dimension of the results of which it is
-    not the first; `questions`: the operations that ask for a number that is not there.
+    not the first; `questions`: the operations that ask for a number that is not there; `overwritten`: those on memory
+    that constants made, and that an operation up to the last cut has written what is no constant into; found pass by
+    pass, as what is made of them is no constant either.
     """
     model, course = calls.model, calls.course
     operations, last = course.operations, course.ends[-1]
@@ -61,7 +63,7 @@ def _find_by_shapes(calls: OtherCalls) -> bool:
     rows = {name: x.new_empty((calls.other, *x.shape[1:]), device="meta") for name, x in calls.inputs.items()}
     course.calls.clear()
     course.constants, course.batches, course.questions = frozenset(), {}, ()
-    course.branches = catches_errors(model)
+    course.branches, course.overwritten = catches_errors(model), overwritten
     run = _ConstantsPass(device, course, calls)
     try:
         with warnings.catch_warnings(), torch.set_grad_enabled(calls.gradients), torch.random.fork_rng(devices=[]), run:
@@ -69,17 +71,19 @@ def _find_by_shapes(calls: OtherCalls) -> bool:
             calls.call(shapes, rows)
     except Stop:
         pass
-    except InvalidInput:
-        raise
     except (Exception, SystemExit) as error:  # what a user's own forward raises of shapes can be anything
         # The party of the last segment holds what a later operation needs, and nobody comes after it.
-        course.branches = True
-        if run.number <= last:
+        course.branches, known = True, run.find_overwritten() <= overwritten
+        if known and isinstance(error, InvalidInput):
+            raise
+        if known and run.number <= last:
             raise InvalidInput(
                 f"{type(model).__name__} takes a number out of a tensor, or what has no shape beforehand"
                 f"{line_of(error)} ({describe_error(error)}): a party that does not hold that tensor cannot follow; "
                 "write it as operations on tensors, or cut before it"
             ) from error
+    if not (found := run.find_overwritten()) <= overwritten:
+        return _find_by_shapes(calls, overwritten | found)
     course.constants, course.batches, course.questions = frozenset(run.constants), run.batches, tuple(run.questions)
     return run.number >= last and not run.astray
 
@@ -96,6 +100,8 @@ class _ConstantsPass(MetaPass):
         super().__init__(device, len(operations), draws)
         self._course, self._calls, self._rows = course, calls, calls.other
         self._last, self.astray = course.ends[-1], False
+        self.overwritten, self._depends = course.overwritten, False
+        self._writers: list[int] = []
         self.constants: set[int] = set()
         self.batches: dict[Made, int | None] = {}
         self.questions: list[int] = []
@@ -105,9 +111,11 @@ class _ConstantsPass(MetaPass):
         number, course = self.number, self._course
         recorded = course.operations[number] if number < len(course.operations) else Operation("")
         self.astray = self.astray or (number < self._last and recorded.name != name)
+        self._depends = number in self.draws
         try:
             returned = super().operation(name, func, args, kwargs, module)
         except Exception as error:
+            self._depends = True
             if recorded.answer:
                 self.questions.extend([number] if number < self._last else [])
                 return recorded.answer[0]
@@ -121,10 +129,38 @@ class _ConstantsPass(MetaPass):
         tensors = tensors_of(returned)
         if tensors and not any(tensor.is_meta for tensor in tensors):
             self.constants.add(number)
+        if self._depends and number < self._last and not self.astray:
+            self._writers.append(number)
         for place, (tensor, index) in enumerate(zip(tensors, recorded.results, strict=False)):
             if index is not None and (batch := _batch(course.recording.tensors[index], tensor)) != 0:
                 self.batches[Made(number, place)] = batch
         return returned
+
+    def on_shapes(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Note whether any of the tensors has no numbers."""
+        self._depends = self._depends or any(tensor.is_meta for tensor in tensors_of((args, kwargs)))
+        return super().on_shapes(name, func, args, kwargs)
+
+    def find_overwritten(self) -> frozenset[int]:
+        """Return the operations on memory of constants from the segment on that first writes no constant into it."""
+        operations, tensors = self._course.operations, self._course.recording.tensors
+        made = {i for operation in operations for i in operation.results} | set(self._course.recording.inputs)
+        constant = {storage_of(tensors[i]) for n in self.constants for i in operations[n].results if i is not None}
+        begins: dict[int, int] = {}
+        for number in self._writers:
+            one = operations[number]
+            # In inference mode torch does not count what is written.
+            for index in (*one.writes, *(i for i in one.reads if tensors[i].is_inference())):
+                memory = storage_of(tensors[index])
+                if memory and (memory in constant or index not in made):
+                    begin = max((end for end in self._course.ends if end <= number), default=0)
+                    begins.setdefault(memory, begin)
+        found = set()
+        for number, one in enumerate(operations[: self._last] if begins else ()):
+            met = [*one.results, *(() if one.name in LIKE else one.reads)]
+            if any(begins.get(storage_of(tensors[i]), self._last) <= number for i in met if i is not None):
+                found.add(number)
+        return frozenset(found)
 
     def _note_call(self, number: int, args: Any, kwargs: Mapping[str, Any], returned: Any) -> None:
         """Note what those are told that do not run this call of a submodule."""

@@ -37,7 +37,7 @@ class ForwardCourse:
     """One run through `forward` on the example, its questions answered by themselves or as a trial says.
 
     `result`: what the model returned; `ends`: how many operations have run at each cut; `questions`: the operations
-    before the last cut that ask a tensor whose holder alone can answer. `constants` and `batches`: see
+    before the last cut that ask a tensor whose holder alone can answer. `constants`, `batches` and `overwritten`: see
     `replay_constants.find_constants`. `changes`: the Python attributes that it changed. `told` and `free`: see above.
     `attributes`: what it read of the model's objects; `calls`: what submodules return, for those that do not run them.
     `branches`: whether shapes alone do not show how it goes on behind the last cut.
@@ -55,6 +55,7 @@ class ForwardCourse:
     attributes: Reads = field(default_factory=Reads)
     calls: dict[int, Answer] = field(default_factory=dict)
     branches: bool = False
+    overwritten: frozenset[int] = frozenset()
 
     @property
     def operations(self) -> list[Operation]:

@@ -81,6 +81,10 @@ def leave_out(made: nn.Module, ways: Collection[Way], segment: int, machinery: R
                 mentioned = names_in_code(kinds - {nn.Module, object})
             if not (mine and mentioned is not None and name in mentioned):
                 del table[name]
+        if path and type(module).__setstate__ is not nn.Module.__setstate__:
+            # What its class gives to every copy that lacks it, such as the activation of torch's encoder layers.
+            with contextlib.suppress(*_FAILURES):
+                table.update({name: value for name, value in vars(copy.copy(module)).items() if name not in table})
         if inside and not mine and not parts.shadows(path):
             table[OTHERS] = True
             table["extra_repr"] = _say_nothing

@@ -389,11 +389,11 @@ class RecordingPass(Pass):
 
     def _names_by_memory(self, tensor: Tensor) -> Sequence[str]:
         """Return the names of the weights and buffers that lie where `tensor` does."""
-        return self._memory[key][0] if (key := _storage_of(tensor)) in self._memory else ()
+        return self._memory[key][0] if (key := storage_of(tensor)) in self._memory else ()
 
     def _note_memory(self, tensor: Tensor, names: Sequence[str]) -> None:
         """Note that the weight or buffer `names` lies where `tensor` does; its memory is kept."""
-        if key := _storage_of(tensor):
+        if key := storage_of(tensor):
             known, _ = self._memory.setdefault(key, ([], tensor.untyped_storage()))
             known += [name for name in names if name not in known]
 
@@ -426,7 +426,7 @@ def _same_contents(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
     return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
 
 
-def _storage_of(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
     """Return where the storage of `tensor` lies; 0 for one that has none of its own."""
     try:
         return 0 if not_dense(tensor) or tensor.is_meta else tensor.untyped_storage().data_ptr()

@@ -132,6 +132,7 @@ def _plan_course(
     way.by_holders = frozenset(number for number, operation in enumerate(operations) if operation.alone)
     way.wholes = frozenset(number for number, operation in enumerate(operations) if operation.whole)
     way.constants, way.attributes, way.calls = course.constants, course.attributes, course.calls
+    way.overwritten = course.overwritten
     way.asked = {number: operation.answer[0] for number, operation in enumerate(operations) if operation.answer}
     way.branches = course.branches or max(way.asked, default=-1) >= ends[-1]
     nodes = autograd_nodes(flatten_result(course.result, output).values()) if way.branches else set()

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.meta_pass import LIKE
 from splitfed.core.replay_passes import (
     Operation,
 )
@@ -37,6 +38,7 @@ class CrossingValues:
     ) -> None:
         self._way, self._operations, self._inputs = way, operations, inputs
         self._tensors, self._batches = tensors, batches
+        self._results = {index for operation in operations for index in operation.results}
         self._made: dict[int, Made] = {}
         self._holder: dict[int, int] = {}
         self._names: dict[tuple[Made, int], str] = {}
@@ -59,7 +61,8 @@ class CrossingValues:
             if number in self._way.constants:
                 self._note_made(number, operation, None)
                 continue
-            for index in operation.reads:
+            # Of a tensor like which another is made, the shape alone is read.
+            for index in () if operation.name in LIKE and len(operation.reads) == 1 else operation.reads:
                 self._read(index, segment, operation)
             for index in operation.writes:
                 self._write(index, segment, number, operation)
@@ -137,13 +140,15 @@ class CrossingValues:
 
     def _write(self, index: int, segment: int, number: int, operation: Operation) -> None:
         """Let `segment` hold what it overwrites; refuse where another name of that memory is read across a cut."""
-        if index in self._inputs and len(self._way.ends) > 0:
-            later = [n for n, o in enumerate(self._operations) if n > number and index in o.reads]
-            if any(self._way.segment(n) != segment for n in later):
-                raise self._overwritten(operation)
+        readers = [n for n, o in enumerate(self._operations) if index in o.reads and o.name not in LIKE]
+        behind = any(n > number and self._way.segment(n) != segment for n in readers)
+        # What everybody makes of a constant would be made of what it has become.
+        before = index not in self._holder and any(self._way.segment(n) < segment for n in readers)
+        if behind and (before or index in self._inputs or index not in self._made):
+            raise self._overwritten(operation)
         memory = self._tensors[index].untyped_storage().data_ptr()
         for other, tensor in enumerate(self._tensors):
-            known = other in self._made or other in self._inputs
+            known = other in self._made or other in self._inputs or other not in self._results
             if other == index or not known or not memory or tensor.untyped_storage().data_ptr() != memory:
                 continue
             later = [n for n, o in enumerate(self._operations) if n > number and other in o.reads]
@@ -155,8 +160,8 @@ class CrossingValues:
 
     def _overwritten(self, operation: Operation) -> InvalidInput:
         return InvalidInput(
-            f"{operation.name!r} overwrites in place what is read after a cut under another name: the cut would change "
-            "the model; make that operation not in place"
+            f"{operation.name!r} overwrites in place what is read after a cut under another name, or as it was before: "
+            "the cut would change the model; make that operation not in place"
         )
 
     def _name(self, made: Made, source: int, index: int) -> str:

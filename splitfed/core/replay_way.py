@@ -73,8 +73,8 @@ class Way:
     `received`: for each segment, what it reads of earlier ones; `raw`: the inputs of the model that it reads;
     `outputs`: what the model returns, `results`: their names as they are returned. `state`: weight or buffer ->
     segment -> in how many places it is read there; `changed`: buffers that change; `draws`: operations that draw
-    random numbers -> of which packages; `constants`: those whose results follow from shapes;
-    `reshapes`: whether one changes a shape in
+    random numbers -> of which packages; `constants`: those whose results follow from shapes; `overwritten`: those on
+    memory that constants made and more than shapes has overwritten; `reshapes`: whether one changes a shape in
     place. `reads`: crossing value -> segment -> in how many places it is read, its own segment included;
     `upstream`: crossing value -> the weights that it is computed from. `after`: the result behind which the last
     cut stands, if a result was named. `numbers`: operations that ask a tensor for a number -> what it is in this
@@ -120,6 +120,7 @@ class Way:
     branches: bool = False
     overwrites: frozenset[int] = frozenset()
     connected: set[str] = field(default_factory=set)
+    overwritten: frozenset[int] = frozenset()
 
     def runs(self, segment: int, operation: int) -> bool:
         """Return whether the party of `segment` runs the code of `operation`, be it on shapes."""

@@ -93,7 +93,7 @@ class SegmentPass(MetaPass):
         """Go on in one of `ways`, which are the same up to the next answer that is told."""
         self._ways, self._way = ways, ways[0]
         self._first, self.stop = self._way.bounds(self._segment)
-        self.draws = self._way.draws
+        self.draws, self.overwritten = self._way.draws, self._way.overwritten
         horizon = self._way.next_told(self.number) if len(ways) > 1 else None
         self._received_values: dict[Made, Tensor] = {}
         wanted: dict[Made, None] = {}
@@ -184,14 +184,14 @@ class SegmentPass(MetaPass):
         if not self.astray and number in way.constants:
             return self._answer(number, name, func, args, kwargs, module)
         self.number += 1
-        if self.astray and name in LIKE and tensors_of((args, dict(kwargs)))[0].is_meta:
-            return self.on_shapes(name, func, args, kwargs)
         return self._run(number, name, func, args, kwargs, module)
 
     def _run(
         self, number: int, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None
     ) -> Any:
         """Run an operation of the segment."""
+        if name in LIKE and module is None and tensors_of((args, dict(kwargs)))[0].is_meta:
+            return self.on_shapes(name, func, args, kwargs)
         if module is None and (self.astray or number not in self._way.by_holders):
             for one in tensors_of((args, dict(kwargs))) if self.astray else args:
                 # Products of numbers and of shapes alone would come out as what memory happens to hold.

@@ -59,7 +59,8 @@ class Segment:
     `module` takes the values named in `inputs`, in that order, and returns those named in `outputs`: a tensor for
     one, a tuple for several. `prefix` goes before its parameter names in the state dict of the whole model: the
     segment's name and a dot, unless given; a piece made by `cut` keeps the model's own names and needs none.
-    `original`: the model that it was cut from, None for a segment made by hand.
+    `original`: the model that it was cut from, None for a segment made by hand and in a run; there `reordered` names
+    the weights of that model whose gradients may be rounded otherwise than in it.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Segment:
     outputs: tuple[str, ...]
     prefix: str | None = None
     original: Original | None = field(default=None, compare=False, repr=False)
+    reordered: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def full(self, name: str) -> str:
         """Return the key in the whole model's state dict of `name`, a key of this segment's state dict."""

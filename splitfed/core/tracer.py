@@ -10,10 +10,11 @@ from __future__ import annotations
 import dis
 import inspect
 import itertools
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partialmethod
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NoReturn
@@ -24,6 +25,7 @@ from torch.fx.proxy import TraceError
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
+from splitfed.core.aliasing import AUGMENTED
 from splitfed.core.held_arrays import is_installed
 from splitfed.core.replay_passes import ABOUT, VIEWS
 
@@ -66,6 +68,16 @@ class _Value(fx.Proxy):
         self.tracer.refuse("is asked for a number")
 
     __int__ = __float__ = __complex__ = __len__ = __contains__ = _no_number
+
+    def _augmented(self, other: Any, operation: Callable[[Any, Any], Any]) -> Any:
+        made = operation(self, other)
+        made.node.meta[AUGMENTED] = True
+        return made
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift"):
+    # What `x += y` would be without: `x = x + y`, and no word that it writes into `x`.
+    setattr(_Value, f"__i{_name.strip('_')}__", partialmethod(_Value._augmented, operation=getattr(operator, _name)))
 
 
 class _Attribute(_Value, fx.proxy.Attribute):

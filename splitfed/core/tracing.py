@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from splitfed.core.aliasing import check_in_place, find_overwritten_node
+from splitfed.core.aliasing import check_in_place, find_augmented, find_overwritten_node
 from splitfed.core.cut_names import Cut, check_places, relays
 from splitfed.core.errors import InvalidInput, check_names, describe_error, line_of, others_code
 from splitfed.core.held_arrays import find_foreign, holds_arrays, leave_out_unread
@@ -115,6 +115,11 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
                 f"{type(model).__name__} behaves otherwise in training at '{training_node.name}', and a trace would "
                 "freeze that: use a module (say nn.Dropout) there, or pass segments by hand (splitfed.Segment)"
             )
+    if (found := find_augmented(model, graphs[1])) is not None:
+        raise NotTraceable(
+            f"{type(model).__name__} cannot be traced: {found[0].name!r} overwrites in place what {found[1].name!r} "
+            "reads under another name"
+        )
     return graphs[1], constants
 
 

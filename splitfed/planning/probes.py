@@ -9,7 +9,8 @@ from torch import Tensor
 from splitfed.core.equivalence import EXAMPLES, check_topology
 from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import Facts, probe
-from splitfed.core.topology import Topology
+from splitfed.core.reordered_gradients import reordered_weights
+from splitfed.core.topology import Segment, Topology
 from splitfed.data.dataset import Dataset
 from splitfed.data.features import feed
 from splitfed.data.federation import Federation
@@ -39,7 +40,7 @@ class Probes:
             check_outputs(checked, facts)
             check_topology(checked, inputs_of(checked, rows.rows(range(min(EXAMPLES, len(rows))))))
             # Who is handed a topology must not find the user's model behind it.
-            bare = replace(checked, segments=tuple(replace(s, original=None) for s in checked.segments))
+            bare = replace(checked, segments=tuple(map(_without_model, checked.segments)))
             self._found[key] = topology, rows, bare, facts
         return self._found[key][2:]
 
@@ -49,6 +50,11 @@ class Probes:
         if key not in self._held:
             check_held_rows(topology, data)
             self._held[key] = topology, data
+
+
+def _without_model(segment: Segment) -> Segment:
+    reordered: frozenset[str] = frozenset() if segment.original is None else reordered_weights(segment.original)
+    return replace(segment, original=None, reordered=reordered)
 
 
 def inputs_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from splitfed.attacks.base import Attack, Phase, Progress
-from splitfed.core.errors import InvalidInput, check_kind
+from splitfed.core.errors import InvalidInput, check_count, check_kind
 from splitfed.data.dataset import Dataset
 from splitfed.engines.base import FED
 from splitfed.engines.engine import Engine
@@ -54,6 +54,12 @@ def ask_in_turn(
     """Check all `attacks`, name and attack of each, then run one after the other; parameters as of `Run.attack`."""
     past = [attack.phase is Phase.TRAINING for _, attack in attacks]
     trained = [one.phase is Phase.TRAINING or (number is not None and reads_steps(one)) for _, one in attacks]
+    if number is not None:
+        check_count("round", number, high=max(evaluator.grants.rounds - 1, 0))
+        if not any(trained):
+            raise InvalidInput(
+                f"round={number} is not allowed: {attacks[0][0]} is on no recorded training; leave it out"
+            )
     if any(trained) and victims is not None:
         who = type(attacks[trained.index(True)][1]).__name__
         raise InvalidInput(f"{who} goes against training rows: name no victims")

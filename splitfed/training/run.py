@@ -13,7 +13,7 @@ from splitfed.attacks.base import Attack, Phase, Progress
 from splitfed.attacks.search_space import Choice
 from splitfed.core.argument_kinds import guard_class
 from splitfed.core.deprecation import OldAttribute, accept_renamed_keywords
-from splitfed.core.errors import InvalidInput, check_count, check_names, unknown
+from splitfed.core.errors import InvalidInput, check_names, unknown
 from splitfed.core.grouping import nest
 from splitfed.core.messages import View
 from splitfed.core.random import derive, read_seed
@@ -330,7 +330,7 @@ class Run:
         own segments. Defaults as in `attack`.
         """
         party, truth = self.evaluator.adversary(adversary), self.evaluator.victims(victims)
-        base = self._seed_or(seed)
+        base = self.seed if seed is None else read_seed(seed)
         return self.evaluator.observe(party, truth, client, base, phase, releases=releases)
 
     def plan_attack(
@@ -353,7 +353,7 @@ class Run:
         if ready.phase is Phase.TRAINING:
             return None
         party, truth = self.evaluator.adversary(adversary), self.evaluator.victims(victims)
-        base = self._seed_or(seed)
+        base = self.seed if seed is None else read_seed(seed)
         return plan_attack(self.evaluator, name, ready, party, truth, client, base, releases)
 
     @accept_renamed_keywords(preset="budget")
@@ -386,21 +386,15 @@ class Run:
         out. `releases`: how often each victim's row is released, >= 1: random defenses draw anew in each, and the
         adversary gets the mean, of rows that it asks for too. Refused for attacks that read no release of inference.
         """
-        results, named = [], name_attacks(attacks, budget)
-        if round is not None:
-            check_count("round", round, high=len(self.history) - 1)
-            if all(attack.phase is not Phase.TRAINING for _, attack in named):
-                raise InvalidInput(
-                    f"round={round} is not allowed: {named[0][0]} is on no recorded training; leave it out"
-                )
+        results = []
         for result in ask_in_turn(
             self.evaluator,
-            named,
+            name_attacks(attacks, budget),
             lambda: self.ledger,
             adversary=adversary,
             victims=victims,
             client=client,
-            seed=self._seed_or(seed),
+            seed=self.seed if seed is None else read_seed(seed),
             progress=progress,
             number=round,
             classifier=classifier,
@@ -430,7 +424,7 @@ class Run:
         information adds up over them. The rest is as in `attack`.
         """
         party, truth = self.evaluator.adversary(adversary), self.evaluator.victims(victims)
-        base = self._seed_or(seed)
+        base = self.seed if seed is None else read_seed(seed)
         return measure_release(self.evaluator, party, truth, client, base, smoothing, releases)
 
     def evaluate_training_attack(self, party: str) -> dict[str, Any]:
@@ -471,7 +465,7 @@ class Run:
         among = ready.space if space is None else space
         check_tunable(name, ready, among)
         check_releases(name, ready, releases)
-        base = self._seed_or(seed)
+        base = self.seed if seed is None else read_seed(seed)
         bench = Bench(self.evaluator, ready, self.evaluator.adversary(adversary), client, base, share, releases)
         return tune(bench, ready, among, trials, base, progress)
 
@@ -499,9 +493,6 @@ class Run:
         self._method.load_state({} if self.method is None else shared.pop("method"))
         parties = {n.removeprefix("party-"): s for n, s in states.items() if n.startswith("party-")}
         self.engine.load_state({"parties": parties, **shared})
-
-    def _seed_or(self, seed: int | None) -> int:
-        return self.seed if seed is None else read_seed(seed)
 
     def newest(self, client: int) -> Source:
         """Return what `client` would predict with now: whose weights, or the weights themselves."""

@@ -52,6 +52,7 @@ def summarize(run: Run) -> RunSummary:
     train = sum(len(client.train) for client in data.clients)
     rows = [
         ("topology", f"{engine.topology.name}: {_pieces(run)}"),
+        *_rounding(run),
         ("schedule", _name("schedules", run.schedule)),
         ("method", "none" if run.method is None else _name("methods", run.method)),
         ("defenses", ", ".join(map(repr, engine.defenses)) or "none"),
@@ -71,6 +72,13 @@ def _pieces(run: Run) -> str:
         f"{role} ({' '.join(s.name for s in run.engine.topology.segments_of(role)) or 'no segment'})"
         for role in run.engine.topology.roles
     )
+
+
+def _rounding(run: Run) -> list[tuple[str, str]]:
+    """Tell of a topology that cannot have every bit of the uncut model's weights."""
+    count = len(frozenset().union(*(segment.reordered for segment in run.engine.topology.segments)))
+    text = f"equal to the uncut model up to rounding: gradients of {_count(count, 'weight')} are added in another order"
+    return [("rounding", text)] if count else []
 
 
 def _rounds(run: Run) -> str:

@@ -145,10 +145,15 @@ class Joined(nn.Module):
         return out
 
 
-def test_an_input_that_is_read_behind_the_cut_alone_does_not_cross() -> None:
+def test_raw_data_that_is_read_behind_a_cut_alone_is_a_refusal_as_it_is_to_vanilla() -> None:
     rows = torch.rand(8, 4)
+    refusal = "the input 'b' is read behind this cut: raw data never crosses; cut elsewhere, or allow it"
     for example in (rows, {"a": rows, "b": rows}):
-        assert by_name(seeded(Joined), example)["first"].values == (CutValue("first", (3,), FLOAT, True),)
+        assert by_name(seeded(Joined), example)["first"].refusal == f"{refusal} by sent_inputs=('b',)"
+    with pytest.raises(InvalidInput, match="reads 'b', raw data"):
+        vanilla(seeded(Joined), "first", example=example)
+    (first, _) = cut_places(seeded(Joined), example, sent_inputs=("b",))
+    assert {value.shape for value in first.values} == {(3,), (4,)}
 
 
 def test_raw_data_that_is_read_on_both_sides_is_a_refusal() -> None:

@@ -21,6 +21,7 @@ from tests.core import odd_models as odd
 from tests.core.cut_idioms import Net, ends
 from tests.core.idioms import Idiom, check_training
 from tests.core.odd_models import MODELS, Applied, chain, fails, make, net
+from tests.core.training_beside import built, check_trains_beside
 from tests.thinning import thin
 
 ROWS = torch.randn(8, 8, generator=torch.Generator().manual_seed(5))
@@ -293,6 +294,52 @@ def test_a_graph_that_is_kept_sparse_beside_the_state_is_trained_and_resumed(
     assert all(torch.equal(again.state_dict()[name], value) for name, value in whole.state_dict().items())
     with pytest.raises(InvalidInput, match="changed since it began"):
         train(form, 2.0, folder=tmp_path / "run", resume=True)
+
+
+class TwiceGraph(Graph):
+    """Numbers go along the edges on both sides of a cut; `asks`: in a forward that no trace follows."""
+
+    def __init__(self, form: str, asks: bool) -> None:
+        super().__init__(form)
+        self.asks = asks
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = (torch.sparse.mm(self.edges, self.a(x).T) if "constant" in self.form else self.edges @ self.a(x).T).T.relu()
+        return super().forward(h * 0 if self.asks and h.isnan().any() else h)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support:UserWarning")
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("form", ["coo attribute", "csr attribute", "coo constant", "csr constant"])
+def test_a_sparse_graph_that_is_read_on_both_sides_of_a_cut_is_held_by_both(form: str, asks: bool) -> None:
+    topology = vanilla(built(TwiceGraph, form, asks), "a", example=ROWS)
+    check_trains_beside(built(TwiceGraph, form, asks), topology, {"x": ROWS})
+
+
+class Followed(nn.Module):
+    """What torch.fx and torch.export follow; what is kept is read on both sides of a cut, so that replay cuts it."""
+
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.a, self.norm, self.b, self.shared = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4), shared
+        self.register_buffer("kept", torch.ones(8), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.a(x)) * self.kept
+        return self.b(h.relu() * self.kept if self.shared else h.relu())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_module_that_torch_fx_made_is_cut_as_any_other(shared: bool) -> None:
+    model = torch.fx.symbolic_trace(built(Followed, shared))
+    check_trains_beside(model, vanilla(copy.deepcopy(model), "norm", example=ROWS), {"x": ROWS})
+
+
+def test_a_module_that_torch_export_made_is_refused_with_a_way_out() -> None:
+    made = torch.export.export(Followed(False), (ROWS,)).module()
+    for model, what in ((made, "the model, a GraphModule,"), (nn.Sequential(made), "submodule '0' of Sequential")):
+        with pytest.raises(InvalidInput, match=f"{what} has a train.. that fails .*: give what it was made from"):
+            cut(model, ("0",), ROWS)
 
 
 def test_a_compressed_graph_in_a_segment_by_hand_is_one_line() -> None:

@@ -202,6 +202,47 @@ def test_a_replayed_segment_resumed_goes_on_as_the_unbroken_one() -> None:
     check_resumed(make)
 
 
+class Completing(nn.Linear):
+    """A layer that gives what older pickles of it lack, as those of torch do."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.activation = torch.relu
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        vars(self).setdefault("activation", torch.tanh)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(super().forward(x))
+
+
+class Encoded(nn.Module):
+    """Rows as tokens of one number through `inner`, in a forward that replay alone follows."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.tokens, self.inner, self.out = nn.Linear(1, 8), inner, nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.tokens(x[..., None])
+        h = h * 2 if self.training else h * 2 + 0
+        return self.out(self.inner(h).mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "inner", [lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, "gelu", batch_first=True), Completing]
+)
+def test_what_a_copy_is_given_anew_by_its_class_is_no_change(inner: Callable[[], nn.Module]) -> None:
+    def make() -> Topology:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            return vanilla(Encoded(inner()), "tokens", example=torch.randn(8, 8))
+
+    assert all(isinstance(segment.module, ReplayedSegment) for segment in make().segments)
+    check_resumed(make)
+
+
 def test_hooks_are_found_again_whatever_their_numbers_in_the_process() -> None:
     def make() -> Topology:
         with torch.random.fork_rng(devices=[]):

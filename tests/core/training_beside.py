@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from splitfed.core.module_copies import deep_copy
 from splitfed.core.probe import probe
 from splitfed.core.replay_plan import flatten_result
 from splitfed.core.tasks import classification
@@ -44,7 +44,7 @@ def check_trains_beside(
     What is sent has the bytes that were predicted.
     """
     count = len(next(iter(rows.values())))
-    y, uncut = torch.arange(count) % CLASSES, copy.deepcopy(model)
+    y, uncut = torch.arange(count) % CLASSES, deep_copy(model, (model,), {})
     topology = topology.with_task(classification(CLASSES))
     with left_alone(model):
         engine = placed(topology, rows, {head.value: y for head in topology.heads}, optim=DECAY)

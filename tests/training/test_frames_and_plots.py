@@ -7,6 +7,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
+from torch import Tensor, nn
 
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
@@ -146,6 +148,28 @@ def test_html_is_escaped_and_loads_nothing(run: Run, results: list[sf.AttackResu
 
 
 @pytest.mark.exhaustive
+class Dense(nn.Module):
+    """What `stem` returns is read twice behind `body`, where `twice`, and by `body` itself."""
+
+    def __init__(self, twice: bool) -> None:
+        super().__init__()
+        self.stem, self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.twice = twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        out: Tensor = self.head(self.body(h) + h * h.sin() if self.twice else self.body(h) + h)
+        return out
+
+
+@pytest.mark.parametrize("twice", [True, False])
+def test_the_summary_says_where_a_cut_adds_gradients_in_another_order(twice: bool) -> None:
+    data = sf.data.from_arrays(torch.randn(20, 4), torch.arange(20) % 3).clients(1, auxiliary=0, victims=0)
+    run = sf.train(vanilla(Dense(twice), "body", example=torch.randn(8, 4)), data, rounds=1, batch_size=8)
+    said = "equal to the uncut model up to rounding: gradients of 2 weights are added in another order"
+    assert (said in str(run.summary())) == twice
+
+
 def test_figures_show_the_numbers_of_the_run(run: Run, results: list[sf.AttackResult]) -> None:
     score, loss = run.plot.history().axes
     drawn = {line.get_label(): list(line.get_ydata()) for line in score.lines}
