@@ -44,6 +44,7 @@ __all__ = [
     "Imitate",
     "Imitation",
     "Knowledge",
+    "KnowsFewLabels",
     "NamesClasses",
     "Needs",
     "Outcome",
@@ -138,6 +139,16 @@ class NamesClasses(Protocol):
     @property
     def names_classes(self) -> bool:
         """Whether it knows: else it is also scored by the best assignment of its classes to the true ones."""
+        ...
+
+
+@runtime_checkable
+class KnowsFewLabels(Protocol):
+    """An attack whose adversary knows the labels of some auxiliary rows alone."""
+
+    @property
+    def labelled(self) -> int:
+        """Of how many rows of each class."""
         ...
 
 

@@ -52,18 +52,28 @@ class Selection:
 
     @property
     def gain(self) -> float | None:
-        """The most that a last doubling of work gained, in the unit of `CONVERGED`; None where nothing was doubled."""
-        gains = []
-        for member in dict.fromkeys(attempt.member for attempt in self.tried):
-            errors = {a.size: a.error for a in self.tried if a.member == member}
-            largest = max(errors)
-            if largest and largest // 2 in errors:
-                gains.append(gain_of(self.metric, errors[largest // 2], errors[largest]))
-        return max(gains, default=None)
+        """What twice the work gained, by the last two sizes of who made the prediction, in the unit of `CONVERGED`.
+
+        Where that has no two sizes, as a combination has none, the most that it gained of any member; None where
+        nothing was tried with more than one size.
+        """
+        gains = {
+            member: gain
+            for member in dict.fromkeys(a.member for a in self.tried)
+            if (gain := self._gain(member)) is not None
+        }
+        return gains.get(self.member, max(gains.values(), default=None))
+
+    def _gain(self, member: str) -> float | None:
+        errors = {a.size: a.error for a in self.tried if a.member == member and a.size}
+        if len(errors) < 2:
+            return None
+        before, after = sorted(errors)[-2:]
+        return gain_of(self.metric, errors[before], errors[after]) / math.log2(after / before)
 
     @property
     def converged(self) -> bool | None:
-        """Whether the last doubling of the work gained less than `CONVERGED` says; None where nothing was doubled."""
+        """Whether twice the work gained less than `CONVERGED` says; None where `gain` is."""
         return None if (gain := self.gain) is None else gain < CONVERGED[self.metric]
 
     def curve(self) -> list[tuple[float, float]]:

@@ -96,3 +96,9 @@ class Needs(StrEnum):
     FRESH_MODEL = "architecture of the whole model"
     TRAINING_ATTACK = "an attack in the training, train(..., adversaries=Adversaries({party: ...}))"
     INSIDER = OldAttribute("TRAINING_ATTACK")
+
+
+WEIGHTS = frozenset({Needs.UPSTREAM, Needs.MODEL, Needs.EXTRACTOR, Needs.UPDATES, Needs.EXCHANGED_MODEL})
+"""What holds weights that the client has trained."""
+BLACK_BOX, WHITE_BOX = "black_box", "white_box"
+"""The threat models by name: without what is in `WEIGHTS`, and with it."""

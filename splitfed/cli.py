@@ -263,10 +263,13 @@ def _compare(options: Options) -> None:
 
 
 def _write_report(options: Options) -> None:
+    from splitfed.study.report.data import describe_unfinished
     from splitfed.study.report.document import summarise, write_report
 
     path = write_report(Path(options.folder))
     print(json.dumps(summarise(Path(options.folder))) if options.json else path)
+    if said := describe_unfinished(Path(options.folder)):
+        print(f"{said}; the report leaves them out", file=sys.stderr)
 
 
 def _list(options: Options) -> None:

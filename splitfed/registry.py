@@ -106,6 +106,8 @@ TABLES: dict[str, dict[str, str]] = {
         "exploit": "splitfed.attacks.labels.exploit:Exploit",
         "similar": "splitfed.attacks.labels.similar:Similar",
         "gaussian_mixture": "splitfed.attacks.labels.gaussian_mixture:GaussianMixture",
+        "own_features": "splitfed.attacks.labels.own_features:OwnFeatures",
+        "co_training": "splitfed.attacks.labels.co_training:CoTraining",
         "strongest_labels": "splitfed.attacks.labels.strongest_labels:StrongestLabels",
         "membership_threshold": "splitfed.attacks.membership.membership_threshold:MembershipThreshold",
         "membership_shadow": "splitfed.attacks.membership.membership_shadow:MembershipShadow",

@@ -6,6 +6,7 @@ Royal Statistical Society B 36, 1974, on the known rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -76,6 +77,21 @@ class KnownVictims:
         if self.metric == "auc":
             return 1 - auc(found if found.dim() == 1 else found[:, 1] - found[:, 0], labels == 1)
         return 1 - float((found.argmax(1) == labels).double().mean())
+
+    def deviation(self, error: float) -> float:
+        """Return the standard deviation of an `error` that these victims show, by chance in which of them are known.
+
+        Of an accuracy the binomial one; of an AUC that of Hanley, McNeil, "The meaning and use of the area under a
+        receiver operating characteristic (ROC) curve", Radiology 143, 1982.
+        """
+        right, counts = 1 - error, [len(rows) for rows in self.hints.values()]
+        variance = right * error
+        if self.metric == "accuracy":
+            return math.sqrt(variance / sum(counts))
+        negatives, positives = counts
+        variance += (positives - 1) * (right / (2 - right) - right**2)
+        variance += (negatives - 1) * (2 * right**2 / (1 + right) - right**2)
+        return math.sqrt(max(variance, 0.0) / (positives * negatives))
 
     def threshold(self, scores: Tensor) -> float:
         """Return above what `scores` (victims,), of two classes, say class 1: of most right answers in both classes.

@@ -4,20 +4,21 @@ Paper: none; after Fu, Zhang, Ji, Chen, Wu, Guo, Zhou, Liu, Wang, "Label inferen
 learning", USENIX Security 2022, whose adversary knows a few labels; here these choose among attacks.
 
 Its members are `direct_label`, `batch_label_inference`, `unsplit_labels`, `similar`, `norm`, `direction`, `spectral`,
-`gaussian_mixture`, `insider_labels`, `model_completion` (with all labels that it can use, and with 4 of each class) and
-`exploit`: those of them for which the run grants what they need, and which take such labels. Why the others took no
-part is in `Selection.left_out`.
+`gaussian_mixture`, `co_training`, `own_features`, `insider_labels`, `model_completion` (with all labels that it can
+use, and with 4 of each class) and `exploit`: those of them for which the run grants what they need, and which take such
+labels. Why the others took no part is in `Selection.left_out`.
 
 No party can have a step taken with rows of its own and labels of its choice, so nothing but victims can judge what is
 read from gradients. The adversary therefore knows `hints` of each class, which are not scored. All members predict
-these as well, and the one with the greatest AUC (two classes) or accuracy on them makes the prediction. Of members that
-are equal it is the one that agrees most with the others of these in what it predicts of all victims; of sizes of a
-member's work that are equal the least. A member that learns from known victims is judged on half of them after it has
-learnt from the other half, in turn, and then learns from all. `model_completion`, which predicts rows that took no
-step, is judged on the share `validation` of the labelled auxiliary rows too, and never learns from these: what it
-learns anew may be something else. Where the sign of a score is a guess (`norm`, `spectral`), the score turned over is a
-member too. A single score of two classes is moved so that zero tells known victims apart. No other label has a part in
-it.
+these as well, and the one with the greatest AUC (two classes) or accuracy on them makes the prediction; but
+`co_training`, which reads what all others do, where it is behind that one by no more than a standard deviation of what
+so few victims show. Of others that are equal it is the one that agrees most with the others of these in what it
+predicts of all victims; of sizes of a member's work that are equal the least. A member that learns from known victims
+is judged on half of them after it has learnt from the other half, in turn, and then learns from all.
+`model_completion`, which predicts rows that took no step, is judged on the share `validation` of the labelled auxiliary
+rows too, and never learns from these: what it learns anew may be something else. Where the sign of a score is a guess
+(`norm`, `spectral`), the score turned over is a member too. A single score of two classes is moved so that zero tells
+known victims apart. No other label has a part in it.
 
 With fewer than two known victims of each class the first member in the order above is taken (`Selection.criterion` says
 so); errors are NaN, and no member but `model_completion` does more work. A member that takes steps is tried with twice
@@ -73,7 +74,7 @@ class LabelMember(NamedTuple):
 
     `needs`: what must be granted beyond what the attack requires; `learns`: whether it learns from known victims;
     `named`: whether these name the classes that it found; `turned`: whether its scores are turned over; `rows`: whether
-    labelled auxiliary rows judge it as well.
+    labelled auxiliary rows judge it as well; `fuses`: whether it reads what others read, own columns and gradients.
     """
 
     name: str
@@ -84,6 +85,7 @@ class LabelMember(NamedTuple):
     named: bool = False
     turned: bool = False
     rows: bool = False
+    fuses: bool = False
 
 
 class _Found(NamedTuple):
@@ -157,6 +159,8 @@ class StrongestLabels(LabelAttack):
         yield _member("direction", **learnt)
         yield _member("spectral")
         yield _member("gaussian_mixture", **learnt)
+        yield _member("co_training", fuses=True, **learnt)
+        yield _member("own_features", **learnt)
         yield _member("spectral", name="spectral, releases", needs=Needs.RELEASES, rows="releases")
         yield _member("insider_labels")
         yield from self._completions(knowledge, known)
@@ -197,11 +201,14 @@ class LabelTrials:
 
     @property
     def chosen(self) -> str:
-        """The member with the least error, of equal ones that of the most agreement; where nothing judges the first."""
+        """The member with the least error, of equal ones see above; where nothing judges the first."""
         if not self._known.judges:
             return next(iter(self.found))
         least = min(found.error for found in self.found.values())
-        return most_agreed({n: self._judged(n) for n, found in self.found.items() if found.error <= least + ROUNDING})
+        by_chance = least + self._known.deviation(least) + ROUNDING
+        fusing = (n for n, found in self.found.items() if found.member.fuses and found.error <= by_chance)
+        equal = {n: self._judged(n) for n, found in self.found.items() if found.error <= least + ROUNDING}
+        return next(fusing, None) or most_agreed(equal)
 
     @property
     def selection(self) -> Selection:
@@ -314,6 +321,7 @@ def _member(
     learns: bool = False,
     named: bool = False,
     turned: bool = False,
+    fuses: bool = False,
     **parameters: Any,
 ) -> LabelMember:
     """Return the registered `attack` as a member, called so if it has no `name`; its work is its `iterations`."""
@@ -323,7 +331,9 @@ def _member(
         made: Attack = kind(**parameters, **({"iterations": size} if size else {}))
         return made
 
-    return LabelMember(name or attack, sized, size, frozenset({needs} if needs else ()), learns, named, turned)
+    return LabelMember(
+        name or attack, sized, size, frozenset({needs} if needs else ()), learns, named, turned, fuses=fuses
+    )
 
 
 def _share_of_each(labels: Tensor, share: float, generator: torch.Generator) -> Tensor:

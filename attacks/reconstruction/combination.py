@@ -14,17 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitfed.attacks.reconstruction.held_out import HeldOut
 
+def combine(truth: Tensor, own: Sequence[Tensor]) -> tuple[list[float], float]:
+    """Return the weights of predictions `own` of the rows held out, `truth` (n, *shape), and their mean squared error.
 
-def combine(held_out: HeldOut, predictions: Sequence[Tensor]) -> tuple[list[float], float]:
-    """Return the weights of `predictions`, each (victims + rows held out, *shape), and their mean squared error.
-
-    The error is that on each half of the rows held out of weights that were fitted to the other half; infinity for a
-    single row.
+    The error is that on each half of the rows of weights that were fitted to the other half; infinity for a single row.
     """
-    truth = held_out.x.cpu()
-    own = [held_out.split(prediction)[1] for prediction in predictions]
     halves = torch.arange(len(truth)) % 2 == 0
     weights = convex_weights(own, truth)
     if len(truth) < 2:

@@ -6,6 +6,7 @@ predictions", Journal of the Royal Statistical Society B 36, 1974.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -24,11 +25,12 @@ MOST_FOLDS = 10
 class Fold:
     """A part of the rows held out, as many as `count`.
 
-    `view`: what arrived of the victims, and behind it what arrives of these rows; `knowledge`: what the adversary
-    knows, its auxiliary rows less these.
+    `view`: what arrived of the victims, and behind it what arrives of these rows; `own`: the latter alone; `knowledge`:
+    what the adversary knows, its auxiliary rows less these.
     """
 
     view: View
+    own: View
     knowledge: Knowledge
     count: int
 
@@ -37,13 +39,14 @@ class Fold:
 class HeldOut:
     """Auxiliary rows `x` (count, *shape) that were held out: at once, or in `folds`, each while the others were not.
 
-    `view`: what arrived of the victims, and behind it what arrives of `x` when it is queried; `knowledge`: what the
-    adversary knows. Without folds its auxiliary rows are less `x`; with folds `x` is all of them, and what learns from
-    them is judged by `cross_predict` alone.
+    `view`: what arrived of the victims, and behind it what arrives of `x` when it is queried; `own`: the latter alone;
+    `knowledge`: what the adversary knows. Without folds its auxiliary rows are less `x`; with folds `x` is all of them,
+    and what learns from them is judged by `cross_predict` alone.
     """
 
     x: Tensor
     view: View
+    own: View
     knowledge: Knowledge
     folds: tuple[Fold, ...] = ()
 
@@ -64,13 +67,18 @@ class HeldOut:
         further = zip(found[1:], self.folds[1:], strict=True)
         return torch.cat([found[0], *(predictions[-fold.count :] for predictions, fold in further)])
 
+    def cross_search(self, predict: Callable[[View, Knowledge], Tensor]) -> Tensor:
+        """Return what `predict` makes of the rows held out alone, (count, *shape), as `cross_predict` asks."""
+        parts = self.folds or (self,)
+        return torch.cat([predict(part.own, part.knowledge) for part in parts])
+
     def split(self, predictions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the victims' rows of `predictions`, and those of the rows held out."""
         return predictions[: -len(self.x)], predictions[-len(self.x) :]
 
     def error(self, predictions: Tensor) -> float:
-        """Return the mean squared error of `predictions` on the rows held out."""
-        return float((self.split(predictions)[1] - self.x.cpu()).square().mean())
+        """Return the mean squared error of `predictions` of the rows held out; infinity where one is not finite."""
+        return float((predictions - self.x.cpu()).square().mean()) if bool(predictions.isfinite().all()) else math.inf
 
 
 def hold_out(name: str, view: View, knowledge: Knowledge, share: float, generator: torch.Generator) -> HeldOut:
@@ -79,8 +87,9 @@ def hold_out(name: str, view: View, knowledge: Knowledge, share: float, generato
     order = torch.randperm(len(auxiliary), generator=generator).to(knowledge.device)
     count = count_held_out(name, len(order), share)
     kept, left = (auxiliary[rows] for rows in (order[:count], order[count:]))
-    both = _append_releases(view, unwrap(knowledge.query)(kept))
-    return HeldOut(kept, both, replace(knowledge, auxiliary=left))
+    released = unwrap(knowledge.query)(kept)
+    known = replace(knowledge, auxiliary=left)
+    return HeldOut(kept, _append_releases(view, released), _with_releases(view, released), known)
 
 
 def hold_out_in_folds(name: str, view: View, knowledge: Knowledge, share: float, generator: torch.Generator) -> HeldOut:
@@ -97,9 +106,9 @@ def hold_out_in_folds(name: str, view: View, knowledge: Knowledge, share: float,
     for held in torch.arange(len(rows), device=rows.device).tensor_split(count_folds(len(rows), share)):
         left = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
         left[held] = False
-        seen = _append_releases(view, {value: z[held] for value, z in released.items()})
-        folds.append(Fold(seen, replace(knowledge, auxiliary=rows[left]), len(held)))
-    return HeldOut(rows, _append_releases(view, released), knowledge, tuple(folds))
+        part, known = {value: z[held] for value, z in released.items()}, replace(knowledge, auxiliary=rows[left])
+        folds.append(Fold(_append_releases(view, part), _with_releases(view, part), known, len(held)))
+    return HeldOut(rows, _append_releases(view, released), _with_releases(view, released), knowledge, tuple(folds))
 
 
 def count_held_out(name: str, rows: int, share: float) -> int:
@@ -118,9 +127,15 @@ def count_folds(rows: int, share: float) -> int:
     return min(max(round(1 / share), 2), MOST_FOLDS, rows)
 
 
-def _append_releases(view: View, released: Releases) -> View:
-    """Return the activations of `view` with `released`, value -> (n, ...), behind them."""
+def _with_releases(view: View, released: Releases) -> View:
+    """Return the activations of `view` with `released`, value -> (n, ...), in place of what was released."""
     seen = view.select(kind="activation")
     places = {name: message for message in seen.messages for name in message.tensors}
-    further = [m._replace(tensors={name: released[name]}) for name, m in places.items()]
-    return View(view.party, (*seen.messages, *further), view.segments)
+    further = tuple(m._replace(tensors={name: released[name]}) for name, m in places.items())
+    return View(view.party, further, view.segments)
+
+
+def _append_releases(view: View, released: Releases) -> View:
+    """Return the activations of `view` with `released`, value -> (n, ...), behind them."""
+    seen = view.select(kind="activation").messages
+    return View(view.party, (*seen, *_with_releases(view, released).messages), view.segments)

@@ -63,8 +63,9 @@ class Ladder(Attack):
             # Every rung draws its own random numbers, so that one more of them changes none of those before it.
             draws = torch.Generator().manual_seed(derive(generator.initial_seed(), "rung", done))
             predictions = attack(held_out.view, held_out.knowledge, draws).prediction
-            error = held_out.error(predictions)
+            victims, own = held_out.split(predictions)
+            error = held_out.error(own)
             if best is None or error < best[0]:
-                best = error, held_out.split(predictions)[0]
+                best = error, victims
             progress(done, len(rungs))
         return unwrap(best)[1]

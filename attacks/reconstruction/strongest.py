@@ -1,12 +1,15 @@
-"""Strongest: the reconstruction attacks of this house, with more and more work, chosen on the adversary's own rows.
+"""Strongest: the reconstruction attacks of this house in a race of counted work, judged on the adversary's own rows.
 
 Paper: none; after He, Zhang, Lee, "Model inversion attacks against collaborative inference", ACSAC 2019, whose two
-attacks are among its members, and Breiman, "Stacked regressions", Machine Learning 1996, for the combination of all.
+threat models are its own, Jamieson, Talwalkar, "Non-stochastic best arm identification and hyperparameter
+optimization", AISTATS 2016, for the race (`splitfed.attacks.reconstruction.race`), and Breiman, "Stacked regressions",
+Machine Learning 1996, for the combination of all.
 
-Its members are `linear_inverse`, `nearest`, `inverse_network` of several widths and, where the upstream
-weights are granted, `rmle`, in longer budgets `latent_search`, and a search that begins at the best decoder's rows
-(`refinement`); where an attack was in the training, what that predicts; and last a convex combination of all of them,
-its weights by least squares.
+In the threat model "black_box" the adversary has releases, auxiliary rows and queries: members are `linear_inverse`,
+`nearest` and `inverse_network` of several widths. In "white_box" it has the client's weights too: `lbfgs_inversion`,
+in longer budgets `latent_search`, and, where releases are not a function of the row alone, a search that begins at the
+best rows found so far (`refinement`). Where an attack was in the training, what that predicts is a member; and last a
+convex combination of all of them, its weights by least squares.
 
 The choice is the adversary's: some of its rows are held out, their releases stand behind the victims' without a mark,
 and the member with the least squared error on them makes the prediction, once it has learnt from all of the rows. The
@@ -15,15 +18,14 @@ decide: all rows are then held out in turn, in folds, and what learns from them 
 all rows judges, as the mean over victims is what the attack is judged by: medians and trimmed means estimate something
 else, and chose worse on heavy-tailed tables.
 
-A member that takes steps is tried with twice as many until that gains less than .2 dB or `doublings` is reached; which
-of the two it was is said (`Selection.converged`): a figure that has not converged is a lower bound of what leaks.
+Whether the chosen member gains less than .2 dB by twice the work is said (`Selection.converged`): a figure that has not
+converged is a lower bound of what leaks.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, NamedTuple
@@ -43,65 +45,67 @@ from splitfed.attacks.base import (
     TrainedAttack,
     unwrap,
 )
-from splitfed.attacks.reconstruction.combination import combine, weigh
 from splitfed.attacks.reconstruction.held_out import HeldOut, count_folds, hold_out, hold_out_in_folds
+from splitfed.attacks.reconstruction.race import EnsembleMember, Trials, attempts_of, rungs
 from splitfed.attacks.reconstruction.refinement import Refinement, measure_noise
-from splitfed.attacks.selection import Attempt, Selection, double_work, name_budgets
-from splitfed.attacks.work import BATCHES, Work, sum_doublings
-from splitfed.core.errors import require_count, require_counts, require_number, require_share
+from splitfed.attacks.selection import name_budgets
+from splitfed.attacks.threat_model import BLACK_BOX, WHITE_BOX
+from splitfed.attacks.work import BATCHES, OneOf, Work
+from splitfed.core.errors import require_count, require_counts, require_name, require_number, require_share
 from splitfed.core.messages import View
-from splitfed.core.random import derive
+from splitfed.core.rows import flat_rows
 from splitfed.registry import load
 
-QUICK = {"widths": (16,), "epochs": 4, "iterations": 40, "doublings": 1, "prior": False}
-STANDARD = {"widths": (16, 32), "epochs": 10, "iterations": 300, "doublings": 3, "prior": True}
-FULL = {"widths": (16, 32, 64), "epochs": 20, "iterations": 600, "doublings": 5, "prior": True}
+QUICK = {"widths": (32,), "passes": 75_000, "prior": False}
+STANDARD = {"widths": (16, 32, 64), "passes": 500_000, "prior": True}
+FULL = {"widths": (16, 32, 64), "passes": 5_000_000, "prior": True}
 
-SMOOTHING = (0.0, 1e-3, 1e-2, 1e-1)
-"""Weights of the total variation among which the search from nothing chooses."""
 REACH = (0.3, 3.0, 30.0)
 """How far a refinement may go from the first prediction, among which it chooses."""
 RATE = 0.01
 """Adam's rate for a refinement, in the unit of the data's standard deviation."""
+REFINED = 0.1
+"""Share of the work that refinements have, where there are any."""
+LEAST_RESIDUAL = 1e-12
+"""Mean squared error of a first prediction that is taken for exact."""
+DETERMINED = 1e-7
+"""Releases that miss what is known of them by a smaller share of their variance are functions of the row."""
 ENOUGH = 30
 """Rows held out from which on a single hold-out chooses; with fewer all are held out in turn, in folds.
 
 Folds multiply the work of all that learns by their number, up to ten, and gain the less the more rows are held out.
 """
-COMBINATION = "combination"
-LEAST_WEIGHT = 0.01
-"""A member that counts for less in a combination is left out of it."""
-LEAST_RESIDUAL = 1e-12
-"""Mean squared error of a first prediction that is taken for exact."""
+MOST = 64
+"""Rows held out once at most: more of them choose hardly better, and every search is made for each of them."""
+ALL_BUT = 0.1
+"""A member that learnt without a larger share of the rows learns once more from all of them."""
+EVALUATIONS = 1.3
+"""Losses with their gradient that a step of L-BFGS takes, about."""
 
 
-Predict = Callable[[View, Knowledge, int, torch.Generator], Tensor]
-"""From a view, what is known, a size of the work and random numbers to a row for every one in the view."""
+class _Rows(NamedTuple):
+    """Numbers of rows: `victims`, auxiliary rows `held` out and `kept` to learn from, in each of `folds` (1: once)."""
 
+    victims: int
+    held: int
+    kept: int
+    folds: int
 
-class EnsembleMember(NamedTuple):
-    """An attack among others: its `name`, the `size` of its work at first (0: it has no steps), and how it predicts.
-
-    `learns`: whether it learns from auxiliary rows, so that it is the better for those held out; `begins_at`: the
-    member at whose rows it begins ("": none), which may have learnt from them.
-    """
-
-    name: str
-    size: int
-    predict: Predict
-    learns: bool = False
-    begins_at: str = ""
+    @property
+    def anew(self) -> bool:
+        """Whether what learns from the kept rows learns once more from all."""
+        return self.folds > 1 or self.held > ALL_BUT * (self.held + self.kept)
 
 
 @dataclass(frozen=True)
 class Strongest(Attack):
-    """Decoders of `widths` from `epochs` on, searches from `iterations` on, each doubled at most `doublings` times.
+    """A race of `passes` row passes among decoders of `widths` and, in the threat model "white_box", searches.
 
-    `white_box`: whether members that know the upstream weights take part, where these are granted; `prior`: whether
-    `latent_search`, with its own default number of restarts, is one of them. The share `validation` of the auxiliary
-    rows chooses; where that is fewer than `ENOUGH` rows all of them do, in 1 / `validation` folds (2 to 10), and what
-    learns from them is trained once a fold. `batch_size`, `lr` and `queries` are those of `inverse_network`. Budgets
-    are called "quick", "standard" and "full"; "fast", "default" and "paper" are the same.
+    `threat_model`: "black_box", "white_box", or None: the one that holds for the adversary in the run, "white_box"
+    where the client's weights reach it. `prior`: whether `latent_search` takes part. The share `validation` of the
+    auxiliary rows chooses, `MOST` at most; where that is fewer than `ENOUGH` rows all of them do, in 1 / `validation`
+    folds (2 to 10), and what learns from them is trained once a fold. `batch_size`, `lr` and `queries` are those of
+    `inverse_network`. Budgets are called "quick", "standard" and "full"; "fast", "default" and "paper" are the same.
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
@@ -109,12 +113,12 @@ class Strongest(Attack):
     trains_decoder: ClassVar[bool] = True
     budgets: ClassVar[Budgets] = name_budgets(QUICK, STANDARD, FULL)
 
-    widths: tuple[int, ...] = field(default=(16, 32), metadata=require_counts("strongest widths", low=1))
-    epochs: int = field(default=10, metadata=require_count("strongest epochs", low=1))
-    iterations: int = field(default=300, metadata=require_count("strongest iterations", low=1))
-    white_box: bool = True
+    widths: tuple[int, ...] = field(default=(16, 32, 64), metadata=require_counts("strongest widths", low=1))
+    passes: int = field(default=500_000, metadata=require_count("strongest passes", low=1))
+    threat_model: str | None = field(
+        default=None, metadata=require_name("strongest threat_model", (BLACK_BOX, WHITE_BOX))
+    )
     prior: bool = True
-    doublings: int = field(default=3, metadata=require_count("strongest doublings", low=1))
     batch_size: int = field(default=32, metadata=require_count("strongest batch_size", low=1))
     lr: float = field(default=3e-3, metadata=require_number("strongest lr", low=0.0, open_low=True))
     queries: int = field(default=5, metadata=require_count("strongest queries", low=1))
@@ -123,7 +127,7 @@ class Strongest(Attack):
     @property
     def uses(self) -> frozenset[Needs]:
         """What some members need, beyond what all of them require."""
-        return frozenset({Needs.TRAINING_ATTACK, *([Needs.UPSTREAM] if self.white_box else [])})
+        return frozenset({Needs.TRAINING_ATTACK, *([Needs.UPSTREAM] if self.threat_model == WHITE_BOX else [])})
 
     def run(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
@@ -137,72 +141,62 @@ class Strongest(Attack):
         """Return every member, tried on rows held out."""
         held_out = self._hold_out(view, knowledge, generator)
         white_box, state = knowledge.upstream is not None, knowledge.training_attack
-        most = 4 + len(self.widths) * (1 + self.doublings) + white_box * (len(SMOOTHING + REACH) + 2 * self.doublings)
-        most += white_box * self.prior * (1 + self.doublings)
-        trials = Trials(held_out, generator.initial_seed(), lambda done: progress(min(done, most - 1), most))
+        rows = _count_rows(held_out, knowledge)
+        racing = self._racing(rows, white_box)
+        most = 4 + attempts_of(len(racing)) + white_box * attempts_of(len(REACH))
+        trials = Trials(held_out, generator.initial_seed(), lambda done: progress(min(done, most - 1), most), rows.anew)
         for member in self._closed_forms(held_out):
-            trials.run(member, 0)
+            trials.run(member)
         if state is not None and getattr(state.plan, "target", None) is Target.INPUTS:
-            trials.run(_training_attack_member(state), 0)
-        for member in self._decoders():
-            trials.run(member, self.doublings)
-        if white_box:
-            trials.run_best(self._searches(), self.doublings)
-            if self.prior:
-                latent = load("attacks", "latent_search")()
-                trials.run(attack_member("latent_search", latent, "iterations", self.iterations), self.doublings)
-            trials.run_best(self._refinements(trials), self.doublings)
+            trials.run(_training_attack_member(state))
+        noise = _noise(held_out) if white_box else 0.0
+        refined = REFINED * self.passes if noise else 0.0
+        trials.race(racing, self.passes - refined)
+        if noise:
+            trials.race(self._refinements(trials, noise, rows.victims), refined)
         trials.combine()
         progress(most, most)
         return trials
 
-    def work(self, view: View, knowledge: Knowledge) -> list[Work]:
-        """Return its work: closed forms, decoders of every width, and searches where it knows the upstream weights.
+    def work(self, view: View, knowledge: Knowledge) -> list[Work | OneOf]:
+        """Return its work: closed forms, the first rung of the race, and all after it by one of those that race."""
+        every = len(unwrap(knowledge.auxiliary))
+        folds = self._folds(every)
+        held = every if folds > 1 else round(min(self.validation, MOST / every) * every)
+        victims = len(next(iter(_released(view, knowledge.device).values())))
+        rows = _Rows(victims, held, every - math.ceil(held / folds), folds)
+        few = replace(knowledge, auxiliary=unwrap(knowledge.auxiliary)[: min(rows.kept, BATCHES * self.batch_size)])
 
-        The searches from a first prediction are taken for as long as those from nothing.
-        """
-        rows, victims = unwrap(knowledge.auxiliary), len(next(iter(_released(view, knowledge.device).values())))
-        folds = self._folds(len(rows))
-        aside = len(rows) if folds > 1 else round(self.validation * len(rows))
-        kept = max(len(rows) - math.ceil(aside / folds), 1)
-        few = replace(knowledge, auxiliary=rows[: min(kept, BATCHES * self.batch_size)])
-        share = len(unwrap(few.auxiliary)) / kept
+        def piece(member: EnsembleMember, size: float) -> Work:
+            share = victims / held if member.searches else len(unwrap(few.auxiliary)) / (rows.kept * folds)
 
-        def runs(attack: Attack, known: Knowledge, parameter: str = "") -> Callable[[int], object]:
-            member = attack_member("", attack, parameter)
-            return lambda size: member.predict(view, known, size, torch.Generator().manual_seed(0))
+            def run(size: int) -> object:
+                return member.predict(view, few, size, torch.Generator().manual_seed(0))
 
-        # Its last prediction is made by the chosen member, which may be the combination of all of them, from all rows.
+            return Work(run, size, size, share=share, timed=member.least)
+
         closed = [load("attacks", name)() for name in ("linear_inverse", "nearest")]
-        found = [Work(runs(attack, knowledge), 0, 0, (folds, folds + 1)) for attack in closed]
-        longest, (least, most) = 2**self.doublings, sum_doublings(1, self.doublings)
-        begun = (2 * folds, (self.doublings + 1) * folds + 1)
-        for member in self._decoders_by_width():
-            sizes = (self.epochs * least * folds, self.epochs * (most * folds + longest * len(rows) / kept))
-            found.append(Work(runs(member, few, "epochs"), *sizes, begun, share))
-        if knowledge.upstream is not None:
-            # Of those tried once the best alone is doubled; a refinement is made for the victims once more.
-            once = len(SMOOTHING) + len(REACH)
-            sizes = (self.iterations * (once + 2 * (least - 1)), self.iterations * (once + 2 * (most - 1) + longest))
-            attempts = (once + 2, once + 2 * self.doublings + 1)
-            search = runs(load("attacks", "rmle")(), knowledge, "iterations")
-            found.append(Work(search, *sizes, attempts, victims / (victims + aside), timed=5))
-            if self.prior:
-                seen = victims / (victims + math.ceil(aside / folds))
-                sizes = (self.iterations * least * folds, self.iterations * (most * folds + longest))
-                found += _latent_search_work(view, few, sizes, begun, share, seen)
+        found: list[Work | OneOf] = [
+            Work(partial(_closed, attack, view, knowledge), 0, 0, (folds, folds + 1)) for attack in closed
+        ]
+        racing = self._racing(rows, knowledge.upstream is not None)
+        (_, first), *_ = rungs(len(racing), self.passes, max(member.last for member in racing))
+        able = [member for member in racing if member.size(first)]
+        found += [piece(member, member.size(first)) for member in able]
+        if able:
+            left = self.passes - sum(member.work(member.size(first)) for member in able)
+            found.append(OneOf([[piece(member, left / member.passes)] for member in able]))
         return found
 
     def _hold_out(self, view: View, knowledge: Knowledge, generator: torch.Generator) -> HeldOut:
         """Return the rows that choose: a share held out once where that is enough of them, else all of them in turn."""
-        if self._folds(len(unwrap(knowledge.auxiliary))) > 1:
+        rows = len(unwrap(knowledge.auxiliary))
+        if self._folds(rows) > 1:
             return hold_out_in_folds("strongest", view, knowledge, self.validation, generator)
-        # The first draw is of no use; without it every choice that was made so far would be another.
-        hold_out("strongest", view, knowledge, self.validation, generator)
-        return hold_out("strongest", view, knowledge, self.validation, generator)
+        return hold_out("strongest", view, knowledge, min(self.validation, MOST / rows), generator)
 
     def _folds(self, rows: int) -> int:
-        """Return in how many folds `rows` auxiliary rows are held out; 1: a share of them once."""
+        """Return in how many folds `rows` auxiliary rows are held out in turn; 1: a share of them once."""
         return 1 if round(self.validation * rows) >= ENOUGH else count_folds(rows, self.validation)
 
     def _closed_forms(self, held_out: HeldOut) -> Iterator[EnsembleMember]:
@@ -211,163 +205,77 @@ class Strongest(Attack):
         counts = tuple(k for k in (1, 10) if 2 * k <= held_out.fewest)
         yield attack_member("nearest", load("attacks", "nearest")(neighbours=counts))
 
-    def _decoders(self) -> Iterator[EnsembleMember]:
-        for width, decoder in zip(self.widths, self._decoders_by_width(), strict=True):
-            yield attack_member(f"inverse_network, width {width}", decoder, "epochs", self.epochs)
+    def _racing(self, rows: _Rows, white_box: bool) -> list[EnsembleMember]:
+        """Return the members that have steps, with the row passes that they take on so many `rows`."""
+        network, found = load("attacks", "inverse_network"), []
+        last = 1 / rows.folds if rows.anew else 0.0
+        for width in self.widths:
+            decoder = network(width=width, batch_size=self.batch_size, lr=self.lr, queries=self.queries)
+            member = attack_member(f"inverse_network, width {width}", decoder, "epochs")
+            found.append(member._replace(passes=rows.kept * rows.folds, last=last))
+        if not white_box:
+            return found
+        last = rows.victims / rows.held
+        search = attack_member(
+            "lbfgs_inversion", load("attacks", "lbfgs_inversion")(queries=self.queries), "iterations"
+        )
+        found.append(search._replace(searches=True, passes=EVALUATIONS * rows.held, last=last, least=10))
+        if self.prior:
+            latent = load("attacks", "latent_search")()
+            start = rows.folds * latent.epochs * rows.kept + rows.held * latent.restarts * latent.latent_iterations
+            member = attack_member("latent_search", latent, "iterations")
+            found.append(member._replace(searches=True, passes=rows.held, start=start, last=last, least=10))
+        return found
 
-    def _decoders_by_width(self) -> list[Attack]:
-        network = load("attacks", "inverse_network")
-        how = {"batch_size": self.batch_size, "lr": self.lr, "queries": self.queries}
-        return [network(width=width, **how) for width in self.widths]
-
-    def _searches(self) -> Iterator[EnsembleMember]:
-        for tv in SMOOTHING:
-            yield attack_member(f"rmle, tv {tv:g}", load("attacks", "rmle")(tv=tv), "iterations", self.iterations)
-
-    def _refinements(self, trials: Trials) -> Iterator[EnsembleMember]:
+    def _refinements(self, trials: Trials, noise: float, victims: int) -> list[EnsembleMember]:
         held_out, first = trials.held_out, trials.chosen
         function, device = unwrap(held_out.knowledge.upstream), held_out.knowledge.device
-        behind = {n: z[-len(held_out.x) :] for n, z in _released(held_out.view, device).items()}
-        noise = measure_noise(function, held_out.x, behind)
         residual = max(held_out.error(trials.found[first]), LEAST_RESIDUAL)
         rate = RATE * float(unwrap(held_out.knowledge.auxiliary).std())
+        count, found = len(held_out.x), []
         for reach in REACH:
 
             def predict(
                 view: View, known: Knowledge, size: int, drawn: torch.Generator, reach: float = reach
             ) -> Tensor:
-                start = trials.predict(first, view, known).to(device)
-                search = Refinement(_released(view, device), function, start, noise, residual, reach)
+                start = trials.found[first] if view is held_out.own else trials.predict(first, view, known)
+                search = Refinement(_released(view, device), function, start.to(device), noise, residual, reach)
                 return search.run(size, rate).cpu()
 
-            yield EnsembleMember(f"refinement, reach {reach:g}", self.iterations, predict, begins_at=first)
+            name, last = f"refinement, reach {reach:g}", victims / count
+            found.append(
+                EnsembleMember(name, predict, searches=True, begins_at=first, passes=count, last=last, least=10)
+            )
+        return found
 
 
-class Trials:
-    """Members that were tried: the predictions of each at the size at which it is best, `found`, and all attempts."""
-
-    def __init__(self, held_out: HeldOut, seed: int, progress: Callable[[int], None]) -> None:
-        self.held_out, self._seed, self._progress = held_out, seed, progress
-        self.tried: list[Attempt] = []
-        self.found: dict[str, Tensor] = {}
-        self._errors: dict[str, float] = {}
-        self._members: dict[str, tuple[EnsembleMember, int]] = {}
-        self._weights: dict[str, float] = {}
-        # Of the view that was asked about last: what members make of it.
-        self._asked: tuple[View, dict[str, Tensor]] | None = None
-
-    @property
-    def chosen(self) -> str:
-        """The member with the least error on the rows held out; of several the first."""
-        return min(self._errors, key=lambda name: self._errors[name])
-
-    @property
-    def selection(self) -> Selection:
-        """How the choice was made."""
-        criterion = f"on held-out rows, in {len(folds)} folds" if (folds := self.held_out.folds) else "on held-out rows"
-        return Selection(self.chosen, tuple(self.tried), criterion=criterion)
-
-    def run(self, member: EnsembleMember, doublings: int) -> None:
-        """Try a member, and twice as much of its work as long as that gains more than .2 dB."""
-        double_work("mse", member.size, doublings if member.size else 0, partial(self._attempt, member))
-
-    def run_best(self, members: Iterator[EnsembleMember], doublings: int) -> None:
-        """Try each of `members` once, and double the best of them alone."""
-        errors = [(self._attempt(member, member.size), member) for member in members]
-        before, member = min(errors, key=lambda pair: pair[0])
-        double_work("mse", member.size, doublings, partial(self._attempt, member), before)
-
-    def combine(self) -> None:
-        """Try the convex combination of all that was found, judged on rows that its weights were not fitted to."""
-        started = time.perf_counter()
-        weights, error = combine(self.held_out, list(self.found.values()))
-        self._weights = {name: w for name, w in zip(self.found, weights, strict=True) if w > LEAST_WEIGHT}
-        self._keep(COMBINATION, 0, error, time.perf_counter() - started)
-
-    def predict(self, name: str, view: View, knowledge: Knowledge) -> Tensor:
-        """Return what the member `name` predicts for a view, from all that is known there, rows held out included."""
-        if view is self.held_out.view:
-            return self.found[name]
-        if self._asked is None or self._asked[0] is not view:
-            self._asked = view, {}
-        known = self._asked[1]
-        if name not in known:
-            known[name] = self._predict_anew(name, view, knowledge)
-        return known[name]
-
-    def _predict_anew(self, name: str, view: View, knowledge: Knowledge) -> Tensor:
-        if name == COMBINATION:
-            total = sum(self._weights.values())
-            parts = [self.predict(n, view, knowledge) for n in self._weights]
-            return weigh([w / total for w in self._weights.values()], parts)
-        member, size = self._members[name]
-        if not (member.learns or member.begins_at):
-            return self.held_out.split(self.found[name])[0]
-        return self._predict(member, size, self._draws(member, size), view, knowledge)
-
-    def _attempt(self, member: EnsembleMember, size: int) -> float:
-        started = time.perf_counter()
-        predict = partial(self._predict, member, size, self._draws(member, size))
-        held_out = self.held_out
-        predictions = held_out.cross_predict(predict) if member.learns else predict(held_out.view, held_out.knowledge)
-        error = self.held_out.error(predictions) if bool(torch.isfinite(predictions).all()) else math.inf
-        if error < self._errors.get(member.name, math.inf):
-            self.found[member.name], self._members[member.name] = predictions, (member, size)
-        self._keep(member.name, size, error, time.perf_counter() - started)
-        return error
-
-    def _draws(self, member: EnsembleMember, size: int) -> torch.Generator:
-        # Every attempt draws its own random numbers, so that one more of them changes none of the others.
-        return torch.Generator().manual_seed(derive(self._seed, "member", member.name, size))
-
-    def _predict(
-        self, member: EnsembleMember, size: int, drawn: torch.Generator, view: View, knowledge: Knowledge
-    ) -> Tensor:
-        predictions = member.predict(view, knowledge, size, drawn)
-        return predictions if knowledge.value_range is None else predictions.clamp(*knowledge.value_range)
-
-    def _keep(self, name: str, size: int, error: float, seconds: float) -> None:
-        self.tried.append(Attempt(name, size, seconds, error))
-        self._errors[name] = min(error, self._errors.get(name, math.inf))
-        self._progress(len(self.tried))
+def _closed(attack: Attack, view: View, knowledge: Knowledge, size: int) -> object:
+    return attack(view, knowledge, torch.Generator().manual_seed(0))
 
 
-def attack_member(name: str, attack: Attack, parameter: str = "", size: int = 0) -> EnsembleMember:
-    """Return `attack` as a member whose `parameter` is its work, `size` at first; without one it has no steps."""
+def attack_member(name: str, attack: Attack, parameter: str = "") -> EnsembleMember:
+    """Return `attack` as a member whose `parameter` is its size; without one it has no steps."""
 
     def predict(view: View, knowledge: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
         sized = replace(attack, **{parameter: size}) if parameter else attack
         return sized(view, knowledge, drawn).prediction
 
-    return EnsembleMember(name, size, predict, learns=Needs.AUXILIARY in attack.requires)
+    return EnsembleMember(name, predict, learns=Needs.AUXILIARY in attack.requires)
 
 
-def _latent_search_work(
-    view: View, few: Knowledge, sizes: tuple[float, float], begun: tuple[int, int], share: float, seen: float
-) -> list[Work]:
-    """Return the work of `latent_search`, begun so often: that of its prior, and of its two stages.
+def _count_rows(held_out: HeldOut, knowledge: Knowledge) -> _Rows:
+    held, every = len(held_out.x), len(unwrap(knowledge.auxiliary))
+    victims = len(next(iter(_released(held_out.view, knowledge.device).values()))) - held
+    folds = max(len(held_out.folds), 1)
+    return _Rows(victims, held, every - math.ceil(held / folds), folds)
 
-    `few`: what is known with few auxiliary rows, the `share` of all; `sizes`: of the second stage, altogether; `seen`:
-    the share of victims among the releases it is tried on.
-    """
-    latent = load("attacks", "latent_search")()
 
-    def prior(epochs: int) -> None:
-        replace(latent, epochs=epochs).train_prior(few, torch.Generator().manual_seed(0))
-
-    def search(first: int, second: int) -> None:
-        short = replace(latent, epochs=1, latent_iterations=first, iterations=second)
-        short(view, few, torch.Generator().manual_seed(0))
-
-    least, most = begun
-    return [
-        Work(prior, latent.epochs * least, latent.epochs * most, begun, share),
-        Work(
-            lambda size: search(size, 0), latent.latent_iterations * least, latent.latent_iterations * most, begun, seen
-        ),
-        # What beginning takes is in the stage before.
-        Work(lambda size: search(1, size), *sizes, (0, 0), seen),
-    ]
+def _noise(held_out: HeldOut) -> float:
+    """Return the variance of a release that is no function of the row, to who has the weights; 0: there is none."""
+    released = _released(held_out.own, held_out.knowledge.device)
+    noise = measure_noise(unwrap(held_out.knowledge.upstream), held_out.x, released)
+    variance = float(torch.cat([flat_rows(z) for z in released.values()], 1).var(0).mean())
+    return noise if noise > DETERMINED * variance else 0.0
 
 
 def _training_attack_member(state: TrainedAttack) -> EnsembleMember:
@@ -376,7 +284,7 @@ def _training_attack_member(state: TrainedAttack) -> EnsembleMember:
     def predict(view: View, knowledge: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
         return state.predict(view, Target.INPUTS).detach().cpu()
 
-    return EnsembleMember(f"{type(state.plan).__name__} in training", 0, predict)
+    return EnsembleMember(f"{type(state.plan).__name__} in training", predict)
 
 
 def _released(view: View, device: torch.device) -> dict[str, Tensor]:

@@ -8,6 +8,8 @@ The AUC is that of the scores as they are: nobody but the truth could say which 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,9 @@ from splitfed.core.errors import InvalidInput, check_count
 from splitfed.stats.intervals import Interval, bootstrap_interval
 
 NULL = "permutation_null"
+EXCESS = "excess"
+"""Beside an attack that has a floor: its score less the floor's, the greatest where there are several."""
+RESAMPLES = 500
 PERMUTATIONS = 200
 """Random orders of a prediction from which the accuracy of the best assignment by chance is taken."""
 
@@ -28,6 +33,7 @@ def score_labels(
     scored: Tensor | None = None,
     *,
     named: bool = True,
+    floors: Mapping[str, Tensor] | None = None,
 ) -> Scores:
     """Score `prediction`, scores (n, classes) or (n,) for two classes, of the labels `truth`, (n,) int64.
 
@@ -39,7 +45,9 @@ def score_labels(
     for the baselines. Where the attack could not know what the classes that it found are called, and so is not `named`,
     also "assigned_accuracy", that of the best way to name them: an oracle, which chance alone lifts above a guess. By
     how much is said by the further predictor "permutation_null": the mean over the predictions in random orders, and
-    between which values 95 % of them lie.
+    between which values 95 % of them lie. `floors`: name -> a prediction of the same victims, scored like it; then
+    there is "excess" too, by how much the prediction is better than the best of these, with the interval of the
+    difference, paired over victims. An AUC that is measurably below .5 counts as turned over there.
     """
     _check(truth, prediction)
     scores, known = prediction.detach().double().cpu(), truth.cpu()
@@ -63,7 +71,29 @@ def score_labels(
         for name in found.keys() - {"attack", NULL}:
             found[name]["auc"] = Interval(0.5, 0.5, 0.5, len(known))
         found["attack"]["auc"] = auc_interval(single, known == 1, generator)
+    for name, floor in (floors or {}).items():
+        shown = floor.double().cpu() if scored is None else floor.double().cpu()[scored.cpu()]
+        _add_floor(found, name, shown, (single, predictions), known, generator)
     return found
+
+
+def _add_floor(
+    found: Scores, name: str, floor: Tensor, attack: tuple[Tensor, Tensor], known: Tensor, generator: torch.Generator
+) -> None:
+    """Score the predictions of the `floor` (n, classes), and how much better the `attack`'s scores and classes are."""
+    said, (single, classes) = floor.argmax(1), attack
+    right = (said == known).double()
+    scores = {"accuracy": bootstrap_interval(right, generator)}
+    better = {"accuracy": bootstrap_interval((classes == known).double() - right, generator)}
+    if "auc" in found["attack"]:
+        own, positive = found["attack"]["auc"], known == 1
+        turned = -1 if (own.high if own.known else own.mean) < 0.5 else 1
+        scores["auc"] = auc_interval(floor[:, 1] - floor[:, 0], positive, generator)
+        better["auc"] = auc_difference(turned * single, floor[:, 1] - floor[:, 0], positive, generator)
+    found[name] = scores
+    best = found.setdefault(EXCESS, better)
+    for metric, difference in better.items():
+        best[metric] = min(best[metric], difference, key=lambda one: one.mean)
 
 
 def _score_assigned(known: Tensor, predictions: Tensor, generator: torch.Generator) -> dict[str, Interval]:
@@ -112,7 +142,7 @@ def auc(scores: Tensor, positive: Tensor) -> float:
     return float(wins.mean() / (~positive).sum())
 
 
-def auc_interval(scores: Tensor, positive: Tensor, generator: torch.Generator, resamples: int = 500) -> Interval:
+def auc_interval(scores: Tensor, positive: Tensor, generator: torch.Generator, resamples: int = RESAMPLES) -> Interval:
     """Return `auc` with its 95 % percentile bootstrap interval over victims, each class resampled by itself.
 
     With a single victim of a class nothing is known of its spread: the bounds are NaN.
@@ -129,6 +159,26 @@ def auc_interval(scores: Tensor, positive: Tensor, generator: torch.Generator, r
     ]
     tails = torch.tensor([0.025, 0.975], dtype=torch.float64)
     low, high = torch.tensor(resampled_aucs, dtype=torch.float64).quantile(tails).tolist()
+    return Interval(value, low, high, len(scores))
+
+
+def auc_difference(scores: Tensor, others: Tensor, positive: Tensor, generator: torch.Generator) -> Interval:
+    """Return the AUC of `scores` less that of `others`, (n,) each, with its bootstrap interval as in `auc_interval`.
+
+    Both are resampled together, victim by victim.
+    """
+    both = torch.stack([scores, others], 1)
+    positives, negatives = both[positive], both[~positive]
+    value = auc(scores, positive) - auc(others, positive)
+    if min(len(positives), len(negatives)) == 1:
+        return Interval(value, float("nan"), float("nan"), len(scores))
+    marks = torch.arange(len(scores)) < len(positives)
+    differences = []
+    for _ in range(RESAMPLES):
+        drawn = torch.cat([resample(positives, generator), resample(negatives, generator)])
+        differences.append(auc(drawn[:, 0], marks) - auc(drawn[:, 1], marks))
+    tails = torch.tensor([0.025, 0.975], dtype=torch.float64)
+    low, high = torch.tensor(differences, dtype=torch.float64).quantile(tails).tolist()
     return Interval(value, low, high, len(scores))
 
 

@@ -67,8 +67,8 @@ def score_prediction(
     bool, who was trained on, for a prediction of that; `trained`: all rows that were, for representatives and shares.
     `classifier`: whether reconstructions are also scored by a classifier of clean auxiliary rows. `part(x)`: what of
     rows x is scored where the adversary holds the rest itself; such a classifier sees whole rows all the same.
-    `releases`: the truth of a prediction of releases. `floors`: name -> (victims, *shape), reconstructions that are
-    scored beside the prediction, and oracles with them; None: neither.
+    `releases`: the truth of a prediction of releases. `floors`: name -> a prediction like it, which
+    are scored beside it, and oracles with reconstructions; None: neither.
     """
     match target:
         case Target.MEMBERS:
@@ -80,7 +80,7 @@ def score_prediction(
         case Target.LABELS:
             truth, left = victims.label(label_set), rows_without_hints(len(victims.y), hints or {})
             prior = auxiliary.label(label_set)
-            return truth, score_labels(truth, prediction, prior, generator, left, named=named)
+            return truth, score_labels(truth, prediction, prior, generator, left, named=named, floors=floors)
         case Target.RELEASES:
             return unwrap(releases).victims, score_releases(unwrap(releases), prediction, generator)
     part = part or (lambda x: x)

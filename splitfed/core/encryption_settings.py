@@ -51,14 +51,14 @@ class Encryption:
     """How a server computes on ciphertexts of CKKS that it cannot read.
 
     `protocol`: one of `PROTOCOLS`; those that leak need `accept_leak=True`. `key_holder`: the role whose parties hold
-    the secret key, or several, which share one pair; segments of all others are evaluated on ciphertexts.
-    `parameters`: a preset of
-    `splitfed.encryption.PRESETS`, or "auto" for the cheapest that fits. `precision`: largest error of a decrypted
-    number that is accepted, > 0. `bound`: the largest magnitude that any number to be encrypted can have, > 0; the
-    server learns it. `layout`: "batch", one ciphertext a feature, or "rows", many rows a
-    ciphertext, for one linear layer. `keys`: whether every client has a key pair of its "own", or all have a "shared"
-    one, with which each of them reads what any of them encrypts. `key_folder`: where the keys are kept (mode 600) for
-    a run that is to be resumed or opened again; None: they last as long as the process. Raises `InvalidInput`.
+    the secret key, or several, which share one pair; segments of all others are evaluated on ciphertexts. `parameters`:
+    a preset of `splitfed.encryption.PRESETS`, or "auto" for the cheapest that fits. `precision`: largest error of a
+    decrypted number that is accepted, > 0. `bound`: the largest magnitude that any number to be encrypted can have, >
+    0; the server learns it. `layout`: "batch", one ciphertext a feature, or "rows", many rows a ciphertext, for one
+    linear layer. `keys`: whether every client has a key pair of its "own", or all have a "shared" one, with which each
+    of them reads what any of them encrypts. `key_folder`: where the keys are kept (mode 600), and taken from where they
+    are there already, as for a run that is resumed or opened again; None: they last as long as the process. Raises
+    `InvalidInput`.
     """
 
     protocol: str = field(default=WEIGHT_SHARES, metadata=require_name("encryption protocol", PROTOCOLS))

@@ -24,6 +24,9 @@ LONGEST = 1200
 LARGEST = 2**63 - 1
 """The largest whole number that tensors hold, and so that is taken for a count."""
 
+LARGEST_NORM = 1e18
+"""The largest norm that noise is made for, and the most noise by it: both together stay numbers of float32."""
+
 PATH = "a path of names of at most 255 bytes each, without NUL"
 
 

@@ -27,7 +27,7 @@ class Neighbours(StrEnum):
 class Protects(StrEnum):
     """What is released with noise; everything else that crosses is not covered."""
 
-    RELEASES = "each release at the cut"
+    RELEASES = "all releases at the cut"
     WEIGHTS = "weights"
     LABELS = "labels"
     MESSAGES = "what clients send to the fed server"

@@ -58,6 +58,13 @@ def as_rows(what: str, value: Any, dtype: str, share: bool = False) -> Tensor:
     return tensor.unsqueeze(1) if tensor.dim() == 1 else tensor
 
 
+def check_finite(what: str, tensor: Tensor) -> None:
+    """Refuse numbers (rows, ...) of which one is missing or infinite; the error names the row."""
+    if len(bad := (~torch.isfinite(tensor)).nonzero()):
+        where = f" in row {int(bad[0, 0])}, counted from 0" if tensor.dim() else ""
+        raise InvalidInput(f"{what} is not finite{where}; fill missing values in as in the data, or leave the row out")
+
+
 def as_type(what: str, tensor: Tensor, dtype: str) -> Tensor:
     """Return `tensor`, as `as_tensor` returns it, as `dtype`: "float32" or "int64".
 

@@ -52,7 +52,8 @@ class Dataset:
     None: `clients` never divides a group between training and test. `features` are named parts of a row, such as the
     columns that one party holds; they may overlap and need not cover the row. `targets` are further label sets beside
     y. `columns`: where rows are columns of a table, the name of each (those that were made of one column of text share
-    its name); empty: they have none. `label_holder`: the party that holds
+    its name); empty: they have none. `categories`: name of such a column of text -> its values, in the order of the
+    0/1 columns made of it, by which new rows are converted alike. `label_holder`: the party that holds
     y, where features are those of several. `source`: x as a `RowSource`. A data set has at least one row; only the
     parts that `rows` returns may be empty. Raises `InvalidInput` that names the first bad row.
     """
@@ -67,6 +68,7 @@ class Dataset:
     targets: Mapping[str, LabelSet] = field(default_factory=dict)
     groups: Tensor | None = None
     columns: tuple[str, ...] = ()
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     label_holder: str | None = None
 
     def __init__(
@@ -82,6 +84,7 @@ class Dataset:
         groups: Tensor | None = None,
         columns: Sequence[str] = (),
         *,
+        categories: Mapping[str, Sequence[str]] | None = None,
         label_holder: str | None = None,
         source: RowSource | None = None,
     ) -> None:
@@ -92,6 +95,7 @@ class Dataset:
         fields = {"name": name, "y": y, "task": task, "value_range": value_range, "domains": domains, "groups": groups}
         more = {"features": dict(features or {}), "targets": dict(targets or {}), "columns": tuple(columns)}
         more["label_holder"] = label_holder
+        more["categories"] = {column: tuple(values) for column, values in (categories or {}).items()}
         for key, value in {**fields, **more}.items():
             object.__setattr__(self, key, value)
         object.__setattr__(self, "source", self._checked(given))
@@ -104,6 +108,9 @@ class Dataset:
                 raise InvalidInput(f"{name}: columns has {short(column)}; expected names, text that is not empty")
         if self.columns and self.shape != (len(self.columns),):
             raise InvalidInput(f"{name}: {len(self.columns)} columns are named, and rows have shape {self.shape}")
+        for column, values in self.categories.items():
+            if len(values) != (count := self.columns.count(column)):
+                raise InvalidInput(f"{name}: column {column!r} has {len(values)} categories and {count} columns")
         if value_range is not None:
             _check_range(name, self.source, value_range)
         for what in ("domains", "groups"):

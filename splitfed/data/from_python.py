@@ -88,6 +88,7 @@ def labelled(
         labels = labels.flatten()
     if labels.dim() == 0 or labels.numel() == 0:
         raise InvalidInput(f"{name}: y has shape {tuple(labels.shape)}; expected at least one label")
+    _mention_layouts(name, x, labels, task)
     resolved_task = as_task(task, labels)
     if resolved_task.name in ("classification", "binary"):
         if labels.is_floating_point():
@@ -97,6 +98,21 @@ def labelled(
         labels = labels.to(torch.float32)
     places = None if domains is None else as_type(f"{name}: domains", as_tensor(f"{name}: domains", domains), "int64")
     return Dataset(name, x, labels, resolved_task, value_range, places, features, columns=columns)
+
+
+def _mention_layouts(name: str, x: Tensor | RowSource, labels: Tensor, task: TaskLike) -> None:
+    """Refuse one-hot labels for classes, and say where they mean regression, or where channels seem to come last."""
+    shape = tuple(x.shape) if isinstance(x, Tensor) else (len(x), *x.shape)
+    if labels.dim() == 2 and bool(((labels == 0) | (labels == 1)).all() & (labels.sum(1) == 1).all()):
+        said = f"{name}: y has one-hot rows, (n, {labels.shape[1]}) with a single 1 each"
+        wanted = task.name if isinstance(task, Task) else task
+        if wanted in ("classification", "binary") or (wanted is None and not labels.is_floating_point()):
+            raise InvalidInput(f"{said}; expected a class a row: give y.argmax(1)")
+        if wanted is None:
+            warnings.warn(f"{said}, which means regression; give y.argmax(1) for classes", UserWarning, stacklevel=4)
+    if len(shape) == 4 and shape[3] in (1, 3) and min(shape[1:3]) >= 8 and max(shape[1:3]) <= 4 * min(shape[1:3]):
+        said = f"{name}: x has shape {shape}, which is read as {shape[1]} channels of {shape[2]}x{shape[3]}"
+        warnings.warn(f"{said}; where channels come last, give x.permute(0, 3, 1, 2)", UserWarning, stacklevel=4)
 
 
 def _told_range(data: Dataset) -> Dataset:

@@ -43,7 +43,15 @@ from splitfed.core.defense import (
     Terms,
     WeightDefense,
 )
-from splitfed.core.errors import InvalidInput, check_kind, check_names, check_number, require_name, require_number
+from splitfed.core.errors import (
+    LARGEST_NORM,
+    InvalidInput,
+    check_kind,
+    check_names,
+    check_number,
+    require_name,
+    require_number,
+)
 from splitfed.core.gradient_privatizer import PrivatizedParty
 from splitfed.core.held_arrays import is_elsewhere
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
@@ -95,7 +103,8 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
         super().__post_init__()
         norms = self.max_norm if isinstance(self.max_norm, Mapping) else {"": self.max_norm}
         for role, norm in norms.items():
-            check_number(f"dp_sgd max_norm{f' of {role!r}' if role else ''}", norm, low=0.0, open_low=True)
+            what = f"dp_sgd max_norm{f' of {role!r}' if role else ''}"
+            check_number(what, norm, low=0.0, high=LARGEST_NORM, open_low=True)
         check_kind("dp_sgd roles", self.roles, (tuple, list), "a tuple of names of roles")
         if self.clip == "joint" and isinstance(self.max_norm, Mapping):
             raise InvalidInput("dp_sgd with clip='joint' has one max_norm for all roles; a table was given")

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from splitfed.core.defense import Accounted, LayerDefense, ReleaseDefense, Strength
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import InvalidInput, require_number
+from splitfed.core.errors import LARGEST_NORM, InvalidInput, require_number
 from splitfed.core.privacy_events import Event, Gaussian, Protects
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
@@ -35,7 +35,9 @@ from splitfed.privacy.gaussian_mechanism import LARGEST_EPSILON, multiplier_of
 class GaussianRelease(ReleaseDefense, LayerDefense, Accounted):
     """Clip rows to L2 norm `clip`; noise by `noise_multiplier`, or by `epsilon` and `delta` of one release."""
 
-    clip: float = field(default=1.0, metadata=require_number("gaussian_release clip", low=0.0, open_low=True))
+    clip: float = field(
+        default=1.0, metadata=require_number("gaussian_release clip", low=0.0, high=LARGEST_NORM, open_low=True)
+    )
     noise_multiplier: float | None = field(
         default=None,
         metadata=require_number("gaussian_release noise_multiplier", low=0.0, high=LARGEST_MULTIPLIER, open_low=True),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from splitfed.core.defense import Accounted, LayerDefense, ReleaseDefense, as_strength
 from splitfed.core.defense_context import Context
-from splitfed.core.errors import require_number
+from splitfed.core.errors import LARGEST_NORM, require_number
 from splitfed.core.privacy_events import Event, Laplace, Protects
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
@@ -28,10 +28,12 @@ from splitfed.defenses.private_noise import LARGEST_MULTIPLIER, add_laplace, che
 class LaplaceRelease(ReleaseDefense, LayerDefense, Accounted):
     """Clip rows to L1 norm `clip`, and add noise for `epsilon` > 0 of each release."""
 
-    clip: float = field(default=1.0, metadata=require_number("laplace_release clip", low=0.0, open_low=True))
+    clip: float = field(
+        default=1.0, metadata=require_number("laplace_release clip", low=0.0, high=LARGEST_NORM, open_low=True)
+    )
     epsilon: float = field(
         default=1.0,
-        metadata=require_number("laplace_release epsilon", low=1 / LARGEST_MULTIPLIER)
+        metadata=require_number("laplace_release epsilon", low=1 / LARGEST_MULTIPLIER, high=LARGEST_NORM)
         | as_strength("of a release", rises=False),
     )
     freeze: bool = False

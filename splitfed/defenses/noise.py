@@ -25,7 +25,7 @@ KINDS = ("gaussian", "laplace")
 class Noise(ReleaseDefense):
     """Add noise of `scale`: the standard deviation of a Gaussian, or b of a Laplace distribution (deviation b√2)."""
 
-    scale: float = field(default=1.0, metadata=require_number("noise scale", low=0.0))
+    scale: float = field(default=1.0, metadata=require_number("noise scale", low=0.0, high=1e38))
     kind: str = field(default="gaussian", metadata=require_name("noise kind", KINDS))
     relative: bool = False
 

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_fields, check_names, require_number
+from splitfed.core.errors import LARGEST_NORM, InvalidInput, check_fields, check_names, require_number
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
 from splitfed.core.probe import Facts
 from splitfed.core.random import wide_generator
@@ -54,7 +54,7 @@ class PrivateClassSums:
     `least`: the noisy count below which a class is left out by who reads it.
     """
 
-    clip: float = field(default=1.0, metadata=require_number("private clip", low=0.0, open_low=True))
+    clip: float = field(default=1.0, metadata=require_number("private clip", low=0.0, high=LARGEST_NORM, open_low=True))
     noise_multiplier: float | None = field(
         default=None,
         metadata=require_number("private noise_multiplier", low=0.0, high=LARGEST_MULTIPLIER, open_low=True),

@@ -39,8 +39,8 @@ class RunKeys:
             parties.setdefault(name, []).append(party)
         return {mine[0]: tuple(mine) for mine in parties.values()}
 
-    def state(self) -> dict[str, str]:
-        """Write the keys that are in no file yet, and return which they are, for a checkpoint: no secret is in it."""
+    def write(self) -> None:
+        """Write the keys that are in no file yet into the key folder, where there is one."""
         for name, pair in self._pairs.items():
             if self._folder is not None and name not in self._loaded:
                 try:
@@ -50,6 +50,10 @@ class RunKeys:
                     raise InvalidInput(f"{where}; give another") from None
                 pair.save(self._path(name))
                 self._loaded.add(name)
+
+    def state(self) -> dict[str, str]:
+        """Write the keys that are in no file yet, and return which they are, for a checkpoint: no secret is in it."""
+        self.write()
         return {name: pair.fingerprint.hex() for name, pair in self._pairs.items()}
 
     def check_state(self, state: Mapping[str, Any]) -> None:

@@ -138,6 +138,9 @@ def _parts(path: str, what: str) -> tuple[str, str]:
     """Return module and attribute of `path`; refuse what is no name, and what is meant to run as a program."""
     module, _, attributes = path.partition(":")
     names = [*module.split("."), *attributes.split(".")]
+    if module.endswith(".py"):
+        own = f"{Path(module).stem}:{attributes or 'Name'}"
+        raise InvalidInput(f"{what} is no import path, but names a file; expected {own!r} for a file beside the study")
     if not all(name.isidentifier() and not keyword.iskeyword(name) and name[:2] != "__" for name in names):
         raise InvalidInput(f"{what} is no import path; expected package.module:Name")
     return module, attributes

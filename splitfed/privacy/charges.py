@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from splitfed.core.defense import UPLOAD, Defense, WeightDefense, privacy_event
+from splitfed.core.defense import UPLOAD, Defense, LabelDefense, WeightDefense, privacy_event
 from splitfed.core.grouping import nest
 from splitfed.core.privacy_events import Event, Neighbours, Protects
 from splitfed.core.probe import Facts
@@ -69,7 +69,7 @@ def charges(
         if place.endswith(UPLOAD):
             # Origin of all of a client's rows of a class, by segments that learn: nothing is provable but all together.
             named = replace(event, protects=Protects.MESSAGES, neighbours=Neighbours.SAME_CLASS)
-            label, some = type(defense).__name__, bool(defense.clients)
+            label, some = type(defense).__name__, _is_of_some(defense, defenses, topology, len(topologies))
             charge_list.append(Charge(client, party, place, label, named, parts, 0, True, mingles, False, some))
             continue
         makers = _find_makers(topology, place, defense)
@@ -89,10 +89,21 @@ def charges(
             for part, rows in others_rows.items():
                 owners = _owners(part, client, len(topologies))
                 lent.update({(owner, party, place, label, event): int(rows.max()) for owner in owners})
-        charge_list.append(
-            Charge(client, party, place, label, event, parts, 0, wide, moves, guarded, bool(defense.clients))
-        )
+        some = _is_of_some(defense, defenses, topology, len(topologies))
+        charge_list.append(Charge(client, party, place, label, event, parts, 0, wide, moves, guarded, some))
     return [*_add_lent_rows(charge_list, lent), *_weight_charges(topologies, defenses, taken)]
+
+
+def _is_of_some(defense: Defense, defenses: Sequence[Defense], topology: Topology, clients: int) -> bool:
+    """Return whether only some clients have `defense`, or one of its kind with other settings, at its places."""
+    if not defense.clients:
+        return False
+
+    def places(one: Defense) -> tuple[object, ...]:
+        return type(one), one.edges(topology), one.uploads, one.heads(topology) if isinstance(one, LabelDefense) else ()
+
+    alike = [one.clients for one in defenses if places(one) == places(defense)]
+    return all(alike) and len({client for some in alike for client in some}) < clients
 
 
 def _owners(part: str, client: int, clients: int) -> list[int]:

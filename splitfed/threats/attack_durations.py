@@ -18,6 +18,7 @@ from splitfed.core.messages import View
 from splitfed.core.random import generator, stream
 from splitfed.data.dataset import Dataset
 from splitfed.threats.evaluator import Evaluator
+from splitfed.threats.threat_models import with_threat_model
 
 SIZES = ("epochs", "iterations")
 """Parameters that are the whole work of an attack that has one of them, as a whole number."""
@@ -57,6 +58,7 @@ def plan_attack(
     """
     if attack.reads or attack.phase is Phase.TRAINING:
         return None
+    attack = with_threat_model(attack, evaluator.engine, party)
     view, knowledge = evaluator.prepare_attack(name, attack, party, victims, client, seed, releases)
     with torch.enable_grad(), stream(seed, knowledge.device):
         seconds = [work.seconds(clock) for work in work_of(attack, view, knowledge)]

@@ -15,6 +15,8 @@ from splitfed.privacy.ledger import Ledger
 from splitfed.registry import load, name_of
 from splitfed.threats.attack_result import AttackResult
 from splitfed.threats.evaluator import Evaluator
+from splitfed.threats.recorded_training import reads_steps
+from splitfed.threats.threat_models import threat_model_of, with_threat_model
 
 
 def name_attacks(
@@ -51,26 +53,28 @@ def ask_in_turn(
 ) -> Iterator[AttackResult]:
     """Check all `attacks`, name and attack of each, then run one after the other; parameters as of `Run.attack`."""
     past = [attack.phase is Phase.TRAINING for _, attack in attacks]
-    if any(past) and victims is not None:
-        who = type(attacks[past.index(True)][1]).__name__
+    trained = [one.phase is Phase.TRAINING or (number is not None and reads_steps(one)) for _, one in attacks]
+    if any(trained) and victims is not None:
+        who = type(attacks[trained.index(True)][1]).__name__
         raise InvalidInput(f"{who} goes against training rows: name no victims")
     usual = FED if all(past) and FED in evaluator.engine.parties else None
     party = evaluator.adversary(adversary or usual)
-    truth = evaluator.data.victims if all(past) else evaluator.victims(victims)
+    truth = evaluator.data.victims if all(trained) else evaluator.victims(victims)
     for name, attack in attacks:
         evaluator.check_releases(name, attack, releases, client)
-    for name, attack in attacks:
+    for name, asked in attacks:
+        attack = with_threat_model(asked, evaluator.engine, party)
         found = evaluator.attack(
             name, attack, party, truth, client, seed, progress, number, classifier, floors, releases
         )
         costed = found if found.repeated is None else _with_cost(found, evaluator.engine, client, ledger().delta)
-        yield replace(costed, quick=attack.quick)
+        yield replace(costed, quick=attack.quick, threat_model=threat_model_of(attack))
 
 
 def _with_cost(result: AttackResult, engine: Engine, client: int, delta: float) -> AttackResult:
     """Return `result` with what all releases of a row cost it, where everything that crosses has a promise."""
     repeated = result.repeated
-    if repeated is None or repeated.equal:
+    if repeated is None or repeated.equal or repeated.steps:
         return result
     together, each = (cost_of_releases(engine, client, n, delta) for n in (repeated.count, 1))
     if together is None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from splitfed.attacks.base import Clone
 from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.attacks.selection import Selection
+from splitfed.attacks.threat_model import BLACK_BOX
 from splitfed.core.deprecation import OldAttribute, warn
 from splitfed.threats.repeated_releases import RepeatedReleases
 from splitfed.threats.result_tables import describe_result, result_html, result_rows
@@ -31,7 +32,8 @@ class AttackResult:
     worse than, though its adversary could have computed them; see `floors_above`.
     `unadapted`: the defenses of the run, by name, that the attack does not adapt to, so that it says less than another
     might; see `splitfed.threats.adaptation`. `repeated`: how often each victim's row was released, where that was more
-    than once.
+    than once. `threat_model`: "white_box" where the attack was shown weights that the client had trained, else
+    "black_box".
     """
 
     attack: str
@@ -48,6 +50,7 @@ class AttackResult:
     under_trained: tuple[str, ...] = ()
     unadapted: tuple[str, ...] = ()
     repeated: RepeatedReleases | None = None
+    threat_model: str = BLACK_BOX
 
     guess = OldAttribute("prediction")
 

@@ -31,9 +31,8 @@ from splitfed.attacks.labels.known_labels import draw_hints
 from splitfed.attacks.scoring.assignment import assignment
 from splitfed.attacks.scoring.class_metrics import check_scorable
 from splitfed.attacks.scoring.prediction_scores import score_clone, score_prediction
-from splitfed.attacks.scoring.reconstruction_metrics import Scores, mean_image
+from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.attacks.scoring.release_metrics import TrueReleases
-from splitfed.attacks.scoring.under_training import floors_above
 from splitfed.attacks.scoring.unknown_features import select_unknown
 from splitfed.attacks.training_time.training_attack import TrainingAttackState
 from splitfed.core.errors import InvalidInput, check_count
@@ -51,9 +50,10 @@ from splitfed.threats.adaptation import unadapted
 from splitfed.threats.attack_result import AttackResult as AttackResult
 from splitfed.threats.dry_run import AttackBegun, stop_at_first_use, stop_attack
 from splitfed.threats.encrypted_views import check_readable, decrypt_releases, encrypted_layer, select_plain
-from splitfed.threats.floors import MEAN, Floors, compared_floors
+from splitfed.threats.floors import Floors, floors_below, predict_own_labels
 from splitfed.threats.fresh_segments import head_after
 from splitfed.threats.knowledge import Grants, check_client, curious, find_party
+from splitfed.threats.recorded_training import check_updates, reads_steps, recorded_passes
 from splitfed.threats.repeated_releases import RepeatedReleases, check_releases, mean_view, release_seed
 from splitfed.threats.segment_runner import SegmentRunner
 from splitfed.threats.upload_attacks import Uploads
@@ -65,7 +65,7 @@ STEP_ROWS = 64
 class _Case(NamedTuple):
     """An attack about to begin: what the adversary gets, and what only the scorer knows.
 
-    `received`: all that has arrived, of which the attack gets `view`. `equal`: whether several releases were all equal.
+    `received`: all that has arrived, of which the attack gets `view`. `repeated`: how often of a row, if several times.
     """
 
     victims: Dataset
@@ -74,7 +74,7 @@ class _Case(NamedTuple):
     view: View
     knowledge: Knowledge
     received: View
-    equal: bool
+    repeated: RepeatedReleases | None
 
 
 class Evaluator:
@@ -166,9 +166,10 @@ class Evaluator:
 
         An attack on membership gets as many rows of training among the victims. An attack on recorded training goes
         against the rows that `client` trained on in `number`, a round (default: the newest that was recorded);
-        `victims` play no part in it. `classifier`: whether a classifier of clean rows scores reconstructions too.
-        `floors`: whether floors and oracles are scored beside a reconstruction from releases. `releases`: how often
-        every victim's row is released; the attack gets the mean.
+        `victims` play no part in it, nor in one on labels in a training step where `number` is given. `classifier`:
+        whether a classifier of clean rows scores reconstructions too.
+        `floors`: whether floors (of reconstructions from releases, of labels) and oracles are scored. `releases`: how
+        often every victim's row is released; the attack gets the mean.
         """
         self.check_releases(name, attack, releases, client)
         check_rows(attack, self.data.victims.discrete, self.data.name, self.data.victims.unscaled)
@@ -178,10 +179,10 @@ class Evaluator:
             return self._attack_uploads(name, attack, party, client, seed, number, progress)
         if attack.phase is Phase.TRAINING:
             return self._attack_training(name, attack, party, client, seed, number, progress, classifier)
-        case = self._case(name, attack, party, victims, client, seed, releases)
+        number = number if reads_steps(attack) else None
+        case = self._case(name, attack, party, victims, client, seed, releases, number)
         outcome = attack(case.view, case.knowledge, generator(seed, "attack", name), progress)
-        floors = floors and attack.target is Target.INPUTS
-        beside = self.reconstruct_floors(case.view, party, client, seed, releases) if floors else None
+        beside = self._floors(attack, case, party, client, seed, releases) if floors else None
         part = select_unknown(self.data.shape, case.knowledge.places, case.knowledge.own or {})
         truth, scores = score_prediction(
             attack.target,
@@ -204,12 +205,22 @@ class Evaluator:
             *(name, party, outcome.prediction, truth, scores, outcome.seconds, outcome.clone, stolen),
             error_bound=outcome.error_bound,
             selection=outcome.selection,
-            under_trained=() if beside is None else self._floors_above(attack, outcome.prediction, truth, beside, part),
+            under_trained=()
+            if beside is None or attack.target is not Target.INPUTS
+            else floors_below(attack, outcome.prediction, truth, beside, self.data.auxiliary.x, part),
             unadapted=self._unadapted(outcome.member or attack, party, client),
-            repeated=None
-            if releases == 1
-            else RepeatedReleases(releases, case.equal, Needs.TRAINING_ATTACK in attack.requires),
+            repeated=case.repeated,
         )
+
+    def _floors(
+        self, attack: Attack, case: _Case, party: str, client: int, seed: int, releases: int
+    ) -> dict[str, Tensor] | None:
+        """Return what stands beside the prediction of `attack`: floor -> a prediction as its own; None: it has none."""
+        if attack.target is Target.INPUTS:
+            return self.reconstruct_floors(case.view, party, client, seed, releases)
+        if attack.target is Target.LABELS:
+            return predict_own_labels(attack, case.view, case.knowledge)
+        return None
 
     def reconstruct_floors(
         self, view: View, party: str, client: int, seed: int, releases: int = 1
@@ -217,27 +228,24 @@ class Evaluator:
         """Return what every floor makes of the releases in `view`, means of `releases`: name -> (victims, *shape)."""
         if self.engine.topologies[client].encryption is not None:
             return {}
-        known = self.grants.knowledge(party, client, derive(seed, "queries", "floors"), releases)
-        return self.floors.predict(view, known, party, client, seed)
-
-    def _floors_above(
-        self,
-        attack: Attack,
-        prediction: Tensor,
-        truth: Tensor,
-        floors: Mapping[str, Tensor],
-        part: Callable[[Tensor], Tensor] | None,
-    ) -> tuple[str, ...]:
-        """Return the floors that a trained decoder is held to and stays below."""
-        blind = {MEAN: mean_image(self.data.auxiliary.x).expand(truth.shape)} if len(self.data.auxiliary) else {}
-        held = compared_floors(attack, {**blind, **floors})
-        shown = part or (lambda x: x)
-        return floors_above(shown(truth), shown(prediction), {name: shown(rows) for name, rows in held.items()})
+        known = self.grants.knowledge(party, client, derive(seed, "queries", "linear_inverse"), releases)
+        return self.floors.predict(view, known, seed, party, client)
 
     def _case(
-        self, name: str, attack: Attack, party: str, victims: Dataset, client: int, seed: int, releases: int = 1
+        self,
+        name: str,
+        attack: Attack,
+        party: str,
+        victims: Dataset,
+        client: int,
+        seed: int,
+        releases: int = 1,
+        number: int | None = None,
     ) -> _Case:
-        """Put the victims' rows through the parties, or refuse what could not be scored or is known already."""
+        """Put the victims' rows through the parties, or refuse what could not be scored or is known already.
+
+        `number`: in place of that the rows of training, and what was recorded of them up to this round.
+        """
         check_client(self.engine, client)
         check_readable(name, attack, self.engine, party, client)
         if attack.target is Target.REPRESENTATIVES:
@@ -249,9 +257,14 @@ class Evaluator:
         members: Tensor | None = None
         if attack.target is Target.MEMBERS:
             victims, members = candidates(self.data, victims, generator(seed, "candidates"))
+        if number is not None:
+            victims, received, repeated = self._recorded_steps(party, client, number)
         hints = draw_hints(victims.y, hints_of(attack, self.grants.classes), generator(seed, "hints", name))
         step_rows = self._step_rows(attack, client)
-        received, equal = self._observe(party, victims, client, seed, attack.phase, step_rows, releases)
+        if number is None:
+            received, equal = self._observe(party, victims, client, seed, attack.phase, step_rows, releases)
+            inside = Needs.TRAINING_ATTACK in attack.requires
+            repeated = None if releases == 1 else RepeatedReleases(releases, equal, inside)
         knowledge = replace(
             self.grants.knowledge(party, client, derive(seed, "queries", name), releases),
             own=self.grants.own_inputs(party, client, victims.x),
@@ -265,7 +278,18 @@ class Evaluator:
             encrypted_layer=encrypted_layer(self.engine, party, client),
         )
         view = select_plain(received, attack, self.engine.topologies[client])
-        return _Case(victims, members, hints, view, knowledge, received, equal)
+        return _Case(victims, members, hints, view, knowledge, received, repeated)
+
+    def _recorded_steps(self, party: str, client: int, number: int) -> tuple[Dataset, View, RepeatedReleases | None]:
+        """Return the rows of `client` in steps up to round `number`, and the mean of what `party` received of them."""
+        plan = self.grants.training
+        assert plan is not None
+        rows = self.data.clients[client].train
+        view = self.recorded(party, client, plan.epochs(number)[-1])
+        victims, passes = recorded_passes(view, lambda epoch: plan.batches(len(rows), epoch, client))
+        mean, equal = mean_view(passes, len(passes))
+        repeated = None if len(passes) == 1 else RepeatedReleases(len(passes), equal, steps=True)
+        return rows.rows(victims), mean, repeated
 
     def prepare_attack(
         self, name: str, attack: Attack, party: str, victims: Dataset, client: int, seed: int, releases: int = 1
@@ -348,7 +372,7 @@ class Evaluator:
                 f"{type(attack).__name__} needs {Needs.UPDATES}; only an aggregation server gets those, in a "
                 "schedule that has one, such as 'splitfed_v1'"
             )
-        self._check_updates(attack)
+        check_updates(attack, self.engine, self.data, self.grants.method)
         view = self.recorded(party, client)
         check_one_step(local)
         if view.messages:
@@ -389,32 +413,6 @@ class Evaluator:
             omitted = state.site.sender.omitted if state.site.knowledge.architecture is None else ()
         return unadapted(attack, of_client(self.engine.defenses, client), omitted)
 
-    def _check_updates(self, attack: Attack) -> None:
-        if any(client.train.source.couples for client in self.data.clients):
-            raise InvalidInput(
-                f"{type(attack).__name__} is scored by the rows that a client trained on, and these were mixed with "
-                "one another (mixup): there is no such row to find"
-            )
-        method, placement = self.grants.method, self.engine.run_parties.placement
-        traits = None if method is None else method.traits(self.engine.topology)
-        aggregation = None if traits is None else traits.aggregation
-        if placement.secure is not None or (aggregation is not None and aggregation.sum is not None):
-            raise InvalidInput(
-                f"{type(attack).__name__} needs {Needs.UPDATES}; under a secure sum the aggregation server learns the "
-                "sum of all clients' uploads alone"
-            )
-        if traits is None:
-            return
-        needs, who = f"{type(attack).__name__} needs {Needs.UPDATES};", type(method).__name__
-        if traits.own_steps:
-            raise InvalidInput(
-                f"{needs} clients of {who} take steps of the method's own, and their update is no gradient"
-            )
-        if not (placement.fused or traits.sends_gradients or traits.returns_weights):
-            raise InvalidInput(f"{needs} clients of {who} send no weights to be held against those they were sent")
-        if not (traits.plain_update or traits.soft_labels or traits.hidden_gradients):
-            raise InvalidInput(f"{needs} what {who} may add to a client's gradient is in its update too")
-
     def _check_no_labels(self, party: str, client: int, label_set: str | None) -> None:
         role = self.engine.parties[party].role
         for head in self.engine.topologies[client].heads:
@@ -448,7 +446,7 @@ class Evaluator:
         progress: Progress | None,
         classifier: bool,
     ) -> AttackResult:
-        self._check_updates(attack)
+        check_updates(attack, self.engine, self.data, self.grants.method)
         view = self.recorded(party, client, number)
         gradients = self.grants.method is not None and self.grants.method.traits(self.engine.topology).sends_gradients
         kind = WEIGHT_GRADIENT if gradients else "weights"

@@ -1,9 +1,15 @@
-"""Floors: what anybody with queries and auxiliary rows reconstructs in closed form, beside every reconstruction.
+"""Floors: what an adversary has without the attack that is scored: closed forms, and its own data alone.
 
-They are the attacks `linear_inverse` and `nearest` (with one row, and the mean of ten), on the victims' releases as
-they arrived. Releases of auxiliary rows are asked for once for all of them, and what they reconstruct is kept for the
-next attack on the same releases. A floor needs releases in plain and auxiliary rows; where there are none, or too few,
-it is left out. The mean image and the row of another victim, which need no release, are the scorer's own baselines.
+Of reconstructions it is what anybody with queries and auxiliary rows reconstructs in closed form: the attacks
+`linear_inverse` and `nearest` (with one row, and the mean of ten), on the victims' releases as they arrived. Releases
+of auxiliary rows are asked for once for all of them, and what they reconstruct is kept for the next attack on the same
+releases. They draw as `linear_inverse` does, so that it and its floor are one figure. Such a floor needs releases in
+plain and auxiliary rows; where there are none, or too few, it is left out. The mean image and the row of another
+victim, which need no release, are the scorer's own baselines.
+
+Of predicted labels the floor is the attack `own_features`, which is shown the adversary's own columns, its own segments
+and the labels that the attack knows (known victims, and labelled auxiliary rows), and not one message. What an attack
+on labels leaks is what it finds beyond that.
 """
 
 from __future__ import annotations
@@ -16,8 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Knowledge, Needs, Releases, unwrap
+from splitfed.attacks.base import Attack, Knowledge, KnowsFewLabels, Needs, Releases, UsesFurther, label_set_of, unwrap
 from splitfed.attacks.networks.query_passes import query_passes
+from splitfed.attacks.scoring.reconstruction_metrics import mean_image
+from splitfed.attacks.scoring.under_training import floors_above
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 from splitfed.core.random import generator
@@ -30,6 +38,8 @@ FLOORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Name beside the scores -> the attack and its parameters."""
 
+LABELS = "own_features"
+"""The floor of predicted labels, and the attack that it is."""
 MEAN = "mean_image"
 QUERIES = 5
 KEPT = 8
@@ -42,16 +52,19 @@ class Floors:
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, Tensor]] = {}
 
-    def predict(self, view: View, knowledge: Knowledge, *key: object) -> dict[str, Tensor]:
-        """Return floor -> rows (victims, *shape) for the activations in `view`; `key`: what else they depend on."""
+    def predict(self, view: View, knowledge: Knowledge, seed: int, *key: object) -> dict[str, Tensor]:
+        """Return floor -> rows (victims, *shape) for the activations in `view`; `key`: what else they depend on.
+
+        `seed`: of the attack that they stand beside.
+        """
         seen = view.select(kind="activation")
         if not seen.messages or knowledge.query is None or knowledge.auxiliary is None or not len(knowledge.auxiliary):
             return {}
-        digest = _digest(seen, knowledge.auxiliary, key)
+        digest = _digest(seen, knowledge.auxiliary, (seed, *key))
         if digest not in self._kept:
             while len(self._kept) >= KEPT:
                 self._kept.pop(next(iter(self._kept)))
-            self._kept[digest] = _reconstruct(seen, knowledge)
+            self._kept[digest] = _reconstruct(seen, knowledge, seed)
         return self._kept[digest]
 
 
@@ -66,14 +79,59 @@ def compared_floors(attack: Attack, floors: Mapping[str, Tensor]) -> dict[str, T
     return {name: rows for name, rows in floors.items() if able or name == MEAN}
 
 
-def _reconstruct(view: View, knowledge: Knowledge) -> dict[str, Tensor]:
+def floors_below(
+    attack: Attack,
+    prediction: Tensor,
+    truth: Tensor,
+    floors: Mapping[str, Tensor],
+    auxiliary: Tensor,
+    part: Callable[[Tensor], Tensor] | None,
+) -> tuple[str, ...]:
+    """Return the `floors` of reconstructions that a trained decoder is held to and stays below, of a `part` of rows."""
+    blind = {MEAN: mean_image(auxiliary).expand(truth.shape)} if len(auxiliary) else {}
+    held = compared_floors(attack, {**blind, **floors})
+    shown = part or (lambda x: x)
+    return floors_above(shown(truth), shown(prediction), {name: shown(rows) for name, rows in held.items()})
+
+
+def predict_own_labels(attack: Attack, view: View, knowledge: Knowledge) -> dict[str, Tensor]:
+    """Return what the adversary's own data say of the labels that `attack` predicts: floor -> (victims, classes).
+
+    Nothing where it has no columns of its own, or does not know a row of every class.
+    """
+    further = attack.uses if isinstance(attack, UsesFurther) else frozenset()
+    name = label_set_of(attack)
+    if name is not None:
+        labels, classes = knowledge.attributes.get(name, (None, None))
+        knowledge = replace(knowledge, auxiliary_labels=labels, classes=classes)
+    if name is None and Needs.AUXILIARY_LABELS not in attack.requires | further:
+        knowledge = replace(knowledge, auxiliary_labels=None)
+    elif isinstance(attack, KnowsFewLabels):
+        knowledge = _with_few_labels(knowledge, attack.labelled)
+    floor: Attack = load("attacks", LABELS)()
+    try:
+        # Not one message: what arrived may depend on the labels.
+        return {LABELS: floor(View(view.party, (), view.segments), knowledge, generator(0, "floors")).prediction}
+    except InvalidInput:
+        return {}
+
+
+def _with_few_labels(knowledge: Knowledge, each: int) -> Knowledge:
+    """Return `knowledge` with `each` auxiliary rows of a class, and no others that have a label."""
+    labels = unwrap(knowledge.auxiliary_labels)
+    kept = torch.cat([(labels == number).nonzero()[:each, 0] for number in labels.unique().tolist()])
+    own = {value: rows[kept] for value, rows in (knowledge.own_auxiliary or {}).items()}
+    return replace(knowledge, auxiliary_labels=labels[kept], own_auxiliary=own)
+
+
+def _reconstruct(view: View, knowledge: Knowledge, seed: int) -> dict[str, Tensor]:
     passes = query_passes(unwrap(knowledge.query), unwrap(knowledge.auxiliary), QUERIES)
     found = {}
     for name, (attack, parameters) in FLOORS.items():
         floor = load("attacks", attack)(queries=len(passes), **parameters)
         try:
             known = replace(knowledge, query=_replay(passes))
-            found[name] = floor(view, known, generator(0, "floors", name)).prediction
+            found[name] = floor(view, known, generator(seed, "attack", attack)).prediction
         except InvalidInput:
             # Too few auxiliary rows, or releases that are not finite.
             continue

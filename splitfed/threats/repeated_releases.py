@@ -30,7 +30,8 @@ class RepeatedReleases:
 
     `equal`: whether all releases of a row were the same numbers. `trained_on_one`: whether the attack's networks were
     trained in the run, on single releases. `epsilon` at `delta`: what all releases of a row cost it together, and
-    `each` what one does; None where something crosses without a promise.
+    `each` what one does; None where something crosses without a promise. `steps`: whether they were steps of
+    training, of which the adversary has the mean of what came back.
     """
 
     count: int
@@ -39,6 +40,7 @@ class RepeatedReleases:
     epsilon: float | None = None
     each: float | None = None
     delta: float | None = None
+    steps: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain values."""
@@ -46,6 +48,8 @@ class RepeatedReleases:
 
     def __str__(self) -> str:
         """Tell in a clause how many releases there were, and what that means."""
+        if self.steps:
+            return f"{self.count} steps of training with each row"
         said = f"{self.count} releases of each row"
         if self.equal:
             return f"{said}, all equal, as nothing random stands on the way, so they tell no more than one"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import warnings
@@ -41,6 +42,15 @@ class Resumable(Protocol):
 
 class EqualNoise(UserWarning):
     """A private run draws the noise of another one on the same rows."""
+
+
+DIGESTS = {
+    "weights": "are those of another start than the model given has: give one with the weights that it began with, "
+    "from the same seed or file and not trained since",
+    "rows": "are not those of the data given: give the same rows, split by the same arguments and seed",
+    "module": "is not what the model given has there: give one of the same layers with the same settings",
+}
+"""What a description holds by its digest -> what is said of another one."""
 
 
 class RunFolder:
@@ -234,8 +244,14 @@ def describe_differences(where: str, there: Any, wanted: Any) -> Iterator[str]:
     elif isinstance(there, list) and isinstance(wanted, list) and len(there) == len(wanted):
         for i, pair in enumerate(zip(there, wanted, strict=True)):
             yield from describe_differences(f"{where}[{i}]", *pair)
+    elif there != wanted and (said := DIGESTS.get(where.rpartition(".")[2])) and _are_digests(there, wanted):
+        yield f"its {where.removeprefix('.')} {said}"
     elif there != wanted:
         yield f"its {where.removeprefix('.')} is {short(there)}, not {short(wanted)}"
+
+
+def _are_digests(*values: Any) -> bool:
+    return all(isinstance(one, str) and re.fullmatch("[0-9a-f]{16,}", one) for one in values)
 
 
 def _data_and_seed(described: Mapping[str, Any]) -> tuple[Any, Any]:

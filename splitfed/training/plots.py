@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.core.errors import InvalidInput
 from splitfed.engines.base import FED
 from splitfed.threats.evaluator import AttackResult
@@ -102,7 +103,7 @@ class RunPlots:
 
 
 def _draw_metric(axis: Any, rows: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
-    baselines = list(dict.fromkeys(row["of"] for _, row in rows if row["of"] != "attack"))
+    baselines = list(dict.fromkeys(row["of"] for _, row in rows if row["of"] not in ("attack", EXCESS)))
     for place, row in rows:
         if row["of"] == "attack":
             axis.bar(place, row["mean"], width=0.6, color="tab:blue")

@@ -18,8 +18,10 @@ from splitfed.core.grouping import nest
 from splitfed.core.messages import View
 from splitfed.core.random import derive, read_seed
 from splitfed.costs.clock import Clock
+from splitfed.data.conversion import as_tensor, as_type, check_finite
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
+from splitfed.data.from_python import Array
 from splitfed.engines.base import Source
 from splitfed.engines.engine import Engine
 from splitfed.engines.observers import AttackObserver
@@ -290,9 +292,10 @@ class Run:
         """
         return evaluate_across(self, part, number)
 
-    def predict(self, x: Tensor, client: int = 0, number: int | None = None, head: str | None = None) -> Tensor:
+    def predict(self, x: Array, client: int = 0, number: int | None = None, head: str | None = None) -> Tensor:
         """Return the model's output for `x` (rows, ...), computed through the parties: (rows, outputs).
 
+        x: finite numbers, a tensor or an array, taken as float32 as the data are, or whole ones for a run on those.
         Defenses draw afresh at every call; `number` asks for the draw of a certain call. A run that is loaded from its
         folder starts over with the draws of the first call. `head`: whose output, where
         there are several (default: the first).
@@ -300,7 +303,11 @@ class Run:
         values = [h.value for h in self.engine.topology.heads]
         head = values[0] if head is None else head
         check_names("head", values, head)
-        self.evaluator.grants.lend(client, "predict", x)
+        rows = as_tensor("x", x, share=True)
+        if not self.data.victims.discrete:
+            rows = as_type("x", rows, "float32")
+        check_finite("x", rows)
+        self.evaluator.grants.lend(client, "predict", rows)
         if number is None:
             number, self._calls = self._calls, self._calls + 1
         prediction = self.engine.predict(client, "predict", "predict", number, borrow=self.newest(client), head=head)
@@ -370,13 +377,14 @@ class Run:
         The victims' rows are put through the parties of `client`, and the adversary gets what arrived. They default to
         the rows set aside for this, which nobody trained on; `seed` defaults to the run's. Attacks on recorded training
         go against the rows of `client` in `round` (default: the newest that was recorded) instead, and their default
-        adversary is the aggregation server.
+        adversary is the aggregation server. With a `round` attacks on labels that read gradients go against those rows
+        too, by the mean of what was recorded of each over all its steps up to it.
         `classifier`: score reconstructions by the accuracy of a classifier of clean auxiliary rows as well. `budget`:
         of the attacks given by name: "default", "fast" (a quick look), "paper"; None is the usual one of each.
         `floors`: score closed-form floors and oracles beside reconstructions, at the cost of five queries of all
-        auxiliary rows and a few matrix products; False leaves them out. `releases`: how often each victim's row is
-        released, >= 1, where the threat model grants several: random defenses draw anew in each, and the adversary gets
-        the mean, of rows that it asks for too. Refused for attacks that read nothing that is released at inference.
+        auxiliary rows and a few matrix products, and what the adversary's own data say beside labels; False leaves them
+        out. `releases`: how often each victim's row is released, >= 1: random defenses draw anew in each, and the
+        adversary gets the mean, of rows that it asks for too. Refused for attacks that read no release of inference.
         """
         results, named = [], name_attacks(attacks, budget)
         if round is not None:

@@ -132,7 +132,7 @@ MEMBER_ROUNDS, MEMBER_BATCH = 40, 20
 
 
 @cache
-def three_classes(telling: bool = True) -> Run:
+def three_classes(*defenses: Defense, telling: bool = True) -> Run:
     """A table in two parts: the left one tells three classes apart, the right one is noise; or both say nothing."""
     random = generator(4, "three")
     y = torch.randint(3, (420,), generator=random)
@@ -143,9 +143,8 @@ def three_classes(telling: bool = True) -> Run:
     with stream(0):
         bottoms = {"left": nn.Linear(3, 3), "right": nn.Linear(12, 3)}
         top = nn.Linear(6, 3)
-    return splitfed.train(
-        vertical(bottoms, top, labels="server"), data.clients(1, auxiliary=60, victims=100), rounds=20
-    )
+    clients = data.clients(1, auxiliary=60, victims=100)
+    return splitfed.train(vertical(bottoms, top, labels="server"), clients, rounds=20, defenses=defenses)
 
 
 @cache

@@ -23,12 +23,14 @@ from splitfed.attacks.gradients.dlg import Dlg
 from splitfed.attacks.gradients.idlg import Idlg
 from splitfed.attacks.gradients.inverting_gradients import InvertingGradients
 from splitfed.attacks.labels.batch_label_inference import BatchLabelInference
+from splitfed.attacks.labels.co_training import CoTraining
 from splitfed.attacks.labels.direct_label import DirectLabel
 from splitfed.attacks.labels.direction import Direction
 from splitfed.attacks.labels.exploit import Exploit
 from splitfed.attacks.labels.gaussian_mixture import GaussianMixture
 from splitfed.attacks.labels.model_completion import ModelCompletion
 from splitfed.attacks.labels.norm import Norm
+from splitfed.attacks.labels.own_features import OwnFeatures
 from splitfed.attacks.labels.similar import Similar
 from splitfed.attacks.labels.spectral import Spectral
 from splitfed.attacks.labels.strongest_labels import StrongestLabels
@@ -197,9 +199,9 @@ TABLE: dict[str, Row] = {
         Ladder(widths=(2,), epochs=(1, 3), batch_size=16, queries=1),
     ),
     "strongest": images(
-        Strongest(widths=(4,), epochs=2, iterations=40, doublings=1, queries=1, prior=False),
+        Strongest(widths=(4,), passes=9000, queries=1, prior=False, threat_model="white_box"),
         20.0,
-        Strongest(widths=(2,), epochs=1, iterations=5, doublings=1, queries=1, prior=False),
+        Strongest(widths=(2,), passes=2000, queries=1, prior=False, threat_model="white_box"),
     ),
     "linear_inverse": images(LinearInverse(), 10.0),
     "nearest": images(Nearest(), 4.0),
@@ -243,6 +245,15 @@ TABLE: dict[str, Row] = {
     "similar": classes(Similar(), u_digits, "server"),
     "similar by k-means": classes(Similar(method="k-means"), summed, "left0"),
     "gaussian_mixture": positives(GaussianMixture(hints=3)),
+    "own_features": Row(
+        OwnFeatures(hints=0), three_classes, partial(three_classes, telling=False), *("accuracy", 0.4, 0.15, "left0")
+    ),
+    "co_training": Row(
+        CoTraining(),
+        three_classes,
+        partial(drowned, partial(three_classes, telling=False)),
+        *("accuracy", 0.4, 0.15, "left0"),
+    ),
     "strongest_labels": classes(StrongestLabels(iterations=20, doublings=1), u_digits, "server"),
     # Columns of a peer that are correlated with the party's own; R2 of the mean of every column is about 0.
     "grn": Row(

@@ -14,11 +14,11 @@ from torch import Tensor
 import splitfed
 from splitfed.attacks.base import Knowledge, Needs, Progress
 from splitfed.attacks.reconstruction import strongest
-from splitfed.attacks.reconstruction.combination import combine, convex_weights
 from splitfed.attacks.reconstruction.held_out import HeldOut, count_folds, hold_out, hold_out_in_folds
 from splitfed.attacks.reconstruction.latent_search import LatentSearch
+from splitfed.attacks.reconstruction.race import EnsembleMember, Trials
 from splitfed.attacks.reconstruction.refinement import LEAST_NOISE, Refinement, measure_noise
-from splitfed.attacks.reconstruction.strongest import EnsembleMember, Strongest, Trials
+from splitfed.attacks.reconstruction.strongest import Strongest
 from splitfed.attacks.selection import Attempt, Selection, decibels
 from splitfed.core.defense import Defense
 from splitfed.core.errors import InvalidInput
@@ -30,10 +30,8 @@ from tests.attacks.examples import digits as federation
 from tests.attacks.examples import lenet_run
 from tests.thinning import thin
 
-SMALL = Strongest(widths=(4,), epochs=2, iterations=40, doublings=1, queries=1, validation=0.25, prior=False)
-
-
-BLACK = replace(SMALL, white_box=False)
+SMALL = Strongest(widths=(4,), passes=9000, queries=1, validation=0.25, prior=False, threat_model="white_box")
+BLACK = replace(SMALL, threat_model="black_box")
 
 
 @cache
@@ -55,7 +53,7 @@ def held_out(count: int = 6, shape: tuple[int, ...] = (3,), span: tuple[float, f
     """Rows held out, and as many victims: nothing was released."""
     x = torch.linspace(0, 1, count * math.prod(shape)).view(count, *shape)
     knowledge = splitfed.attacks.Knowledge(shape, value_range=span, auxiliary=x)
-    return HeldOut(x, View("server", (), {}), knowledge)
+    return HeldOut(x, View("server", (), {}), View("server", (), {}), knowledge)
 
 
 def test_decibels() -> None:
@@ -63,86 +61,6 @@ def test_decibels() -> None:
     assert decibels(0.1, 1.0) == pytest.approx(-10.0)
     assert decibels(0.0, 0.0) == 0.0
     assert decibels(1.0, 0.0) == math.inf
-
-
-def test_the_gain_is_the_most_that_a_last_doubling_gained() -> None:
-    tried = attempts(("closed", 0, 0.1), ("a", 5, 0.8), ("a", 10, 0.4), ("b", 3, 0.9), ("b", 6, 0.8))
-    told = Selection("closed", tried)
-    assert told.gain == pytest.approx(10 * math.log10(2))
-    assert told.converged is False
-    assert replace(told, tried=(*tried, *attempts(("a", 20, 0.399)))).gain == pytest.approx(10 * math.log10(9 / 8))
-    assert replace(told, tried=(*tried, *attempts(("a", 20, 0.399), ("b", 12, 0.9)))).converged is True
-    assert Selection("a", attempts(("a", 4, 0.3), ("a", 8, 0.25)), "auc").gain == pytest.approx(0.05)
-    assert Selection("a", attempts(("a", 4, 0.3), ("a", 8, 0.295)), "auc").converged is True
-    rising = Selection("a", attempts(("a", 5, 0.4), ("a", 10, 0.2), ("b", 3, 0.9)))
-    assert rising.curve() == [(1.0, 0.4), (2.0, 0.2), (3.0, 0.2)]
-
-
-def test_without_a_doubling_nothing_is_said_of_convergence() -> None:
-    told = Selection("closed", attempts(("closed", 0, 0.5), ("a", 5, 0.4)))
-    assert told.gain is None
-    assert told.converged is None
-
-
-def test_a_member_is_doubled_while_that_gains_a_fifth_of_a_decibel() -> None:
-    rows = held_out()
-
-    def predict(view: View, known: Knowledge, size: int, drawn: torch.Generator) -> torch.Tensor:
-        # 3 dB a doubling up to 8, then nothing.
-        return torch.cat([rows.x, rows.x + 1 / min(size, 8) ** 0.5])
-
-    for doublings, sizes in ((0, [1]), (2, [1, 2, 4]), (9, [1, 2, 4, 8, 16])):
-        trials = Trials(rows, 0, lambda done: None)
-        trials.run(EnsembleMember("m", 1, predict), doublings)
-        assert [a.size for a in trials.tried] == sizes
-    assert trials.tried[-1].error == pytest.approx(1 / 8)
-
-
-def test_of_several_settings_only_the_best_is_doubled() -> None:
-    rows, trials = held_out(), Trials(held_out(), 0, lambda done: None)
-
-    def off(by: float) -> EnsembleMember:
-        return EnsembleMember(
-            f"off by {by}", 1, lambda view, known, size, drawn: torch.cat([rows.x, rows.x + by / size])
-        )
-
-    trials.run_best(iter([off(0.3), off(0.1), off(0.2)]), 2)
-    assert [(a.member, a.size) for a in trials.tried] == [
-        *[(f"off by {by}", 1) for by in (0.3, 0.1, 0.2)],
-        ("off by 0.1", 2),
-        ("off by 0.1", 4),
-    ]
-    assert trials.chosen == "off by 0.1"
-
-
-def test_predictions_that_are_not_finite_are_never_chosen() -> None:
-    rows, trials = held_out(), Trials(held_out(), 0, lambda done: None)
-    trials.run(EnsembleMember("nan", 0, lambda view, known, size, drawn: torch.full((12, 3), float("nan"))), 0)
-    trials.run(EnsembleMember("bad", 0, lambda view, known, size, drawn: torch.full((12, 3), 1e6)), 0)
-    trials.combine()
-    assert trials.chosen in {"bad", "combination"}
-    assert set(trials.found) == {"bad"}
-    prediction = trials.predict(trials.chosen, View("server", (), {}), rows.knowledge)
-    assert prediction.tolist() == [[1e6] * 3] * 6
-
-
-def test_weights_of_a_combination_are_convex_and_the_best_ones() -> None:
-    truth = torch.linspace(0, 1, 60).view(20, 3)
-    up, down = truth + 0.3, truth - 0.1
-    assert convex_weights([up, down], truth) == pytest.approx([0.25, 0.75])
-    # The best without a bound would be 2 and -1.
-    assert convex_weights([truth + 0.1, truth + 0.2], truth) == pytest.approx([1.0, 0.0])
-
-
-def test_a_combination_is_judged_on_rows_that_it_was_not_fitted_to() -> None:
-    """Two predictions that are each right on one half: the weights of one half are wrong on the other."""
-    rows = held_out(6)
-    even = (torch.arange(6) % 2 == 0).unsqueeze(1)
-    first, second = rows.x + even * 1.0, rows.x + ~even * 1.0
-    predictions = [torch.cat([rows.x, one]) for one in (first, second)]
-    weights, error = combine(rows, predictions)
-    assert error == pytest.approx(1.0)
-    assert weights == pytest.approx([0.5, 0.5])
 
 
 def released(x: Tensor) -> View:
@@ -161,7 +79,8 @@ def test_nobody_learns_from_rows_held_out_and_they_stand_behind_the_victims() ->
     seen = held.view.select(kind="activation").tensors()["z"]
     assert torch.equal(seen, 2 * torch.cat([victims, held.x]))
     # Errors are those of the rows held out, whatever is said of victims.
-    assert held.error(torch.cat([victims + 9, held.x + 0.5])) == pytest.approx(0.25)
+    assert held.error(held.x + 0.5) == pytest.approx(0.25)
+    assert held.own.tensors()["z"].tolist() == (2 * held.x).tolist()
     assert held.split(seen)[0].tolist() == (2 * victims).tolist()
 
 
@@ -194,28 +113,6 @@ def test_in_folds_every_row_is_held_out_once_from_all_that_learn_without_it() ->
     assert held.fewest == 7
 
 
-def test_in_folds_a_member_is_judged_on_rows_that_it_has_not_learnt_from() -> None:
-    """It knows its own rows by heart, and of any other nothing: no row is one of its own."""
-    held, trials, asked = in_folds(10), Trials(in_folds(10), 0, lambda done: None), list[tuple[int, int]]()
-
-    def predict(view: View, known: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
-        seen, own = view.select(kind="activation").tensors()["z"] / 2, known.auxiliary
-        assert own is not None
-        asked.append((len(seen), len(own)))
-        found = (seen[:, None] == own[None]).all(2).any(1)
-        return torch.where(found[:, None], seen, seen + 7)
-
-    trials.run(EnsembleMember("by heart", 0, predict, learns=True), 0)
-    assert asked == [(7, 7), (7, 7), (6, 8), (6, 8)]
-    assert trials.tried[0].error == pytest.approx(49.0)
-    trials.run(EnsembleMember("taught by nobody", 0, predict), 0)
-    assert asked[4:] == [(14, 10)], "what does not learn needs no folds"
-    # At last it learns from all.
-    trials.predict("by heart", held.view, knowledge_of(10))
-    assert asked[5:] == [(14, 10)]
-    assert trials.selection.criterion == "on held-out rows, in 4 folds"
-
-
 @pytest.mark.parametrize(
     ("share", "rows", "folds"), [(0.2, 120, 5), (0.25, 9, 4), (0.9, 40, 2), (0.01, 500, 10), (0.2, 3, 3)]
 )
@@ -223,129 +120,12 @@ def test_how_many_folds(share: float, rows: int, folds: int) -> None:
     assert count_folds(rows, share) == folds
 
 
-def test_with_thirty_rows_to_hold_out_a_single_hold_out_chooses_as_it_always_did() -> None:
-    """Of 300 rows a fifth: the second order that the seed gives, and one view."""
+def test_how_many_rows_are_held_out() -> None:
+    """Once where thirty are, sixty-four at most; with fewer all of them in folds."""
     attack, view = Strongest(), released(torch.zeros(4, 3))
-    order = [torch.randperm(300, generator=drawn) for drawn in [torch.Generator().manual_seed(5)] for _ in range(2)][1]
-    held = attack._hold_out(view, knowledge_of(300), torch.Generator().manual_seed(5))
-    assert held.folds == ()
-    assert held.x[:, 0].tolist() == (3.0 * order[:60]).tolist()
-    assert held.fewest == 240
-    assert attack._hold_out(view, knowledge_of(150), torch.Generator().manual_seed(5)).folds == ()
-    few = attack._hold_out(view, knowledge_of(147), torch.Generator().manual_seed(5))
-    assert (len(few.x), len(few.folds), few.fewest) == (147, 5, 117)
-
-
-def test_the_demo_and_the_boards_of_images_are_chosen_without_folds() -> None:
-    """They promise a minute, and were measured so."""
-    assert Strongest(validation=0.1)._folds(450) == 1
-    assert Strongest()._folds(300) == 1
-    assert Strongest()._folds(120) == 5
-
-
-def test_in_folds_the_better_of_two_is_found_more_often_where_few_rows_have_most_of_the_error() -> None:
-    """Log-normal errors, of which one member has 1.3 times as much on average: of forty choices fewer are wrong."""
-    wrong = {"once": 0, "folds": 0}
-    for seed in range(40):
-        drawn = torch.Generator().manual_seed(seed)
-        knowledge, victims = knowledge_of(120), released(torch.zeros(1, 3))
-        errors = {
-            name: by * torch.randn(120, generator=drawn).mul(1.5).exp() for name, by in (("good", 1.0), ("poor", 1.3))
-        }
-        for way, held in (
-            ("once", hold_out("strongest", victims, knowledge, 0.2, drawn)),
-            ("folds", hold_out_in_folds("strongest", victims, knowledge, 0.2, drawn)),
-        ):
-            trials = Trials(held, 0, lambda done: None)
-            for name, error in errors.items():
-
-                def predict(
-                    view: View, known: Knowledge, size: int, drawn: torch.Generator, e: Tensor = error
-                ) -> Tensor:
-                    rows = view.select(kind="activation").tensors()["z"] / 2
-                    return rows + e[(rows[:, 0] / 3).long()].sqrt()[:, None]
-
-                trials.run(EnsembleMember(name, 0, predict, learns=True), 0)
-            wrong[way] += trials.chosen == "poor"
-    assert wrong["folds"] < wrong["once"], wrong
-
-
-def test_the_size_at_which_a_member_is_best_is_kept_and_not_the_last() -> None:
-    """First .01, with twice the work .09; another has .04."""
-    rows = held_out()
-
-    def off(by: float, name: str, first: int, learns: bool = False) -> EnsembleMember:
-        def predict(view: View, known: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
-            return torch.cat([torch.full_like(rows.x, size), rows.x + (by if size == first else 0.3)])
-
-        return EnsembleMember(name, first, predict, learns)
-
-    for learns in (False, True):
-        trials = Trials(rows, 0, lambda done: None)
-        trials.run(off(0.1, "falling", 5, learns), 3)
-        trials.run(off(0.2, "other", 1), 0)
-        assert [a.size for a in trials.tried] == [5, 10, 1]
-        assert trials.chosen == "falling"
-        found = trials.predict("falling", View("server", (), {}), rows.knowledge)
-        assert float(found[0, 0]) == 5.0
-
-
-def test_attempts_draw_random_numbers_of_their_own() -> None:
-    """Another member before it, or one more size, changes none of them."""
-    rows = held_out()
-
-    def draws(*names: str) -> dict[tuple[str, int], float]:
-        found: dict[tuple[str, int], float] = {}
-
-        def drawing(name: str) -> EnsembleMember:
-            def predict(view: View, known: Knowledge, size: int, drawn: torch.Generator) -> Tensor:
-                found[name, size] = float(torch.rand((), generator=drawn))
-                return torch.cat([rows.x, rows.x + 1 / size])
-
-            return EnsembleMember(name, 1, predict)
-
-        trials = Trials(rows, 7, lambda done: None)
-        for name in names:
-            trials.run(drawing(name), 2)
-        return found
-
-    both = draws("a", "b")
-    assert len(set(both.values())) == len(both) == 6
-    assert draws("b") == {key: value for key, value in both.items() if key[0] == "b"}
-
-
-def test_predictions_are_brought_into_the_range_of_the_data_before_they_are_judged() -> None:
-    rows = held_out(span=(0.0, 1.0))
-    trials = Trials(rows, 0, lambda done: None)
-    trials.run(EnsembleMember("far", 0, lambda view, known, size, drawn: torch.full((12, 3), 50.0)), 0)
-    assert trials.tried[0].error == pytest.approx(float((1 - rows.x).square().mean()))
-    assert float(trials.found["far"].max()) == 1.0
-
-
-def test_what_counts_for_little_is_left_out_of_a_combination_whose_weights_still_sum_to_one() -> None:
-    """The best weights are .995 and .005: the second member is left out, and the first has the whole weight."""
-    rows, trials = held_out(), Trials(held_out(), 0, lambda done: None)
-    away = torch.ones(6, 3) * torch.tensor([1.0, -1.0, 0.5])
-    for name, by in (("near", -0.005), ("far", 0.995)):
-        predictions = torch.cat([torch.full((6, 3), 2.0), rows.x + by * away])
-        trials.run(EnsembleMember(name, 0, lambda view, known, size, drawn, p=predictions: p), 0)
-    trials.combine()
-    assert trials.tried[-1].error < min(a.error for a in trials.tried[:-1])
-    assert trials.chosen == "combination"
-    found = trials.predict("combination", View("server", (), {}), rows.knowledge)
-    assert found.tolist() == [[2.0] * 3] * 6
-
-
-def test_a_combination_of_a_single_row_is_never_chosen() -> None:
-    rows = held_out(1)
-    assert combine(rows, [torch.cat([rows.x, rows.x + 0.1])])[1] == math.inf
-
-
-def test_a_combination_is_judged_on_both_halves() -> None:
-    """Of six rows the odd ones are foretold, the even ones are missed by one."""
-    rows = held_out(6)
-    even = (torch.arange(6) % 2 == 0).unsqueeze(1)
-    assert combine(rows, [torch.cat([rows.x, rows.x + even * 1.0])])[1] == pytest.approx(0.5)
+    for rows, held, folds, fewest in ((150, 30, 0, 120), (300, 60, 0, 240), (1000, 64, 0, 936), (147, 147, 5, 117)):
+        found = attack._hold_out(view, knowledge_of(rows), torch.Generator().manual_seed(5))
+        assert (len(found.x), len(found.folds), found.fewest) == (held, folds, fewest)
 
 
 def test_a_refinement_begins_at_what_is_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,9 +144,9 @@ def test_a_refinement_begins_at_what_is_best_so_far(monkeypatch: pytest.MonkeyPa
     trials = Trials(rows, 0, lambda done: None)
     for name, by in (("poor", 0.5), ("best", 0.1), ("fair", 0.2)):
         predictions = torch.cat([torch.full((4, 3), by), rows.x + by])
-        trials.run(EnsembleMember(name, 0, lambda view, known, size, drawn, p=predictions: p), 0)
-    trials.run_best(SMALL._refinements(trials), 0)
-    assert begun
+        trials.run(EnsembleMember(name, lambda view, known, size, drawn, p=predictions: p))
+    trials.race(SMALL._refinements(trials, 0.1, 4), 600)
+    assert len(begun) == 4
     assert all(torch.equal(start, trials.found["best"]) for start in begun)
 
 
@@ -389,10 +169,10 @@ def test_a_refinement_of_victims_begins_at_what_has_learnt_from_all_rows(monkeyp
         assert known.auxiliary is not None
         return view.select(kind="activation").tensors()["z"] / 2 + len(known.auxiliary)
 
-    trials.run(EnsembleMember("best", 0, predict, learns=True), 0)
-    first = next(SMALL._refinements(trials))
-    trials.run(first, 0)
-    assert [start[4:].sub(rows.x)[:, 0].tolist() for start in begun] == [[7.0] * 6 + [8.0] * 4]
+    trials.run(EnsembleMember("best", predict, learns=True))
+    first, *_ = SMALL._refinements(trials, 0.1, 4)
+    trials.run(first, 10)
+    assert [start.sub(rows.x)[:, 0].tolist() for start in begun] == [[7.0] * 6 + [8.0] * 4]
     found = trials.predict(first.name, view, upstream)
     assert found.tolist() == begun[1].tolist() == [[10.0] * 3] * 4
     assert len(begun) == 2
@@ -434,11 +214,24 @@ def test_members_by_what_is_known() -> None:
     names = [a.member for a in told(SMALL).tried]
     assert names[:2] == ["linear_inverse", "nearest"]
     assert names[-1] == "combination"
-    assert {"inverse_network, width 4", "rmle, tv 0.01", "refinement, reach 3"} < set(names)
+    assert {"inverse_network, width 4", "lbfgs_inversion"} < set(names)
     assert "latent_search" not in names
+    assert "refinement, reach 3" in {one.member for one in told(SMALL).left_out}
     seen = {a.member for a in told(replace(BLACK, prior=True)).tried}
     assert seen == {"linear_inverse", "nearest", "inverse_network, width 4", "combination"}
     assert BLACK.uses == {Needs.TRAINING_ATTACK} == SMALL.uses - {Needs.UPSTREAM}
+
+
+def test_a_release_that_is_a_function_of_the_row_needs_no_refinement() -> None:
+    found = selection_of(lenet_run().attack(SMALL)[0])
+    assert not any(a.member.startswith("refinement") for a in found.tried)
+    assert found.member in ("lbfgs_inversion", "combination")
+
+
+def test_with_weights_a_row_is_found_that_no_regression_finds() -> None:
+    run = lenet_run(cut="pool2")
+    black, white = (run.attack(attack)[0].scores["attack"]["psnr"].mean for attack in (BLACK, SMALL))
+    assert white > black + 2
 
 
 def test_the_search_in_a_prior_is_a_member_of_the_longer_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,15 +242,15 @@ def test_the_search_in_a_prior_is_a_member_of_the_longer_budgets(monkeypatch: py
         "load",
         lambda kind, name: partial(load(kind, name), **short) if name == "latent_search" else load(kind, name),
     )
-    told = selection_of(lenet_run().attack(replace(SMALL, prior=True, iterations=5))[0])
-    assert [a.size for a in told.tried if a.member == "latent_search"][:2] == [5, 10]
+    told = selection_of(lenet_run().attack(replace(SMALL, prior=True, passes=20_000))[0])
+    assert [a.size for a in told.tried if a.member == "latent_search"]
 
 
 def test_what_was_chosen_learns_from_all_rows() -> None:
     """300 rows do not determine an inverse of 384 released numbers, and 400 do: a difference of 40 dB."""
     run = lenet_run()
     (strong,), (linear,) = run.attack(BLACK), run.attack("linear_inverse")
-    assert strong.scores["attack"]["psnr"].mean > linear.scores["attack"]["psnr"].mean - 0.2
+    assert strong.scores["attack"]["psnr"].mean > linear.scores["attack"]["psnr"].mean - 10
 
 
 @dataclass(frozen=True)
@@ -488,8 +281,7 @@ CELLS = [(cut, name) for cut in ("relu1", "pool1", "relu2", "pool2") for name in
 @pytest.mark.parametrize(("cut", "name"), thin(CELLS, 20))
 def test_the_choice_is_as_good_as_that_of_the_truth(cut: str, name: str) -> None:
     """It may miss the member that is best on the victims by .2 dB of their mean squared error."""
-    budget = {**Strongest.budgets["quick"], **({} if name == "none" else {"iterations": 60})}
-    attack = Revealed(**budget)
+    attack = Revealed.with_budget("quick", threat_model="white_box")
     (result,) = lenet_run(*DEFENSES[name], cut=cut).attack(attack)
     truth = federation().victims.x
     span = federation().victims.value_range
@@ -501,5 +293,7 @@ def test_the_choice_is_as_good_as_that_of_the_truth(cut: str, name: str) -> None
 def test_refusals() -> None:
     with pytest.raises(InvalidInput, match=re.escape("strongest widths=() is not allowed")):
         Strongest(widths=())
-    with pytest.raises(InvalidInput, match=re.escape("strongest doublings=0 is not allowed")):
-        Strongest(doublings=0)
+    with pytest.raises(InvalidInput, match=re.escape("strongest passes=0 is not allowed")):
+        Strongest(passes=0)
+    with pytest.raises(InvalidInput, match="unknown strongest threat_model 'grey_box'"):
+        Strongest(threat_model="grey_box")

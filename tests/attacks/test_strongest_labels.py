@@ -401,7 +401,7 @@ def test_it_finds_what_its_best_member_finds(planted: tuple[Revealed, Any]) -> N
     attack, result = planted
     hints = attack.kept["knowledge"].hints
     found = {n: score(p, result.truth, hints) for n, p in attack.kept["found"].items()}
-    assert result.scores["attack"]["auc"].mean == pytest.approx(max(found.values()), abs=0.01)
+    assert result.scores["attack"]["auc"].mean > max(found.values()) - 0.02
     assert max(found.values()) > 0.95
     assert {"similar", "norm", "direction", "spectral", "model_completion", "exploit"} < set(found)
     assert {one.member for one in result.selection.left_out} == {
@@ -476,3 +476,33 @@ def test_refusals() -> None:
         SMALL(View("left", (), {}), knowledge(), generator(0))
     with pytest.raises(InvalidInput, match=r"hints=100 is not allowed; there are \d+ victims of class 0"):
         summed().attack(replace(SMALL, hints=100), adversary="left0")
+
+
+def test_the_fusion_is_taken_where_known_victims_do_not_tell_it_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sixteen: behind .75 of them right by a deviation of .11, and never behind one that is always right."""
+
+    def scores(wrong: int) -> Tensor:
+        found = right(1.0)
+        rows = torch.cat(list(HINTS.values()))[:wrong]
+        found[rows] = torch.eye(CLASSES)[(TRUTH[rows] + 1) % CLASSES]
+        return found
+
+    for best, fusion, expected in ((4, 5, "fusion"), (4, 6, "best"), (0, 1, "best"), (0, 0, "fusion")):
+        members = [
+            fake("best", lambda known, size, n=best: scores(n)),  # type: ignore[misc]
+            fake("fusion", lambda known, size, n=fusion: scores(n), fuses=True),  # type: ignore[misc]
+        ]
+        assert chosen(choose(*members, monkeypatch=monkeypatch)) == expected
+
+
+def test_the_deviation_of_an_auc_is_that_over_draws_of_known_victims() -> None:
+    """Scores of two exponential distributions, for which Hanley and McNeil's formula is exact."""
+    drawn, found = generator(3), []
+    for _ in range(2000):
+        negative, positive = -torch.rand(8, generator=drawn).log(), -4 * torch.rand(6, generator=drawn).log()
+        found.append(auc(torch.cat([negative, positive]), torch.arange(14) >= 8))
+    known = KnownVictims({0: torch.arange(8), 1: torch.arange(8, 14)}, 2)
+    assert known.deviation(0.2) == pytest.approx(float(torch.tensor(found).std()), rel=0.1)
+    four = KnownVictims({c: torch.arange(4) for c in range(4)}, 4)
+    assert four.deviation(0.25) == pytest.approx(math.sqrt(0.25 * 0.75 / 16))
+    assert four.deviation(0.0) == known.deviation(0.0) == 0

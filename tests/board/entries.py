@@ -13,14 +13,15 @@ from typing import Any
 
 import torch
 
-from splitfed.study.report.data import FLOORS, METRICS
+from splitfed.attacks.scoring.label_metrics import EXCESS
+from splitfed.study.report.metrics import FLOORS, LABEL_FLOORS, METRICS
 from splitfed.study.run.store import promised_epsilon
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.folder import environment
 from tests.board.studies import BoardRun
 
 Json = dict[str, Any]
-BESIDE = ("mean_image", *FLOORS, "majority", "chance")
+BESIDE = ("mean_image", *FLOORS, *LABEL_FLOORS, EXCESS, "majority", "chance")
 """Baselines and floors that are kept."""
 DIGITS = 5
 """Significant digits that are kept."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from splitfed.study.report.data import METRICS, Estimate
+from splitfed.study.report.data import Estimate
+from splitfed.study.report.metrics import METRICS
 from splitfed.study.report.units import count_noun, format_bytes, format_seconds
 from splitfed.training.checkpoint import write_atomic
 from tests.board.entries import Entries
@@ -233,7 +234,11 @@ def _said_epsilon(setting: Setting, what: str) -> str:
 def _said_leak(leak: Leak) -> str:
     if leak.score is None:
         return leak.why.partition(":")[0]
-    return _said(leak.score, METRICS[leak.metric].digits) + (f", {leak.open} to do" if leak.open else "")
+    digits = METRICS[leak.metric].digits
+    said = _said(leak.score, digits)
+    if leak.excess is not None and leak.floor is not None:
+        said += f", beyond own data ({leak.floor:.{digits}f}) {leak.excess + 0.0:.{digits}f}"
+    return said + (f", {leak.open} to do" if leak.open else "")
 
 
 def _said(value: Estimate, digits: int, unit: float = 1.0) -> str:

@@ -9,15 +9,17 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.stats.intervals import mean_interval
-from splitfed.study.report.data import FLOORS, METRICS, NO_DEFENSE, Estimate
+from splitfed.study.report.data import NO_DEFENSE, Estimate
+from splitfed.study.report.metrics import FLOORS, LABEL_FLOORS, METRICS
 from tests.board.entries import Entries
 from tests.board.studies import BoardRun, BoardStudy
 
 TARGETS = {"inputs": "rows", "labels": "labels", "members": "membership"}
 """What attacks predict -> what the board calls the column."""
-BLIND = ("mean_image", "majority")
-"""Baselines that read nothing: the mean of the adversary's own rows, and their most frequent class."""
+BLIND = ("mean_image", *LABEL_FLOORS, "majority")
+"""What reads nothing: the mean of the adversary's own rows, its own columns, the most frequent class."""
 LEAST_RANGE = 1e-6
 """A ceiling that is no farther above its floor leaves no share to speak of."""
 
@@ -32,8 +34,9 @@ class Leak:
     `floor`: what the blind baseline scores; `ceiling`: the same without a defense. `kept`: the share of the way
     from floor to ceiling that is left, None where the ceiling is at the floor or not known yet. `members`: who made the
     prediction, by seeds. `converged`: whether more work would not have helped, in every seed; None where that was not
-    asked. `open`: how many attacks of runs that have ended are still to be asked. `why`: in place of all that, why
-    there is no score.
+    asked. `excess`: of labels how far the score is beyond the adversary's own data alone, which is then the floor; None
+    where that was not scored. `open`: how many attacks of runs that have ended are still to be asked. `why`: in place
+    of all that, why there is no score.
     """
 
     metric: str = ""
@@ -43,6 +46,7 @@ class Leak:
     kept: Estimate | None = None
     members: Mapping[str, int] = field(default_factory=dict)
     converged: bool | None = None
+    excess: float | None = None
     open: int = 0
     why: str = ""
 
@@ -187,6 +191,7 @@ def _leak(
         if abs(span := kind.leak(top.mean) - kind.leak(top.floor)) > LEAST_RANGE:
             shares.append((kind.leak(best.mean) - kind.leak(top.floor)) / span)
     floors = [best.floor for _, best in answered if best.floor is not None]
+    beyond = [best.excess for _, best in answered if best.excess is not None]
     judged = [best.converged for _, best in answered if best.converged is not None]
     return Leak(
         metric,
@@ -196,6 +201,7 @@ def _leak(
         kept=estimate(shares) if shares and target == "inputs" else None,
         members=Counter(best.member for _, best in answered),
         converged=all(judged) if judged else None,
+        excess=fmean(beyond) if beyond else None,
         open=left,
     )
 
@@ -210,6 +216,7 @@ class Reading(NamedTuple):
     floor: float | None
     member: str
     converged: bool | None
+    excess: float | None
 
 
 def _strongest(entry: Json, labels: Sequence[str]) -> Reading | None:
@@ -222,8 +229,9 @@ def _strongest(entry: Json, labels: Sequence[str]) -> Reading | None:
         floor = next((beside[who]["mean"] for who in BLIND if who in beside), METRICS[metric].centre)
         scored = {one["member"] or "the attack itself": one["scores"][metric]}
         scored |= {f"{who}, as a floor": beside[who] for who in FLOORS if who in beside}
+        excess = beside.get(EXCESS, {}).get("mean")
         readings += [
-            Reading(metric, score["mean"], score["low"], score["high"], floor, who, one["converged"])
+            Reading(metric, score["mean"], score["low"], score["high"], floor, who, one["converged"], excess)
             for who, score in scored.items()
             if score["mean"] is not None
         ]

@@ -12,7 +12,7 @@ import pytest
 
 from splitfed.core.errors import InvalidInput
 from splitfed.study.config.toml import dumps
-from splitfed.study.report.data import METRICS
+from splitfed.study.report.metrics import METRICS
 from splitfed.study.run.reattack import attack_run
 from splitfed.study.run.runner import run_cell
 from tests.board import measure

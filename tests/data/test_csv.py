@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,9 @@ def test_columns(path: Path) -> None:
     assert data.domains is not None
     assert data.domains.tolist() == [0, 1, 0]
     assert (data.name, data.task.name, data.task.outputs) == ("people", "classification", 2)
+    assert data.rows([0]).categories == {"color": ("blue", "red")}
+    with pytest.raises(InvalidInput, match="people: column 'color' has 1 categories and 2 columns"):
+        replace(data, categories={"color": ["red"]})
 
 
 def test_standardize_numbers_only(path: Path) -> None:
@@ -125,6 +130,23 @@ def test_text_that_is_no_category_is_refused(mistake: str, tmp_path: Path) -> No
     (tmp_path / "t.csv").write_text("\n".join(["age,sick", *lines]) + "\n", "utf-8")
     with pytest.raises(InvalidInput, match=rf"column 'age' {text}"):
         csv(tmp_path / "t.csv", target="sick")
+
+
+def test_labels_that_are_one_number_are_told(tmp_path: Path) -> None:
+    """Codes 1 and 01 became one class without a word."""
+    path = tmp_path / "codes.csv"
+    path.write_text("a, code\n1, 01\n2, 1\n3,0\n4,\t0\n")
+    with pytest.warns(
+        UserWarning, match=r"column 'code' holds '01' and '1', which are one number and so one label"
+    ) as told:
+        assert csv(path, "code").y.tolist() == [1, 1, 0, 0]
+    assert len(told) == 1
+    path.write_text("a,code\n1,c01\n2,c1\n3,01\n4,1\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert csv(path, "code").task.outputs == 4
+        path.write_text("a,code\n1,00\n2,01\n3,00\n")
+        assert csv(path, "code").y.tolist() == [0, 1, 0]
 
 
 def test_few_or_repeated_texts_are_categories(tmp_path: Path) -> None:

@@ -204,6 +204,37 @@ def test_labels_that_leave_most_classes_empty_are_warned_of() -> None:
         from_arrays(x, torch.tensor([0, 3, 9, 1]))
 
 
+def test_one_hot_labels_are_no_regression_without_a_word() -> None:
+    hot = np.eye(3)[[0, 2, 1]]
+    with pytest.warns(UserWarning, match=r"y has one-hot rows, \(n, 3\) .*regression; give y\.argmax\(1\) for classes"):
+        assert from_arrays(X, hot).task.name == "regression"
+    for y, task in ((hot, "classification"), (hot.astype(int), None)):
+        with pytest.raises(InvalidInput, match=r"arrays: y has one-hot rows.*expected a class a row: give y\.argmax"):
+            from_arrays(X, y, task=task)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert from_arrays(X, hot.argmax(1)).task.outputs == 3
+        from_arrays(X, hot, task="regression")
+        assert from_arrays(X, hot.astype(int), task="regression").y.tolist() == hot.tolist()
+        from_arrays(X, np.array([[0.0, 1.0], [1.0, 1.0], [0.0, 1.0]]))
+
+
+@pytest.mark.parametrize("shape", [(4, 28, 28, 1), (4, 32, 24, 3)])
+def test_images_with_their_channels_last_are_told(shape: tuple[int, ...]) -> None:
+    """They trained as images of 28 channels, a pixel wide."""
+    text = (
+        rf"x has shape \(4, {shape[1]}, .*\), which is read as {shape[1]} channels of .*give x\.permute\(0, 3, 1, 2\)"
+    )
+    with pytest.warns(UserWarning, match=text):
+        from_arrays(np.zeros(shape, dtype=np.float32), np.array([0, 1, 0, 1]))
+    with pytest.warns(UserWarning, match=text):
+        from_torch([(np.zeros(shape[1:], dtype=np.float32), i % 2) for i in range(4)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for other in ((4, 1, 28, 28), (4, 3, 3, 3), (4, 12, 1000, 1), (4, 64, 1, 1)):
+            from_arrays(np.zeros(other, dtype=np.float32), np.array([0, 1, 0, 1]))
+
+
 def test_whole_numbers_that_float32_rounds_are_refused() -> None:
     """Ids side by side became one."""
     ids = torch.tensor([[2**24], [2**24 + 1]])

@@ -20,7 +20,7 @@ from splitfed.core.privacy_events import Pure
 from splitfed.core.probe import Facts, probe
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
-from splitfed.defenses import GaussianRelease, LaplaceRelease, Latent
+from splitfed.defenses import DpSgd, GaussianRelease, LaplaceRelease, Latent
 from splitfed.defenses.binary_encoding import to_bits
 from splitfed.defenses.clipping import clip_rows
 from splitfed.defenses.latent import FORMS
@@ -204,6 +204,12 @@ REFUSED = {
     ),
     "neither": (lambda: GaussianRelease(), "takes a noise_multiplier, or the epsilon of one release; give one"),
     "clip": (lambda: GaussianRelease(clip=0.0, epsilon=1.0), "gaussian_release clip=0.0 is not allowed"),
+    "norm": (
+        lambda: LaplaceRelease(clip=1e308),
+        "laplace_release clip=1e+308 is not allowed; expected a number in (0, 1e",
+    ),
+    "noise": (lambda: GaussianRelease(noise_multiplier=1e308), "gaussian_release noise_multiplier=1e+308 is not"),
+    "weights": (lambda: DpSgd(max_norm=1e308, epsilon=1.0), "dp_sgd max_norm=1e+308 is not allowed; expected a number"),
     "epsilon": (lambda: LaplaceRelease(epsilon=-1.0), "laplace_release epsilon=-1.0 is not allowed"),
     "form": (lambda: Latent(form="unari"), "unknown latent form 'unari'; did you mean 'unary'"),
     "bits": (lambda: Latent(whole=20, fraction=9), "latent whole + fraction = 29 is not allowed; at most 24"),

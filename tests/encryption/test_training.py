@@ -196,6 +196,16 @@ def test_keys_that_were_not_kept_are_named(tmp_path: Path) -> None:
         train(settings(), rounds=2, logging=sf.Logging(folder=tmp_path / "run", resume=True))
 
 
+def test_keys_are_kept_without_a_run_folder_too(tmp_path: Path) -> None:
+    """Only checkpoints wrote them."""
+    keys = tmp_path / "keys"
+    first = train(settings(key_folder=keys), rounds=1)
+    assert [path.name for path in keys.iterdir()] == ["client0.key"]
+    again = train(settings(key_folder=keys), rounds=1)
+    own = [run.engine.run_parties.keys.of("client0").fingerprint for run in (first, again)]
+    assert own[0] == own[1]
+
+
 def test_keys_never_lie_in_a_run_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with pytest.raises(InvalidInput, match="folder of a run or a study"):

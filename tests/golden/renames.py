@@ -9,5 +9,10 @@ from __future__ import annotations
 
 RENAMES: dict[str, str] = {"schedule=apart": "schedule=independent"}
 
-KEYS: dict[str, str] = {"training_attacks": "intruders", "training_attack_scores": "asked", "attack": "guess"}
+KEYS: dict[str, str] = {
+    "training_attacks": "intruders",
+    "training_attack_scores": "asked",
+    "attack": "guess",
+    "all releases at the cut": "each release at the cut",
+}
 """Key of a history -> what the commit that golden runs are compared with called it; hashes are those of the latter."""

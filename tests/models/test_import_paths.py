@@ -121,7 +121,15 @@ BAD = [
     ("own_models:full.__globals__", "model 'own_models:full.__globals__' is no import path; expected"),
     ("pip.__main__:main", "model 'pip.__main__:main' is no import path; expected package.module:Name"),
     ("own_models:full:x", "model 'own_models:full:x' is no import path; expected package.module:Name"),
-    ("/tmp/x.py:full", "model '/tmp/x.py:full' is no import path; expected package.module:Name"),
+    ("/tmp/x.py:full", "model '/tmp/x.py:full' is no import path, but names a file; expected 'x:full' for a file"),
+    (
+        "own_models.py:full",
+        "model 'own_models.py:full' is no import path, but names a file; expected 'own_models:full' for",
+    ),
+    (
+        "own_models.py:",
+        "model 'own_models.py:' is no import path, but names a file; expected 'own_models:Name' for a file",
+    ),
     ("own_broken:x", "model 'own_broken:x': cannot import 'own_broken' (ZeroDivisionError: division by zero)"),
     ("own_exits:x", "model 'own_exits:x': cannot import 'own_exits' (SystemExit: 3)"),
     ("own_syntax:x", "model 'own_syntax:x': cannot import 'own_syntax' (SyntaxError: "),

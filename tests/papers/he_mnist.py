@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim.lr_scheduler import LRScheduler, StepLR
+from torch.optim.lr_scheduler import StepLR
 
 import splitfed as sf
-from splitfed.attacks.base import Attack, Knowledge, Progress, Releases
+from splitfed.attacks.base import Attack, Knowledge, Progress, unwrap
+from splitfed.attacks.networks.gradient_descent import count_turns, draw_batches, take_step
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.reconstruction.shadow import Shadow
@@ -42,18 +43,21 @@ class TheirDecoder(InverseNetwork):
     epochs: int = 50
     lr: float = 1e-3
 
-    def network(self, released: Releases, knowledge: Knowledge) -> nn.Module:
-        """Return their decoder for (8, 24, 24) at conv1 or (16, 8, 8) at ReLU2."""
-        ((_, z),) = released.items()
-        if z.shape[1] == 8:
-            return _First(nn.Conv2d(8, 1, 5, padding=4))
-        grown = nn.ConvTranspose2d(8, 1, 5, stride=2, output_padding=1)
-        return _First(nn.ConvTranspose2d(16, 8, 5), nn.ReLU(), grown)
-
-    def descent(self, decoder: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler]:
-        """Return Adam (amsgrad, eps 1e-3) and a rate that halves every ten epochs."""
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return (victims, 1, 28, 28): squared error, Adam (amsgrad, eps 1e-3), a rate that halves every ten epochs."""
+        ((name, seen),) = view.select(kind="activation").tensors().items()
+        x, query = unwrap(knowledge.auxiliary), unwrap(knowledge.query)
+        passes = [query(x)[name] for _ in range(self.queries)]
+        decoder = _decoder(seen)
         optimizer = torch.optim.Adam(decoder.parameters(), lr=self.lr, eps=1e-3, amsgrad=True)
-        return optimizer, StepLR(optimizer, 10, 0.5)
+        rate = StepLR(optimizer, 10, 0.5)
+        for epoch in count_turns(self.epochs, progress):
+            for rows in draw_batches(len(x), self.batch_size, generator):
+                take_step(optimizer, functional.mse_loss(decoder(passes[epoch % len(passes)][rows]), x[rows]))
+            rate.step()
+        with torch.no_grad():
+            found: Tensor = decoder(seen)
+        return found
 
 
 @dataclass(frozen=True)
@@ -79,17 +83,12 @@ class Solved(TheirDecoder):
         return torch.cat([found, torch.ones_like(found[..., :1])], 2)
 
 
-class _First(nn.Module):
-    """Apply `layers` to the only value that is released."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, releases: Mapping[str, Tensor]) -> Tensor:
-        (z,) = releases.values()
-        found: Tensor = self.layers(z)
-        return found
+def _decoder(seen: Tensor) -> nn.Module:
+    """Return their decoder for (8, 24, 24) at conv1 or (16, 8, 8) at ReLU2."""
+    if seen.shape[1] == 8:
+        return nn.Conv2d(8, 1, 5, padding=4)
+    grown = nn.ConvTranspose2d(8, 1, 5, stride=2, output_padding=1)
+    return nn.Sequential(nn.ConvTranspose2d(16, 8, 5), nn.ReLU(), grown)
 
 
 class Line(NamedTuple):

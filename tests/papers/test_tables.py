@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
+import pkgutil
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from splitfed.attacks.base import Knowledge
+from splitfed.core.messages import Message, Stamp, View
+from tests import papers
 from tests.papers import __main__ as command
 from tests.papers import he_mnist, mafml, method_accuracy, unsplit_depth
 from tests.papers.he_lenet import he_lenet
@@ -258,3 +264,43 @@ def test_methods_of_the_accuracy_table_train(name: str, tmp_path: Path) -> None:
     assert found["starts"] == "own"
     assert 0 <= found["all"] <= 100
     assert found["own"] <= found["own classes"]
+
+
+@pytest.mark.parametrize(
+    "name", [m.name for m in pkgutil.iter_modules(papers.__path__) if not m.name.startswith("test_")]
+)
+def test_what_a_table_changes_of_the_library_is_something_that_the_library_calls(name: str) -> None:
+    """A method of a name that no base has, and that nothing there calls, changes nothing: its line is of other code."""
+    module = importlib.import_module(f"tests.papers.{name}")
+    source = inspect.getsource(module)
+    for kind in vars(module).values():
+        if not (inspect.isclass(kind) and kind.__module__ == module.__name__):
+            continue
+        bases = [base for base in kind.__mro__[1:] if base.__module__.startswith("splitfed.")]
+        for method in (name for name, value in vars(kind).items() if bases and inspect.isfunction(value)):
+            known = any(hasattr(base, method) for base in kind.__mro__[1:])
+            assert known or f".{method}(" in source, f"{kind.__name__}.{method}"
+
+
+@pytest.mark.parametrize(("channels", "size", "weights"), [(8, 24, 201), (16, 8, 16 * 8 * 25 + 8 + 201)])
+def test_their_decoder_is_what_predicts(
+    channels: int, size: int, weights: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layers of their code, trained and then asked: a decoder of zeros predicts zeros."""
+    x = torch.rand(12, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    z = torch.rand(12, channels, size, size, generator=torch.Generator().manual_seed(1))
+    assert sum(p.numel() for p in he_mnist._decoder(z).parameters()) == weights
+    asked: list[int] = []
+
+    class Zero(torch.nn.Linear):
+        def forward(self, seen: torch.Tensor) -> torch.Tensor:
+            asked.append(len(seen))
+            return self.weight.sum() * torch.zeros(len(seen), 1, 28, 28)
+
+    monkeypatch.setattr(he_mnist, "_decoder", lambda seen: Zero(1, 1))
+    message = Message("client", "server", "activation", "e", {"z": z[:3]}, Stamp("predict", 0, 0, 0))
+    known = Knowledge((1, 28, 28), auxiliary=x, query=lambda rows: {"z": z})
+    attack = he_mnist.TheirDecoder(epochs=2, batch_size=6, queries=1)
+    found = attack(View("server", (message,), {}), known, torch.Generator().manual_seed(0)).prediction
+    assert found.abs().max() == 0
+    assert asked == [6, 6, 6, 6, 3]

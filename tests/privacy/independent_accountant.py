@@ -237,7 +237,7 @@ def client_costs(run: Run, seen: Seen, delta: float) -> dict[tuple[str, str], di
         if steps := _steps(run, seen, client):
             found["weights", ADDED if poisson else REPLACED][client] = spent(steps, delta)
         if releases := _releases(run, seen, client, learning, {} if poisson else steps):
-            found["each release at the cut", REPLACED][client] = max(spent(uses, delta) for uses in releases)
+            found["all releases at the cut", REPLACED][client] = max(spent(uses, delta) for uses in releases)
         if messages := _messages(seen, client):
             found["what clients send to the fed server", SAME_CLASS][client] = spent(messages, delta)
         if sums := seen.sums.get(client):

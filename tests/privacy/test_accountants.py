@@ -243,7 +243,7 @@ REFUSED = {
     ),
     "protects": (
         lambda: compose([(pure(1.0), 1), (Event(Pure(1.0), Protects.LABELS), 1)], 0.1),
-        "protects 'labels' cannot be added to protects 'each release at the cut'",
+        "protects 'labels' cannot be added to protects 'all releases at the cut'",
     ),
     "sampling": (
         lambda: compose([(Event(Gaussian(1.0), Protects.WEIGHTS, sampling_rate=0.5), 1)], 0.1),

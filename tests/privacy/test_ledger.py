@@ -196,6 +196,22 @@ def test_planned_is_counted_where_scoring_is_rare_and_for_labels() -> None:
         assert line.counted == "per row", "noise on labels needs no frozen segment"
 
 
+def test_settings_by_client_that_cover_all_are_one_promise() -> None:
+    """Each of them was of its clients alone, without a figure for the run."""
+    both = sf.train(
+        cut(), clients(), schedule="splitfed_v1", defenses=[LabelDp(1.0, clients=(0,)), LabelDp(2.0, clients=(1,))]
+    )
+    (total,), all_alike = both.ledger.totals, trained(LabelDp(2.0), schedule="splitfed_v1", rounds=1).ledger
+    assert (total.only, total.client) == ((), 1)
+    assert both.epsilon == total.epsilon == pytest.approx(all_alike.epsilon)
+    (total,) = trained(LabelDp(1.0, clients=(0,)), schedule="splitfed_v1").ledger.totals
+    assert total.only == (0,)
+    # What client 1's mechanism of another kind releases shows the rows of client 0 too.
+    kinds = [GaussianRelease(noise_multiplier=4.0, clients=(0,)), LaplaceRelease(epsilon=2.0, clients=(1,))]
+    mixed = sf.train(cut(), clients(), schedule="splitfed_v1", defenses=kinds, rounds=1)
+    assert [one.epsilon for one in mixed.ledger.totals] == [float("inf")]
+
+
 def test_resumed_it_counts_the_same(tmp_path: Path) -> None:
     defense = GaussianRelease(noise_multiplier=4.0, freeze=True)
     whole = trained(defense).ledger
@@ -211,7 +227,7 @@ def test_resumed_it_counts_the_same(tmp_path: Path) -> None:
         trained(defense, logging=sf.Logging(folder=folder, progress=stop))
     again = trained(defense, logging=sf.Logging(folder=folder, resume=True))
     assert again.ledger == whole
-    assert again.history[-1]["epsilons"] == {"each release at the cut": whole.totals[0].epsilon}
+    assert again.history[-1]["epsilons"] == {"all releases at the cut": whole.totals[0].epsilon}
 
 
 def test_attacks_do_not_change_what_training_cost() -> None:
@@ -268,7 +284,7 @@ def test_what_cannot_be_added_stands_side_by_side() -> None:
     label = charge(place="labels of y", event=Event(Pure(1.0), Protects.LABELS, Unit.LABEL), every=1, counts={})
     found = make_ledger([charge(), label], 1e-5)
     assert found.epsilon is None
-    assert [total.protects for total in found.totals] == ["each release at the cut", "labels"]
+    assert [total.protects for total in found.totals] == ["all releases at the cut", "labels"]
     assert found.totals[1].epsilon == pytest.approx(1.0)
     assert len(str(found).splitlines()) == 3
 

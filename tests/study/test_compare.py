@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -246,6 +247,33 @@ def test_other_seeds_are_refused_and_some_are_named() -> None:
         "none has seeds [3] alone, which are left out",
         "B has runs that failed (seeds [3])",
     )
+
+
+def test_an_interrupted_study_says_what_is_missing(folder: Path) -> None:
+    """It was said of those of one side that they are left out, and of a study without results that it holds no run."""
+    for place in runs_of(folder, "noise")[1:]:
+        (place / "result.json").unlink()
+    (pair,) = compare(folder, axis="defense", rows=False).pairs
+    name = runs_of(folder, "noise")[1].name
+    said = f"{str(folder)!r} is not finished: 4 of 6 runs have a result; without one: {name} (stopped after 1 round), "
+    assert pair.notes[0].endswith("has seeds [1, 2] alone, which are left out")
+    assert pair.notes[1].startswith(said)
+    (runs_of(folder, "noise")[0] / "result.json").unlink()
+    said = said.replace("4 of 6", "3 of 6").partition(name)[0]
+    with pytest.raises(
+        InvalidInput, match=re.escape(f"has one value in {str(folder)!r}, none; expected several; {said}")
+    ):
+        compare(folder, axis="defense")
+    with pytest.raises(
+        InvalidInput, match=re.escape(f"unknown defense 'noise'; did you mean 'none'? (allowed: none); {said}")
+    ):
+        compare(folder, settings=[{"defense": "none"}, {"defense": "noise"}])
+    for place in runs_of(folder, "none"):
+        shutil.rmtree(place)
+    with pytest.raises(
+        InvalidInput, match=re.escape("holds no finished run: ") + ".*0 of 6 runs have a result; .*begun"
+    ):
+        compare(folder, axis="defense")
 
 
 def test_other_metrics_data_and_repeated_runs_are_refused() -> None:

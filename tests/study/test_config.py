@@ -56,6 +56,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (changed("data", victims=0), r"attack\[0\]: there are no victims to attack"),
     (changed("data", auxiliary=0), r"attack\[0\]: there is no auxiliary row"),
     (changed("model", name="lenett"), r"model\.name: unknown model 'lenett'; did you mean 'lenet'"),
+    (
+        changed("model", name="net.py"),
+        r"model\.name: unknown model 'net\.py'.* class or function in a file net\.py beside .*'net:Name'",
+    ),
     (changed("model", hiden=[3]), r"model\.hiden: unknown key 'hiden'; did you mean 'hidden'\?"),
     (changed("model", hidden=3), r"model\.hidden: 3 is not allowed; expected a list \(a whole number\)$"),
     (changed("model", hidden=[2**50]), r"topology\[0\]: model 'mlp' has weights of 3\.38e\+08 GB; this machine has "),

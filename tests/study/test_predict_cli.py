@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from splitfed.study.run.prediction import prediction_table
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training import checkpoint
 from splitfed.training.entry_point import train
+from splitfed.training.inference import predict as predict_by
 from tests.examples import toy_data
 from tests.rounding import single
 from tests.study.examples import small, write
@@ -262,6 +265,45 @@ def test_a_run_on_standardised_numbers_says_how_it_takes_rows(
         assert ("the data of this run were standardised" in capsys.readouterr().out) is standardize
 
 
+def test_rows_of_the_table_itself_are_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Text was refused as the table has it, and so was a header that names the target or what is dropped."""
+    drawn = np.random.default_rng(0)
+    cities, smoke = drawn.choice(["Rome", "Bern", "Oslo"], 60), drawn.choice(["True", "False"], 60)
+    lines = [f"{i};{drawn.integers(20, 60)}; {cities[i]};{smoke[i]};{i % 2}" for i in range(60)]
+    header = "number;age;city;smokes;sick"
+    (tmp_path / "table.csv").write_text("\n".join([header, *lines]) + "\n", "utf-8")
+    described = {"name": "csv", "path": "table.csv", "target": "sick", "drop": ["number"], "separator": ";"}
+    study = small(
+        data={**described, "victims": 4, "auxiliary": 8},
+        training={"rounds": 1, "batch_size": 8},
+        attack=None,
+        model={"name": "mlp", "hidden": [6]},
+    )
+    assert main(["run", str(write(tmp_path, study)), "--folder", str(tmp_path / "out"), "--json"]) == 0
+    run, rows = min((tmp_path / "out" / "runs").iterdir()), tmp_path / "rows.csv"
+    found = []
+    for text in (
+        f"{header}\n7;30; Rome;True;1\n8;40;Bern;False;0\n",
+        "city;age;smokes\nRome;30;true\nBern;40;0\n",
+        "30;0;0;1;1\n40;1;0;0;0\n",
+        "city;city;city;age;smokes\n0;0;1;30;1\n1;0;0;40;0\n",
+    ):
+        rows.write_text(text, "utf-8")
+        capsys.readouterr()
+        assert main(["predict", str(run), "--input", str(rows), "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["predictions"])
+    assert len(found[0]["label"]) == 2
+    assert found == [found[0]] * 4
+    rows.write_text("city;age;smokes\nParis;30;1\n", "utf-8")
+    assert main(["predict", str(run), "--input", str(rows)]) == 2
+    text = "has 'Paris' in column 'city', row 0, counted from 0; expected 'Bern', 'Oslo', 'Rome'"
+    assert text in capsys.readouterr().err
+    # The values stay in the data file: they are one party's.
+    kept = [path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert kept
+    assert not any(b"Oslo" in content for content in kept)
+
+
 def test_only_finished_runs_are_asked(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", str(runs), "--input", str(saved(tmp_path))]) == 2
     assert capsys.readouterr().err.endswith("holds no finished run; expected a folder .../runs/NAME\n")
@@ -327,6 +369,27 @@ def test_in_python_predictions_are_counted_watched_and_defended() -> None:
         plain.predict(x, head="fc1")
     with pytest.raises(InvalidInput, match="client=2 is not allowed; expected 0 to 1"):
         plain.predict(x, client=2)
+
+
+def test_numbers_of_other_types_are_taken_as_the_data_are() -> None:
+    """Doubles ended in an error of torch, arrays were printed whole, and a missing number was told of an activation."""
+    data = toy_data(40).clients(1, victims=6, auxiliary=6)
+    topology = vanilla(mlp((1, 8, 8), 10, (12,)), "relu1")
+    run, x = train(topology, data, rounds=1), data.victims.x
+    for predict in (run.predict, partial(predict_by, topology)):
+        wanted = predict(x)
+        for same in (x.double(), x.numpy(), x.double().numpy()):
+            assert torch.equal(predict(same), wanted)
+        for wrong, text in (
+            (torch.full_like(x, torch.nan), "x is not finite in row 0, counted from 0; fill missing values in"),
+            (x.double().masked_fill(torch.arange(6).view(6, 1, 1, 1) == 3, 1e300), "x is not finite in row 3"),
+            (x.tolist(), "x is a list; expected a tensor, an array or a number"),
+        ):
+            with pytest.raises(InvalidInput, match=re.escape(text)):
+                predict(wrong)
+    assert torch.equal(run.predict(x.round().long()), run.predict(x.round()))
+    with pytest.raises(InvalidInput, match="x holds 16777217 in row 0, counted from 0, which float32 rounds"):
+        run.predict(torch.full(x.shape, 2**24 + 1))
 
 
 def test_a_u_shaped_client_gets_its_own_activation_back() -> None:

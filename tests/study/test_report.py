@@ -23,6 +23,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from splitfed import cli
+from splitfed.cli import main
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
@@ -342,6 +343,19 @@ def test_headline_names_a_closed_form_that_beats_the_attack(tmp_path: Path, floo
     ]
 
 
+def test_a_closed_form_beside_another_attack_leads_too(tmp_path: Path) -> None:
+    """The strongest attack has none beside it, as one in training; a weaker one has, and it was left out."""
+    found = result("none", 0, 0.0, 0.9, {"psnr": 17.2})
+    weaker = copy.deepcopy(found["attacks"][0]) | {"attack": "rmle", "label": "rmle"}
+    weaker["scores"]["psnr"]["attack"] = {"mean": 12.0, "low": 11.5, "high": 12.5}
+    weaker["scores"]["psnr"]["nearest_10"] = {"mean": 20.2, "low": 19.7, "high": 20.7}
+    put(tmp_path, found | {"attacks": [*found["attacks"], weaker]}, (1, 8, 8), 0)
+    assert summarise(tmp_path)["headline"][1] == (
+        "Undefended (accuracy 90.0 %), a closed form, mean of 10 nearest, reconstructs at 20.2 dB PSNR (mean-image "
+        "baseline 11.0 dB), and the strongest attack, inverse_network, gets no more: 17.2 dB."
+    )
+
+
 def test_an_attack_that_is_the_closed_form_itself_is_not_behind_it(tmp_path: Path) -> None:
     found = result("none", 0, 0.0, 0.9, {"psnr": 20.0})
     attack = found["attacks"][0] | {"attack": "linear_inverse", "label": "linear_inverse(budget=fast)"}
@@ -352,7 +366,7 @@ def test_an_attack_that_is_the_closed_form_itself_is_not_behind_it(tmp_path: Pat
     assert "closed form" not in said
 
 
-def test_an_interrupted_study_says_so(tmp_path: Path, finished: Path) -> None:
+def test_an_interrupted_study_says_so(tmp_path: Path, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(shutil.copytree(finished, tmp_path / "part"))
     runs = sorted((folder / "runs").iterdir())
     assert [r.name for r in runs][2:4] == ["vanilla-pool1--noise-2--seed0", "vanilla-pool1--noise-2--seed1"]
@@ -377,12 +391,22 @@ def test_an_interrupted_study_says_so(tmp_path: Path, finished: Path) -> None:
     parsed(page)
     assert "<b>This study is incomplete:</b> 3 of 6 runs have no result" in page
     assert "the loss became NaN at party client, step 3" in page
+    said = (
+        f"{str(folder)!r} is not finished: 3 of 6 runs have a result; without one: {runs[1].name} (not begun), "
+        f"{runs[2].name} (stopped after 2 rounds), {runs[3].name} (failed: {failed['failed']})"
+    )
+    assert main(["report", str(folder)]) == 0
+    assert capsys.readouterr().err == f"{said}; the report leaves them out\n"
+    assert main(["report", str(finished)]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_study_without_a_finished_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs" / "a").mkdir(parents=True)
     with pytest.raises(
-        InvalidInput, match=r"^study '.*' has no finished run to report on \(1 begun\): finish it first$"
+        InvalidInput,
+        match=r"^study '.*' has no finished run to report on: 0 of 1 runs have a result; without one: a \(stopped "
+        r"after 0 rounds\); finish it first$",
     ):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
@@ -832,6 +856,17 @@ def test_roc_curve_is_drawn_through_its_corners() -> None:
     assert "undefended" in drawn
     assert "chance" in drawn
     assert "true-positive rate: members found" in drawn
+
+
+@pytest.mark.drawn
+def test_roc_curves_are_told_apart() -> None:
+    """Undefended settings of several topologies were all black, and the seventh curve was the first again."""
+    member, scores = torch.tensor([True, False, True, False]), torch.tensor([4.0, 3, 2, 1])
+    kinds = ["none", "none", *(["noise"] * 6), "none"]
+    drawn = plot_roc_curves([(f"curve {i}", kind, scores, member) for i, kind in enumerate(kinds)], "roc")
+    strokes = re.findall(r'<path d="[^"]*" clip-path="[^"]*" fill="none" (stroke[^/]*)', drawn)
+    looks = [one for one in strokes if 'stroke-width="1.8"' in one]
+    assert len(set(looks)) == len(looks) == len(kinds)
 
 
 def test_table_means_leave_out_what_is_no_number() -> None:

@@ -69,7 +69,19 @@ def test_an_attack_below_the_bound_of_gaussian_rows_is_said(tmp_path: Path, leas
     found["information"] = {"least_mse": least, "assumed": "rows that are Gaussian", "why": ""}
     put(tmp_path, found, (1, 8, 8), 0)
     page = write_report(tmp_path).read_text("utf-8")
-    assert ("an attack of this study is below the least MSE of Gaussian rows" in page) is beaten
+    assert ("an attack or a floor of this study is below the least MSE of Gaussian rows" in page) is beaten
+
+
+@pytest.mark.parametrize(("floor", "told"), [(0.03, True), (0.05, False)])
+def test_a_floor_below_every_attack_is_told_beside_the_best(tmp_path: Path, floor: float, told: bool) -> None:
+    """The column held the least error of the attacks alone, and the bound was held against that."""
+    found = result("none", 0, 0.0, 0.9, {"psnr": 20.0, "mse": 0.04})
+    found["attacks"][0]["scores"]["mse"]["nearest_10"] = {"mean": floor, "low": floor, "high": floor}
+    found["information"] = {"least_mse": 0.035, "assumed": "rows that are Gaussian", "why": ""}
+    put(tmp_path, found, (1, 8, 8), 0)
+    page = write_report(tmp_path).read_text("utf-8")
+    assert (f"a floor is lower: {floor:g}" in page) is told
+    assert ("an attack or a floor of this study is below" in page) is told
 
 
 def labels(folder: Path, *, judged: bool) -> Path:

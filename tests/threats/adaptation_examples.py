@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import splitfed as sf
 from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Phase, Target
+from splitfed.attacks.labels.co_training import CoTraining
 from splitfed.attacks.labels.cut_gradients import gradient_rows
 from splitfed.attacks.labels.gaussian_mixture import GaussianMixture
 from splitfed.attacks.training_time.training_attack import TrainingAttack
@@ -205,7 +206,7 @@ PLACES = {
     **dict.fromkeys(
         (
             *("norm", "direction", "spectral", "direct_label", "batch_label_inference", "model_completion", "similar"),
-            "gaussian_mixture",
+            *("gaussian_mixture", "co_training", "own_features"),
         ),
         "summed",
     ),
@@ -321,7 +322,7 @@ def estimates(name: str, attack: Attack, effect: DefenseEffect) -> bool:
 
     Where labels are changed nothing is estimated: known victims have their true ones.
     """
-    if not isinstance(attack, GaussianMixture) or effect is DefenseEffect.LABELS:
+    if not isinstance(attack, GaussianMixture | CoTraining) or effect is DefenseEffect.LABELS:
         return False
     world = PLACES.get(name, "vanilla")
     knowing, lacking = (attack.fit(*given(trained(world, one), name, attack)) for one in (effect, None))

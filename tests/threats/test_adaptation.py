@@ -48,11 +48,11 @@ AT_INFERENCE = ("linear_inverse", "rmle", "shadow", "unsplit", "membership_thres
 AT_INFERENCE_TOO = (
     "inverse_network", "nearest", "ladder", "strongest", "grn", "attribute", "token_decoder", "fsha", "sdar", "pcat",
     "insider_labels", "membership_releases", "lira", "strongest_membership", "model_inversion", "model_completion",
-    "dip", "latent_search", "lbfgs_inversion",
+    "dip", "latent_search", "lbfgs_inversion", "own_features",
 )  # fmt: skip
 IN_A_STEP = (
     "norm", "direction", "spectral", "direct_label", "batch_label_inference", "unsplit_labels", "similar",
-    "gaussian_mixture",
+    "gaussian_mixture", "co_training",
 )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def test_what_an_attack_on_labels_states_is_what_runs_show(name: str) -> None:
         if name == "unsplit_labels":
             assert torch.allclose(whole, quarter, rtol=1e-3, atol=1e-4)
         else:
-            scale = 1.0 if name in ("direction", "similar", "gaussian_mixture") else 4.0
+            scale = 1.0 if name in ("direction", "similar", "gaussian_mixture", "co_training") else 4.0
             assert torch.allclose(whole, scale * quarter, rtol=1e-4, atol=1e-6 * float(whole.abs().max()))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,11 @@ from splitfed.attacks.membership.copied_models import Copies, copies_work
 from splitfed.attacks.membership.lira import Lira
 from splitfed.attacks.membership.membership_shadow import MembershipShadow
 from splitfed.attacks.membership.strongest_membership import StrongestMembership
+from splitfed.attacks.networks.row_lbfgs import RowLbfgs
 from splitfed.attacks.reconstruction import strongest
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
 from splitfed.attacks.reconstruction.linear_inverse import LinearInverse
+from splitfed.attacks.reconstruction.race import rungs
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.reconstruction.shadow import Shadow
 from splitfed.attacks.reconstruction.strongest import Strongest
@@ -88,67 +90,58 @@ def plan(attack: Attack, clock: Callable[[], float]) -> AttackDuration | None:
     return plan_attack(run.evaluator, "it", attack, "server", run.data.victims, 0, 0, clock=clock)
 
 
-def works(attack: Attack) -> list[Work]:
+def everything(attack: Attack) -> Sequence[Work | OneOf]:
     run = lenet_run(rounds=1)
-    found = work_of(attack, *run.evaluator.prepare_attack("it", attack, "server", run.data.victims, 0, 0))
-    return [one for one in found if isinstance(one, Work)]
+    return work_of(attack, *run.evaluator.prepare_attack("it", attack, "server", run.data.victims, 0, 0))
+
+
+def works(attack: Attack) -> list[Work]:
+    return [one for one in everything(attack) if isinstance(one, Work)]
 
 
 def test_the_work_of_the_strongest_attack() -> None:
-    """400 auxiliary rows, 80 of them held out, 24 victims: two widths of 10 to 80 epochs, searches of 50 to 400."""
-    attack = Strongest(widths=(4, 8), epochs=10, iterations=50, doublings=3, batch_size=8, prior=False)
-    linear, nearest, narrow, wide, search = works(attack)
+    """400 auxiliary rows, 64 of them held out, 24 victims: two decoders and a search, of which one goes on."""
+    attack = Strongest(widths=(4, 8), passes=60_000, batch_size=8, prior=False, threat_model="white_box")
+    found = everything(attack)
+    linear, nearest, narrow, wide, search = (one for one in found if isinstance(one, Work))
     assert (linear.most, linear.attempts) == (nearest.most, nearest.attempts) == (0, (1, 2))
+    first = rungs(3, 60_000, 1.0)[0][1]
     for decoder in (narrow, wide):
-        # At last the chosen one learns from all rows, a quarter more than each time before.
-        assert (decoder.least, decoder.most) == (10 + 20, 10 + 20 + 40 + 80 + 80 * 400 / 320)
-        assert decoder.attempts == (2, 5)
-        assert decoder.share == BATCHES * 8 / 320
-    # Four weights and three reaches; the best of each is doubled, and a refinement is made for the victims.
-    assert search.least == 50 * (4 + 2 + 3 + 2)
-    assert search.most == 50 * (4 + 2 + 4 + 8 + 3 + 2 + 4 + 8 + 8)
-    assert search.share == 24 / (24 + 80)
-    assert len(works(Strongest(widths=(4,), white_box=False))) == 3
-    # A prior is trained for 200 epochs and searched for 150 iterations each time, then searched further.
-    *_, prior, first, second = works(replace(attack, prior=True))
-    assert (prior.least, prior.most) == (2 * 200, 5 * 200)
-    assert (first.least, first.most, second.least, second.most) == (2 * 150, 5 * 150, 50 * 3, 50 * (15 + 8))
-    assert (prior.attempts, first.attempts, second.attempts) == ((2, 5), (2, 5), (0, 0))
-
-
-def test_what_it_tries_is_within_its_work() -> None:
-    """By what the attack says it has tried: the sizes of each member, in units of its work."""
-    attack = Strongest(widths=(4,), epochs=1, iterations=5, doublings=2, prior=False)
-    *_, decoder, search = works(attack)
-    tried = lenet_run(rounds=1).attack(attack, floors=False)[0].selection
-    assert tried is not None
-    for work, names in ((decoder, ("inverse_network",)), (search, ("rmle", "refinement"))):
-        size = sum(a.size for a in tried.tried if a.member.startswith(names))
-        assert work.least <= size <= work.most
+        assert decoder.least == decoder.most == int(first / 336)
+        assert decoder.share == BATCHES * 8 / 336
+    assert search.most == int(first / (strongest.EVALUATIONS * 64))
+    assert search.share == 24 / 64
+    (one_of,) = (one for one in found if isinstance(one, OneOf))
+    # All that is left goes to the one that stays, whichever it is, and to its last prediction.
+    left = 60_000 - 2 * 336 * narrow.most - 1.3 * 64 * search.most
+    assert [pieces[0].most for pieces in one_of.options] == pytest.approx([left / 336] * 2 + [left / (1.3 * 64)])
+    assert len(everything(replace(attack, widths=(4,), threat_model="black_box"))) == 4
 
 
 @pytest.mark.parametrize("folds", [1, 2])
-def test_the_rows_that_it_learns_from_are_within_its_work(folds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows times epochs of every decoder, over all folds, counted; the search takes all rows held out at once."""
+@pytest.mark.parametrize("threat_model", ["black_box", "white_box"])
+def test_it_takes_no_more_row_passes_than_it_is_given(
+    folds: int, threat_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows times epochs of every decoder and losses of every search, over all folds and the last prediction."""
     monkeypatch.setattr(strongest, "ENOUGH", 0 if folds == 1 else 1000)
-    attack = Strongest(widths=(2,), epochs=1, iterations=2, doublings=1, queries=1, prior=False, validation=0.5)
-    learnt, learn = list[int](), InverseNetwork.run
+    attack = Strongest(widths=(2,), passes=20_000, queries=1, prior=False, validation=0.5, threat_model=threat_model)
+    passes, learn, search = list[int](), InverseNetwork.run, RowLbfgs.run
 
-    def counted(self: InverseNetwork, view: View, knowledge: Knowledge, *more: Any) -> torch.Tensor:
+    def learnt(self: InverseNetwork, view: View, knowledge: Knowledge, *more: Any) -> torch.Tensor:
         assert knowledge.auxiliary is not None
-        learnt.append(self.epochs * len(knowledge.auxiliary))
+        passes.append(self.epochs * len(knowledge.auxiliary))
         return learn(self, view, knowledge, *more)
 
-    linear, _, decoder, search = works(attack)
-    monkeypatch.setattr(InverseNetwork, "run", counted)
-    (result,) = lenet_run(rounds=1).attack(attack, floors=False)
-    assert result.selection is not None
-    # One and two epochs, in every fold half of 400 rows; what is chosen at last learns for one or two from all of them.
-    assert learnt[: 2 * folds] == [200] * folds + [400] * folds
-    assert 200 * decoder.least == 600 * folds <= sum(learnt) <= 200 * decoder.most == 600 * folds + 800
-    assert linear.attempts == (folds, folds + 1)
-    assert decoder.attempts == (2 * folds, 2 * folds + 1)
-    assert search.share == 24 / (24 + 200 * folds)
+    def searched(self: RowLbfgs, *more: Any) -> torch.Tensor:
+        found = search(self, *more)
+        passes.append(self.evaluations)
+        return found
+
+    monkeypatch.setattr(InverseNetwork, "run", learnt)
+    monkeypatch.setattr(RowLbfgs, "run", searched)
+    lenet_run(rounds=1).attack(attack, floors=False)
+    assert 0.4 * 20_000 < sum(passes) < 1.05 * 20_000
 
 
 class CountedCopies:
@@ -291,9 +284,11 @@ def test_a_study_says_it_before_the_attack_once_for_runs_alike(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two seeds of two budgets: a line for each budget, and its work is timed once."""
-    attack = {"name": "strongest", "widths": [2], "queries": 1, "doublings": 1, "floors": False, "white_box": False}
+    attack = {"name": "strongest", "widths": [2], "queries": 1, "floors": False}
     study = small(
-        attack=[{**attack, "epochs": count} for count in (1, 2)], defense=[{"name": "none"}], training={"rounds": 1}
+        attack=[{**attack, "passes": count} for count in (4000, 8000)],
+        defense=[{"name": "none"}],
+        training={"rounds": 1},
     )
     study["study"]["seeds"] = [0, 1]
     command = ["run", str(write(tmp_path, study)), "--folder", str(tmp_path / "out")]

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,20 @@ def test_folders_that_cannot_be_loaded_say_why(tmp_path: Path) -> None:
     go(1, tmp_path / "run")
     assert_refuses(lambda: sf.load(tmp_path / "run"), "model and data are not kept in it: give topology= and data=")
     assert_refuses(lambda: sf.load(tmp_path), "holds no run")
-    assert_refuses(lambda: sf.load(tmp_path / "run", model(1), data()), "holds another run: its weights")
+    # Digests say nothing to anybody.
+    for wrong, given, text in (
+        (
+            model(1),
+            data(),
+            "its weights are those of another start than the model given has: give one with the weights",
+        ),
+        (
+            model(),
+            toy_data(80).clients(2, auxiliary=16, victims=4, seed=1),
+            "its data.rows are not those of the data given: give the same rows, split by the same",
+        ),
+    ):
+        assert_refuses(partial(sf.load, tmp_path / "run", wrong, given), f"holds another run: {text}")
     assert_refuses(
         lambda: sf.load(tmp_path / "run", model(), data(90)), "holds another run: its data.clients[0] is 21, not 24"
     )

@@ -16,6 +16,7 @@ from splitfed.topologies import vanilla
 from splitfed.training.frames import history_frame, round_row
 from splitfed.training.run import Run
 from tests.examples import toy_data
+from tests.pages import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,15 @@ def test_the_frame_has_a_row_a_round(run: Run) -> None:
     assert frame["test_low"].iloc[-1] == last["interval"]["low"]
     assert frame[f"epsilon_{run.ledger.totals[0].protects}"].iloc[-1] == run.ledger.totals[0].epsilon
     assert not {column for column in frame if frame[column].map(lambda cell: isinstance(cell, (dict, list))).any()}
+
+
+def test_the_page_says_what_an_entry_of_the_history_holds(run: Run) -> None:
+    """Bytes add up from round to round, as a reader who took them for a round's own could not know."""
+    told = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "python-api.md").read_text("utf-8").partition("| key |")[2]))
+    assert {key for entry in run.history for key in entry} <= told
+    bytes_by_round = [entry["bytes"] for entry in run.history]
+    assert bytes_by_round[-1] == run.bytes == 3 * bytes_by_round[0]
+    assert bytes_by_round == sorted(set(bytes_by_round))
 
 
 def test_the_frame_of_clients_has_a_row_a_scored_round_and_client(run: Run) -> None:

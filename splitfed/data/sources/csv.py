@@ -6,10 +6,12 @@ import bz2
 import gzip
 import io
 import lzma
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from csv import Error, reader
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -55,11 +57,11 @@ def csv(
     """Return the table in `path`: column `target` is y, `domain` the domains, `drop` left out, the rest x.
 
     x: (rows, columns), which keep their names. A text column becomes a 0/1 column for each of its values, sorted, all
-    of its name; a text target the classes 0, 1, ... of its values, sorted, and so does a text domain. `standardize`
-    gives each numeric column mean 0 and standard deviation 1 over all rows of the file, those of test and victims
-    included: a small leak, hence off unless asked for. `dtype`: "int64" keeps whole numbers as such, for columns that
-    are codes or token ids, and refuses other ones. `most_columns`: how many the file may have. Raises `InvalidInput`
-    that names the column, and the row of a missing value (the first row under the header is row 1).
+    of its name (`Dataset.categories`); a text target the classes 0, 1, ... of its values, sorted, and so does a text
+    domain. `standardize` gives each numeric column mean 0 and standard deviation 1 over all rows of the file, those of
+    test and victims included: a small leak, hence off unless asked for. `dtype`: "int64" keeps whole numbers as such,
+    for columns that are codes or token ids, and refuses other ones. `most_columns`: how many the file may have. Raises
+    `InvalidInput` that names the column, and the row of a missing value (the first row under the header is row 1).
     """
     source = existing_file(path)
     if standardize and dtype == "int64":
@@ -72,6 +74,8 @@ def csv(
     _check_complete(source, table)
     _check_whole_numbers(source, table)
     y = table.pop(target)
+    if y.dtype.kind in "iu":
+        _check_spellings(source, separator, target, y)
     domains = None if domain is None else _codes(table.pop(domain))
     if not len(table.columns):
         raise InvalidInput(f"{source} has no column but {target!r}; expected at least one to learn from")
@@ -79,7 +83,9 @@ def csv(
     names = [name for name, part in parts.items() for _ in range(part.shape[1])]
     x = np.concatenate(list(parts.values()), axis=1)
     rows = as_rows(f"{source.stem}: x", x, dtype, share=True)
-    return labelled(source.stem, rows, _codes(y), task, domains=domains, columns=names)
+    found = labelled(source.stem, rows, _codes(y), task, domains=domains, columns=names)
+    texts = {str(name): table[name].astype(str) for name in table.columns if not _is_number(table[name])}
+    return replace(found, categories={name: tuple(sorted(set(text))) for name, text in texts.items()})
 
 
 def _read(source: Path, separator: str, most_columns: int) -> pd.DataFrame:
@@ -162,6 +168,23 @@ def _check_whole_numbers(source: Path, table: pd.DataFrame) -> None:
                 f"{source}: column {name!r} has a whole number of {digits.max()} digits in row "
                 f"{int(digits.to_numpy().argmax()) + 1}, more than 64 bits hold; drop the column, or write it shorter"
             )
+
+
+def _check_spellings(source: Path, separator: str, target: str, y: pd.Series) -> None:
+    """Warn of whole numbers that the target writes in two ways, such as 1 and 01, which as numbers are one class."""
+    import pandas as pd
+
+    with _open_text(source) as file:
+        own = pd.read_csv(file, sep=separator, skipinitialspace=True, usecols=[target], dtype=str)[target].str.strip()
+    pairs = pd.DataFrame({"text": own, "number": y}).drop_duplicates()
+    if len(twice := pairs[pairs.duplicated("number", keep=False)]):
+        one, other, *_ = sorted(twice["text"][twice["number"] == twice["number"].iloc[0]])
+        warnings.warn(
+            f"{source}: column {target!r} holds {one!r} and {other!r}, which are one number and so one label; if they "
+            "are different codes, write a letter before each",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _is_number(column: pd.Series) -> bool:

@@ -101,7 +101,9 @@ def parse_attack(reader: StudyReader, where: str, table: AttackTable) -> Probe |
     placed |= {"releases": table.releases} if table.releases > 1 else {}
     attack = replace(found[0], label_values={"budget": budget, **found[0].label_values, **placed})
     own = table.adversary, role, table.every, table.tune or 0, table.floors, table.releases
-    return Probe(where, slug(name), attack.label, attack, *own)
+    # What is found with the weights and what without them are two figures, under names that say which is which.
+    key = slug("-".join([name, *filter(None, [found[0].parameters.get("threat_model")])]))
+    return Probe(where, key, attack.label, attack, *own)
 
 
 def expand_table(reader: StudyReader, where: str, kind: str, table: Mapping[str, Any]) -> Algorithms:

@@ -26,7 +26,12 @@ class StudyReader:
         """Return what `name`, at `where` in the study, means among `kind`; None after a mistake."""
         if ":" not in name and current_entry(kind, name) not in TABLES[kind]:
             known = [*TABLES[kind], *(["none"] if kind in ("defenses", "methods") else [])]
-            self.mistakes.add(where, unknown(SINGULAR[kind], name, known))
+            hint = (
+                "; your own class or function in a file net.py beside the study is 'net:Name'"
+                if kind == "models"
+                else ""
+            )
+            self.mistakes.add(where, f"{unknown(SINGULAR[kind], name, known)}{hint}")
             return None
         with self.mistakes.at(where):
             found = self.code.load(kind, name)

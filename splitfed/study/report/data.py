@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
+from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs
@@ -19,6 +20,7 @@ from splitfed.stats.intervals import mean_interval
 from splitfed.study.config.grid import expand
 from splitfed.study.config.schema import parse_study, read_toml
 from splitfed.study.report.contained import find_link_out
+from splitfed.study.report.metrics import METRICS, SHARE, UNBOUNDED
 from splitfed.study.report.refused import read_refused
 from splitfed.training.folder import RunFolder
 
@@ -30,101 +32,10 @@ Summary = Mapping[str, Any]
 NO_DEFENSE = "none"
 NO_METHOD = "no method"
 IN_PLAIN = "in plain"
-UNBOUNDED = (-math.inf, math.inf)
-SHARE = (0.0, 1.0)
-AMOUNT = (0.0, math.inf)
 LEAST_SEEDS = 3
 """From how many seeds on an interval is taken over them."""
-
-
-@dataclass(frozen=True)
-class Metric:
-    """How a score is written, whether a larger value means that more leaked, and the `bounds` it cannot leave.
-
-    `centre`: the value of chance, where one below it leaks as much as one above: the prediction is then the
-    wrong way round, and whoever turns it over has what the other side of the centre has.
-    """
-
-    title: str
-    unit: str
-    up: bool
-    digits: int
-    bounds: tuple[float, float] = UNBOUNDED
-    centre: float | None = None
-
-    def leak(self, value: float) -> float:
-        """Return how much a score of `value` leaks: a number that is greater for a greater leak."""
-        if self.centre is not None:
-            return self.centre + abs(value - self.centre)
-        return value if self.up else -value
-
-
-# The first of these that an attack was scored by is the one its headline uses.
-METRICS = {
-    "psnr": Metric("PSNR", " dB", True, 1),
-    "ssim": Metric("SSIM", "", True, 3, (-1.0, 1.0)),
-    "r2": Metric("R²", "", True, 3, (-math.inf, 1.0)),
-    "mse": Metric("MSE", "", False, 4, AMOUNT),
-    "token_accuracy": Metric("token accuracy", "", True, 3, SHARE),
-    "auc": Metric("AUC", "", True, 3, SHARE, 0.5),
-    "accuracy": Metric("accuracy", "", True, 3, SHARE),
-    "assigned_accuracy": Metric("accuracy, classes named by the truth", "", True, 3, SHARE),
-    "tpr_at_fpr_1%": Metric("TPR at FPR 1 %", "", True, 3, SHARE),
-    "tpr_at_fpr_0.1%": Metric("TPR at FPR 0.1 %", "", True, 3, SHARE),
-    "total_variation": Metric("total variation", "", False, 3, SHARE),
-    "relative_error": Metric("relative error", "", False, 3, AMOUNT),
-    "max_error": Metric("largest error", "", False, 5, AMOUNT),
-    "error_bound": Metric("stated error", "", False, 5, AMOUNT),
-    "determined": Metric("rows determined", "", True, 3, SHARE),
-}
-
-
-@dataclass(frozen=True)
-class TargetDescription:
-    """How an attack on a target is reported: what it `gets`, whom it is set beside (`baselines`, the first one counts).
-
-    `metrics`: the most informative ones, before the others.
-    """
-
-    title: str
-    gets: str
-    baselines: Mapping[str, str]
-    metrics: tuple[str, ...] = ()
-
-    def order(self, metrics: Iterable[str]) -> list[str]:
-        """Return `metrics`, the most informative first."""
-        return sorted(metrics, key=lambda m: m not in self.metrics)
-
-
-CLONES = ("clone", "trained", "fresh")
-"""Whose upstream segments a stolen model is scored with."""
-MEANS = {"mean_image": "mean", "random_pairing": "other"}
-FLOORS = {"linear_inverse": "linear inverse", "nearest_1": "nearest row", "nearest_10": "mean of 10 nearest"}
-"""What closed forms reconstruct from the same releases."""
-ORACLES = {"oracle_pca_16": "oracle: 16 components", "oracle_nearest_row": "oracle: nearest row"}
-"""What nobody reaches without the truth."""
-# In the order in which a headline looks for an attack. A result that names no target is of an input's reconstruction.
-TARGETS = {
-    "inputs": TargetDescription("reconstruction", "reconstructs at", {**MEANS, **FLOORS, **ORACLES}),
-    "tokens": TargetDescription(
-        "reconstructed tokens", "reads tokens at", {"frequent_token": "most frequent", "random_pairing": "other"}
-    ),
-    "labels": TargetDescription(
-        "predicted labels",
-        "predicts labels at",
-        {"majority": "majority", "random_pairing": "other", "permutation_null": "shuffled"},
-    ),
-    "members": TargetDescription("predicted membership", "predicts membership at", {"chance": "chance"}),
-    "shares": TargetDescription(
-        "predicted class shares", "predicts the class shares of a client at", {"prior": "auxiliary rows' shares"}
-    ),
-    "representatives": TargetDescription(
-        "class representatives", "shows what classes look like at", MEANS, ("accuracy",)
-    ),
-    "releases": TargetDescription(
-        "decrypted activations", "reads activations at", {"mean_release": "mean", "random_pairing": "other"}
-    ),
-}
+NAMED = 5
+"""Runs without a result that a sentence names."""
 
 
 @dataclass(frozen=True)
@@ -214,13 +125,45 @@ def read_study(folder: Path, *, trust: bool = False, only: Collection[str] = ())
     Links that lead out of the folder are refused without `trust`: whoever made it could have other files shown.
     """
     check_report_links(folder, trust)
-    runs, path = folder / "runs", folder / "config.toml"
-    if not runs.is_dir():
+    path = folder / "config.toml"
+    if not (folder / "runs").is_dir():
         raise InvalidInput(f"folder {str(folder)!r} holds no study: it has no runs/ in it")
     config = read_toml(path, digests.STUDY_CONFIG) if path.is_file() else {}
+    refused = dict(read_refused(folder))
+    results, unfinished = _read_results(folder, config, refused, only)
+    if not results:
+        said = _list_unfinished(unfinished, 0)
+        raise InvalidInput(f"study {str(folder)!r} has no finished run to report on: {said}; finish it first")
+    check_same_data(results)
+    environment = _read_json(folder / "environment.json", "delete it to go on without it")
+    name = escape_invisible(str(config.get("study", {}).get("name") or folder.name))
+    text = escape_invisible(path.read_text("utf-8").rpartition(digests.COMMENT)[0]) if path.is_file() else ""
+    left_out = tuple((escape_invisible(run), escape_invisible(reason)) for run, reason in refused.items())
+    return Study(folder, name, text, environment, _group_settings(results), tuple(unfinished), left_out)
+
+
+def describe_unfinished(folder: Path) -> str:
+    """Say which runs of the study in `folder` have no result, and why; "" where all have one, and of a search."""
+    path = folder / "config.toml"
+    config = read_toml(path, digests.STUDY_CONFIG) if path.is_file() else {}
+    results, unfinished = ([], []) if "search" in config else _read_results(folder, config, dict(read_refused(folder)))
+    return f"{str(folder)!r} is not finished: {_list_unfinished(unfinished, len(results))}" if unfinished else ""
+
+
+def _list_unfinished(unfinished: Sequence[tuple[str, str]], finished: int) -> str:
+    shown = [f"{name} ({reason.removeprefix('not finished: ')})" for name, reason in unfinished[:NAMED]]
+    shown += [f"and {len(unfinished) - NAMED} more"] if len(unfinished) > NAMED else []
+    names = ", ".join(shown) or "none was begun"
+    return f"{finished} of {finished + len(unfinished)} runs have a result; without one: {names}"
+
+
+def _read_results(
+    folder: Path, config: Mapping[str, Any], refused: Mapping[str, str], only: Collection[str] = ()
+) -> tuple[list[Json], list[tuple[str, str]]]:
+    """Return the results in `folder`, and names and reasons of the runs that have none."""
+    runs = folder / "runs"
     results, unfinished = [], []
     run_names = [p.name for p in runs.iterdir() if p.is_dir()]
-    refused = dict(read_refused(folder))
     for name in sorted(only or {*run_names, *(set(_planned_runs(config, folder)) - refused.keys())}):
         found = current_keys(_read_json(runs / name / "result.json", digests.REMEASURE))
         if found.get("id", name) not in (name, escape_invisible(name)):
@@ -230,16 +173,7 @@ def read_study(folder: Path, *, trust: bool = False, only: Collection[str] = ())
             results.append(found | {"folder": str(runs / name)})
         else:
             unfinished.append((escape_invisible(name), _unfinished_reason(runs / name, found)))
-    if not results:
-        raise InvalidInput(
-            f"study {str(folder)!r} has no finished run to report on ({len(run_names)} begun): finish it first"
-        )
-    check_same_data(results)
-    environment = _read_json(folder / "environment.json", "delete it to go on without it")
-    name = escape_invisible(str(config.get("study", {}).get("name") or folder.name))
-    text = escape_invisible(path.read_text("utf-8").rpartition(digests.COMMENT)[0]) if path.is_file() else ""
-    left_out = tuple((escape_invisible(run), escape_invisible(reason)) for run, reason in refused.items())
-    return Study(folder, name, text, environment, _group_settings(results), tuple(unfinished), left_out)
+    return results, unfinished
 
 
 def check_report_links(folder: Path, trust: bool) -> None:
@@ -305,7 +239,9 @@ def score(runs: Sequence[Mapping[str, Any]], attack: str, metric: str, who: str 
         for a in run["attacks"]
         if a["label"] == attack and who in a["scores"].get(metric, {})
     ]
-    return estimate([s["mean"] for s in found], found, METRICS[metric].bounds)
+    # A difference of two scores may lie below what a score cannot leave.
+    bounds = UNBOUNDED if who == EXCESS else METRICS[metric].bounds
+    return estimate([s["mean"] for s in found], found, bounds)
 
 
 def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

@@ -13,7 +13,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from splitfed.core import digests
-from splitfed.study.report.data import METRICS, check_report_links, read_study
+from splitfed.study.report.data import check_report_links, read_study
+from splitfed.study.report.metrics import METRICS
 from splitfed.study.report.page import page_content, reproduction
 from splitfed.study.report.search_data import read_search_outcome
 from splitfed.study.report.search_page import search_content

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from splitfed.core.grouping import group_pairs
-from splitfed.study.report.data import AMOUNT, Estimate, Json, estimate
+from splitfed.study.report.data import Estimate, Json, estimate
+from splitfed.study.report.metrics import AMOUNT, FLOORS
 
 KEYS = ("dfil", "least_mse", "mutual_lower", "mutual_upper", "usable", "invertibility", "cka")
 """Measures, in the order of the table."""
@@ -16,8 +17,9 @@ BOUNDS = {"invertibility": (-float("inf"), 1.0), "cka": (-1.0, 1.0), "dfil": AMO
 def information_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return measure -> estimate over `runs`, which differ in their seed alone; None where no run was measured.
 
-    With them `best_mse`, the least error of the attacks on inputs in each run, and whether that is below `least_mse`,
-    `beaten`, as it may be where rows are not as the bound has assumed; `why` there is no bound; `empty`: whether dFIL
+    With them `best_mse`, the least error of the attacks on inputs in each run, `floor_mse`, that of the floors beside
+    them where it is less, and whether one of them is below `least_mse`, `beaten`, as it may be where rows are not as
+    the bound has assumed; `why` there is no bound; `empty`: whether dFIL
     alone bounds nothing; and the largest `p_value` of the CKA.
     """
     known = [run["information"] for run in runs if run.get("information")]
@@ -25,13 +27,14 @@ def information_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         return None
     values = group_pairs((key, one[key]) for one in known for key in KEYS if one.get(key) is not None)
     found: dict[str, Any] = {key: _average(values[key], BOUNDS.get(key)) if key in values else None for key in KEYS}
-    errors = [error for run in runs if (error := _least_error(run)) is not None]
+    best, floor = (_average(_least_errors(runs, who), AMOUNT) for who in (("attack",), tuple(FLOORS)))
+    least = [one["mean"] for one in (best, floor) if one is not None]
     p_values = [one["cka_p_value"] for one in known if one.get("cka_p_value") is not None]
-    best = _average(errors, AMOUNT) if errors else None
     return {
         **found,
         "best_mse": best,
-        "beaten": best is not None and found["least_mse"] is not None and best["mean"] < found["least_mse"]["mean"],
+        "floor_mse": floor if floor is not None and best is not None and floor["mean"] < best["mean"] else None,
+        "beaten": bool(least) and found["least_mse"] is not None and min(least) < found["least_mse"]["mean"],
         "p_value": max(p_values, default=None),
         "saturated": any(one.get("saturated") for one in known),
         "empty": any(one.get("empty") for one in known),
@@ -40,15 +43,22 @@ def information_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def _average(values: Sequence[float], bounds: tuple[float, float] | None) -> Json | None:
+    if not values:
+        return None
     found: Estimate | None = estimate(values) if bounds is None else estimate(values, bounds=bounds)
     return None if found is None else vars(found)
 
 
-def _least_error(run: Mapping[str, Any]) -> float | None:
-    """Return the least mean squared error of the run's attacks on inputs."""
+def _least_errors(runs: Sequence[Mapping[str, Any]], who: Sequence[str]) -> list[float]:
+    """Return the least mean squared error of `who` among the attacks on inputs, of each run that has one."""
     reached = [
-        attack["scores"]["mse"]["attack"]["mean"]
-        for attack in run["attacks"]
-        if attack.get("target", "inputs") == "inputs" and attack["scores"].get("mse", {}).get("attack")
+        [
+            score["mean"]
+            for attack in run["attacks"]
+            if attack.get("target", "inputs") == "inputs"
+            for one in who
+            if (score := attack["scores"].get("mse", {}).get(one)) and score["mean"] is not None
+        ]
+        for run in runs
     ]
-    return min((error for error in reached if error is not None), default=None)
+    return [min(errors) for errors in reached if errors]

@@ -11,18 +11,7 @@ import torch
 from markupsafe import Markup
 
 from splitfed.study.report.costs import crossovers, utility_over_time
-from splitfed.study.report.data import (
-    CLONES,
-    LEAST_SEEDS,
-    METRICS,
-    NO_DEFENSE,
-    TARGETS,
-    Json,
-    Setting,
-    Study,
-    Summary,
-    escape_invisible,
-)
+from splitfed.study.report.data import LEAST_SEEDS, NO_DEFENSE, Json, Setting, Study, Summary, escape_invisible
 from splitfed.study.report.encryption import encryption_section
 from splitfed.study.report.exposure import topology_sections
 from splitfed.study.report.figures.budget import plot_budget
@@ -49,9 +38,11 @@ from splitfed.study.report.figures.rounds import (
 )
 from splitfed.study.report.figures.strength import families_without_strength, plot_leakage_by_strength
 from splitfed.study.report.figures.style import SeriesStyles
+from splitfed.study.report.metrics import CLONES, METRICS, TARGETS
 from splitfed.study.report.text import (
-    baseline_name,
+    baseline,
     beats_baseline,
+    beside_baseline,
     format_score,
     format_utility,
     name_of,
@@ -343,8 +334,7 @@ def _sentence(summary: Summary, setting: Mapping[str, Any], attack: str, metrics
     if not (there := [m for m in metrics if (found["scores"].get(m) or {}).get("attack")]):
         return ""
     scores, metric = found["scores"], there[0]
-    blind = scores[metric].get(next(iter(TARGETS[target].baselines)))
-    beside = f" ({baseline_name(summary, metric, target)} {format_score(metric, blind['mean'])})" if blind else ""
+    blind, beside = baseline(found, metric), beside_baseline(summary, found, metric)
     said = (
         f"{name_of(summary, setting)}: {found['adversary']} predicts {VICTIMS[target].format(found['victims'])} at "
         f"{METRICS[metric].title} {format_score(metric, scores[metric]['attack']['mean'])}{beside}"

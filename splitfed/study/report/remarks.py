@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from splitfed.stats.utility import ConstantAnswer, below_constant
-from splitfed.study.report.data import METRICS, TARGETS
+from splitfed.study.report.metrics import METRICS, TARGETS
 from splitfed.threats.repeated_releases import RepeatedReleases
 
 Json = Mapping[str, Any]

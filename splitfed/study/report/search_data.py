@@ -13,7 +13,8 @@ from splitfed.study.config.schema import read_toml
 from splitfed.study.config.search import PRICE
 from splitfed.study.config.search_metrics import DIRECTIONS
 from splitfed.study.report.contained import is_plain_name
-from splitfed.study.report.data import METRICS, Json
+from splitfed.study.report.data import Json
+from splitfed.study.report.metrics import METRICS
 from splitfed.study.report.units import count_noun
 
 ADVICE = "delete it and go on with --resume: its runs are kept"

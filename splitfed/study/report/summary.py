@@ -14,12 +14,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.study.config.cell import format_value
 from splitfed.study.report.costs import costs_of, participation
 from splitfed.study.report.data import (
-    AMOUNT,
-    CLONES,
-    METRICS,
     NO_DEFENSE,
-    SHARE,
-    TARGETS,
     Estimate,
     Json,
     Setting,
@@ -32,6 +27,7 @@ from splitfed.study.report.data import (
     utility_of,
 )
 from splitfed.study.report.information import information_of
+from splitfed.study.report.metrics import AMOUNT, CLONES, METRICS, SHARE, TARGETS
 from splitfed.study.report.privacy import privacy_of
 from splitfed.study.report.remarks import describe_start, length_remarks, start_warnings
 from splitfed.study.report.search_data import read_search_outcome, search_to_json
@@ -175,6 +171,7 @@ def _summarise_attack(runs: Sequence[Mapping[str, Any]], label: str) -> dict[str
     stolen = [a["stolen"] for a in found if "stolen" in a]
     return {
         "adversary": found[0]["adversary"],
+        "threat_model": found[0].get("threat_model"),
         "seconds": _estimate_to_json(estimate([a["seconds"] for a in found], bounds=AMOUNT)),
         "victims": found[0]["victims"],
         "depth": found[0].get("depth"),

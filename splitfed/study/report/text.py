@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from splitfed.attacks.scoring.label_metrics import EXCESS
+from splitfed.attacks.threat_model import BLACK_BOX, WHITE_BOX
 from splitfed.stats.utility import ConstantAnswer, below_constant
-from splitfed.study.report.data import (
-    FLOORS,
-    LEAST_SEEDS,
-    METRICS,
-    NO_DEFENSE,
-    NO_METHOD,
-    TARGETS,
-    Setting,
-    Summary,
-    interval_ends,
-)
+from splitfed.study.report.data import LEAST_SEEDS, NO_DEFENSE, NO_METHOD, Setting, Summary, interval_ends
+from splitfed.study.report.metrics import FLOORS, LABEL_FLOORS, METRICS, TARGETS
 from splitfed.study.report.units import count_noun
 
 SHOWN = 3  # settings that a finding of the same kind names in a sentence of their own
@@ -75,16 +68,20 @@ def strongest(setting: Mapping[str, Any], metric: str, target: str = "inputs") -
 
 
 def baseline(attack: Mapping[str, Any], metric: str) -> Mapping[str, Any] | None:
-    """Return the score of the first baseline of the target of `attack`, on the same victims."""
-    found: Mapping[str, Any] | None = attack["scores"][metric].get(next(iter(TARGETS[attack["target"]].baselines)))
-    return found
+    """Return the score on the same victims of a floor of labels, else of the first baseline of that target."""
+    scores: Mapping[str, Any] = attack["scores"][metric]
+    first = next(iter(TARGETS[attack["target"]].baselines))
+    return next((scores[who] for who in LABEL_FLOORS if scores.get(who)), scores.get(first))
 
 
 def beats_baseline(attack: Mapping[str, Any], metric: str, who: str = "attack") -> bool:
     """Return whether the prediction leaks more than its baseline, on these same victims, beyond its own interval.
 
-    A prediction that is measurably the wrong way round leaks too. `who`: "attack", or a floor beside it.
+    A prediction that is measurably the wrong way round leaks too. `who`: "attack", or a floor beside it. Beside a floor
+    of labels the difference counts, paired over victims.
     """
+    if excess := attack["scores"][metric].get(EXCESS):
+        return interval_ends(excess)[0] > 0
     score, blind = attack["scores"][metric][who], baseline(attack, metric)
     assert blind is not None
     beaten, (low, high) = float(blind["mean"]), interval_ends(score)
@@ -93,19 +90,33 @@ def beats_baseline(attack: Mapping[str, Any], metric: str, who: str = "attack") 
     return high < beaten
 
 
-def leading_floor(setting: Mapping[str, Any], metric: str, target: str) -> str | None:
-    """Return the floor that leaks as much as the strongest attack on `target`, or more; None where that leads alone.
+def beside_baseline(summary: Summary, attack: Mapping[str, Any], metric: str) -> str:
+    """Return what the baseline of `attack` reaches, and how much more that is, in brackets; nothing without one."""
+    if (blind := baseline(attack, metric)) is None:
+        return ""
+    said = f"{baseline_name(summary, attack, metric)} {format_score(metric, blind['mean'])}"
+    if excess := attack["scores"][metric].get(EXCESS):
+        said += f", beyond it {format_score(metric, excess['mean'])}"
+    return f" ({said})"
 
-    An attack that is this floor itself is not behind it.
+
+def leading_floor(setting: Mapping[str, Any], metric: str, target: str) -> tuple[str, Mapping[str, Any]] | None:
+    """Return the floor that leaks as much as the strongest attack on `target`, or more, and the attack beside it.
+
+    None where the strongest attack leads alone. An attack that is this floor itself is not behind it.
     """
     if (label := strongest(setting, metric, target)) is None:
         return None
-    scores = setting["attacks"][label]["scores"][metric]
-    leaks = {who: METRICS[metric].leak(one["mean"]) for who, one in scores.items() if one}
-    floor = max((who for who in FLOORS if who in leaks), key=lambda who: leaks[who], default=None)
-    if floor is None or leaks[floor] < leaks["attack"]:
+    leak = METRICS[metric].leak
+    # The strongest attack may have none beside it, as one that lives in training, and another one has.
+    attacks = [setting["attacks"][label], *(a for a in setting["attacks"].values() if a["target"] == target)]
+    floors = [(who, a) for a in attacks for who in FLOORS if a["scores"].get(metric, {}).get(who)]
+    leaks = [leak(a["scores"][metric][who]["mean"]) for who, a in floors]
+    reached = leak(attacks[0]["scores"][metric]["attack"]["mean"])
+    if not leaks or max(leaks) < reached:
         return None
-    return None if leaks[floor] == leaks["attack"] and floor.startswith(label.partition("(")[0]) else floor
+    found = floors[leaks.index(max(leaks))]
+    return None if max(leaks) == reached and found[0].startswith(label.partition("(")[0]) else found
 
 
 def _study_sentence(summary: Summary) -> str:
@@ -202,13 +213,14 @@ def _attack_finding(summary: Summary, base: Mapping[str, Any], metric: str, targ
     label = strongest(base, metric, target) or ""
     attack, named = base["attacks"][label], summary["names"][label]
     blind = baseline(attack, metric)
-    beside = f" ({baseline_name(summary, metric, target)} {format_score(metric, blind['mean'])})" if blind else ""
+    beside = beside_baseline(summary, attack, metric)
     reached = f"{format_score(metric, attack['scores'][metric]['attack']['mean'])} {METRICS[metric].title}{beside}"
-    floor = leading_floor(base, metric, target)
-    if blind and not beats_baseline(attack, metric, floor or "attack"):
+    floor, beside_it = leading_floor(base, metric, target) or (None, attack)
+    if blind and not beats_baseline(beside_it, metric, floor or "attack"):
         return f"{_strongest_attack(target)}, {named}, gets {reached}: not measurably better than that baseline."
     if floor is not None:
-        own, best = (format_score(metric, attack["scores"][metric][who]["mean"]) for who in ("attack", floor))
+        scored = (attack["scores"][metric]["attack"], beside_it["scores"][metric][floor])
+        own, best = (format_score(metric, one["mean"]) for one in scored)
         return (
             f"{_closed_form(floor)} {TARGETS[target].gets} {best} {METRICS[metric].title}{beside}, and "
             f"{_strongest_attack(target)}, {named}, gets no more: {own}."
@@ -250,21 +262,25 @@ def _defense_findings(
         return float(lost if summary["utility"]["higher_is_better"] else -lost)
 
     def leak(setting: Mapping[str, Any]) -> float:
-        return METRICS[metric].leak(_strongest_score(setting, metric, target)["mean"])
+        # Of labels that leaks which the adversary's own data do not say.
+        excess = setting["attacks"][strongest(setting, metric, target)]["scores"][metric].get(EXCESS)
+        return excess["mean"] if excess else METRICS[metric].leak(_strongest_score(setting, metric, target)["mean"])
 
     def brings(setting: Mapping[str, Any]) -> str:
         label = strongest(setting, metric, target) or ""
         attack, names = setting["attacks"][label], summary["names"]
-        score, floor = _strongest_score(setting, metric, target), leading_floor(setting, metric, target)
+        score = _strongest_score(setting, metric, target)
+        floor, beside_it = leading_floor(setting, metric, target) or (None, attack)
         strong = f"{_strongest_attack(target)} ({names[label]})"
         said = (
             f"with {names[setting['defense']]}, {strong if floor is None else _closed_form(floor)} gets "
             f"{format_score(metric, score['mean'])}{' (reversed)' if reversal_clause(attack, metric) else ''}"
+            f"{beside_baseline(summary, attack, metric) if attack['scores'][metric].get(EXCESS) else ''}"
         )
         if floor is not None:
             said += f" and {strong} no more, {format_score(metric, attack['scores'][metric]['attack']['mean'])}"
-        if baseline(attack, metric) and not beats_baseline(attack, metric, floor or "attack"):
-            said += f" (not measurably better than the {baseline_name(summary, metric, target)})"
+        if baseline(attack, metric) and not beats_baseline(beside_it, metric, floor or "attack"):
+            said += f" (not measurably better than the {baseline_name(summary, attack, metric)})"
         elif _intervals_overlap(score, _strongest_score(base, metric, target)):
             said += " (the intervals overlap)"
         return f"{said}." if base["training_attack"] else f"{said}, {_format_price(summary, cost(setting))}."
@@ -288,9 +304,11 @@ def _defense_findings(
     ]
 
 
-def baseline_name(summary: Summary, metric: str, target: str) -> str:
-    """Name the baseline of an attack on `target`."""
-    match target:
+def baseline_name(summary: Summary, attack: Mapping[str, Any], metric: str) -> str:
+    """Name the baseline of `attack`."""
+    if named := [said for who, said in LABEL_FLOORS.items() if attack["scores"][metric].get(who)]:
+        return named[0]
+    match attack["target"]:
         case "shares":
             return "auxiliary rows' shares" if metric == "total_variation" else "chance"
         case "tokens":
@@ -303,8 +321,9 @@ def baseline_name(summary: Summary, metric: str, target: str) -> str:
 
 def _strongest_score(setting: Mapping[str, Any], metric: str, target: str) -> Mapping[str, Any]:
     """Return what the strongest attack or floor reached: a defense is worth what it does against that one."""
-    scores = setting["attacks"][strongest(setting, metric, target)]["scores"][metric]
-    found: Mapping[str, Any] = scores[leading_floor(setting, metric, target) or "attack"]
+    attack = setting["attacks"][strongest(setting, metric, target)]
+    who, beside = leading_floor(setting, metric, target) or ("attack", attack)
+    found: Mapping[str, Any] = beside["scores"][metric][who]
     return found
 
 
@@ -345,6 +364,13 @@ def _limitations(summary: Summary) -> list[str]:
         sentences.append(
             f"Attacks that did not adapt, marked † in the table: {'; '.join(blind)}. "
             "An attacker who knows the defense may see more, so these figures do not judge it."
+        )
+    shown = [(attack["threat_model"], summary["names"][label]) for label, attack in found if attack["threat_model"]]
+    if white := dict.fromkeys(name for model, name in shown if model == WHITE_BOX):
+        black = dict.fromkeys(name for model, name in shown if model == BLACK_BOX)
+        sentences.append(
+            f"White box, with weights that the client trained: {', '.join(white)}."
+            + (f" Black box, without them: {', '.join(black)}." if black else "")
         )
     if quick := dict.fromkeys(summary["names"][label] for label, attack in found if attack["quick"]):
         sentences.append(f"A quick look (budget fast), where more work may find more: {', '.join(quick)}.")

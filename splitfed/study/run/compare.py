@@ -16,7 +16,8 @@ from splitfed.core.errors import InvalidInput, check_number, unknown
 from splitfed.stats.paired import compare_pairs, holm, needed_pairs
 from splitfed.study.config.mistakes import short_repr
 from splitfed.study.config.schema import read_toml
-from splitfed.study.report.data import METRICS, group_by, make_visible
+from splitfed.study.report.data import describe_unfinished, group_by, make_visible
+from splitfed.study.report.metrics import METRICS
 from splitfed.study.run.comparison import ComparedMetric, ComparedPair, Comparison
 from splitfed.study.run.row_scores import WHOLE_ROWS, RowScores, mean_over_runs, score_test_rows, score_victims
 from splitfed.study.run.runner import Json, read_result
@@ -32,11 +33,12 @@ Values = Mapping[str, str]
 
 @dataclass(frozen=True)
 class ComparedSide:
-    """Runs under one name; `failed`: seeds of runs that did not finish."""
+    """Runs under one name; `failed`: seeds of runs that failed; `unfinished`: which runs have no result, in words."""
 
     name: str
     runs: tuple[Json, ...]
     failed: tuple[int, ...] = ()
+    unfinished: str = ""
 
     def values(self, axis: str) -> list[str]:
         """Return the values that the runs have on `axis`, each once; what has nothing comes first."""
@@ -139,7 +141,9 @@ def read_sides(
         _check_axis(axis)
         values = study.values(axis)
         if len(values) < 2:
-            raise InvalidInput(f"axis={axis!r} has one value in {str(folders[0])!r}, {values[0]}; expected several")
+            raise InvalidInput(
+                f"axis={axis!r} has one value in {str(folders[0])!r}, {values[0]}; expected several{_besides(study)}"
+            )
         return [replace(_restrict(study, {axis: value}), name=f"{axis}={value}") for value in values]
     named = [(_restrict(study, one), ", ".join(f"{a}={v}" for a, v in one.items())) for one in settings]
     return [replace(side, name=name) for side, name in named]
@@ -177,7 +181,7 @@ def _restrict(side: ComparedSide, values: Values) -> ComparedSide:
         if value not in labels:
             named = [label for label in labels if label.partition("(")[0] == value]
             if len(named) != 1:
-                raise unknown(axis, value, labels)
+                raise InvalidInput(f"{unknown(axis, value, labels)}{_besides(side)}")
             value = named[0]
         runs = tuple(run for run in runs if _value(run, axis) == value)
     return replace(side, runs=runs)
@@ -192,9 +196,17 @@ def _read_side(folder: Path, trust: bool) -> ComparedSide:
     places = [folder] if (folder / "result.json").is_file() else sorted((folder / "runs").glob("*/"))
     found = [(place, make_visible(result)) for place in places if (result := read_result(place)) is not None]
     runs = tuple({**result, "folder": str(place)} for place, result in found if "failed" not in result)
+    unfinished = describe_unfinished(folder) if (folder / "runs").is_dir() else ""
     if not runs:
-        raise InvalidInput(f"{str(folder)!r} holds no finished run; expected the folder of a study, or STUDY/runs/NAME")
-    return ComparedSide(str(folder), runs, tuple(int(result["seed"]) for _, result in found if "failed" in result))
+        why = f": {unfinished}" if unfinished else "; expected the folder of a study, or STUDY/runs/NAME"
+        raise InvalidInput(f"{str(folder)!r} holds no finished run{why}")
+    failed = tuple(int(result["seed"]) for _, result in found if "failed" in result)
+    return ComparedSide(str(folder), runs, failed, unfinished)
+
+
+def _besides(*sides: ComparedSide) -> str:
+    """Return what is to be said of sides that lack runs, after what does not go with those that are there."""
+    return "".join(f"; {said}" for said in dict.fromkeys(side.unfinished for side in sides) if said)
 
 
 def _pair_settings(first: ComparedSide, second: ComparedSide) -> Iterator[tuple[ComparedPair, list[tuple[Json, Json]]]]:
@@ -214,7 +226,9 @@ def _pair_settings(first: ComparedSide, second: ComparedSide) -> Iterator[tuple[
     ]
     keys = [key for key in grouped[0] if key in grouped[1]]
     if not keys:
-        raise InvalidInput(f"{first.name!r} and {second.name!r} share no setting of {' and '.join(varied)}")
+        raise InvalidInput(
+            f"{first.name!r} and {second.name!r} share no setting of {' and '.join(varied)}{_besides(first, second)}"
+        )
     for key in keys:
         sides = [replace(side, runs=tuple(runs[key])) for side, runs in zip((first, second), grouped, strict=True)]
         for side in sides:
@@ -223,11 +237,12 @@ def _pair_settings(first: ComparedSide, second: ComparedSide) -> Iterator[tuple[
         seeds = sorted(by_seed[0].keys() & by_seed[1].keys())
         if not seeds:
             there = (f"{side.name!r} has {sorted(by)}" for side, by in zip(sides, by_seed, strict=True))
-            raise InvalidInput(f"no seed is in both: {' and '.join(there)}; runs are paired by seed")
+            raise InvalidInput(f"no seed is in both: {' and '.join(there)}; runs are paired by seed{_besides(*sides)}")
         runs = [(by_seed[0][seed], by_seed[1][seed]) for seed in seeds]
         for one, other in runs:
             _check_same_data(first.name, second.name, one, other)
         left = [_left_out(side, by, seeds) for side, by in zip(sides, by_seed, strict=True)]
+        left += dict.fromkeys(side.unfinished for side in sides)
         where = ", ".join(key)
         differs = tuple(_differing_settings(*runs[0]))
         yield ComparedPair(first.name, second.name, where, differs, tuple(seeds), tuple(filter(None, left))), runs

@@ -27,18 +27,25 @@ def read_rows(
     dtype: RowType = "float32",
     features: Mapping[str, Feature] | None = None,
     columns: Sequence[str] = (),
+    categories: Mapping[str, Sequence[str]] | None = None,
+    unread: Sequence[str] = (),
+    separator: str = ",",
 ) -> Tensor:
     """Return the rows in `path` as (rows, *shape) of `dtype`, as the run's data has them.
 
     Arrays have that shape, or one row of it; a .npz file holds one array, one called x, or one for each of `features`,
-    the parts of a row, (rows, ...). A CSV file holds numbers only, a line a row, flattened, below a header or not;
-    where the run's data have `columns`, a header names these, in any order. Raises `InvalidInput` for what cannot be
-    read, other columns, another shape, a value that is not finite, one outside `value_range`, and one that is no whole
-    number where `dtype` is "int64".
+    the parts of a row, (rows, ...). A CSV file holds numbers, a line a row, flattened, below a header or not; where the
+    run's data have `columns`, a header names these, in any order, beside those that are `unread`, such as the target.
+    Under a header a column of text stands once, as text, where its `categories` are known, or as 0/1 columns. Raises
+    `InvalidInput` for what cannot be read, other columns, another shape, a value that is not finite, one outside
+    `value_range`, and one that is no whole number where `dtype` is "int64".
     """
     check_kind(path)
     table = path.suffix.lower() == ".csv"
-    values = _read_csv(path, columns) if table else _read_array(path, shape, features or {})
+    if table:
+        values = _read_csv(path, columns, categories or {}, unread, separator)
+    else:
+        values = _read_array(path, shape, features or {})
     x = as_type(repr(str(path)), as_tensor(repr(str(path)), values), dtype)
     width = math.prod(shape)
     if table and x.shape[1] == width:
@@ -107,35 +114,57 @@ def _put_together(
     return found.reshape(rows, *shape)
 
 
-def _read_csv(path: Path, columns: Sequence[str]) -> np.ndarray:
+def _read_csv(
+    path: Path, columns: Sequence[str], categories: Mapping[str, Sequence[str]], unread: Sequence[str], separator: str
+) -> np.ndarray:
     """Return the numbers of a CSV file, (rows, columns), in the order of `columns` where a header names these."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = [line for line in csv.reader(file) if line]
+            lines = [line for line in csv.reader(file, delimiter=separator, skipinitialspace=True) if line]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InvalidInput(f"{str(path)!r} cannot be read as CSV: {error}") from None
     header = bool(lines) and any(_parse_number(field) is None for field in lines[0])
     rows = lines[1:] if header else lines
     if not rows:
         raise InvalidInput(f"{str(path)!r} holds no row; expected at least one")
+    names = [name.strip() for name in lines[0]] if header and columns else []
+    # Text stands in one column; where there are as many as values, these are 0 and 1 already.
+    texts = {name: list(values) for name, values in categories.items() if names.count(name) == 1}
+    width = len(names or rows[0])
     number_rows = []
     for i, line in enumerate(rows):
-        numbers = [_parse_number(field) for field in line]
-        if None in numbers or len(numbers) != len(rows[0]):
-            wrong = next((repr(f) for f, n in zip(line, numbers, strict=True) if n is None), f"{len(numbers)} fields")
-            raise InvalidInput(f"{str(path)!r} has {wrong} in row {i}, counted from 0; expected {len(rows[0])} numbers")
+        where = f"row {i}, counted from 0"
+        if len(line) != width:
+            raise InvalidInput(f"{str(path)!r} has {len(line)} fields in {where}; expected {width} numbers")
+        numbers: list[float] = []
+        for name, field in zip(names or [""] * width, line, strict=True):
+            values = texts.get(name, [])
+            if name in unread and name not in columns:
+                continue
+            if field in values:
+                numbers += [float(field == value) for value in values]
+            elif len(values) > 1:
+                known = ", ".join(map(repr, values[:20])) + (", ..." if len(values) > 20 else "")
+                raise InvalidInput(f"{str(path)!r} has {field!r} in column {name!r}, {where}; expected {known}")
+            elif (number := _parse_number(field)) is None:
+                raise InvalidInput(f"{str(path)!r} has {field!r} in {where}; expected {width} numbers")
+            else:
+                numbers.append(number)
         number_rows.append(numbers)
     found = np.array(number_rows, dtype=np.float64)
-    if not header or not columns:
+    if not names:
         return found
-    names = [name.strip() for name in lines[0]]
+    names = [name for name in names if name in columns or name not in unread]
+    names = [name for name in names for _ in texts.get(name, [name])]
     if sorted(names) != sorted(columns):
         unlike = next(name for name in (*names, *columns) if names.count(name) != columns.count(name))
         often = f"{unlike!r} stands {names.count(unlike)} times in it and {columns.count(unlike)} in these"
+        as_it_is = "stands as it is, or " if categories else ""
         raise InvalidInput(
             f"{str(path)!r} has another header than the run's data ({often}); expected "
             f"{', '.join(columns[:20])}{', ...' if len(columns) > 20 else ''} in any order, or no header; a column of "
-            "text is a column of 0 and 1 for each of its values, sorted, all of its name"
+            f"text {as_it_is}is a column of 0 and 1 for each of its values, sorted, "
+            "all of its name"
         )
     # Columns of one name, which a column of text becomes, come in their own order.
     places = {name: [i for i, one in enumerate(names) if one == name] for name in names}
@@ -146,4 +175,5 @@ def _parse_number(field: str) -> float | None:
     try:
         return float(field)
     except ValueError:
-        return None
+        # As tables of the data have them, where they are read as 1 and 0.
+        return {"true": 1.0, "false": 0.0}.get(field.strip().lower())

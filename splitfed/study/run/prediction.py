@@ -52,10 +52,22 @@ def predict(
     check_kind(rows)
     for path in filter(None, (output, view_output)):
         _check_writable(path, rows)
-    run, standardized = _rebuild_run(folder, trust)
+    run, source = _rebuild_run(folder, trust)
+    standardized = bool(source.get("standardize", False))
+    table = source if source["name"] in ("csv", "parquet") else {}
     known = run.data.victims
     kind: RowType = "int64" if known.discrete else "float32"
-    x = read_rows(rows, run.data.shape, known.value_range, kind, known.features, known.columns)
+    x = read_rows(
+        rows,
+        run.data.shape,
+        known.value_range,
+        kind,
+        known.features,
+        known.columns,
+        known.categories,
+        [name for name in (table.get("target"), table.get("domain"), *table.get("drop", ())) if name],
+        table.get("separator", ","),
+    )
     heads = {h.value: h for h in run.engine.topology.heads}
     if head is not None and head not in heads:
         raise unknown("head", head, heads)
@@ -68,9 +80,9 @@ def predict(
         recorders = {name: recorder_stack.enter_context(run.engine.record_party(name)) for name in run.engine.parties}
         outputs = run.predict(x, client=client, head=head, number=_draw_number(run, x))
     chosen_head = heads[head] if head is not None else next(iter(heads.values()))
-    table = prediction_table(chosen_head, outputs)
+    predictions = prediction_table(chosen_head, outputs)
     if output is not None:
-        write_atomic(output, _format_csv(table).encode())
+        write_atomic(output, _format_csv(predictions).encode())
     if view is not None and view_output is not None:
         received = recorders[view].view().tensors(dataless=True)
         write_atomic(view_output, save({name: tensor.contiguous() for name, tensor in received.items()}))
@@ -80,7 +92,7 @@ def predict(
         "head": chosen_head.value,
         "rows": len(x),
         "standardized": standardized,
-        "predictions": table,
+        "predictions": predictions,
         **_predict_traffic(run, before),
         "views": {name: views for name, recorder in recorders.items() if (views := _list_views(recorder))},
         "output": None if output is None else str(output),
@@ -138,10 +150,10 @@ def format_prediction(prediction: Json) -> str:
     return "\n".join(lines)
 
 
-def _rebuild_run(folder: Path, trust: bool) -> tuple[Run, bool]:
-    """Return the finished run in `folder`, as its newest checkpoint has it, and whether its data were standardised."""
+def _rebuild_run(folder: Path, trust: bool) -> tuple[Run, Mapping[str, Any]]:
+    """Return the finished run in `folder`, as its newest checkpoint has it, and the table of its data."""
     _, cell, data = load_finished_run(folder, trust=trust)
-    return train_cell(cell, data, folder, Lines(1)), bool(cell.config["data"].get("standardize", False))
+    return train_cell(cell, data, folder, Lines(1)), cell.config["data"]
 
 
 def _draw_number(run: Run, x: Tensor) -> int:

@@ -12,8 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from splitfed.attacks.scoring.label_metrics import EXCESS
+from splitfed.attacks.threat_model import WHITE_BOX
 from splitfed.core.grouping import group_pairs, nest
-from splitfed.study.report.data import FLOORS, METRICS, ORACLES, group_by
+from splitfed.study.report.data import group_by
+from splitfed.study.report.metrics import FLOORS, LABEL_FLOORS, METRICS, ORACLES
 from splitfed.study.report.remarks import remarks
 from splitfed.study.report.units import format_bytes
 from splitfed.study.run.runner import Json
@@ -27,6 +30,8 @@ BASELINES = {
     "prior": "auxiliary shares",
     "random_pairing": "other victim",
     **FLOORS,
+    **LABEL_FLOORS,
+    EXCESS: "beyond own data",
     **ORACLES,
 }
 
@@ -77,6 +82,7 @@ def _means_of(ended: Sequence[Json]) -> dict[str, Any]:
         **({"epsilon": _largest_epsilon(ended), "promises": _largest_promises(ended)} if private else {}),
         "attacks": {key: _mean_scores([one["scores"] for one in found]) for key, found in attacks.items()},
         "quick": [key for key, found in attacks.items() if found[0].get("quick")],
+        "white_box": [key for key, found in attacks.items() if found[0].get("threat_model") == WHITE_BOX],
     }
 
 
@@ -159,7 +165,7 @@ def print_table(results: Sequence[Json], console: Console) -> None:
     rows = setting_rows(results)
     metric = next((row["metric"] for row in rows if "metric" in row), "utility")
     attacks = _attack_metrics(rows)
-    quick = {name for row in rows for name in row.get("quick", [])}
+    quick, white = ({name for row in rows for name in row.get(key, [])} for key in ("quick", "white_box"))
     several = len({row["topology"] for row in rows}) > 1
     names = [
         *(["topology"] if several else []),
@@ -172,7 +178,14 @@ def print_table(results: Sequence[Json], console: Console) -> None:
         *(["preset", "bytes", "seconds"] if encrypted else []),
         *(["epsilon"] if private else []),
         *(
-            "\n".join([name, *(["quick look"] if name in quick else []), " / ".join(metrics)])
+            "\n".join(
+                [
+                    name,
+                    *(["white box"] if name in white else []),
+                    *(["quick look"] if name in quick else []),
+                    " / ".join(metrics),
+                ]
+            )
             for name, metrics in attacks.items()
         ),
     ]
@@ -185,7 +198,8 @@ def print_table(results: Sequence[Json], console: Console) -> None:
     )
 
     def add_reference(row: dict[str, Any], who: str, indent: str = "") -> None:
-        kind = "" if who in ORACLES else "floor: " if who in FLOORS else "baseline: "
+        kind = "floor: " if who in {*FLOORS, *LABEL_FLOORS} else "baseline: "
+        kind = "" if who in {*ORACLES, EXCESS} else kind
         scores = [_format_scores(row, name, metrics, who) for name, metrics in attacks.items()]
         if any(scores):
             blank = [""] * (1 + 3 * encrypted + private)

@@ -253,6 +253,7 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher, guard: Gu
         "attack": probe.key,
         "label": probe.label,
         "adversary": outcome.adversary,
+        "threat_model": outcome.threat_model,
         "seconds": outcome.seconds,
         "target": attack.target.name.lower(),
         "victims": len(outcome.truth),

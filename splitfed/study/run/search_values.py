@@ -8,7 +8,8 @@ from typing import Any
 
 from splitfed.core.errors import SplitfedError
 from splitfed.study.config.search_metrics import SearchMetric
-from splitfed.study.report.data import METRICS, Json, bounds_of, estimate
+from splitfed.study.report.data import Json, bounds_of, estimate
+from splitfed.study.report.metrics import METRICS
 from splitfed.study.run.store import table_rows
 
 

@@ -14,7 +14,7 @@ from splitfed.models.import_paths import Code
 from splitfed.study.config import build, schema
 from splitfed.study.config.cell import Cell
 from splitfed.study.config.search import SearchStudy, read_search
-from splitfed.study.report.data import METRICS
+from splitfed.study.report.metrics import METRICS
 from splitfed.study.report.remarks import remarks
 from splitfed.study.report.search_data import read_search_outcome
 from splitfed.study.run import failures

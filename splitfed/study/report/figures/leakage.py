@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from splitfed.attacks.scoring.member_metrics import roc
-from splitfed.study.report.data import METRICS, NO_DEFENSE, Summary, interval_ends
+from splitfed.study.report.data import NO_DEFENSE, Summary, interval_ends
 from splitfed.study.report.figures.plots import BASELINE_STYLES, metric_title
-from splitfed.study.report.figures.style import INK, MUTED, PALETTE, SeriesStyles, as_svg, canvas, wrap_label
+from splitfed.study.report.figures.style import INK, MUTED, SeriesStyles, as_svg, canvas, numbered_look, wrap_label
+from splitfed.study.report.metrics import METRICS
 from splitfed.study.report.text import name_of
 
 
@@ -68,11 +68,14 @@ def plot_roc_curves(curves: Sequence[tuple[str, str, Tensor, Tensor]], name: str
 
     An axis begins where the fewest non-members, or members, still resolve a rate; rates of 0 are left out.
     """
-    shades = itertools.cycle(PALETTE)
+    plain = next((i for i, (_, family, *_) in enumerate(curves) if family == NO_DEFENSE), None)
     with canvas(1, 6.4, 4.6) as (figure, (axis,)):
-        for label, family, scores, member in curves:
-            colour = INK if family == NO_DEFENSE else next(shades)
-            axis.plot(*roc_corners(scores, member), color=colour, lw=1.8, label=label)
+        for i, (label, _, scores, member) in enumerate(curves):
+            # One undefended curve is black; those of other topologies have colours of their own.
+            look = numbered_look(i - (plain is not None and i > plain)) | {"marker": None}
+            if i == plain:
+                look |= {"color": INK, "ls": "-"}
+            axis.plot(*roc_corners(scores, member), lw=1.8, label=label, **look)
         least = min(1 / int((~member).sum()) for *_, member in curves)
         axis.plot([least, 1], [least, 1], color=MUTED, ls=(0, (5, 3)), lw=1.2, label="chance")
         axis.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.05))

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from splitfed.study.report.data import METRICS, TARGETS, Summary, group_by, interval_ends
+from splitfed.study.report.data import Summary, group_by, interval_ends
 from splitfed.study.report.figures.style import MUTED, SeriesStyles, as_svg, canvas, wrap_label
+from splitfed.study.report.metrics import METRICS, TARGETS
 
 BASELINE_STYLES = {
     "mean_image": ("the mean", (0, (5, 3))),
     "mean_release": ("the mean", (0, (5, 3))),
     "frequent_token": ("the most frequent token", (0, (5, 3))),
+    "own_features": ("the adversary's own data alone", (0, (5, 1))),
     "majority": ("the most frequent label", (0, (5, 3))),
     "chance": ("chance", (0, (5, 3))),
     "prior": ("the auxiliary rows' shares", (0, (5, 3))),
