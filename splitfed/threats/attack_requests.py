@@ -54,6 +54,8 @@ def ask_in_turn(
     """Check all `attacks`, name and attack of each, then run one after the other; parameters as of `Run.attack`."""
     past = [attack.phase is Phase.TRAINING for _, attack in attacks]
     trained = [one.phase is Phase.TRAINING or (number is not None and reads_steps(one)) for _, one in attacks]
+    if number is not None and not any(trained):
+        raise InvalidInput(f"round={number} is not allowed: {attacks[0][0]} is on no recorded training; leave it out")
     if any(trained) and victims is not None:
         who = type(attacks[trained.index(True)][1]).__name__
         raise InvalidInput(f"{who} goes against training rows: name no victims")

@@ -386,16 +386,12 @@ class Run:
         out. `releases`: how often each victim's row is released, >= 1: random defenses draw anew in each, and the
         adversary gets the mean, of rows that it asks for too. Refused for attacks that read no release of inference.
         """
-        results, named = [], name_attacks(attacks, budget)
+        results = []
         if round is not None:
             check_count("round", round, high=len(self.history) - 1)
-            if all(attack.phase is not Phase.TRAINING for _, attack in named):
-                raise InvalidInput(
-                    f"round={round} is not allowed: {named[0][0]} is on no recorded training; leave it out"
-                )
         for result in ask_in_turn(
             self.evaluator,
-            named,
+            name_attacks(attacks, budget),
             lambda: self.ledger,
             adversary=adversary,
             victims=victims,
