@@ -10,6 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from splitfed.core.messages import Stamp
+from splitfed.core.payload import Layout
 from splitfed.core.random import derive
 
 
@@ -39,7 +40,7 @@ class StepState:
 
     `rows` only where it counts them: parties share no tensor, and a copy costs as much as a message. `slopes`: what
     leaves, the gradient that a defense wants of it, and its version then. `losses`: with what each is multiplied by.
-    `crossed`: where in memory the gradients lie that have arrived. `strides`: those in which a leaf's gradient came
+    `crossed`: where in memory the gradients lie that have arrived. `layouts`: how a leaf's gradient lay when it came
     to it, by the leaf's identity.
     """
 
@@ -59,4 +60,4 @@ class StepState:
     losses: dict[str, list[tuple[Tensor, float]]] = field(default_factory=partial(defaultdict, list))
     objective_added: bool = False
     crossed: set[int] = field(default_factory=set)
-    strides: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    layouts: dict[int, Layout] = field(default_factory=dict)
