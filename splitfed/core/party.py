@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Message, Stamp, is_own
 from splitfed.core.party_state import PartyState
-from splitfed.core.payload import Layout, infinite_rows
+from splitfed.core.payload import infinite_rows
 from splitfed.core.random import stream, wide_generator
 from splitfed.core.rows import Draw, RowSource
 from splitfed.core.step_plan import EdgeDefense, Port, SegmentPlan
@@ -270,10 +271,9 @@ class Party:
     def _leaf(self, value: Tensor, step_state: StepState, returns: bool = True) -> Tensor:
         # Masks and whole numbers have no gradient.
         leaf = value.detach().requires_grad_(self._training and returns and value.is_floating_point())
-        if leaf.requires_grad and leaf.dim() > 1:
+        if leaf.requires_grad:
             # torch keeps a leaf's gradient in the leaf's strides, but the order of sums behind it follows its own.
-            key, kept = id(leaf), step_state.layouts
-            leaf.register_hook(lambda found: kept.__setitem__(key, Layout.of(found)))
+            leaf.register_hook(partial(step_state.note_layout, id(leaf)))
         return leaf
 
     def _run(self, segment_plan: SegmentPlan, arguments: list[Tensor], stamp: Stamp) -> tuple[Tensor, ...]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.core.payload import Layout
 from splitfed.core.random import derive
@@ -61,3 +62,12 @@ class StepState:
     objective_added: bool = False
     crossed: set[int] = field(default_factory=set)
     layouts: dict[int, Layout] = field(default_factory=dict)
+
+    def note_layout(self, leaf: int, gradient: Tensor | None) -> None:
+        """Keep how the `gradient` of a leaf lies; refuse none, for which zeros would be sent in place of nothing."""
+        if gradient is None:
+            raise InvalidInput(
+                "a function with a backward of its own sends no gradient back to what arrived (None): read that "
+                "outside of it as well, or cut behind it"
+            )
+        self.layouts[leaf] = Layout.of(gradient)
