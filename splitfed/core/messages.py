@@ -58,6 +58,10 @@ class Stamp(NamedTuple):
         return self.replica
 
 
+_LAID_OUT = ("activation", "gradient")
+"""Kinds of messages with whose tensors a receiver computes as the uncut model does."""
+
+
 class Message(NamedTuple):
     """Tensors on their way from one party to another; the only thing that ever crosses.
 
@@ -93,7 +97,7 @@ class Message(NamedTuple):
             address = tensor.untyped_storage().data_ptr()
             if address in addresses and tensor.numel():
                 tensor = tensor.clone()
-            elif tensor.numel() and address != original.untyped_storage().data_ptr() and self.kind == "activation":
+            elif tensor.numel() and address != original.untyped_storage().data_ptr() and self.kind in _LAID_OUT:
                 layout = layout_of(original)
                 if layout is not None:
                     layouts[name] = layout

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Message, Stamp, is_own
 from splitfed.core.party_state import PartyState
-from splitfed.core.payload import extent, infinite_rows
+from splitfed.core.payload import infinite_rows
 from splitfed.core.random import stream, wide_generator
 from splitfed.core.rows import Draw, RowSource
 from splitfed.core.step_plan import EdgeDefense, Port, SegmentPlan
@@ -98,10 +99,7 @@ class Party:
         segment_plan, step_state = self.state.segment_plans[segment], self._step_states[stamp.replica]
         for message in received:
             returns = message.edge not in self.state.one_way
-            for name, value in message.tensors.items():
-                value = value.to(self.device)
-                if message.layouts is not None and name in message.layouts:
-                    value = message.layouts[name].lay_out(value)
+            for name, value in self._arrived(message):
                 asks = returns and name not in segment_plan.dataless
                 step_state.held[name] = self._leaf(value, step_state, asks)
         outputs = self._run(segment_plan, self._arguments(segment_plan, step_state), stamp)
@@ -144,9 +142,10 @@ class Party:
         pairs: list[tuple[Tensor, Tensor | float]] = [*step_state.returned.pop(segment, ())]
         for message in received:
             sent_values = step_state.sent.pop(message.edge)
+            arrived = self._arrived(message)
             if segment_plan.arrivals:
-                step_state.crossed.update([t.untyped_storage().data_ptr() for t in message.tensors.values()])
-            pairs.extend([(sent_values[name], gradient.to(self.device)) for name, gradient in message.tensors.items()])
+                step_state.crossed.update([gradient.untyped_storage().data_ptr() for _, gradient in arrived])
+            pairs.extend([(sent_values[name], gradient) for name, gradient in arrived])
         for z, slope, version in step_state.slopes.pop(segment, ()):
             if z._version != version:
                 raise InvalidInput(f"{self.name}: a defense changed in place what leaves {segment!r}; not allowed")
@@ -168,11 +167,9 @@ class Party:
         for name in segment_plan.outputs:
             step_state.values.pop(name, None)
         messages = self._return_gradients(segment_plan, step_state, stamp, peers)
-        return (
-            [_copy_shared_gradients(message, step_state.crossed) for message in messages]
-            if step_state.crossed
-            else messages
-        )
+        if not step_state.crossed:
+            return messages
+        return [_copy_shared_gradients(message, step_state.crossed) for message in messages]
 
     def gradient_sum(self) -> float:
         """Return the sum of the gradient that each backward pass reaches last: that of the first weight that has one.
@@ -242,6 +239,11 @@ class Party:
         """Return whether this step has come to `value`."""
         return value in self._step_states[replica].values
 
+    def _arrived(self, message: Message) -> list[tuple[str, Tensor]]:
+        """Return name and tensor of all that has arrived, each as it lay at the sender."""
+        found, layouts = [(name, tensor.to(self.device)) for name, tensor in message.tensors.items()], message.layouts
+        return [(n, layouts[n].lay_out(one) if n in layouts else one) for n, one in found] if layouts else found
+
     def _read(self, rows: RowSource, batch: Batch, stamp: Stamp) -> Tensor:
         """Return the rows of a batch, as training sees them in a step of training, else as they are."""
         draw = None
@@ -269,10 +271,9 @@ class Party:
     def _leaf(self, value: Tensor, step_state: StepState, returns: bool = True) -> Tensor:
         # Masks and whole numbers have no gradient.
         leaf = value.detach().requires_grad_(self._training and returns and value.is_floating_point())
-        if leaf.requires_grad and leaf.dim() > 1:
+        if leaf.requires_grad:
             # torch keeps a leaf's gradient in the leaf's strides, but the order of sums behind it follows its own.
-            key, strides = id(leaf), step_state.strides
-            leaf.register_hook(lambda found: strides.__setitem__(key, found.stride()))
+            leaf.register_hook(partial(step_state.note_layout, id(leaf)))
         return leaf
 
     def _run(self, segment_plan: SegmentPlan, arguments: list[Tensor], stamp: Stamp) -> tuple[Tensor, ...]:
@@ -427,13 +428,11 @@ def _is_like(made: object, given: Tensor) -> bool:
 
 
 def _gradient(leaf: Tensor, step_state: StepState) -> Tensor:
-    """Return the gradient of a leaf in the strides that it came in; zeros where nothing used it in this step."""
-    found, strides = leaf.grad, step_state.strides.get(id(leaf))
+    """Return the gradient of a leaf as it lay when it came; zeros where nothing used it in this step."""
+    found, layout = leaf.grad, step_state.layouts.get(id(leaf))
     if found is None:
         return torch.zeros_like(leaf)
-    if strides is None or strides == found.stride() or extent(found.shape, strides) != found.numel():
-        return found
-    return torch.empty_strided(found.shape, strides, dtype=found.dtype, device=found.device).copy_(found)
+    return found if layout is None or layout.strides == found.stride() else layout.lay_out(found)
 
 
 def _copy_shared_gradients(message: Message, crossed: Collection[int]) -> Message:

@@ -29,6 +29,11 @@ class Layout(NamedTuple):
     strides: tuple[int, ...]
     lead: int
 
+    @classmethod
+    def of(cls, tensor: Tensor) -> Layout:
+        """Return how a dense `tensor` lies in its storage."""
+        return cls(tuple(tensor.stride()), tensor.data_ptr() % _LINE // tensor.element_size())
+
     def reach(self, shape: Sequence[int]) -> int:
         """Return how many elements of memory a tensor of `shape` spans in this layout, gaps and `lead` included."""
         return self.lead + 1 + sum((size - 1) * stride for size, stride in zip(shape, self.strides, strict=True))
@@ -57,9 +62,8 @@ def layout_of(tensor: Tensor) -> Layout | None:
     """Return how a dense `tensor` lies in its storage; None where a copy lies alike."""
     if not tensor.numel():
         return None
-    lead = tensor.data_ptr() % _LINE // tensor.element_size()
-    found = Layout(tuple(tensor.stride()), lead)
-    return None if lead == 0 and extent(tensor.shape, tensor.stride()) == tensor.numel() else found
+    found = Layout.of(tensor)
+    return None if found.lead == 0 and extent(tensor.shape, tensor.stride()) == tensor.numel() else found
 
 
 def copy_nested(value: Any) -> Any:

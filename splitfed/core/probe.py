@@ -400,7 +400,14 @@ def _describe_misfit(topology: Topology, segment: Segment, values: Mapping[str, 
     shapes = ", ".join(f"{name} {tuple(values[name].shape)}" for name in segment.inputs)
     edges = [e.name for e in topology.edges if e.target == segment.name]
     place = f"edge{'s' * (len(edges) > 1)} {', '.join(edges)}" if edges else f"input of {segment.name!r}"
-    return f"segment {segment.name!r} cannot take what arrives on {place} ({shapes}): {describe_failure(error)}"
+    failure = describe_failure(error)
+    if "meta" in failure and hasattr(segment.module, "replay_plan"):
+        return (
+            f"segment {segment.name!r} reads what another party holds (a tensor that a submodule sets on itself, "
+            "weights that functional_call is given), by what shows no operation on it: return it, or cut so that one "
+            f"party runs all of that ({failure})"
+        )
+    return f"segment {segment.name!r} cannot take what arrives on {place} ({shapes}): {failure}"
 
 
 def _check_kind(segment: Segment, name: str, value: object) -> None:
@@ -428,7 +435,7 @@ def _check_value(segment: Segment, name: str, value: Tensor, rows: int, learns: 
     if value.dim() == 0 or len(value) != rows:
         raise InvalidInput(
             f"value {name!r} of segment {segment.name!r} has shape {tuple(value.shape)}; the first dimension must "
-            f"be the batch ({rows} rows here){_other_way(segment)}"
+            f"be the batch ({rows} rows here): cut where it is, or keep it first in what crosses{_other_way(segment)}"
         )
     if learns and not value.is_floating_point():
         raise InvalidInput(f"value {name!r} of segment {segment.name!r} is {value.dtype}: no loss can learn from it")

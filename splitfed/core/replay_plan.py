@@ -194,9 +194,10 @@ def _record(
                 hook.remove()
             check_references(recorded, type(model).__name__)
         hint = "; of rows named '0' and '1' it gets a tuple, of others a table" if call.batch is not None else ""
-        raise InvalidInput(
-            f"{type(model).__name__} fails by itself{line_of(error)}: {describe_error(error)}{hint}"
-        ) from error
+        how = "fails by itself" if gradients else "fails without gradients, as predictions are made,"
+        if answers is None and _runs(model, inputs, call, gradients):
+            how, hint = "cannot be followed", "; write that otherwise, or pass segments by hand (splitfed.Segment)"
+        raise InvalidInput(f"{type(model).__name__} {how}{line_of(error)}: {describe_error(error)}{hint}") from error
     finally:
         logging.disable(quiet)
         changes = () if snapshot is None else snapshot.changes()
@@ -228,6 +229,18 @@ def _record(
     # With both it goes elsewhere, or asks for a number: what is found there is refused here, or by the comparison.
     find_constants(calls(rows + 1))
     return course
+
+
+def _runs(model: nn.Module, inputs: Mapping[str, Tensor], call: ModelCall, gradients: bool) -> bool:
+    """Return whether a copy of `model` runs where nobody looks on."""
+    copied = copy_sharing(model)
+    open_compiled(copied)
+    with warnings.catch_warnings(), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        with contextlib.suppress(InvalidInput), others_code(lambda error: InvalidInput(str(error))):
+            call(copied, {name: x.clone() for name, x in inputs.items()})
+            return True
+    return False
 
 
 def _find_ends(model: nn.Module, recording: RecordingPass, cuts: Sequence[Cut]) -> tuple[int, ...]:

@@ -289,5 +289,6 @@ class SegmentPass(MetaPass):
         """Return the error of a pass that is another one than the plan's."""
         return InvalidInput(
             f"forward of {self._plan.model} takes another way than when it was cut, at operation {self.number} of "
-            f"{len(self._way.names)}: a branch that depends on more than the mode cannot be cut"
+            f"{len(self._way.names)}: a branch that depends on more than the mode cannot be cut (state that is None at "
+            "first can begin as zeros)"
         )

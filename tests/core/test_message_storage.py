@@ -21,8 +21,10 @@ from splitfed.core.topology import Head, Segment, Topology
 from splitfed.engines.byte_link import ByteLink
 from splitfed.engines.local import LocalEngine
 from splitfed.matching.matcher import _Post
+from splitfed.topologies import vanilla
 from tests.core.test_isolation import FiniteCheck, assert_own, shared
-from tests.examples import assert_same, toy_data
+from tests.core.training_beside import built
+from tests.examples import assert_same, placed, toy_data
 from tests.object_graph import holdings, reachable
 
 
@@ -196,6 +198,36 @@ def test_a_receiver_lays_a_copy_out_as_the_sender_had_it(link: type[LocalLink]) 
     engine.train(0, 0, [torch.arange(8)])
     engine.predict(0, "train", "evaluate")
     assert lay["sent"] == lay["used"] == [((35, 1), 20)] * 2
+
+
+class ClassToken(nn.Module):
+    """Series (rows, 2, 16) as tokens behind one of their own: what comes back for them is a part of a larger tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.own, self.out = nn.Linear(2, 8), nn.Parameter(torch.randn(1, 1, 8)), nn.Linear(8, 4)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.tokens(x.transpose(1, 2))
+        return self.out(self.layer(torch.cat([self.own.expand(len(h), -1, -1), h], 1)).mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("link", [LocalLink, ByteLink])
+def test_a_gradient_is_laid_out_as_it_lay_where_it_was_computed(link: type[LocalLink]) -> None:
+    """The sum over rows that lie apart, the gradient of a bias, rounds otherwise than that over rows that do not."""
+    model = built(ClassToken)
+    x, y = torch.randn(24, 2, 16, generator=torch.Generator().manual_seed(2)), torch.arange(24) % 4
+    topology = vanilla(copy.deepcopy(model), "tokens", example=x[:8]).with_task(classification(4))
+    engine = placed(topology, {"x": x}, {topology.heads[0].value: y}, optim=Optim("SGD", {"lr": 0.1}), link=link)
+    steps = torch.arange(24).split(8)
+    engine.train(0, 0, list(steps))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in steps:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[step]), y[step]).backward()
+        optimizer.step()
+    assert_same(topology.state_dict(engine.modules(0)), model.state_dict())
 
 
 def test_what_passes_through_is_not_the_senders_memory() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from splitfed.core.equivalence_sides import StepResult
 from splitfed.core.errors import InvalidInput
@@ -336,3 +338,83 @@ def test_gradients_that_are_sparse_and_states_that_are_written_by_hand(kind: typ
         states = [module.state_dict() for module in party.state.modules.values()]
         assert not any(tensor.is_meta for state in states for tensor in state.values())
     assert set(engine.topology.state_dict(engine.modules(0))) == set(kind().state_dict())
+
+
+class Stepped(nn.Module):
+    """What lies between two layers is one of those below; `statistics` keeps on itself what it is asked for again."""
+
+    def __init__(self, between: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.gru, self.c, self.state = nn.Linear(4, 4), nn.GRU(4, 6, batch_first=True), nn.Linear(6, 3), None
+        self.statistics, self.between = Statistics(), between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.between(self, x))  # type: ignore[no-any-return]
+
+
+class Statistics(nn.Module):
+    def forward(self, h: Tensor, back: bool = False) -> Tensor:
+        if back:
+            return h * self.std
+        self.std = h.std(1, keepdim=True)
+        return h / self.std
+
+
+def kept_on_a_submodule(m: Any, x: Tensor) -> Tensor:
+    h = m.a(m.statistics(x))
+    return m.gru(m.statistics(h, back=True))[0][:, -1]  # type: ignore[no-any-return]
+
+
+def given_weights(m: Any, x: Tensor) -> Tensor:
+    weights = {name: functional.normalize(w, dim=-1) for name, w in m.gru.named_parameters()}
+    return torch.func.functional_call(m.gru, weights, (m.a(x),))[0][:, -1]  # type: ignore[no-any-return]
+
+
+def none_at_first(m: Any, x: Tensor) -> Tensor:
+    h = m.gru(m.a(x))[0][:, -1]
+    h = h if m.state is None else h + m.state
+    if m.training:
+        m.state = h.detach().mean(0)
+    return h  # type: ignore[no-any-return]
+
+
+def gradient_of_the_input(m: Any, x: Tensor) -> Tensor:
+    moved = torch.zeros_like(x).requires_grad_()
+    (found,) = torch.autograd.grad(m.a(x + moved).square().sum(), moved)
+    return m.gru(m.a(x + found))[0][:, -1]  # type: ignore[no-any-return]
+
+
+def conditional(m: Any, x: Tensor) -> Tensor:
+    h = m.gru(m.a(x))[0][:, -1]
+    return torch.cond(h.mean() > 0.1, lambda v: v * 2.0, lambda v: v - 1.0, (h,))  # type: ignore[no-any-return]
+
+
+def folded(m: Any, x: Tensor) -> Tensor:
+    return m.gru(m.a(x.reshape(-1, 1, 4)))[0][:, -1].view(len(x), -1, 6).mean(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("between", "at", "text"),
+    [
+        (
+            kept_on_a_submodule,
+            "statistics#1",
+            "reads what another party holds .a tensor that a submodule sets on itself",
+        ),
+        (given_weights, "a", "reads what another party holds .* weights that functional_call is given"),
+        (
+            none_at_first,
+            "a",
+            "than the mode cannot be cut .state that is None at first can begin as zeros",
+        ),
+        (gradient_of_the_input, "a#1", "Stepped fails without gradients, as predictions are made, at .*: RuntimeError"),
+        (conditional, "a", "Stepped cannot be followed at .*: Uncaptured.*; write that otherwise, or pass segments"),
+        (folded, "a", "the first dimension must be the batch .*: cut where it is, or keep it first in what crosses"),
+    ],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+def test_a_refusal_names_what_is_at_fault_and_a_way_out(
+    between: Callable[[Any, Tensor], Tensor], at: str, text: str
+) -> None:
+    with pytest.raises(InvalidInput, match=text):
+        vanilla(Stepped(between), at, example=torch.randn(8, 5, 4))

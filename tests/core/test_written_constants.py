@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -86,6 +87,27 @@ def asked_of_numbers(net: Gated, x: Tensor, h: Tensor, gate: Tensor) -> Tensor:
     return (o * 2 if o.abs().max() > 0 else o.tanh()) + net.k(h)
 
 
+class Copied(torch.autograd.Function):
+    """Writes one tensor into another, to which it sends no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, o: Tensor, h: Tensor) -> Tensor:
+        ctx.mark_dirty(o)
+        o.copy_(h)
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, gradient
+
+
+def by_own_function(net: Gated, x: Tensor, h: Tensor, gate: Tensor) -> Tensor:
+    o = torch.zeros_like(h)
+    o = Copied.apply(o, h * gate)  # type: ignore[no-untyped-call]
+    k = net.k(h)
+    return o.relu() + k
+
+
 def between_the_cuts(net: Gated, x: Tensor, h: Tensor, gate: Tensor) -> Tensor:
     k = net.k(h)
     o = x.new_zeros(len(x), 8)
@@ -109,7 +131,16 @@ def constant(net: Gated, x: Tensor, h: Tensor, gate: Tensor) -> Tensor:
     return net.k(h) @ mask + h @ mask.relu()
 
 
-WRITTEN = (made_of_it, itself_and_before, by_a_view_of_before, by_data, written_on, asked, asked_of_numbers, constant)
+WRITTEN = (
+    made_of_it,
+    itself_and_before,
+    by_a_view_of_before,
+    by_data,
+    written_on,
+    asked,
+    asked_of_numbers,
+    constant,
+)
 WAYS: dict[str, Callable[[nn.Module], Topology]] = {
     "a client and a server": lambda model: vanilla(model, "k", example=ROWS[:8]),
     "both ends": lambda model: u_shaped(model, ("a", "q"), example=ROWS[:8]),
@@ -147,6 +178,11 @@ def read_elsewhere(net: Gated, x: Tensor, h: Tensor, gate: Tensor) -> Tensor:
 def test_a_constant_that_others_have_made_is_not_written_into(between: Between) -> None:
     with pytest.raises(InvalidInput, match="overwrites in place what is read after a cut"):
         multi_hop(built(Gated, between), ("k", "q"), example=ROWS[:8])
+
+
+def test_a_function_that_sends_no_gradient_to_what_arrived_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="a function with a backward of its own sends no gradient back to what"):
+        vanilla(built(Gated, by_own_function), "k", example=ROWS[:8])
 
 
 class Added(Gated):
