@@ -395,3 +395,13 @@ def _copy_shared_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         result[name] = tensor.clone() if address in addresses else tensor
         addresses.add(address)
     return result
+
+
+def copy_shared_gradients(message: Message, crossed: Collection[int]) -> Message:
+    """Return `message` with copies of what shares memory with a gradient that arrived, whose addresses are `crossed`.
+
+    A segment may pass a gradient on as it is; the next one may then add to it in place.
+    """
+    if all(t.untyped_storage().data_ptr() not in crossed for t in message.tensors.values()):
+        return message
+    return message.copy()

@@ -20,9 +20,9 @@ from splitfed.core.defense import Defense, PenaltyGradient, concatenate_values, 
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.local_objective import LocalObjective
-from splitfed.core.messages import Message, Stamp, is_own
+from splitfed.core.messages import Message, Stamp, copy_shared_gradients, is_own
 from splitfed.core.party_state import PartyState
-from splitfed.core.payload import infinite_rows
+from splitfed.core.payload import Layout, infinite_rows
 from splitfed.core.random import stream, wide_generator
 from splitfed.core.rows import Draw, RowSource
 from splitfed.core.step_plan import EdgeDefense, Port, SegmentPlan
@@ -169,7 +169,7 @@ class Party:
         messages = self._return_gradients(segment_plan, step_state, stamp, peers)
         if not step_state.crossed:
             return messages
-        return [_copy_shared_gradients(message, step_state.crossed) for message in messages]
+        return [copy_shared_gradients(message, step_state.crossed) for message in messages]
 
     def gradient_sum(self) -> float:
         """Return the sum of the gradient that each backward pass reaches last: that of the first weight that has one.
@@ -273,7 +273,7 @@ class Party:
         leaf = value.detach().requires_grad_(self._training and returns and value.is_floating_point())
         if leaf.requires_grad:
             # torch keeps a leaf's gradient in the leaf's strides, but the order of sums behind it follows its own.
-            leaf.register_hook(partial(step_state.note_layout, id(leaf)))
+            leaf.register_hook(partial(_note_layout, step_state.layouts, id(leaf), leaf.stride()))
         return leaf
 
     def _run(self, segment_plan: SegmentPlan, arguments: list[Tensor], stamp: Stamp) -> tuple[Tensor, ...]:
@@ -427,22 +427,26 @@ def _is_like(made: object, given: Tensor) -> bool:
     return isinstance(made, Tensor) and made.shape == given.shape
 
 
+def _note_layout(layouts: dict[int, Layout], leaf: int, strides: tuple[int, ...], gradient: Tensor | None) -> None:
+    """Keep how the `gradient` of a leaf lies, where that is not as the leaf does, with `strides`.
+
+    Refuse none, for which zeros would be sent in place of nothing.
+    """
+    if gradient is None:
+        raise InvalidInput(
+            "a function with a backward of its own sends no gradient back to what arrived (None): read that "
+            "outside of it as well, or cut behind it"
+        )
+    if gradient.stride() != strides:
+        layouts[leaf] = Layout.of(gradient)
+
+
 def _gradient(leaf: Tensor, step_state: StepState) -> Tensor:
     """Return the gradient of a leaf as it lay when it came; zeros where nothing used it in this step."""
     found, layout = leaf.grad, step_state.layouts.get(id(leaf))
     if found is None:
         return torch.zeros_like(leaf)
     return found if layout is None or layout.strides == found.stride() else layout.lay_out(found)
-
-
-def _copy_shared_gradients(message: Message, crossed: Collection[int]) -> Message:
-    """Return `message` with copies of what shares memory with a gradient that arrived, whose addresses are `crossed`.
-
-    A segment may pass a gradient on as it is; the next one may then add to it in place.
-    """
-    if all(t.untyped_storage().data_ptr() not in crossed for t in message.tensors.values()):
-        return message
-    return message.copy()
 
 
 def run_backward(roots: Sequence[Tensor], gradients: Sequence[Tensor | float]) -> None:

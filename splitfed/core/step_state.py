@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
 from splitfed.core.payload import Layout
 from splitfed.core.random import derive
@@ -42,7 +41,7 @@ class StepState:
     `rows` only where it counts them: parties share no tensor, and a copy costs as much as a message. `slopes`: what
     leaves, the gradient that a defense wants of it, and its version then. `losses`: with what each is multiplied by.
     `crossed`: where in memory the gradients lie that have arrived. `layouts`: how a leaf's gradient lay when it came
-    to it, by the leaf's identity.
+    to it, by the leaf's identity, where that was otherwise.
     """
 
     part: str
@@ -62,12 +61,3 @@ class StepState:
     objective_added: bool = False
     crossed: set[int] = field(default_factory=set)
     layouts: dict[int, Layout] = field(default_factory=dict)
-
-    def note_layout(self, leaf: int, gradient: Tensor | None) -> None:
-        """Keep how the `gradient` of a leaf lies; refuse none, for which zeros would be sent in place of nothing."""
-        if gradient is None:
-            raise InvalidInput(
-                "a function with a backward of its own sends no gradient back to what arrived (None): read that "
-                "outside of it as well, or cut behind it"
-            )
-        self.layouts[leaf] = Layout.of(gradient)

@@ -66,8 +66,8 @@ def test_where_clients_differ_one_is_to_be_named() -> None:
     assert torch.equal(one(x), run.predict(x, client=0))
     assert torch.equal(two(x), run.predict(x, client=1))
     assert not torch.equal(one(x), two(x))
-    for wrong in (2, -1, True, "0"):
-        assert_refuses(lambda wrong=wrong: run.state_dict(wrong), f"client={wrong!r} is not allowed; expected 0 to 1")
+    for wrong, named in ((2, "0 to 1"), (-1, "0 to 1"), (True, "a whole number or None"), ("0", "a whole number")):
+        assert_refuses(lambda wrong=wrong: run.state_dict(wrong), f"client={wrong!r} is not allowed; expected {named}")
 
 
 def test_a_method_that_personalises_is_exported_by_client() -> None:
