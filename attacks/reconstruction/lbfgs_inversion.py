@@ -8,8 +8,8 @@ For a row x of d numbers and its release z of m numbers, whose variance over aux
     |f(x) - z|^2 / s  +  w (x - mu)' S^-1 (x - mu)  +  10 |what x exceeds the value range by|^2
 
 with mu and S the mean and shrunk covariance of the auxiliary rows. f has the run's defenses at their mean. Where these
-are random the attack adapts: w is the variance of the release's noise over s, which makes the minimum the most probable
-row under Gaussian noise and a Gaussian prior, searched in the basis in which S is the identity. Else w is 0: a prior
+are random the attack adapts: w is `prior` and the variance of the release's noise over s, which makes the minimum the
+most probable row under Gaussian noise and a Gaussian prior, searched in the basis in which S is the identity. A prior
 that is annealed to nothing ended no nearer to the rows, for the same work, than a search from the regression's rows.
 
 It begins at the ridge regression from releases of the auxiliary rows under the known weights
@@ -32,7 +32,7 @@ from splitfed.attacks.networks.ridge_map import fit_ridge_map
 from splitfed.attacks.networks.row_lbfgs import RowLbfgs
 from splitfed.attacks.reconstruction.inversion import noise_variance
 from splitfed.attacks.search_space import Space
-from splitfed.core.errors import require_count
+from splitfed.core.errors import require_count, require_number
 from splitfed.core.messages import View
 from splitfed.core.rows import flat_rows
 
@@ -48,7 +48,8 @@ LEAST_VARIANCE = 1e-12
 class LbfgsInversion(Attack):
     """At most `iterations` steps of L-BFGS a victim, each from the `history` steps before it.
 
-    `queries`: draws of the defenses for the regression it begins at.
+    `queries`: draws of the defenses for the regression it begins at. `prior`: weight of the Gaussian prior, which helps
+    where the release does not determine the row.
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM, Needs.AUXILIARY})
@@ -58,11 +59,12 @@ class LbfgsInversion(Attack):
         "default": {"iterations": 800},
         "paper": {"iterations": 3000},
     }
-    space: ClassVar[Space] = {"history": (5, 10, 30)}
+    space: ClassVar[Space] = {"history": (5, 10, 30), "prior": (0.0, 1e-6, 1e-4, 1e-2)}
 
     iterations: int = field(default=800, metadata=require_count("lbfgs_inversion iterations", low=1))
     history: int = field(default=10, metadata=require_count("lbfgs_inversion history", low=1))
     queries: int = field(default=5, metadata=require_count("lbfgs_inversion queries", low=1))
+    prior: float = field(default=0.0, metadata=require_number("lbfgs_inversion prior", low=0.0))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the rows found for the releases in the view: (victims, *shape)."""
@@ -72,7 +74,7 @@ class LbfgsInversion(Attack):
         if knowledge.value_range is not None:
             start = start.clamp(*knowledge.value_range)
         scale = max(_variance(function, x, list(seen)), LEAST_VARIANCE)
-        weight = noise_variance(function, sample, x[:VICTIMS_AT_ONCE]) / scale
+        weight = self.prior + noise_variance(function, sample, x[:VICTIMS_AT_ONCE]) / scale
         search = RowSearch(function, scale, weight, GaussianPrior.of(x) if weight else None, knowledge)
         found, total = [], len(start) * self.iterations
         for first in range(0, len(start), VICTIMS_AT_ONCE):

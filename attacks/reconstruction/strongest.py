@@ -6,10 +6,11 @@ optimization", AISTATS 2016, for the race (`splitfed.attacks.reconstruction.race
 Machine Learning 1996, for the combination of all.
 
 In the threat model "black_box" the adversary has releases, auxiliary rows and queries: members are `linear_inverse`,
-`nearest` and `inverse_network` of several widths. In "white_box" it has the client's weights too: `lbfgs_inversion`,
-in longer budgets `latent_search`, and, where releases are not a function of the row alone, a search that begins at the
-best rows found so far (`refinement`). Where an attack was in the training, what that predicts is a member; and last a
-convex combination of all of them, its weights by least squares.
+`nearest` and `inverse_network` of several widths. In "white_box" it has the client's weights too: it does all of that,
+and as much work again on `lbfgs_inversion` with and without a prior, in the longest budget `latent_search`, and, where
+releases are not a function of the row alone, a search that begins at the best rows found so far (`refinement`). Where
+an attack was in the training, what that predicts is a member; and last a convex combination of all of them, its weights
+by least squares.
 
 The choice is the adversary's: some of its rows are held out, their releases stand behind the victims' without a mark,
 and the member with the least squared error on them makes the prediction, once it has learnt from all of the rows. The
@@ -56,8 +57,8 @@ from splitfed.core.messages import View
 from splitfed.core.rows import flat_rows
 from splitfed.registry import load
 
-QUICK = {"widths": (32,), "passes": 75_000, "prior": False}
-STANDARD = {"widths": (16, 32, 64), "passes": 500_000, "prior": True}
+QUICK = {"widths": (32,), "passes": 60_000, "prior": False}
+STANDARD = {"widths": (16, 32, 64), "passes": 500_000, "prior": False}
 FULL = {"widths": (16, 32, 64), "passes": 5_000_000, "prior": True}
 
 REACH = (0.3, 3.0, 30.0)
@@ -79,6 +80,8 @@ MOST = 64
 """Rows held out once at most: more of them choose hardly better, and every search is made for each of them."""
 ALL_BUT = 0.1
 """A member that learnt without a larger share of the rows learns once more from all of them."""
+PRIORS = (0.0, 1e-4)
+"""Weights of the Gaussian prior of a search, beside what noise asks for."""
 EVALUATIONS = 1.3
 """Losses with their gradient that a step of L-BFGS takes, about."""
 
@@ -99,7 +102,8 @@ class _Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Strongest(Attack):
-    """A race of `passes` row passes among decoders of `widths` and, in the threat model "white_box", searches.
+    """A race of `passes` row passes among decoders of `widths`; in the threat model "white_box" one among searches too.
+
 
     `threat_model`: "black_box", "white_box", or None: the one that holds for the adversary in the run, "white_box"
     where the client's weights reach it. `prior`: whether `latent_search` takes part. The share `validation` of the
@@ -142,24 +146,26 @@ class Strongest(Attack):
         held_out = self._hold_out(view, knowledge, generator)
         white_box, state = knowledge.upstream is not None, knowledge.training_attack
         rows = _count_rows(held_out, knowledge)
-        racing = self._racing(rows, white_box)
-        most = 4 + attempts_of(len(racing)) + white_box * attempts_of(len(REACH))
+        decoders, searches = self._decoders(rows), self._searches(rows) if white_box else []
+        most = 4 + attempts_of(len(decoders)) + attempts_of(len(searches)) + white_box * attempts_of(len(REACH))
         trials = Trials(held_out, generator.initial_seed(), lambda done: progress(min(done, most - 1), most), rows.anew)
         for member in self._closed_forms(held_out):
             trials.run(member)
         if state is not None and getattr(state.plan, "target", None) is Target.INPUTS:
             trials.run(_training_attack_member(state))
-        noise = _noise(held_out) if white_box else 0.0
-        refined = REFINED * self.passes if noise else 0.0
-        trials.race(racing, self.passes - refined)
-        if noise:
-            trials.race(self._refinements(trials, noise, rows.victims), refined)
+        trials.race(decoders, self.passes)
+        if white_box:
+            noise = _noise(held_out)
+            refined = REFINED * self.passes if noise else 0.0
+            trials.race(searches, self.passes - refined)
+            if noise:
+                trials.race(self._refinements(trials, noise, rows.victims), refined)
         trials.combine()
         progress(most, most)
         return trials
 
     def work(self, view: View, knowledge: Knowledge) -> list[Work | OneOf]:
-        """Return its work: closed forms, the first rung of the race, and all after it by one of those that race."""
+        """Return its work: closed forms, and of each race the first rung and all after it by one of those that race."""
         every = len(unwrap(knowledge.auxiliary))
         folds = self._folds(every)
         held = every if folds > 1 else round(min(self.validation, MOST / every) * every)
@@ -179,13 +185,14 @@ class Strongest(Attack):
         found: list[Work | OneOf] = [
             Work(partial(_closed, attack, view, knowledge), 0, 0, (folds, folds + 1)) for attack in closed
         ]
-        racing = self._racing(rows, knowledge.upstream is not None)
-        (_, first), *_ = rungs(len(racing), self.passes, max(member.last for member in racing))
-        able = [member for member in racing if member.size(first)]
-        found += [piece(member, member.size(first)) for member in able]
-        if able:
-            left = self.passes - sum(member.work(member.size(first)) for member in able)
-            found.append(OneOf([[piece(member, left / member.passes)] for member in able]))
+        races = [self._decoders(rows), *([self._searches(rows)] if knowledge.upstream is not None else [])]
+        for racing in races:
+            (_, first), *_ = rungs(len(racing), self.passes, max(member.last for member in racing))
+            able = [member for member in racing if member.size(first)]
+            found += [piece(member, member.size(first)) for member in able]
+            if able:
+                left = self.passes - sum(member.work(member.size(first)) for member in able)
+                found.append(OneOf([[piece(member, left / member.passes)] for member in able]))
         return found
 
     def _hold_out(self, view: View, knowledge: Knowledge, generator: torch.Generator) -> HeldOut:
@@ -205,21 +212,23 @@ class Strongest(Attack):
         counts = tuple(k for k in (1, 10) if 2 * k <= held_out.fewest)
         yield attack_member("nearest", load("attacks", "nearest")(neighbours=counts))
 
-    def _racing(self, rows: _Rows, white_box: bool) -> list[EnsembleMember]:
-        """Return the members that have steps, with the row passes that they take on so many `rows`."""
+    def _decoders(self, rows: _Rows) -> list[EnsembleMember]:
+        """Return the decoders, with the row passes that they take on so many `rows`."""
         network, found = load("attacks", "inverse_network"), []
         last = 1 / rows.folds if rows.anew else 0.0
         for width in self.widths:
             decoder = network(width=width, batch_size=self.batch_size, lr=self.lr, queries=self.queries)
             member = attack_member(f"inverse_network, width {width}", decoder, "epochs")
             found.append(member._replace(passes=rows.kept * rows.folds, last=last))
-        if not white_box:
-            return found
-        last = rows.victims / rows.held
-        search = attack_member(
-            "lbfgs_inversion", load("attacks", "lbfgs_inversion")(queries=self.queries), "iterations"
-        )
-        found.append(search._replace(searches=True, passes=EVALUATIONS * rows.held, last=last, least=10))
+        return found
+
+    def _searches(self, rows: _Rows) -> list[EnsembleMember]:
+        """Return what searches with the client's weights, likewise."""
+        found, last = [], rows.victims / rows.held
+        for prior in PRIORS:
+            attack = load("attacks", "lbfgs_inversion")(queries=self.queries, prior=prior)
+            search = attack_member(f"lbfgs_inversion, prior {prior:g}", attack, "iterations")
+            found.append(search._replace(searches=True, passes=EVALUATIONS * rows.held, last=last, least=10))
         if self.prior:
             latent = load("attacks", "latent_search")()
             start = rows.folds * latent.epochs * rows.kept + rows.held * latent.restarts * latent.latent_iterations

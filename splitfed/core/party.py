@@ -428,14 +428,11 @@ def _is_like(made: object, given: Tensor) -> bool:
 
 
 def _note_layout(layouts: dict[int, Layout], leaf: int, strides: tuple[int, ...], gradient: Tensor | None) -> None:
-    """Keep how the `gradient` of a leaf lies, where that is not as the leaf does, with `strides`.
-
-    Refuse none, for which zeros would be sent in place of nothing.
-    """
+    """Keep how the `gradient` of a leaf lies, where that is not as the leaf does, with `strides`; refuse none."""
     if gradient is None:
         raise InvalidInput(
-            "a function with a backward of its own sends no gradient back to what arrived (None): read that "
-            "outside of it as well, or cut behind it"
+            "a function with a backward of its own sends no gradient back to what arrived (None), for which zeros "
+            "would be sent: read that outside of it as well, or cut behind it"
         )
     if gradient.stride() != strides:
         layouts[leaf] = Layout.of(gradient)
