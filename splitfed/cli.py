@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
+from splitfed.attacks.threat_model import WHITE_BOX
 from splitfed.core.errors import InvalidInput, SplitfedError, unknown
 from splitfed.study.run import failures
 from splitfed.study.run.command_options import Options, build_parser, parse_options
@@ -152,7 +153,8 @@ def _attack_run(options: Options) -> None:
         means = {metric: who["attack"]["mean"] for metric, who in attack["scores"].items() if "attack" in who}
         scores = ", ".join(f"{metric} {'-' if mean is None else format(mean, '.3g')}" for metric, mean in means.items())
         quick = " (quick look)" if attack.get("quick") else ""
-        print(f"{attack['label']} by {attack['adversary']}: {scores}{quick}")
+        model = ", white box" if attack.get("threat_model") == WHITE_BOX else ""
+        print(f"{attack['label']} by {attack['adversary']}{model}: {scores}{quick}")
         for said in attack_remarks(attack):
             print(said)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from splitfed.attacks.threat_model import WHITE_BOX
 from splitfed.drawing.html_table import html_table
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def result_rows(result: AttackResult) -> list[dict[str, Any]]:
         {
             "attack": result.attack,
             "adversary": result.adversary,
+            "threat_model": result.threat_model,
             "metric": metric,
             "of": who,
             "mean": found.mean,
@@ -48,7 +50,7 @@ def describe_result(result: AttackResult) -> str:
         others = [f"{who} {scores[metric].mean:.4g}" for who, scores in result.scores.items() if metric in scores]
         beside = ", ".join(other for other in others if not other.startswith("attack "))
         said.append(f"{metric} {found.mean:.4g}" + (f" ({beside})" if beside else ""))
-    quick = ", a quick look" if result.quick else ""
+    quick = (", white box" if result.threat_model == WHITE_BOX else "") + (", a quick look" if result.quick else "")
     low = f", under-trained (below {', '.join(result.under_trained)})" if result.under_trained else ""
     blind = f", did not adapt to {', '.join(result.unadapted)}" if result.unadapted else ""
     victims = f"{len(result.truth)} victim{'' if len(result.truth) == 1 else 's'}"

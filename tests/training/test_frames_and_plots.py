@@ -110,7 +110,7 @@ def test_the_frame_of_an_attack_has_a_row_a_metric_and_predictor(results: list[s
 
 def test_what_is_printed_says_what_it_is(run: Run, results: list[sf.AttackResult]) -> None:
     text = repr(results[0])
-    assert text.startswith("AttackResult(rmle by server, 8 victims, a quick look: psnr ")
+    assert text.startswith("AttackResult(rmle by server, 8 victims, white box, a quick look: psnr ")
     assert f"(mean_image {results[0].scores['mean_image']['psnr'].mean:.4g}, random_pairing" in text
     assert "tensor" not in text
     topology = run.engine.topology
