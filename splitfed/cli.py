@@ -226,7 +226,7 @@ def _predict_rows(options: Options) -> None:
     output, view = (None if given is None else Path(given) for given in (options.output, options.view_output))
     given = (Path(options.run), Path(options.input), options.client, options.head, output, options.view, view)
     with others_print_aside():
-        found = prediction.predict(*given, trust=options.trust)
+        found = prediction.predict(*given, standardized=options.standardized, trust=options.trust)
     print(json.dumps(found) if options.json else prediction.format_prediction(found))
 
 

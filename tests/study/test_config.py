@@ -160,7 +160,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         small(attack=[{"name": "strongest", "threat_model": ["black_box", "white_box"]}]),
-        r"attack\[0\]\.threat_model: .* expected text; attacks span no grid: write an \[\[attack\]\] table for each value",
+        r"attack\[0\]\.threat_model: .*; attacks span no grid: write an \[\[attack\]\] table for each value",
     ),
     (
         small(attack=[{"name": "rmle", "adversary": "sever"}]),

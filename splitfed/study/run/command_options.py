@@ -139,6 +139,11 @@ COMMANDS: dict[str, Command] = {
         _argument("--client", type=int, default=0, help="number of the client that predicts (default: 0)"),
         _argument("--head", help="output to predict, if the model has several (default: the first)"),
         _argument("--output", help=".csv file for the predictions (default: print the first rows)"),
+        _argument(
+            "--standardized",
+            action="store_true",
+            help="the rows are standardised as the run's data are (standardize = true)",
+        ),
         _argument("--view", metavar="PARTY", help="record what this party receives, into --view-output"),
         _argument("--view-output", help=".safetensors file for what --view records"),
         _TRUST,
