@@ -144,7 +144,8 @@ def _attack_run(options: Options) -> None:
     names = [name.strip() for name in options.attack.split(",") if name.strip()]
     given = Path(options.run), names, options.budget, options.adversary
     with others_print_aside():
-        entries = reattack.attack_run(*given, releases=options.releases, trust=options.trust)
+        asked = {"releases": options.releases, "threat_model": options.threat_model}
+        entries = reattack.attack_run(*given, **asked, trust=options.trust)
     if options.json:
         print(json.dumps(entries))
         return

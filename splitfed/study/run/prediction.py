@@ -46,10 +46,10 @@ def predict(
     """Predict the rows in the file `rows` with the run in `folder`; return predictions, traffic and views.
 
     `client`: whose parties compute, from 0; `head`: whose output (default: the first). `output`: a CSV file for the
-    predictions; `view_output`: a safetensors file for all that the party `view` received. `standardized`: whether the rows are
-    standardised as those of the run's data are, without which a run on standardised data predicts none. `trust`: whether a run that
-    reaches outside of its folder may do so though it is not this user's own. Everything is checked
-    before anything is computed or written: raises `InvalidInput`.
+    predictions; `view_output`: a safetensors file for all that the party `view` received. `standardized`: whether the
+    rows are standardised as those of the run's data are; a run on such data predicts no others. `trust`: whether a run
+    that reaches outside of its folder may do so though it is not this user's own. Everything is checked before anything
+    is computed or written: raises `InvalidInput`.
     """
     check_kind(rows)
     for path in filter(None, (output, view_output)):
@@ -160,8 +160,9 @@ def _check_standardized(given: bool, wanted: bool) -> None:
     """Refuse rows that are not said to be standardised where those of the run were, and the other way round."""
     if wanted and not given:
         raise InvalidInput(
-            "the data of this run were standardised (standardize = true); give each numeric column less its mean, divided "
-            "by its standard deviation, both over all rows of the run's data file, and say so with --standardized"
+            "the data of this run were standardised (standardize = true); give each numeric column less its mean, "
+            "divided by its standard deviation, both over all rows of the run's data file, and say so with "
+            "--standardized"
         )
     if given and not wanted:
         raise InvalidInput(
