@@ -145,7 +145,8 @@ def _attack_run(options: Options) -> None:
     names = [name.strip() for name in options.attack.split(",") if name.strip()]
     given = Path(options.run), names, options.budget, options.adversary
     with others_print_aside():
-        entries = reattack.attack_run(*given, releases=options.releases, trust=options.trust)
+        asked = {"releases": options.releases, "threat_model": options.threat_model}
+        entries = reattack.attack_run(*given, **asked, trust=options.trust)
     if options.json:
         print(json.dumps(entries))
         return
@@ -228,7 +229,7 @@ def _predict_rows(options: Options) -> None:
     output, view = (None if given is None else Path(given) for given in (options.output, options.view_output))
     given = (Path(options.run), Path(options.input), options.client, options.head, output, options.view, view)
     with others_print_aside():
-        found = prediction.predict(*given, trust=options.trust)
+        found = prediction.predict(*given, standardized=options.standardized, trust=options.trust)
     print(json.dumps(found) if options.json else prediction.format_prediction(found))
 
 

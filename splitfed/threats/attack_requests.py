@@ -22,12 +22,20 @@ from splitfed.threats.threat_models import threat_model_of, with_threat_model
 def name_attacks(
     attacks: Sequence[str | Attack] | str | Attack, budget: str | None = None
 ) -> tuple[tuple[str, Attack], ...]:
-    """Return name and attack of each, those given by name with the parameters of `budget` (None: the usual one)."""
+    """Return name and attack of each, those given by name with the parameters of `budget` (None: the usual one).
+
+    Raises `InvalidInput` where there is none, and for an attack that is no name beside a budget.
+    """
     chosen = tuple(attacks) if isinstance(attacks, (tuple, list)) else (attacks,)
     for one in chosen:
         if isinstance(one, type) and issubclass(one, Attack):
             raise InvalidInput(f"attacks={one.__name__} is a class; expected an attack made of it, {one.__name__}()")
         check_kind("attacks", one, (str, Attack), "the names of attacks, or attacks")
+        if budget is not None and not isinstance(one, str):
+            made = f"{type(one).__name__}.with_budget({budget!r}, ...)"
+            raise InvalidInput(f"budget={budget!r} is for attacks given by name; make this one as {made}")
+    if not chosen:
+        raise InvalidInput(f"attacks={attacks!r} holds no attack; expected at least one")
     return tuple(
         (one, load("attacks", one).with_budget(budget))
         if isinstance(one, str)

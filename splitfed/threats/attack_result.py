@@ -66,6 +66,12 @@ class AttackResult:
         return 1 if self.repeated is None else self.repeated.count
 
     @property
+    def victims(self) -> int:
+        """How many victims were scored; those whose label the attack was told are not."""
+        counts = [found.n for found in self.scores.get("attack", {}).values()]
+        return min(len(self.truth), max(counts, default=len(self.truth)))
+
+    @property
     def reversed(self) -> bool:
         """Whether the prediction is measurably the wrong way round: an AUC below .5 leaks as much as 1 - AUC does."""
         found = self.scores.get("attack", {}).get("auc")

@@ -53,7 +53,7 @@ def describe_result(result: AttackResult) -> str:
     quick = (", white box" if result.threat_model == WHITE_BOX else "") + (", a quick look" if result.quick else "")
     low = f", under-trained (below {', '.join(result.under_trained)})" if result.under_trained else ""
     blind = f", did not adapt to {', '.join(result.unadapted)}" if result.unadapted else ""
-    victims = f"{len(result.truth)} victim{'' if len(result.truth) == 1 else 's'}"
+    victims = f"{result.victims} victim{'' if result.victims == 1 else 's'}"
     victims += "" if result.repeated is None else f", {result.repeated}"
     return (
         f"AttackResult({result.attack} by {result.adversary}, {victims}{quick}{low}{blind}: "

@@ -71,6 +71,20 @@ def test_an_unknown_budget_is_told_the_nearest() -> None:
         lenet_run().attack("inverse_network", budget="defualt")
 
 
+@pytest.mark.parametrize("budget", ["quick", "no-such-budget"])
+def test_a_budget_beside_an_attack_that_is_no_name_is_refused(budget: str) -> None:
+    run, said = lenet_run(), rf"budget='{budget}' is for attacks given by name; make this one as Rmle.with_budget\('"
+    with pytest.raises(InvalidInput, match=said):
+        run.attack(["inverse_network", Rmle()], budget=budget)
+    with pytest.raises(InvalidInput, match=said):
+        run.plan_attack(Rmle(), budget=budget)
+
+
+def test_no_attack_at_all_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"attacks=\[\] holds no attack; expected at least one"):
+        lenet_run().attack([])
+
+
 @pytest.mark.exhaustive
 def test_a_study_a_report_and_the_command_line_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quick, usual = ({"name": "rmle", "budget": p, "iterations": 3} for p in ("fast", "default"))

@@ -418,7 +418,8 @@ def test_known_victims_are_as_many_as_asked_and_not_scored(planted: tuple[Reveal
     hints = attack.kept["knowledge"].hints
     assert {c: len(rows) for c, rows in hints.items()} == {0: 6, 1: 6}
     assert all(bool((result.truth[rows] == c).all()) for c, rows in hints.items())
-    assert result.scores["attack"]["auc"].n == 128 - 12
+    assert result.scores["attack"]["auc"].n == result.victims == 128 - 12
+    assert "left0, 116 victims" in repr(result)
 
 
 def test_no_other_label_can_be_reached(planted: tuple[Revealed, Any]) -> None:

@@ -159,6 +159,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         r"attack\[0\]\.lr: rmle lr=0\.0 is not allowed; expected a number in \(",
     ),
     (
+        small(attack=[{"name": "strongest", "threat_model": ["black_box", "white_box"]}]),
+        r"attack\[0\]\.threat_model: .*; attacks span no grid: write an \[\[attack\]\] table for each value",
+    ),
+    (
         small(attack=[{"name": "rmle", "adversary": "sever"}]),
         r"attack\[0\]: unknown party 'sever'; did you mean 'server'",
     ),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from splitfed.attacks.reconstruction.strongest import Strongest
 from splitfed.cli import main
 from splitfed.study.run.runner import read_result
 from splitfed.training.checkpoint import load
@@ -43,6 +44,29 @@ def test_a_kept_run_is_attacked_and_predicts(folder: Path, capsys: pytest.Captur
     (found,) = json.loads(capsys.readouterr().out)
     assert found["scores"]["psnr"]["attack"]["mean"] > 0
     assert load(run / "checkpoints") is not None
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("model", ["black_box", "white_box"])
+def test_a_threat_model_is_asked_for(
+    model: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {**Strongest.budgets["quick"], "passes": 4000, "widths": (2,), "queries": 1}
+    monkeypatch.setattr(Strongest, "budgets", {**Strongest.budgets, "quick": small})
+    (run,) = (folder / "runs").iterdir()
+    asked = ["--attack", "strongest", "--budget", "quick", "--threat-model", model, "--json"]
+    assert main(["attack", str(run), *asked]) == 0
+    (found,) = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["threat_model"] == model
+
+
+def test_a_threat_model_is_refused_where_an_attack_has_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run,) = (folder / "runs").iterdir()
+    asked = ["attack", str(run), "--attack", "inverse_network", "--threat-model"]
+    assert main([*asked, "white_box"]) == 2
+    assert "inverse_network.threat_model: unknown key 'threat_model'" in capsys.readouterr().err
+    assert main([*asked, "grey_box"]) == 2
+    assert "invalid choice: 'grey_box'" in capsys.readouterr().err
 
 
 def test_a_kept_study_is_reported_and_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -236,7 +236,7 @@ def test_columns_are_found_by_their_names(tmp_path: Path) -> None:
             read_rows(path, (3,), columns=names)
 
 
-def test_a_run_on_standardised_numbers_says_how_it_takes_rows(
+def test_a_run_on_standardised_numbers_predicts_rows_that_are_said_to_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn = np.random.default_rng(0).normal(50.0, 9.0, (60, 2))
@@ -261,8 +261,11 @@ def test_a_run_on_standardised_numbers_says_how_it_takes_rows(
         run = min((home / "runs").iterdir())
         (tmp_path / "rows.csv").write_text("bp,age\n0.5,-0.5\n", "utf-8")
         capsys.readouterr()
-        assert main(["predict", str(run), "--input", str(tmp_path / "rows.csv")]) == 0
-        assert ("the data of this run were standardised" in capsys.readouterr().out) is standardize
+        asked = ["predict", str(run), "--input", str(tmp_path / "rows.csv")]
+        assert main([*asked, "--standardized"] if standardize else asked) == 0
+        assert main(asked if standardize else [*asked, "--standardized"]) == 2
+        said = "and say so with --standardized" if standardize else "--standardized is for runs on standardised data"
+        assert said in capsys.readouterr().err
 
 
 def test_rows_of_the_table_itself_are_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from splitfed.core.errors import InvalidInput, NonFinite
 from splitfed.core.messages import Recording
 from splitfed.core.rows import TensorRows
 from splitfed.core.topology import Head, Segment, Topology
+from splitfed.data.candidates import candidates
 from splitfed.data.federation import Federation
 from splitfed.stats.intervals import Interval
 from splitfed.training.run import Run
@@ -98,6 +101,22 @@ def test_rows_somebody_trained_on_are_no_outsiders() -> None:
     run = trained()
     with pytest.raises(InvalidInput, match="that nobody trained on is a client's training row"):
         run.attack("membership_threshold", victims=federation().clients[0].train)
+
+
+def test_victims_that_equal_a_training_row_are_no_candidates() -> None:
+    data = federation()
+    copied = data.clients[1].train.rows([0, 1]).join([data.victims.rows(range(2, len(data.victims)))])
+    count, mixed = len(copied), replace(data, victims=copied)
+    with pytest.warns(UserWarning, match=f"2 of {count} victims equal a training row in every value; they are no cand"):
+        rows, members = candidates(mixed, mixed.victims, torch.Generator().manual_seed(0))
+    assert (len(rows), int(members.sum())) == (2 * (count - 2), count - 2)
+    outside = {row.numpy().tobytes() for row in rows.x[~members]}
+    assert outside == {row.numpy().tobytes() for row in copied.x[2:]}
+    with pytest.raises(InvalidInput, match="that nobody trained on is a client's training row"):
+        candidates(mixed, copied.rows(range(count)), torch.Generator())
+    alike = replace(data, victims=data.clients[0].train.rows([0, 1]))
+    with pytest.raises(InvalidInput, match="2 of 2 victims equal a training row in every value: there is no row that"):
+        candidates(alike, alike.victims, torch.Generator())
 
 
 @pytest.mark.parametrize("attack", ["rmle", "unsplit_labels", "membership_threshold", "model_inversion"])

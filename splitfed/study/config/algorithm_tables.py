@@ -141,7 +141,9 @@ def expand_algorithm(
     tables = {key: of for key, p in allowed.items() if (of := table_kind(p, values.get(key))) is not None}
     plain = {key: plain_parameter(p) for key, p in allowed.items() if key not in tables}
     plain_values = {key: value for key, value in values.items() if key not in (*tables, *foreign)}
-    found = check_parameters(mistakes, where, plain, plain_values, keys=[*keys, *tables], grid=grid, base=base)
+    apart = "attacks span no grid: write an [[attack]] table for each value" if kind == "attacks" else ""
+    own_keys = [*keys, *tables]
+    found = check_parameters(mistakes, where, plain, plain_values, keys=own_keys, grid=grid, base=base, apart=apart)
     pieces = {key: expand_pieces(reader, f"{where}.{key}", tables[key], values[key]) for key in tables if key in values}
     for key in tables:
         if key not in values and allowed[key].required:

@@ -89,11 +89,13 @@ def check_parameters(
     keys: Sequence[str] = (),
     grid: bool = False,
     base: Path | None = None,
+    apart: str = "",
 ) -> Choice:
     """Note every parameter of `values` that is unknown, missing or of another type; return the choice that is left.
 
     `keys`: what else may stand in the table, for the hint. `grid`: a list of values in place of one value makes a
-    grid. `base`: the folder that relative paths start from.
+    grid. `base`: the folder that relative paths start from. `apart`: what to do in place of such a list where there is
+    no grid.
     """
     written: dict[str, Any] = {}
     axes: dict[str, list[Any]] = {}
@@ -118,6 +120,8 @@ def check_parameters(
                 axes[name] = value
             else:
                 expected = f"{describe_type(parameter.hint)}{', or a list of those' if grid else ''}"
+                if apart and isinstance(value, list) and value and all(map(parameter.takes, value)):
+                    expected += f"; {apart}"
                 own.add(f"{where}.{name}", f"{short_repr(value)} is not allowed; expected {expected}")
     if own:
         return Choice(written)

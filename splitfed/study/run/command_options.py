@@ -113,10 +113,15 @@ COMMANDS: dict[str, Command] = {
         _argument(
             "--budget",
             help="effort of the attacks: fast (a quick look), default (enough: doubling its time gained next to "
-            "nothing) or paper (the authors' settings); without --budget: default where an attack has it, else "
-            "fast",
+            "nothing) or paper (the authors' settings), of the strongest attacks quick, standard or full; without "
+            "--budget: default where an attack has it, else fast (the strongest: quick)",
         ),
         _argument("--preset", dest="budget", help=argparse.SUPPRESS),  # as it was called before
+        _argument(
+            "--threat-model",
+            choices=("black_box", "white_box"),
+            help="what an attack that has a threat model may know (default: what holds for the adversary)",
+        ),
         _argument("--adversary", help="attacking party (default: the first without data; with --list: all)"),
         _argument(
             "--releases",
@@ -139,6 +144,11 @@ COMMANDS: dict[str, Command] = {
         _argument("--client", type=int, default=0, help="number of the client that predicts (default: 0)"),
         _argument("--head", help="output to predict, if the model has several (default: the first)"),
         _argument("--output", help=".csv file for the predictions (default: print the first rows)"),
+        _argument(
+            "--standardized",
+            action="store_true",
+            help="the rows are standardised as the run's data are (standardize = true)",
+        ),
         _argument("--view", metavar="PARTY", help="record what this party receives, into --view-output"),
         _argument("--view-output", help=".safetensors file for what --view records"),
         _TRUST,

@@ -40,20 +40,22 @@ def predict(
     view: str | None = None,
     view_output: Path | None = None,
     *,
+    standardized: bool = False,
     trust: bool = False,
 ) -> Json:
     """Predict the rows in the file `rows` with the run in `folder`; return predictions, traffic and views.
 
     `client`: whose parties compute, from 0; `head`: whose output (default: the first). `output`: a CSV file for the
-    predictions; `view_output`: a safetensors file for all that the party `view` received. `trust`: whether a run that
-    reaches outside of its folder may do so though it is not this user's own. Everything is checked
-    before anything is computed or written: raises `InvalidInput`.
+    predictions; `view_output`: a safetensors file for all that the party `view` received. `standardized`: whether the
+    rows are standardised as those of the run's data are; a run on such data predicts no others. `trust`: whether a run
+    that reaches outside of its folder may do so though it is not this user's own. Everything is checked before anything
+    is computed or written: raises `InvalidInput`.
     """
     check_kind(rows)
     for path in filter(None, (output, view_output)):
         _check_writable(path, rows)
     run, source = _rebuild_run(folder, trust)
-    standardized = bool(source.get("standardize", False))
+    _check_standardized(standardized, bool(source.get("standardize", False)))
     table = source if source["name"] in ("csv", "parquet") else {}
     known = run.data.victims
     kind: RowType = "int64" if known.discrete else "float32"
@@ -122,8 +124,6 @@ def prediction_table(head: Head, outputs: Tensor) -> dict[str, list[Any]]:
 def format_prediction(prediction: Json) -> str:
     """Return what `predict` found as text for people."""
     lines = []
-    if prediction["standardized"]:
-        lines.append("the data of this run were standardised; the rows were taken as they are, as standardised ones")
     if prediction["output"] is None:
         shown = {name: values[:SHOWN] for name, values in prediction["predictions"].items()}
         lines += _format_csv(shown, digits=4).splitlines()
@@ -154,6 +154,20 @@ def _rebuild_run(folder: Path, trust: bool) -> tuple[Run, Mapping[str, Any]]:
     """Return the finished run in `folder`, as its newest checkpoint has it, and the table of its data."""
     _, cell, data = load_finished_run(folder, trust=trust)
     return train_cell(cell, data, folder, Lines(1)), cell.config["data"]
+
+
+def _check_standardized(given: bool, wanted: bool) -> None:
+    """Refuse rows that are not said to be standardised where those of the run were, and the other way round."""
+    if wanted and not given:
+        raise InvalidInput(
+            "the data of this run were standardised (standardize = true); give each numeric column less its mean, "
+            "divided by its standard deviation, both over all rows of the run's data file, and say so with "
+            "--standardized"
+        )
+    if given and not wanted:
+        raise InvalidInput(
+            "--standardized is for runs on standardised data; those of this run are as their file has them"
+        )
 
 
 def _draw_number(run: Run, x: Tensor) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput, check_count
@@ -34,11 +35,13 @@ def attack_run(
     adversary: str | None,
     *,
     releases: int = 1,
+    threat_model: str | None = None,
     trust: bool = False,
 ) -> list[Json]:
     """Run the attacks `names` on the run in `folder`, add them to its result, and return what they achieved.
 
-    `releases`: how often each victim's row is released to them.
+    `releases`: how often each victim's row is released to them. `threat_model`: a parameter of all of them, where it is
+    given.
     """
     check_count("releases", releases, low=1)
     if not names:
@@ -49,12 +52,12 @@ def attack_run(
         check_links(study_of(folder) or folder)
     # From here on: what another attack adds meanwhile would be lost.
     with hold_run(folder):
-        return _attack_alone(folder, names, budget, adversary, releases, trust)
+        given = {"budget": budget, "adversary": adversary, "releases": releases}
+        given |= {} if threat_model is None else {"threat_model": threat_model}
+        return _attack_alone(folder, names, given, trust)
 
 
-def _attack_alone(
-    folder: Path, names: Sequence[str], budget: str | None, adversary: str | None, releases: int, trust: bool
-) -> list[Json]:
+def _attack_alone(folder: Path, names: Sequence[str], given: Mapping[str, Any], trust: bool) -> list[Json]:
     """Do what `attack_run` says, while nobody else writes to the run."""
     result, cell, data = load_finished_run(folder, trust=trust)
     mistakes = Mistakes("attack")
@@ -63,7 +66,7 @@ def _attack_alone(
             mistakes.add(name, "is an import path that the run's study does not name; expected a registered attack")
     mistakes.stop()
     reader = StudyReader(mistakes, cell.code)
-    tables = [schema.AttackTable(name=n, budget=budget, adversary=adversary, releases=releases) for n in names]
+    tables = [schema.AttackTable(name=name, **given) for name in names]
     probes = [parse_attack(reader, table.name, table) for table in tables]
     trained_attacks = [(p.attack.name, p.attack.parameters) for p in cell.attacks]
     for found in filter(None, probes):

@@ -256,7 +256,7 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher, guard: Gu
         "threat_model": outcome.threat_model,
         "seconds": outcome.seconds,
         "target": attack.target.name.lower(),
-        "victims": len(outcome.truth),
+        "victims": outcome.victims,
         "scores": _score_table(outcome.scores),
         "file": file,
         "sha256": digests.of(tensors),
