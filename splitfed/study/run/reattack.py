@@ -52,7 +52,7 @@ def attack_run(
         check_links(study_of(folder) or folder)
     # From here on: what another attack adds meanwhile would be lost.
     with hold_run(folder):
-        given = {"budget": budget, "adversary": adversary, "releases": releases}
+        given: dict[str, Any] = {"budget": budget, "adversary": adversary, "releases": releases}
         given |= {} if threat_model is None else {"threat_model": threat_model}
         return _attack_alone(folder, names, given, trust)
 
