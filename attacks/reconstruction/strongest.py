@@ -122,7 +122,7 @@ class Strongest(Attack):
     threat_model: str | None = field(
         default=None, metadata=require_name("strongest threat_model", (BLACK_BOX, WHITE_BOX))
     )
-    prior: bool = True
+    prior: bool = False
     batch_size: int = field(default=32, metadata=require_count("strongest batch_size", low=1))
     lr: float = field(default=3e-3, metadata=require_number("strongest lr", low=0.0, open_low=True))
     queries: int = field(default=5, metadata=require_count("strongest queries", low=1))
