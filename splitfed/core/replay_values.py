@@ -161,8 +161,9 @@ class CrossingValues:
     def _overwritten(self, operation: Operation, index: int) -> InvalidInput:
         if index not in self._results and index not in self._inputs:
             return InvalidInput(
-                f"{operation.name!r} changes in place a tensor that is kept beside the state, such as an attribute, and "
-                "read on another side of a cut, which has a copy of its own: keep it in a buffer that one side reads"
+                f"{operation.name!r} changes in place a tensor that is kept beside the state, such as an attribute, "
+                "and read on another side of a cut, which has a copy of its own: keep it in a buffer that one side "
+                "reads"
             )
         return InvalidInput(
             f"{operation.name!r} overwrites in place what is read after a cut under another name, or as it was before: "
