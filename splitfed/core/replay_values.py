@@ -145,7 +145,7 @@ class CrossingValues:
         # What everybody makes of a constant would be made of what it has become.
         before = index not in self._holder and any(self._way.segment(n) < segment for n in readers)
         if behind and (before or index in self._inputs or index not in self._made):
-            raise self._overwritten(operation)
+            raise self._overwritten(operation, index)
         memory = self._tensors[index].untyped_storage().data_ptr()
         for other, tensor in enumerate(self._tensors):
             known = other in self._made or other in self._inputs or other not in self._results
@@ -154,11 +154,17 @@ class CrossingValues:
             later = [n for n, o in enumerate(self._operations) if n > number and other in o.reads]
             apart = self._holder.get(other) != segment or self._holder.get(index) != segment
             if any(self._way.segment(n) != segment or apart for n in later):
-                raise self._overwritten(operation)
+                raise self._overwritten(operation, other)
         if index in self._made:
             self._holder[index] = segment
 
-    def _overwritten(self, operation: Operation) -> InvalidInput:
+    def _overwritten(self, operation: Operation, index: int) -> InvalidInput:
+        if index not in self._results and index not in self._inputs:
+            return InvalidInput(
+                f"{operation.name!r} changes in place a tensor that is kept beside the state, such as an attribute, "
+                "and read on another side of a cut, which has a copy of its own: keep it in a buffer that one side "
+                "reads"
+            )
         return InvalidInput(
             f"{operation.name!r} overwrites in place what is read after a cut under another name, or as it was before: "
             "the cut would change the model; make that operation not in place"

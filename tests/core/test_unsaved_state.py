@@ -562,7 +562,7 @@ class Counter(TwoCopies):
 
 def test_copies_of_a_plain_tensor_that_part_are_refused_though_no_output_shows_it_yet() -> None:
     rows_ = torch.ones(8, 8) * torch.arange(8.0)
-    with pytest.raises(InvalidInput, match="'add_' overwrites in place what is read after a cut"):
+    with pytest.raises(InvalidInput, match="'add_' changes in place a tensor that is kept beside the state"):
         vanilla(TwoCopies(), "b", example=rows_)
 
 
