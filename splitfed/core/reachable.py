@@ -190,9 +190,15 @@ class _EnvironmentKind(AnyKind):
     name: ClassVar[str] = "environment"
     contains: ClassVar[bool] = False
 
+    def __init__(self) -> None:
+        self._read: tuple[Any, Held] = None, {}
+
     def held(self, value: Any) -> Held:
-        """Return them."""
-        return {Key("environment variable", name): text for name, text in value.items()}
+        """Return them; read anew where they are others than the last time."""
+        table = self.mark(value)
+        if table is None or table != self._read[0]:
+            self._read = table, {Key("environment variable", name): text for name, text in value.items()}
+        return self._read[1]
 
     def mark(self, value: Any) -> Any:
         """Return a copy of them as the system has them, which costs less to compare."""
