@@ -1,0 +1,358 @@
+"""Outsiders: attacks in plain torch by somebody who did not read those of the house, against which these are held.
+
+Frozen: an outsider that finds more than `strongest` is a fault of `strongest`, and is never weakened. Each gets what a
+party of its threat model gets and no more: its base checks what it `requires`, as for every attack. Work is counted in
+row passes, one row once forward and backward through a decoder or the client's segment; `passes` is all that may be
+taken. What is closed form, and queries, which go forward alone, are not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from splitfed.attacks.base import Attack, Knowledge, Needs, Phase, Progress, Target, unwrap
+from splitfed.core.messages import View
+
+Send = Callable[[Tensor], Mapping[str, Tensor]]
+Draw = Callable[[Tensor, torch.Generator], Tensor]
+
+
+class SpentError(Exception):
+    """All row passes are used up."""
+
+
+@dataclass
+class Passes:
+    """Row passes that are `left`."""
+
+    left: int
+
+    def take(self, rows: int) -> None:
+        """Count `rows` once forward and backward; raises `SpentError` where fewer are left."""
+        if rows > self.left:
+            raise SpentError
+        self.left -= rows
+
+
+def beside(values: Mapping[str, Tensor]) -> Tensor:
+    """Return all that was released of a row side by side, (rows, numbers)."""
+    return torch.cat([value.flatten(1) for value in values.values()], 1)
+
+
+def release(send: Send, x: Tensor, size: int, times: int = 1) -> Tensor:
+    """Return what `send` makes of each row of `x`, `times` each, one after the other: (times * rows, numbers).
+
+    `size` rows are sent at once, for some defenses go by the batch, and the victims came in one.
+    """
+    with torch.no_grad():
+        sent = [torch.cat([beside(send(part)) for part in x.split(size)]) for _ in range(times)]
+    return torch.stack(sent, 1).flatten(0, 1)
+
+
+class Ridge:
+    """Ridge regression from releases `z` to rows `x`, its penalty chosen on a fifth of them; float64."""
+
+    def __init__(self, z: Tensor, x: Tensor) -> None:
+        self._z, self._x = z.double(), x.double()
+        held = max(1, len(z) // 5)
+        errors = {
+            penalty: float((self._fit(held, penalty)(self._z[:held]) - self._x[:held]).square().mean())
+            for penalty in (1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+        }
+        self.predict = self._fit(0, min(errors, key=lambda penalty: errors[penalty]))
+
+    def _fit(self, first: int, penalty: float) -> Callable[[Tensor], Tensor]:
+        """Fit all rows from `first` on; the penalty is a share of the releases' mean square."""
+        z, x = self._z[first:], self._x[first:]
+        z_mean, x_mean = z.mean(0), x.mean(0)
+        centred = z - z_mean
+        moments = centred.T @ centred
+        penalties = (penalty * float(moments.diagonal().mean()) + 1e-12) * torch.eye(len(moments), dtype=z.dtype)
+        weights = torch.linalg.solve(moments + penalties, centred.T @ (x - x_mean))
+        self.weights, self.bias = weights, x_mean - z_mean @ weights
+        return lambda new: (new.double() - z_mean) @ weights + x_mean
+
+
+@dataclass(frozen=True)
+class LbfgsOutsider(Attack):
+    """Rows whose release equals what was seen, by L-BFGS from a regression's rows; white box.
+
+    `prior`: rows are searched as Gaussian with mean and covariance of the auxiliary ones, whose weight falls tenfold from
+    stage to stage. Otherwise stages only begin anew, without history. A few auxiliary rows are searched for beside the
+    victims, and counted as they are; the stage at which these come out best is taken.
+    """
+
+    passes: int = 75_000
+    prior: bool = False
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.RELEASES, Needs.UPSTREAM})
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the victims, (victims, *shape)."""
+        upstream = unwrap(knowledge.upstream)
+        seen = beside(view.select(kind="activation").tensors(knowledge.device))
+        rows = unwrap(knowledge.auxiliary)
+        rows = rows[torch.randperm(len(rows), generator=generator)]
+        released = release(unwrap(knowledge.sample), rows, len(seen), 5).double()
+        expected = release(upstream, rows, len(seen)).double().repeat_interleave(5, 0)
+        judges = max(4, len(seen) // 5)
+        z = torch.cat([released[: 5 * judges : 5], seen.double()])
+        known, truth = rows[judges:].flatten(1).double(), rows[:judges].flatten(1).double()
+        x = Ridge(released[5 * judges :], known.repeat_interleave(5, 0)).predict(z)
+        low, high = knowledge.value_range or (-math.inf, math.inf)
+        x = x.clamp(low, high)
+        spread = float(released.var(0).mean()) + 1e-12
+        noise = (released - expected).square().mean(0) / spread
+        weights = [10.0**-k for k in range(1, 10) if 10.0**-k > 0.03 * float(noise.mean())] if self.prior else [0.0] * 4
+        centre, basis = _gaussian(known) if self.prior else (0.0 * known[0], torch.eye(known.shape[1]).double())
+        found = [x]
+        for weight in weights:
+
+            def errors(u: Tensor, weight: float = weight) -> Tensor:
+                """Return what is minimised, of each row."""
+                y = centre + u @ basis.T
+                gap = beside(upstream(y.to(rows.dtype).view(len(y), *knowledge.shape))).double() - z
+                outside = (y - y.clamp(low, high)).square().sum(1)
+                doubt = 1 + (noise / weight if self.prior else 0.0 * noise)
+                return (gap.square() / (spread * doubt)).sum(1) + weight * u.square().sum(1) + 10 * outside
+
+            u = torch.linalg.solve(basis, (found[-1] - centre).T).T
+            found.append(centre + minimize(errors, u, Passes(self.passes // len(weights))) @ basis.T)
+            progress(len(found) - 1, len(weights))
+        best = min(found, key=lambda one: float((one[:judges].clamp(low, high) - truth).square().mean()))
+        return best[judges:].view(len(seen), *knowledge.shape).to(rows.dtype)
+
+
+def _gaussian(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean of `rows` and the symmetric root of their covariance, shrunk a little to a multiple of one."""
+    centred = rows - rows.mean(0)
+    covariance = centred.T @ centred / len(rows)
+    covariance += 1e-3 * covariance.diagonal().mean() * torch.eye(len(covariance), dtype=rows.dtype)
+    values, vectors = torch.linalg.eigh(covariance)
+    return rows.mean(0), vectors * values.clamp_min(1e-12).sqrt() @ vectors.T
+
+
+def minimize(errors: Callable[[Tensor], Tensor], start: Tensor, passes: Passes) -> Tensor:
+    """Return the best that L-BFGS found of each row from `start`, until `passes` are used up or nothing moves."""
+    u = start.clone().requires_grad_()
+    best, least = start.clone(), torch.full((len(start),), math.inf, dtype=start.dtype)
+
+    def closure() -> Tensor:
+        passes.take(len(u))
+        optimizer.zero_grad()
+        each = errors(u)
+        total = each.sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        better = each.detach() < least
+        best[better], least[better] = u.detach()[better], each.detach()[better]
+        return total
+
+    while True:
+        before = passes.left, float(least.sum())
+        optimizer = torch.optim.LBFGS(
+            [u], max_iter=10_000, history_size=30, line_search_fn="strong_wolfe", tolerance_grad=0, tolerance_change=0
+        )
+        try:
+            optimizer.step(closure)
+        except SpentError:
+            return best
+        with torch.no_grad():
+            u.copy_(best)
+        if before[0] - passes.left < 3 * len(u) or float(least.sum()) >= before[1]:
+            return best
+
+
+class ConvolutionalInverse(nn.Module):
+    """What a regression says, corrected by convolutions on the release's map that end in an image of `shape`."""
+
+    def __init__(self, released: Tensor, shape: tuple[int, ...], width: int) -> None:
+        super().__init__()
+        self._shape = shape
+        self._map = tuple(released.shape[1:]) if released.dim() == 4 else (released[0].numel(), 1, 1)
+        self.first = nn.Sequential(nn.Conv2d(self._map[0], width, 3, padding=1), nn.ReLU())
+        self.block = nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1)
+        )
+        growing: list[nn.Module] = []
+        side = self._map[-1]
+        while side < shape[-1]:
+            narrower = max(width // 2, 16)
+            growing += [nn.ReLU(), nn.Conv2d(width, 4 * narrower, 3, padding=1), nn.PixelShuffle(2)]
+            width, side = narrower, 2 * side
+        self.growing = nn.Sequential(*growing, nn.ReLU())
+        self.last = nn.Conv2d(width, shape[0], 3, padding=1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return the correction, (rows, numbers of an image)."""
+        first = self.first(z.view(len(z), *self._map))
+        grown = self.growing(first + self.block(first))
+        sized = functional.interpolate(grown, size=self._shape[1:], mode="bilinear", align_corners=False)
+        return self.last(sized).flatten(1)  # type: ignore[no-any-return]
+
+
+def learn_inverse(
+    view: View, knowledge: Knowledge, generator: torch.Generator, passes: Passes, network: nn.Module, draw: Draw
+) -> Tensor:
+    """Return the victims by a regression that `network` corrects, trained on rows that `draw` and the defense draw anew.
+
+    Adam, minibatches of 32, a rate that rises and falls; last layer of `network` at zero to begin with.
+    """
+    size, queries = 32, unwrap(knowledge.query)
+    seen = beside(view.select(kind="activation").tensors(knowledge.device))
+    rows = unwrap(knowledge.auxiliary)
+    released = release(queries, rows, len(seen), 5)
+    middle, scale = released.mean(0), released.std(0).mean() + 1e-6
+    ridge = Ridge(released, rows.flatten(1).repeat_interleave(5, 0))
+    weights, bias = ridge.weights.to(rows.dtype), ridge.bias.to(rows.dtype)
+    unit = rows.flatten(1).std(0) if len(knowledge.shape) == 1 else torch.ones(())
+    last = [module for module in network.modules() if isinstance(module, (nn.Conv2d, nn.Linear))][-1]
+    nn.init.zeros_(last.weight)
+    optimizer = torch.optim.AdamW(network.parameters(), 2e-3, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=passes.left // size + 2)
+
+    def invert(z: Tensor) -> Tensor:
+        return z @ weights + bias + unit * network((z - middle) / scale)  # type: ignore[no-any-return]
+
+    try:
+        while True:
+            x = draw(rows, generator)
+            z = release(queries, x, len(seen))
+            for batch in torch.randperm(len(x), generator=generator).split(size):
+                passes.take(len(batch))
+                loss = (invert(z[batch]) - x[batch].flatten(1)).div(unit).square().mean()
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                if len(batch) == size:
+                    schedule.step()
+    except SpentError:
+        pass
+    with torch.no_grad():
+        return invert(seen).view(len(seen), *knowledge.shape)
+
+
+@dataclass(frozen=True)
+class DecoderOutsider(Attack):
+    """A wide convolutional decoder for images, trained on auxiliary rows that are queried anew each epoch; black box.
+
+    `width`: channels. A quarter of the rows are moved by a pixel at most.
+    """
+
+    passes: int = 75_000
+    width: int = 64
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.RELEASES, Needs.QUERIES})
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the victims, (victims, *shape)."""
+        (released,) = view.select(kind="activation").tensors(knowledge.device).values()
+        network = ConvolutionalInverse(released, knowledge.shape, self.width)
+        return learn_inverse(view, knowledge, generator, Passes(self.passes), network, _shift)
+
+
+def _shift(rows: Tensor, generator: torch.Generator) -> Tensor:
+    """Return images of which a quarter moved by one pixel at most in each direction."""
+    way = torch.randint(-1, 2, (len(rows), 2), generator=generator)
+    way[torch.rand(len(rows), generator=generator) < 0.75] = 0
+    moved = [row.roll((int(a), int(b)), (-2, -1)) for row, (a, b) in zip(rows, way, strict=True)]
+    return torch.stack(moved)
+
+
+@dataclass(frozen=True)
+class TableOutsider(Attack):
+    """A small perceptron for tables, trained on queried rows of the adversary's own making; black box.
+
+    `shrink`: how far a made row is from the auxiliary one that it was made of, from 0 to 1: a Gaussian of theirs.
+    """
+
+    passes: int = 75_000
+    shrink: float = 0.5
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.RELEASES, Needs.QUERIES})
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the victims, (victims, columns)."""
+        rows = unwrap(knowledge.auxiliary)
+        width = beside(view.select(kind="activation").tensors()).shape[1]
+        network = nn.Sequential(
+            *(nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()), nn.Linear(128, rows.shape[1])
+        )
+        centre, root = (found.to(rows.dtype) for found in _gaussian(rows.double()))
+        near, far = math.sqrt(1 - self.shrink**2), self.shrink
+
+        def draw(rows: Tensor, generator: torch.Generator) -> Tensor:
+            chosen = rows[torch.randint(len(rows), (512,), generator=generator)]
+            made = centre + near * (chosen - centre) + far * torch.randn(chosen.shape, generator=generator) @ root
+            return torch.where(torch.rand(len(made), 1, generator=generator) < 0.5, chosen, made)
+
+        return learn_inverse(view, knowledge, generator, Passes(self.passes), network, draw)
+
+
+def fit_logistic(rows: Tensor, targets: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the logits (n, classes) of a logistic regression to soft `targets`, with half the squared weights."""
+    centre, scale = rows.mean(0), rows.std(0, correction=0) + 1e-9
+    weights = torch.zeros(rows.shape[1] + 1, targets.shape[1], dtype=rows.dtype, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
+
+    def logits(new: Tensor) -> Tensor:
+        return ((new - centre) / scale) @ weights[:-1] + weights[-1]
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = -(targets * logits(rows).log_softmax(1)).sum() + 0.5 * weights[:-1].square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    optimizer.step(closure)
+    return lambda new: logits(new).detach()
+
+
+@dataclass(frozen=True)
+class LabelOutsider(Attack):
+    """Logistic regression from the adversary's own columns, or what arrived forward where it has none, to labels.
+
+    `hints`: victims whose label it knows, of each class. `co_training`: a second regression, from gradients, learns from
+    the first one's opinion of all victims and teaches it in turn, six times; the logits of both are added up.
+    """
+
+    hints: int = 6
+    co_training: bool = False
+    target: ClassVar[Target] = Target.LABELS
+    phase: ClassVar[Phase] = Phase.STEP
+    requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS})
+
+    def asks(self, classes: int | None) -> Mapping[int, int]:
+        """Return how many victims of each class it knows."""
+        return dict.fromkeys(range(classes or 0), self.hints)
+
+    def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
+        """Return the logits of the victims' classes, (victims, classes)."""
+        own = beside(knowledge.own or view.select(kind="activation").tensors()).double()
+        known = torch.cat(list(knowledge.hints.values()))
+        classes = torch.cat([torch.full_like(rows, number) for number, rows in knowledge.hints.items()])
+        truth = functional.one_hot(classes, unwrap(knowledge.classes)).double()
+        first = second = fit_logistic(own[known], truth)(own)
+        if not self.co_training:
+            return first
+        gradients = beside(view.select(kind="gradient").tensors()).double()
+        length = gradients.norm(dim=1, keepdim=True).clamp_min(1e-30)
+        log = length.log()
+        told = torch.cat([_leading(gradients), _leading(gradients / length), log, log.square()], 1)
+        opinion = first.softmax(1)
+        for _ in range(6):
+            for rows in (told, own):
+                opinion = opinion.clamp(0.02, 0.98)
+                opinion[known] = truth
+                first, second = fit_logistic(rows, opinion)(rows), first
+                opinion = (first + second).softmax(1)
+        return first + second
+
+
+def _leading(rows: Tensor, count: int = 8) -> Tensor:
+    """Return the leading principal components of `rows`, (n, at most count)."""
+    left, values, _ = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
+    return (left * values)[:, :count]
