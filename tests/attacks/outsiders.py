@@ -56,28 +56,22 @@ def release(send: Send, x: Tensor, size: int, times: int = 1) -> Tensor:
     return torch.stack(sent, 1).flatten(0, 1)
 
 
-class Ridge:
-    """Ridge regression from releases `z` to rows `x`, its penalty chosen on a fifth of them; float64."""
+def ridge(z: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weights and bias of a ridge regression from releases to rows, its penalty chosen on a fifth; float64."""
+    z, x, held = z.double(), x.double(), max(1, len(z) // 5)
 
-    def __init__(self, z: Tensor, x: Tensor) -> None:
-        self._z, self._x = z.double(), x.double()
-        held = max(1, len(z) // 5)
-        errors = {
-            penalty: float((self._fit(held, penalty)(self._z[:held]) - self._x[:held]).square().mean())
-            for penalty in (1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-        }
-        self.predict = self._fit(0, min(errors, key=lambda penalty: errors[penalty]))
-
-    def _fit(self, first: int, penalty: float) -> Callable[[Tensor], Tensor]:
-        """Fit all rows from `first` on; the penalty is a share of the releases' mean square."""
-        z, x = self._z[first:], self._x[first:]
-        z_mean, x_mean = z.mean(0), x.mean(0)
-        centred = z - z_mean
+    def fit(first: int, penalty: float) -> tuple[Tensor, Tensor]:
+        centred = z[first:] - z[first:].mean(0)
         moments = centred.T @ centred
-        penalties = (penalty * float(moments.diagonal().mean()) + 1e-12) * torch.eye(len(moments), dtype=z.dtype)
-        weights = torch.linalg.solve(moments + penalties, centred.T @ (x - x_mean))
-        self.weights, self.bias = weights, x_mean - z_mean @ weights
-        return lambda new: (new.double() - z_mean) @ weights + x_mean
+        ridge = (penalty * float(moments.diagonal().mean()) + 1e-12) * torch.eye(len(moments), dtype=z.dtype)
+        weights = torch.linalg.solve(moments + ridge, centred.T @ (x[first:] - x[first:].mean(0)))
+        return weights, x[first:].mean(0) - z[first:].mean(0) @ weights
+
+    def error(penalty: float) -> float:
+        weights, bias = fit(held, penalty)
+        return float((z[:held] @ weights + bias - x[:held]).square().mean())
+
+    return fit(0, min((1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0), key=error))
 
 
 @dataclass(frozen=True)
@@ -104,14 +98,13 @@ class LbfgsOutsider(Attack):
         judges = max(4, len(seen) // 5)
         z = torch.cat([released[: 5 * judges : 5], seen.double()])
         known, truth = rows[judges:].flatten(1).double(), rows[:judges].flatten(1).double()
-        x = Ridge(released[5 * judges :], known.repeat_interleave(5, 0)).predict(z)
+        regression, bias = ridge(released[5 * judges :], known.repeat_interleave(5, 0))
         low, high = knowledge.value_range or (-math.inf, math.inf)
-        x = x.clamp(low, high)
         spread = float(released.var(0).mean()) + 1e-12
         noise = (released - expected).square().mean(0) / spread
         weights = [10.0**-k for k in range(1, 10) if 10.0**-k > 0.03 * float(noise.mean())] if self.prior else [0.0] * 4
         centre, basis = _gaussian(known) if self.prior else (0.0 * known[0], torch.eye(known.shape[1]).double())
-        found = [x]
+        found = [(z @ regression + bias).clamp(low, high)]
         for weight in weights:
 
             def errors(u: Tensor, weight: float = weight) -> Tensor:
@@ -148,7 +141,7 @@ def minimize(errors: Callable[[Tensor], Tensor], start: Tensor, passes: Passes) 
         optimizer.zero_grad()
         each = errors(u)
         total = each.sum()
-        total.backward()  # type: ignore[no-untyped-call]
+        total.backward()
         better = each.detach() < least
         best[better], least[better] = u.detach()[better], each.detach()[better]
         return total
@@ -168,32 +161,20 @@ def minimize(errors: Callable[[Tensor], Tensor], start: Tensor, passes: Passes) 
             return best
 
 
-class ConvolutionalInverse(nn.Module):
-    """What a regression says, corrected by convolutions on the release's map that end in an image of `shape`."""
-
-    def __init__(self, released: Tensor, shape: tuple[int, ...], width: int) -> None:
-        super().__init__()
-        self._shape = shape
-        self._map = tuple(released.shape[1:]) if released.dim() == 4 else (released[0].numel(), 1, 1)
-        self.first = nn.Sequential(nn.Conv2d(self._map[0], width, 3, padding=1), nn.ReLU())
-        self.block = nn.Sequential(
-            nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1)
-        )
-        growing: list[nn.Module] = []
-        side = self._map[-1]
-        while side < shape[-1]:
-            narrower = max(width // 2, 16)
-            growing += [nn.ReLU(), nn.Conv2d(width, 4 * narrower, 3, padding=1), nn.PixelShuffle(2)]
-            width, side = narrower, 2 * side
-        self.growing = nn.Sequential(*growing, nn.ReLU())
-        self.last = nn.Conv2d(width, shape[0], 3, padding=1)
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Return the correction, (rows, numbers of an image)."""
-        first = self.first(z.view(len(z), *self._map))
-        grown = self.growing(first + self.block(first))
-        sized = functional.interpolate(grown, size=self._shape[1:], mode="bilinear", align_corners=False)
-        return self.last(sized).flatten(1)  # type: ignore[no-any-return]
+def convolutions(released: Tensor, shape: tuple[int, ...], width: int) -> nn.Sequential:
+    """Return convolutions on a release's map, which grows to an image of `shape`: (rows, numbers) to (rows, numbers)."""
+    maps = tuple(released.shape[1:]) if released.dim() == 4 else (released[0].numel(), 1, 1)
+    layers: list[nn.Module] = [nn.Unflatten(1, maps)]
+    side, channels = maps[-1], maps[0]
+    for _ in range(3):
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+        channels = width
+    while side < shape[-1]:
+        narrower = max(channels // 2, 16)
+        layers += [nn.Conv2d(channels, 4 * narrower, 3, padding=1), nn.PixelShuffle(2), nn.ReLU()]
+        side, channels = 2 * side, narrower
+    layers += [nn.Upsample(shape[1:], mode="bilinear"), nn.Conv2d(channels, shape[0], 3, padding=1), nn.Flatten()]
+    return nn.Sequential(*layers)
 
 
 def learn_inverse(
@@ -208,8 +189,7 @@ def learn_inverse(
     rows = unwrap(knowledge.auxiliary)
     released = release(queries, rows, len(seen), 5)
     middle, scale = released.mean(0), released.std(0).mean() + 1e-6
-    ridge = Ridge(released, rows.flatten(1).repeat_interleave(5, 0))
-    weights, bias = ridge.weights.to(rows.dtype), ridge.bias.to(rows.dtype)
+    weights, bias = (w.to(rows.dtype) for w in ridge(released, rows.flatten(1).repeat_interleave(5, 0)))
     unit = rows.flatten(1).std(0) if len(knowledge.shape) == 1 else torch.ones(())
     last = [module for module in network.modules() if isinstance(module, (nn.Conv2d, nn.Linear))][-1]
     nn.init.zeros_(last.weight)
@@ -227,7 +207,7 @@ def learn_inverse(
                 passes.take(len(batch))
                 loss = (invert(z[batch]) - x[batch].flatten(1)).div(unit).square().mean()
                 optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimizer.step()
                 if len(batch) == size:
                     schedule.step()
@@ -251,7 +231,7 @@ class DecoderOutsider(Attack):
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the victims, (victims, *shape)."""
         (released,) = view.select(kind="activation").tensors(knowledge.device).values()
-        network = ConvolutionalInverse(released, knowledge.shape, self.width)
+        network = convolutions(released, knowledge.shape, self.width)
         return learn_inverse(view, knowledge, generator, Passes(self.passes), network, _shift)
 
 
@@ -304,7 +284,7 @@ def fit_logistic(rows: Tensor, targets: Tensor) -> Callable[[Tensor], Tensor]:
     def closure() -> Tensor:
         optimizer.zero_grad()
         loss = -(targets * logits(rows).log_softmax(1)).sum() + 0.5 * weights[:-1].square().sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss
 
     optimizer.step(closure)
@@ -355,4 +335,5 @@ class LabelOutsider(Attack):
 def _leading(rows: Tensor, count: int = 8) -> Tensor:
     """Return the leading principal components of `rows`, (n, at most count)."""
     left, values, _ = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
-    return (left * values)[:, :count]
+    found: Tensor = (left * values)[:, :count]
+    return found
