@@ -24,23 +24,6 @@ Send = Callable[[Tensor], Mapping[str, Tensor]]
 Draw = Callable[[Tensor, torch.Generator], Tensor]
 
 
-class SpentError(Exception):
-    """All row passes are used up."""
-
-
-@dataclass
-class Passes:
-    """Row passes that are `left`."""
-
-    left: int
-
-    def take(self, rows: int) -> None:
-        """Count `rows` once forward and backward; raises `SpentError` where fewer are left."""
-        if rows > self.left:
-            raise SpentError
-        self.left -= rows
-
-
 def beside(values: Mapping[str, Tensor]) -> Tensor:
     """Return all that was released of a row side by side, (rows, numbers)."""
     return torch.cat([value.flatten(1) for value in values.values()], 1)
@@ -78,8 +61,8 @@ def ridge(z: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 class LbfgsOutsider(Attack):
     """Rows whose release equals what was seen, by L-BFGS from a regression's rows; white box.
 
-    `prior`: rows are searched as Gaussian with mean and covariance of the auxiliary ones, whose weight falls tenfold from
-    stage to stage. Otherwise stages only begin anew, without history. A few auxiliary rows are searched for beside the
+    `prior`: rows are searched as Gaussian with mean and covariance of the auxiliary ones, whose weight falls tenfold
+    each stage. Otherwise stages only begin anew, without history. A few auxiliary rows are searched for beside the
     victims, and counted as they are; the stage at which these come out best is taken.
     """
 
@@ -108,7 +91,6 @@ class LbfgsOutsider(Attack):
         for weight in weights:
 
             def errors(u: Tensor, weight: float = weight) -> Tensor:
-                """Return what is minimised, of each row."""
                 y = centre + u @ basis.T
                 gap = beside(upstream(y.to(rows.dtype).view(len(y), *knowledge.shape))).double() - z
                 outside = (y - y.clamp(low, high)).square().sum(1)
@@ -116,8 +98,7 @@ class LbfgsOutsider(Attack):
                 return (gap.square() / (spread * doubt)).sum(1) + weight * u.square().sum(1) + 10 * outside
 
             u = torch.linalg.solve(basis, (found[-1] - centre).T).T
-            found.append(centre + minimize(errors, u, Passes(self.passes // len(weights))) @ basis.T)
-            progress(len(found) - 1, len(weights))
+            found.append(centre + minimize(errors, u, self.passes // len(weights)) @ basis.T)
         best = min(found, key=lambda one: float((one[:judges].clamp(low, high) - truth).square().mean()))
         return best[judges:].view(len(seen), *knowledge.shape).to(rows.dtype)
 
@@ -131,38 +112,39 @@ def _gaussian(rows: Tensor) -> tuple[Tensor, Tensor]:
     return rows.mean(0), vectors * values.clamp_min(1e-12).sqrt() @ vectors.T
 
 
-def minimize(errors: Callable[[Tensor], Tensor], start: Tensor, passes: Passes) -> Tensor:
+def minimize(errors: Callable[[Tensor], Tensor], start: Tensor, passes: int) -> Tensor:
     """Return the best that L-BFGS found of each row from `start`, until `passes` are used up or nothing moves."""
-    u = start.clone().requires_grad_()
+    u, left = start.clone().requires_grad_(), passes // len(start)
     best, least = start.clone(), torch.full((len(start),), math.inf, dtype=start.dtype)
 
     def closure() -> Tensor:
-        passes.take(len(u))
+        nonlocal left
+        if left == 0:
+            raise StopIteration
+        left -= 1
         optimizer.zero_grad()
         each = errors(u)
-        total = each.sum()
-        total.backward()
+        each.sum().backward()
         better = each.detach() < least
         best[better], least[better] = u.detach()[better], each.detach()[better]
-        return total
+        return each.sum()
 
+    before = math.inf
     while True:
-        before = passes.left, float(least.sum())
-        optimizer = torch.optim.LBFGS(
-            [u], max_iter=10_000, history_size=30, line_search_fn="strong_wolfe", tolerance_grad=0, tolerance_change=0
-        )
+        optimizer = torch.optim.LBFGS([u], 1, 10_000, 10**9, 0, 0, 30, "strong_wolfe")
         try:
             optimizer.step(closure)
-        except SpentError:
+        except StopIteration:
             return best
+        if float(least.sum()) >= before:
+            return best
+        before = float(least.sum())
         with torch.no_grad():
             u.copy_(best)
-        if before[0] - passes.left < 3 * len(u) or float(least.sum()) >= before[1]:
-            return best
 
 
 def convolutions(released: Tensor, shape: tuple[int, ...], width: int) -> nn.Sequential:
-    """Return convolutions on a release's map, which grows to an image of `shape`: (rows, numbers) to (rows, numbers)."""
+    """Return convolutions on a release's map, which grows to an image of `shape`; flat to flat."""
     maps = tuple(released.shape[1:]) if released.dim() == 4 else (released[0].numel(), 1, 1)
     layers: list[nn.Module] = [nn.Unflatten(1, maps)]
     side, channels = maps[-1], maps[0]
@@ -178,41 +160,36 @@ def convolutions(released: Tensor, shape: tuple[int, ...], width: int) -> nn.Seq
 
 
 def learn_inverse(
-    view: View, knowledge: Knowledge, generator: torch.Generator, passes: Passes, network: nn.Module, draw: Draw
+    view: View, knowledge: Knowledge, generator: torch.Generator, passes: int, network: nn.Module, draw: Draw
 ) -> Tensor:
-    """Return the victims by a regression that `network` corrects, trained on rows that `draw` and the defense draw anew.
+    """Return the victims by a regression that `network` corrects, trained on rows drawn and defended anew.
 
     Adam, minibatches of 32, a rate that rises and falls; last layer of `network` at zero to begin with.
     """
-    size, queries = 32, unwrap(knowledge.query)
-    seen = beside(view.select(kind="activation").tensors(knowledge.device))
-    rows = unwrap(knowledge.auxiliary)
+    rows, queries = unwrap(knowledge.auxiliary), unwrap(knowledge.query)
+    seen, size = beside(view.select(kind="activation").tensors(knowledge.device)), min(32, len(rows))
     released = release(queries, rows, len(seen), 5)
     middle, scale = released.mean(0), released.std(0).mean() + 1e-6
     weights, bias = (w.to(rows.dtype) for w in ridge(released, rows.flatten(1).repeat_interleave(5, 0)))
     unit = rows.flatten(1).std(0) if len(knowledge.shape) == 1 else torch.ones(())
-    last = [module for module in network.modules() if isinstance(module, (nn.Conv2d, nn.Linear))][-1]
-    nn.init.zeros_(last.weight)
+    nn.init.zeros_([weight for weight in network.parameters() if weight.dim() > 1][-1])
     optimizer = torch.optim.AdamW(network.parameters(), 2e-3, weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=passes.left // size + 2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=passes // size + 2)
 
     def invert(z: Tensor) -> Tensor:
         return z @ weights + bias + unit * network((z - middle) / scale)  # type: ignore[no-any-return]
 
-    try:
-        while True:
-            x = draw(rows, generator)
-            z = release(queries, x, len(seen))
-            for batch in torch.randperm(len(x), generator=generator).split(size):
-                passes.take(len(batch))
-                loss = (invert(z[batch]) - x[batch].flatten(1)).div(unit).square().mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                if len(batch) == size:
-                    schedule.step()
-    except SpentError:
-        pass
+    while passes >= size:
+        x = draw(rows, generator)
+        z = release(queries, x, len(seen))
+        order = torch.randperm(len(x), generator=generator)
+        for batch in order[: len(x) // size * size].split(size)[: passes // size]:
+            passes -= size
+            loss = (invert(z[batch]) - x[batch].flatten(1)).div(unit).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
     with torch.no_grad():
         return invert(seen).view(len(seen), *knowledge.shape)
 
@@ -232,44 +209,36 @@ class DecoderOutsider(Attack):
         """Return the victims, (victims, *shape)."""
         (released,) = view.select(kind="activation").tensors(knowledge.device).values()
         network = convolutions(released, knowledge.shape, self.width)
-        return learn_inverse(view, knowledge, generator, Passes(self.passes), network, _shift)
+        return learn_inverse(view, knowledge, generator, self.passes, network, _shift)
 
 
 def _shift(rows: Tensor, generator: torch.Generator) -> Tensor:
     """Return images of which a quarter moved by one pixel at most in each direction."""
-    way = torch.randint(-1, 2, (len(rows), 2), generator=generator)
-    way[torch.rand(len(rows), generator=generator) < 0.75] = 0
-    moved = [row.roll((int(a), int(b)), (-2, -1)) for row, (a, b) in zip(rows, way, strict=True)]
-    return torch.stack(moved)
+    ways = torch.randint(-1, 2, (len(rows), 2), generator=generator)
+    ways *= torch.rand(len(rows), 1, generator=generator) < 0.25
+    return torch.stack([row.roll(way.tolist(), (-2, -1)) for row, way in zip(rows, ways, strict=True)])
 
 
 @dataclass(frozen=True)
 class TableOutsider(Attack):
-    """A small perceptron for tables, trained on queried rows of the adversary's own making; black box.
-
-    `shrink`: how far a made row is from the auxiliary one that it was made of, from 0 to 1: a Gaussian of theirs.
-    """
+    """A small perceptron for tables, trained on auxiliary rows and on Gaussian ones about them; black box."""
 
     passes: int = 75_000
-    shrink: float = 0.5
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.RELEASES, Needs.QUERIES})
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the victims, (victims, columns)."""
         rows = unwrap(knowledge.auxiliary)
         width = beside(view.select(kind="activation").tensors()).shape[1]
-        network = nn.Sequential(
-            *(nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()), nn.Linear(128, rows.shape[1])
-        )
+        layers = [nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, rows.shape[1])]
         centre, root = (found.to(rows.dtype) for found in _gaussian(rows.double()))
-        near, far = math.sqrt(1 - self.shrink**2), self.shrink
 
         def draw(rows: Tensor, generator: torch.Generator) -> Tensor:
             chosen = rows[torch.randint(len(rows), (512,), generator=generator)]
-            made = centre + near * (chosen - centre) + far * torch.randn(chosen.shape, generator=generator) @ root
+            made = centre + 0.866 * (chosen - centre) + 0.5 * torch.randn(chosen.shape, generator=generator) @ root
             return torch.where(torch.rand(len(made), 1, generator=generator) < 0.5, chosen, made)
 
-        return learn_inverse(view, knowledge, generator, Passes(self.passes), network, draw)
+        return learn_inverse(view, knowledge, generator, self.passes, nn.Sequential(*layers), draw)
 
 
 def fit_logistic(rows: Tensor, targets: Tensor) -> Callable[[Tensor], Tensor]:
@@ -295,8 +264,8 @@ def fit_logistic(rows: Tensor, targets: Tensor) -> Callable[[Tensor], Tensor]:
 class LabelOutsider(Attack):
     """Logistic regression from the adversary's own columns, or what arrived forward where it has none, to labels.
 
-    `hints`: victims whose label it knows, of each class. `co_training`: a second regression, from gradients, learns from
-    the first one's opinion of all victims and teaches it in turn, six times; the logits of both are added up.
+    `hints`: victims whose label it knows, of each class. `co_training`: a second regression, of gradients, learns from
+    the first's opinion of all victims and teaches it in turn, six times; the logits of both are added up.
     """
 
     hints: int = 6
@@ -319,9 +288,9 @@ class LabelOutsider(Attack):
         if not self.co_training:
             return first
         gradients = beside(view.select(kind="gradient").tensors()).double()
-        length = gradients.norm(dim=1, keepdim=True).clamp_min(1e-30)
-        log = length.log()
-        told = torch.cat([_leading(gradients), _leading(gradients / length), log, log.square()], 1)
+        log = (length := gradients.norm(dim=1, keepdim=True).clamp_min(1e-30)).log()
+        parts = [torch.linalg.svd(x - x.mean(0), full_matrices=False) for x in (gradients, gradients / length)]
+        told = torch.cat([*((u * s)[:, :8] for u, s, _ in parts), log, log.square()], 1)
         opinion = first.softmax(1)
         for _ in range(6):
             for rows in (told, own):
@@ -330,10 +299,3 @@ class LabelOutsider(Attack):
                 first, second = fit_logistic(rows, opinion)(rows), first
                 opinion = (first + second).softmax(1)
         return first + second
-
-
-def _leading(rows: Tensor, count: int = 8) -> Tensor:
-    """Return the leading principal components of `rows`, (n, at most count)."""
-    left, values, _ = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
-    found: Tensor = (left * values)[:, :count]
-    return found
