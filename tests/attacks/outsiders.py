@@ -74,8 +74,7 @@ class LbfgsOutsider(Attack):
         """Return the victims, (victims, *shape)."""
         upstream = unwrap(knowledge.upstream)
         seen = beside(view.select(kind="activation").tensors(knowledge.device))
-        rows = unwrap(knowledge.auxiliary)
-        rows = rows[torch.randperm(len(rows), generator=generator)]
+        rows = (known := unwrap(knowledge.auxiliary))[torch.randperm(len(known), generator=generator)]
         released = release(unwrap(knowledge.sample), rows, len(seen), 5).double()
         expected = release(upstream, rows, len(seen)).double().repeat_interleave(5, 0)
         judges = max(4, len(seen) // 5)
