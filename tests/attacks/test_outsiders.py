@@ -94,14 +94,12 @@ def reconstruction_world(data: str, cut: str, defense: str, seed: int) -> Run:
     guards = (TABLE_DEFENSES if data.endswith("table") else DEFENSES)[defense]
     rounds, rate = {
         "digits": (1, 1e-3),
-        "more digits": (1, 1e-3),
         "mnist": (4, 1e-3),
         "small table": (10, 3e-3),
         "table": (30, 3e-3),
     }[data]
     auxiliary, victims = {
         "digits": (48, 6),
-        "more digits": (200, 20),
         "mnist": (1500, 64),
         "small table": (60, 12),
         "table": (120, 64),
@@ -179,7 +177,13 @@ LARGE = [
     ),
     *(Cell("table", cut, defense, BLACK, 75_000) for cut in ("relu1", "relu2") for defense in DEFENSES),
 ]
-KNOWN: dict[tuple[str, str, str, str], str] = {}
+KNOWN = {
+    ("digits", "pool1", "none", WHITE): "L-BFGS reaches 100 dB, 1.5 dB more (two seeds)",
+    ("digits", "pool2", "none", WHITE): "L-BFGS without a prior is ahead by 36.5 dB (two seeds)",
+    ("mnist", "pool1", "none", WHITE): "L-BFGS reaches 99.8 dB, 9.1 dB more (one seed)",
+    ("table", "relu2", "quantization", BLACK): "the perceptron is ahead by .122 (one seed)",
+}
+"""Cells in which `strongest` is behind, and by how much."""
 
 
 @pytest.mark.parametrize("cell", listed(SMALL, KNOWN))
@@ -283,12 +287,11 @@ def test_without_its_search_a_cell_fails(monkeypatch: pytest.MonkeyPatch) -> Non
     assert after > LIMITS["psnr"]
 
 
-@pytest.mark.exhaustive
 def test_without_decoders_a_cell_fails() -> None:
     """At a rate of next to nothing they learn nothing."""
-    cell = Cell("more digits", "pool1", "none", BLACK, 8000, 16)
+    cell = Cell("table", "relu2", "noise", BLACK, 20_000)
     run = cell.run(0)
     (outsider,) = cell.outsiders().values()
-    most = score(run, outsider, "psnr")
-    assert most - score(run, cell.strongest(), "psnr") <= LIMITS["psnr"]
-    assert most - score(run, cell.strongest(lr=1e-9), "psnr") > LIMITS["psnr"]
+    most = score(run, outsider, "r2")
+    assert most - score(run, cell.strongest(), "r2") <= LIMITS["r2"]
+    assert most - score(run, cell.strongest(lr=1e-9), "r2") > LIMITS["r2"]
