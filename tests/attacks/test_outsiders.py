@@ -29,7 +29,7 @@ from splitfed.registry import load
 from splitfed.threats.attack_requests import ask_in_turn
 from splitfed.topologies import u_shaped, vanilla, vertical
 from splitfed.training.run import Run
-from tests.attacks.outsiders import DecoderOutsider, LabelOutsider, LbfgsOutsider, TableOutsider
+from tests.attacks.outsiders import DecoderOutsider, LabelOutsider, LbfgsOutsider, TableOutsider, minimize
 
 LIMITS = {"psnr": 0.5, "r2": 0.02, "auc": 0.02}
 """Metric -> by how much an outsider may be ahead on average."""
@@ -268,6 +268,31 @@ def test_no_outsider_tells_more_of_labels_in_a_small_world(kind: str, defense: s
 @pytest.mark.parametrize("defense", LABEL_DEFENSES)
 def test_no_outsider_tells_more_of_labels(kind: str, defense: str) -> None:
     check("auc", lambda seed: label_leads(kind, defense, seed), range(5))
+
+
+def test_outsiders_take_no_more_row_passes_than_they_may() -> None:
+    """Each row that a network learns from, and each that a search tries, is one."""
+    counted = {"steps": 0, "rows": 0}
+
+    def errors(u: Tensor) -> Tensor:
+        counted["rows"] += len(u)
+        return (u.square() - 2).square().sum(1)
+
+    found = minimize(errors, torch.ones(4, 3), 50)
+    assert counted["rows"] == 48
+    assert float(errors(found).max()) < 1e-3
+
+    def count(module: nn.Module, given: Any, result: Tensor) -> None:
+        if isinstance(module, nn.Sequential) and result.requires_grad:
+            counted["steps"] += len(result)
+
+    hook = torch.nn.modules.module.register_module_forward_hook(count)
+    try:
+        run = reconstruction_world("small table", "relu1", "none", 0)
+        score(run, TableOutsider(1000), "r2")
+    finally:
+        hook.remove()
+    assert counted["steps"] == 992
 
 
 def find_nothing(
