@@ -286,9 +286,9 @@ def test_outsiders_take_no_more_row_passes_than_they_may() -> None:
         if isinstance(module, nn.Sequential) and result.requires_grad:
             counted["steps"] += len(result)
 
+    run = reconstruction_world("small table", "relu1", "none", 0)
     hook = torch.nn.modules.module.register_module_forward_hook(count)
     try:
-        run = reconstruction_world("small table", "relu1", "none", 0)
         score(run, TableOutsider(1000), "r2")
     finally:
         hook.remove()
