@@ -304,6 +304,7 @@ def find_nothing(
     return unwrap(knowledge.auxiliary).mean(0).expand(len(rows), *knowledge.shape).clone()
 
 
+@pytest.mark.exhaustive
 def test_without_its_search_a_cell_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell("digits", "pool1", "none", WHITE, 8000)
     before = leads(cell, 0)["lbfgs"]
