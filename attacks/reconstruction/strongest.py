@@ -104,7 +104,6 @@ class _Rows(NamedTuple):
 class Strongest(Attack):
     """A race of `passes` row passes among decoders of `widths`; in the threat model "white_box" one among searches too.
 
-
     `threat_model`: "black_box", "white_box", or None: the one that holds for the adversary in the run, "white_box"
     where the client's weights reach it. `prior`: whether `latent_search` takes part. The share `validation` of the
     auxiliary rows chooses, `MOST` at most; where that is fewer than `ENOUGH` rows all of them do, in 1 / `validation`
@@ -283,7 +282,7 @@ def _noise(held_out: HeldOut) -> float:
     """Return the variance of a release that is no function of the row, to who has the weights; 0: there is none."""
     released = _released(held_out.own, held_out.knowledge.device)
     noise = measure_noise(unwrap(held_out.knowledge.upstream), held_out.x, released)
-    variance = float(torch.cat([flat_rows(z) for z in released.values()], 1).var(0).mean())
+    variance = float(torch.cat([flat_rows(z) for z in released.values()], 1).var(0, correction=0).mean())
     return noise if noise > DETERMINED * variance else 0.0
 
 
