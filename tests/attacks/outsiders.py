@@ -2,8 +2,8 @@
 
 Frozen: an outsider that finds more than `strongest` is a fault of `strongest`, and is never weakened. Each gets what a
 party of its threat model gets and no more: its base checks what it `requires`, as for every attack. Work is counted in
-row passes, one row once forward and backward through a decoder or the client's segment; `passes` is all that may be
-taken. What is closed form, and queries, which go forward alone, are not counted.
+row passes, one row once forward and backward through a decoder or the client's segment, `passes` in all; closed forms,
+and queries, which go forward alone, are not counted.
 """
 
 from __future__ import annotations
@@ -230,8 +230,7 @@ class TableOutsider(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.RELEASES, Needs.QUERIES})
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        rows = unwrap(knowledge.auxiliary)
-        width = beside(view.select(kind="activation").tensors()).shape[1]
+        rows, width = unwrap(knowledge.auxiliary), beside(view.select(kind="activation").tensors()).shape[1]
         layers = [nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, rows.shape[1])]
         centre, root = (found.to(rows.dtype) for found in _gaussian(rows.double()))
 
