@@ -2,8 +2,8 @@
 
 Frozen: an outsider that finds more than `strongest` is a fault of `strongest`, and is never weakened. Each gets what a
 party of its threat model gets and no more: its base checks what it `requires`, as for every attack. Work is counted in
-row passes, one row once forward and backward through a decoder or the client's segment; `passes` is all that may be
-taken. What is closed form, and queries, which go forward alone, are not counted.
+row passes, one row once forward and backward through a decoder or the client's segment, `passes` in all; closed forms,
+and queries, which go forward alone, are not counted.
 """
 
 from __future__ import annotations
@@ -71,7 +71,6 @@ class LbfgsOutsider(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.RELEASES, Needs.UPSTREAM})
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return the victims, (victims, *shape)."""
         upstream = unwrap(knowledge.upstream)
         seen = beside(view.select(kind="activation").tensors(knowledge.device))
         rows = (known := unwrap(knowledge.auxiliary))[torch.randperm(len(known), generator=generator)]
@@ -80,13 +79,13 @@ class LbfgsOutsider(Attack):
         judges = max(4, len(seen) // 5)
         z = torch.cat([released[: 5 * judges : 5], seen.double()])
         known, truth = rows[judges:].flatten(1).double(), rows[:judges].flatten(1).double()
-        regression, bias = ridge(released[5 * judges :], known.repeat_interleave(5, 0))
+        slopes, bias = ridge(released[5 * judges :], known.repeat_interleave(5, 0))
         low, high = knowledge.value_range or (-math.inf, math.inf)
         spread = float(released.var(0).mean()) + 1e-12
         noise = (released - expected).square().mean(0) / spread
         weights = [10.0**-k for k in range(1, 10) if 10.0**-k > 0.03 * float(noise.mean())] if self.prior else [0.0] * 4
         centre, basis = _gaussian(known) if self.prior else (0.0 * known[0], torch.eye(known.shape[1]).double())
-        found = [(z @ regression + bias).clamp(low, high)]
+        found = [(z @ slopes + bias).clamp(low, high)]
         for weight in weights:
 
             def errors(u: Tensor, weight: float = weight) -> Tensor:
@@ -142,14 +141,19 @@ def minimize(errors: Callable[[Tensor], Tensor], start: Tensor, passes: int) -> 
             u.copy_(best)
 
 
+class Residual(nn.Sequential):
+    """Layers whose input is added to what they make of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def convolutions(released: Tensor, shape: tuple[int, ...], width: int) -> nn.Sequential:
     """Return convolutions on a release's map, which grows to an image of `shape`; flat to flat."""
     maps = tuple(released.shape[1:]) if released.dim() == 4 else (released[0].numel(), 1, 1)
-    layers: list[nn.Module] = [nn.Unflatten(1, maps)]
-    side, channels = maps[-1], maps[0]
-    for _ in range(3):
-        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
-        channels = width
+    first, second, third = (nn.Conv2d(n, width, 3, padding=1) for n in (maps[0], width, width))
+    layers = [nn.Unflatten(1, maps), first, nn.ReLU(), Residual(second, nn.ReLU(), third), nn.ReLU()]
+    side, channels = maps[-1], width
     while side < shape[-1]:
         narrower = max(channels // 2, 16)
         layers += [nn.Conv2d(channels, 4 * narrower, 3, padding=1), nn.PixelShuffle(2), nn.ReLU()]
@@ -181,14 +185,15 @@ def learn_inverse(
     while passes >= size:
         x = draw(rows, generator)
         z = release(queries, x, len(seen))
-        order = torch.randperm(len(x), generator=generator)
-        for batch in order[: len(x) // size * size].split(size)[: passes // size]:
-            passes -= size
+        for batch in torch.randperm(len(x), generator=generator).split(size):
+            if (passes := passes - len(batch)) < 0:
+                break
             loss = (invert(z[batch]) - x[batch].flatten(1)).div(unit).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            schedule.step()
+            if len(batch) == size:
+                schedule.step()
     with torch.no_grad():
         return invert(seen).view(len(seen), *knowledge.shape)
 
@@ -205,7 +210,6 @@ class DecoderOutsider(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.RELEASES, Needs.QUERIES})
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return the victims, (victims, *shape)."""
         (released,) = view.select(kind="activation").tensors(knowledge.device).values()
         network = convolutions(released, knowledge.shape, self.width)
         return learn_inverse(view, knowledge, generator, self.passes, network, _shift)
@@ -226,9 +230,7 @@ class TableOutsider(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.AUXILIARY, Needs.RELEASES, Needs.QUERIES})
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return the victims, (victims, columns)."""
-        rows = unwrap(knowledge.auxiliary)
-        width = beside(view.select(kind="activation").tensors()).shape[1]
+        rows, width = unwrap(knowledge.auxiliary), beside(view.select(kind="activation").tensors()).shape[1]
         layers = [nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, rows.shape[1])]
         centre, root = (found.to(rows.dtype) for found in _gaussian(rows.double()))
 
@@ -274,11 +276,9 @@ class LabelOutsider(Attack):
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS})
 
     def asks(self, classes: int | None) -> Mapping[int, int]:
-        """Return how many victims of each class it knows."""
         return dict.fromkeys(range(classes or 0), self.hints)
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return the logits of the victims' classes, (victims, classes)."""
         own = beside(knowledge.own or view.select(kind="activation").tensors()).double()
         known = torch.cat(list(knowledge.hints.values()))
         classes = torch.cat([torch.full_like(rows, number) for number, rows in knowledge.hints.items()])
