@@ -275,7 +275,9 @@ def _names(code: types.CodeType) -> set[str]:
 def names_in_code(kinds: Collection[type]) -> set[str]:
     """Return the attributes, and texts that may name one, that the methods of classes read, but to make an object."""
     found: set[str] = set()
-    waiting: list[Any] = [value for kind in kinds for name, value in vars(kind).items() if name != "__init__"]
+    # Since Python 3.13 a class lists what its methods assign.
+    told = ("__init__", "__static_attributes__")
+    waiting: list[Any] = [value for kind in kinds for name, value in vars(kind).items() if name not in told]
     while waiting:
         one = waiting.pop()
         if isinstance(one, property):
