@@ -159,6 +159,8 @@ def _modes_refused(tracer: ModelTracer) -> Iterator[None]:
     own_backward, parent = refuse("by a function with a backward of its own"), torch.autograd.Function.__mro__[1]
     places: list[tuple[Any, str, Any]] = [
         (parent, "apply", classmethod(own_backward)),
+        # From torch 2.14 on `apply` is no function of Python's; what it makes first is the node of the backward pass.
+        (torch.autograd.function.BackwardCFunction, "__init__", own_backward),
         (torch.inference_mode, "__enter__", refuse("under inference_mode()")),
         (torch.autocast, "__enter__", refuse("under autocast()")),
     ]
