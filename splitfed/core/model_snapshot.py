@@ -81,6 +81,8 @@ class ModelSnapshot:
         def changed(_: Location, old: Tensor, new: Tensor) -> bool:
             return id(old) not in saved and self.tensor_changed(old, new)
 
+        if saved.issuperset(self._tensors):
+            return None
         now = self.reach()
         found = [c for c in differences(self.records, now, changed) if isinstance(now[c.place].value, Tensor)]
         return next(name_changes(found, self.records), None)

@@ -22,11 +22,15 @@ from torch import Tensor, fx, nn
 from splitfed.core.aliasing import check_in_place, find_augmented, find_overwritten_node
 from splitfed.core.cut_names import Cut, check_places, relays
 from splitfed.core.errors import InvalidInput, check_names, describe_error, line_of, others_code
-from splitfed.core.held_arrays import find_foreign, holds_arrays, leave_out_unread
+from splitfed.core.held_arrays import find_foreign, leave_out_unread, state_of
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.module_copies import copy_computed, deep_copy
+from splitfed.core.reachable import names_asked, put_back
 from splitfed.core.topology import CutPiece, Original
 from splitfed.core.tracer import ModelTracer, find_untraceable_code
+
+
+_OF_MODE = ("train", "__setattr__", "training")
 
 
 class NotTraceable(InvalidInput):
@@ -61,7 +65,7 @@ def cut_by_trace(
         outputs = _outputs(graph, output)
         pieces = _build(model, graph, part, len(cuts) + 1, outputs, chain)
     finally:
-        snapshot.restore()
+        put_back(snapshot.records)
     for module, _, _ in pieces:
         module.training = model.training
     arguments = {n.name: str(n.target) for n in graph.nodes if n.op == "placeholder" and n.users}
@@ -95,12 +99,13 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
         raise NotTraceable(f"{type(model).__name__} cannot be traced: {what}")
     _check_hooks(model)
     graphs, own_names, constants = [], set(vars(model)), {}
-    for mode in (False, True):
+    for mode in (True, False):
+        tracer = ModelTracer()
         try:
             # The user's own forward may raise anything of what it is not meant for.
             with others_code(partial(_not_traceable, model)):
-                graphs.append(ModelTracer().trace(model.train(mode)))
-            constants = {n: v for n, v in vars(model).items() if n not in own_names and isinstance(v, Tensor)}
+                graphs.append(tracer.trace(model.train(mode)))
+            constants |= {n: v for n, v in vars(model).items() if n not in own_names and isinstance(v, Tensor)}
             _check_replaced(model)
             if (name := snapshot.changed_constant()) is not None:
                 raise NotTraceable(
@@ -109,18 +114,36 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
                 )
         finally:
             snapshot.restore()
-    for evaluation_node, training_node in zip(graphs[0].nodes, graphs[1].nodes, strict=False):
+        if not tracer.mode_read and not _hides_mode(model, snapshot):
+            break
+    else:
+        _compare(model, *graphs)
+    if (found := find_augmented(model, graphs[0])) is not None:
+        raise NotTraceable(
+            f"{type(model).__name__} cannot be traced: {found[0].name!r} overwrites in place what {found[1].name!r} "
+            "reads under another name"
+        )
+    return graphs[0], constants
+
+
+def _hides_mode(model: nn.Module, snapshot: ModelSnapshot) -> bool:
+    """Return whether the mode of a module can act, or be read, otherwise than as the attribute `training`."""
+    kinds = {type(one) for one in model.modules()}
+    return (
+        not names_asked(snapshot.records).isdisjoint(("vars", "__dict__"))
+        or any("train" in vars(one) for one in model.modules())
+        or any(getattr(kind, name, None) is not getattr(nn.Module, name, None) for kind in kinds for name in _OF_MODE)
+    )
+
+
+def _compare(model: nn.Module, in_training: fx.Graph, in_evaluation: fx.Graph) -> None:
+    """Refuse a model that does not the same in both modes."""
+    for training_node, evaluation_node in zip(in_training.nodes, in_evaluation.nodes, strict=False):
         if evaluation_node.format_node() != training_node.format_node():
             raise NotTraceable(
                 f"{type(model).__name__} behaves otherwise in training at '{training_node.name}', and a trace would "
                 "freeze that: use a module (say nn.Dropout) there, or pass segments by hand (splitfed.Segment)"
             )
-    if (found := find_augmented(model, graphs[1])) is not None:
-        raise NotTraceable(
-            f"{type(model).__name__} cannot be traced: {found[0].name!r} overwrites in place what {found[1].name!r} "
-            "reads under another name"
-        )
-    return graphs[1], constants
 
 
 def _check_hooks(model: nn.Module) -> None:
@@ -325,8 +348,7 @@ def _build(
         with others_code(partial(_not_traceable, model)):
             module = PieceModule(model, pieces[index], class_name=f"{type(model).__name__}Part{index}")
         module.trace_constants = tuple(name for name, _ in module.named_buffers() if name not in buffers)
-        if holds_arrays(module):
-            leave_out_unread(module)
+        leave_out_unread(module)
         # Without fx's own call, which prints the code of a module whose `forward` fails, and costs two calls a step.
         type(module).__call__ = nn.Module.__call__  # type: ignore[method-assign]
         for prefix, inner in module.named_modules():
@@ -340,9 +362,9 @@ def _build(
 
 def _check_foreign(model: nn.Module, pieces: Sequence[nn.Module]) -> None:
     """Refuse a piece that leads to what another piece holds, by a hook or an attribute that its code names."""
-    state = [{**dict(piece.named_parameters()), **dict(piece.named_buffers())} for piece in pieces]
-    for piece, own in zip(pieces, state, strict=True):
-        others = {name: tensor for held in state for name, tensor in held.items() if name not in own}
+    for piece in pieces:
+        own = dict(state_of(piece))
+        others = (named for other in pieces for named in state_of(other) if named[0] not in own)
         if found := find_foreign(piece, others):
             raise NotTraceable(
                 f"{type(model).__name__} cannot be traced: {found[0]} leads to {found[1]!r}, which another party "
