@@ -81,7 +81,7 @@ class ModelSnapshot:
         def changed(_: Location, old: Tensor, new: Tensor) -> bool:
             return id(old) not in saved and self.tensor_changed(old, new)
 
-        if saved.issuperset(self._tensors):
+        if all(identity in saved and not vars(kept.tensor) for identity, kept in self._tensors.items()):
             return None
         now = self.reach()
         found = [c for c in differences(self.records, now, changed) if isinstance(now[c.place].value, Tensor)]

@@ -485,7 +485,7 @@ def _check_state(topology: Topology) -> None:
                 raise InvalidInput(
                     f"segments {other!r} and {segment.name!r} both have a {full!r}; give one of them a prefix"
                 )
-    for segment in topology.segments:
+    for segment in topology.segments if len({s.role for s in topology.segments}) > 1 else ():
         there = (other for other in topology.segments if other.role != segment.role)
         others = ((f"{s.full(n)!r} of role {s.role!r}", tensor) for s in there for n, tensor in state_of(s.module))
         if found := find_foreign(segment.module, others):
