@@ -12,7 +12,6 @@ import dis
 import gc
 import io
 import logging
-import sys
 import types
 import weakref
 from collections import deque

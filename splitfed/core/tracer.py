@@ -156,7 +156,8 @@ class ModelTracer(fx.Tracer):
 def _watched(tracer: ModelTracer) -> Iterator[None]:
     """Refuse, in the block, what a graph does not hold: modes of autograd, and functions with a backward of their own.
 
-    Who reads the mode of a module is noted. All these are found by what they call, as the user may have taken hold of them before.
+    Who reads the mode of a module is noted. All these are found by what they call, as the user may have taken hold of
+    them before.
     """
 
     def refuse(what: str) -> Callable[..., NoReturn]:

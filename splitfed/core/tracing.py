@@ -29,8 +29,8 @@ from splitfed.core.reachable import names_asked, put_back
 from splitfed.core.topology import CutPiece, Original
 from splitfed.core.tracer import ModelTracer, find_untraceable_code
 
-
 _OF_MODE = ("train", "__setattr__", "training")
+"""Attributes of a class of modules by which the mode could act otherwise than torch has it."""
 
 
 class NotTraceable(InvalidInput):
@@ -98,7 +98,8 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
     if (what := find_untraceable_code(model)) is not None:
         raise NotTraceable(f"{type(model).__name__} cannot be traced: {what}")
     _check_hooks(model)
-    graphs, own_names, constants = [], set(vars(model)), {}
+    graphs, own_names = [], set(vars(model))
+    constants: dict[str, Tensor] = {}
     for mode in (True, False):
         tracer = ModelTracer()
         try:
@@ -137,7 +138,7 @@ def _hides_mode(model: nn.Module, snapshot: ModelSnapshot) -> bool:
 
 
 def _compare(model: nn.Module, in_training: fx.Graph, in_evaluation: fx.Graph) -> None:
-    """Refuse a model that does not the same in both modes."""
+    """Refuse a model whose graphs differ."""
     for training_node, evaluation_node in zip(in_training.nodes, in_evaluation.nodes, strict=False):
         if evaluation_node.format_node() != training_node.format_node():
             raise NotTraceable(
