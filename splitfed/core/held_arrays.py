@@ -35,6 +35,9 @@ OTHERS = "_belongs_to_others"
 """Name of an attribute of a module that stands for one of another party, none of whose code is run."""
 _PROGRAM = (types.ModuleType, type, types.CodeType, types.FrameType, logging.Logger, torch.Generator)
 _NUMBER = (bool, int, float, np.generic)
+_VALUES = (nn.Module, Tensor, np.ndarray, list, tuple, set, dict, deque, array.array, bytearray)
+# Every copy makes them anew; lines of the code that was written.
+_PASSING = {"_flat_weight_refs": nn.RNNBase, "_lineno_map": fx.GraphModule}
 _LEAVES = frozenset((bool, int, float, str, type(None)))
 _CONTAINERS = frozenset((dict, list, tuple, set))
 _HOOKS = frozenset(name for name in OWN if "hooks" in name)
@@ -68,12 +71,8 @@ def is_elsewhere(module: nn.Module) -> bool:
     return OTHERS in table or any(isinstance(value, Tensor) and value.is_meta for value in table.values())
 
 
-def held_arrays(module: nn.Module) -> list[HeldArray]:
-    """Return the arrays that `module` leads to and that are none of its weights and buffers, each once."""
-    return list(_find_arrays(module))
-
-
-def _find_arrays(module: nn.Module) -> Iterator[HeldArray]:
+def held_arrays(module: nn.Module) -> Iterator[HeldArray]:
+    """Yield the arrays that `module` leads to and that are none of its weights and buffers, each once."""
     for label, thing, _ in _walk(module):
         yield from (HeldArray(label, numbers.shape, numbers, named) for numbers, named in numbers_in(thing))
     for name in getattr(module, "trace_constants", ()):
@@ -107,10 +106,8 @@ def find_foreign(module: nn.Module, others: Iterable[tuple[str, Tensor]]) -> tup
     met = [(label, thing) for label, thing, _ in _walk(module) if isinstance(thing, Tensor)]
     named = dict(others if met else ())
     places = {place: name for name, tensor in named.items() if (place := _memory(tensor))}
-    for label, thing in met:
-        if name := places.get(_memory(thing)) or _same_numbers(thing, named):
-            return label, name
-    return None
+    found = ((label, places.get(_memory(thing)) or _same_numbers(thing, named)) for label, thing in met)
+    return next(((label, name) for label, name in found if name), None)
 
 
 def state_of(module: nn.Module) -> tuple[tuple[str, Tensor], ...]:
@@ -141,10 +138,9 @@ def leave_out_unread(piece: nn.Module) -> None:
     with such keeps all.
     """
     made: dict[int, nn.Module] = {}
-    if not any(_spare(inner) for inner in piece.modules() if inner is not piece) or not any(_find_arrays(piece)):
-        return
-    for name, inner in list(piece._modules.items()):
-        piece._modules[name] = None if inner is None else _leaner(inner, made)
+    if any(_spare(inner) for inner in piece.modules() if inner is not piece) and any(held_arrays(piece)):
+        for name, inner in list(piece._modules.items()):
+            piece._modules[name] = None if inner is None else _leaner(inner, made)
 
 
 def _leaner(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
@@ -183,8 +179,7 @@ def _is_setting(value: Any) -> bool:
 def _walk(module: nn.Module) -> Iterator[_Met]:
     """Yield what the attributes of all submodules lead to, tensors and foreign modules included, each once."""
     modules = dict(module.named_modules())
-    tables = (t for one in modules.values() for t in (one._parameters, one._buffers))
-    own = {id(one) for one in (*modules.values(), *(tensor for table in tables for tensor in table.values()))}
+    own = {id(x) for one in modules.values() for x in (one, *one._parameters.values(), *one._buffers.values())}
     seen: dict[int, object] = {}
     for path, inner in modules.items():
         for name, value, of_class in _attributes(inner):
@@ -204,12 +199,13 @@ def _walk(module: nn.Module) -> Iterator[_Met]:
                 seen[id(thing)] = thing
                 yield met
                 if not mine:
-                    for one, shared in _followed(thing):
-                        if _is_leaf(one):
-                            continue
-                        # A hook that is a function is made anew with its module, see `module_copies`.
-                        anew = of_class or (id(thing) in hooks and id(one) in own)
-                        waiting.append(_Met(label, one, met.shared or (shared and not anew)))
+                    # A hook that is a function is made anew with its module, see `module_copies`.
+                    anew = own if id(thing) in hooks else ()
+                    waiting += [
+                        _Met(label, one, met.shared or (shared and not of_class and id(one) not in anew))
+                        for one, shared in _followed(thing)
+                        if not _is_leaf(one)
+                    ]
 
 
 def _is_leaf(value: Any) -> bool:
@@ -220,11 +216,8 @@ def _is_leaf(value: Any) -> bool:
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any, bool]]:
     """Yield name and value of the attributes of `module` and of its classes, and whether it is one of a class."""
     for name, value in vars(module).items():
-        if name == "_flat_weight_refs" and isinstance(module, nn.RNNBase):
-            continue  # Every copy makes them anew.
-        if name == "_lineno_map" and isinstance(module, fx.GraphModule):
-            continue  # Lines of the code that was written.
-        if name not in OWN or (value and name in _HOOKS):
+        passing = name in _PASSING and isinstance(module, _PASSING[name])
+        if not passing and (name not in OWN or (value and name in _HOOKS)):
             yield name, value, False
     for table in (module._parameters, module._buffers):
         for name, tensor in table.items():
@@ -267,16 +260,19 @@ def _followed(thing: Any) -> Iterator[tuple[object, bool]]:
         yield thing.__self__, True
     elif isinstance(thing, fx.Graph):
         # What nodes take from one another is no value.
-        given = (one for node in thing.nodes for one in (node.args, dict(node.kwargs)))
-        yield from ((one, False) for one in given if not all(isinstance(a, fx.Node) for a in one))
+        yield from (
+            (given, False)
+            for node in thing.nodes
+            for given in (node.args, dict(node.kwargs))
+            if not all(isinstance(one, fx.Node) for one in given)
+        )
     elif not isinstance(thing, (fx.Node, *_NUMBER, str, bytes, type(None))):
         yield from ((one, False) for one in gc.get_referents(thing))
 
 
 def _may_hold(value: Any) -> bool:
     """Return whether a global that the user's code names is a value of the user's, and no part of a program."""
-    simple = isinstance(value, (nn.Module, Tensor, np.ndarray, list, tuple, set, dict, deque, array.array, bytearray))
-    return simple or (isinstance(value, types.FunctionType) and not is_installed(value))
+    return isinstance(value, _VALUES) or (isinstance(value, types.FunctionType) and not is_installed(value))
 
 
 def _names(code: types.CodeType) -> set[str]:

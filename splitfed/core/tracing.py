@@ -69,8 +69,8 @@ def cut_by_trace(
     for module, _, _ in pieces:
         module.training = model.training
     arguments = {n.name: str(n.target) for n in graph.nodes if n.op == "placeholder" and n.users}
-    names = tuple(cut.name for cut in cuts)
-    return Original(model, arguments, tuple(n.name for n in outputs), pieces, names, output=output)
+    results, names = tuple(n.name for n in outputs), tuple(cut.name for cut in cuts)
+    return Original(model, arguments, results, pieces, names, output=output)
 
 
 class PieceModule(fx.GraphModule):
@@ -98,8 +98,7 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
     if (what := find_untraceable_code(model)) is not None:
         raise NotTraceable(f"{type(model).__name__} cannot be traced: {what}")
     _check_hooks(model)
-    graphs, own_names = [], set(vars(model))
-    constants: dict[str, Tensor] = {}
+    graphs, own_names, constants = [], set(vars(model)), dict[str, Tensor]()
     for mode in (True, False):
         tracer = ModelTracer()
         try:
@@ -117,8 +116,12 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
             snapshot.restore()
         if not tracer.mode_read and not _hides_mode(model, snapshot):
             break
-    else:
-        _compare(model, *graphs)
+    for training_node, evaluation_node in zip(graphs[0].nodes, graphs[-1].nodes, strict=False):
+        if evaluation_node is not training_node and evaluation_node.format_node() != training_node.format_node():
+            raise NotTraceable(
+                f"{type(model).__name__} behaves otherwise in training at '{training_node.name}', and a trace would "
+                "freeze that: use a module (say nn.Dropout) there, or pass segments by hand (splitfed.Segment)"
+            )
     if (found := find_augmented(model, graphs[0])) is not None:
         raise NotTraceable(
             f"{type(model).__name__} cannot be traced: {found[0].name!r} overwrites in place what {found[1].name!r} "
@@ -129,22 +132,11 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
 
 def _hides_mode(model: nn.Module, snapshot: ModelSnapshot) -> bool:
     """Return whether the mode of a module can act, or be read, otherwise than as the attribute `training`."""
-    kinds = {type(one) for one in model.modules()}
-    return (
-        not names_asked(snapshot.records).isdisjoint(("vars", "__dict__"))
-        or any("train" in vars(one) for one in model.modules())
-        or any(getattr(kind, name, None) is not getattr(nn.Module, name, None) for kind in kinds for name in _OF_MODE)
+    return not names_asked(snapshot.records).isdisjoint(("vars", "__dict__")) or any(
+        "train" in vars(one) or getattr(type(one), name, None) is not getattr(nn.Module, name, None)
+        for one in model.modules()
+        for name in _OF_MODE
     )
-
-
-def _compare(model: nn.Module, in_training: fx.Graph, in_evaluation: fx.Graph) -> None:
-    """Refuse a model whose graphs differ."""
-    for training_node, evaluation_node in zip(in_training.nodes, in_evaluation.nodes, strict=False):
-        if evaluation_node.format_node() != training_node.format_node():
-            raise NotTraceable(
-                f"{type(model).__name__} behaves otherwise in training at '{training_node.name}', and a trace would "
-                "freeze that: use a module (say nn.Dropout) there, or pass segments by hand (splitfed.Segment)"
-            )
 
 
 def _check_hooks(model: nn.Module) -> None:
@@ -195,10 +187,9 @@ def _check_replaced(model: nn.Module) -> None:
     for path, module in model.named_modules():
         for name, value in module._buffers.items():
             if isinstance(value, fx.Proxy):
-                full = f"{path}.{name}" if path else name
                 raise NotTraceable(
-                    f"forward of {type(model).__name__} puts another tensor in the place of buffer {full!r}: change "
-                    "it in place (copy_, add_, mul_)"
+                    f"forward of {type(model).__name__} puts another tensor in the place of buffer "
+                    f"{(f'{path}.{name}' if path else name)!r}: change it in place (copy_, add_, mul_)"
                 )
 
 
@@ -267,7 +258,9 @@ def _assign_unread_state(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, 
     """
     piece_of: dict[int, int] = {}
     read: set[str] = set()
-    state = _tensors(model)
+    saved = model.state_dict()
+    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    state = {name: tensor for name, tensor in named if name in saved}
     for node, index in part.items():
         if node.op == "call_module":
             target = f"{node.target}."
@@ -289,13 +282,6 @@ def _assign_unread_state(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, 
         with graph.inserting_before(output):
             part[graph.get_attr(owner if whole else name)] = index
         read |= owner_tensors if whole else {name}
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the weights and buffers of `module` that are part of its state."""
-    saved = module.state_dict()
-    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    return {name: tensor for name, tensor in named if name in saved}
 
 
 def _build(
@@ -340,8 +326,8 @@ def _build(
     built, saved = [], set(model.state_dict())
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     for index in range(count):
-        returned = [n for n in graph.nodes if part[n] == index and (n in crossing or n in outputs)]
-        returned = [n for n in returned if n.op != "placeholder"]
+        made = [n for n in graph.nodes if part[n] == index and n.op != "placeholder"]
+        returned = [n for n in made if n in crossing or n in outputs]
         copied = (*(copies[index][n] for n in returned), *handed_on[index].values())
         pieces[index].output(copied[0] if len(copied) == 1 else copied)
         pieces[index].lint()
@@ -354,8 +340,7 @@ def _build(
         type(module).__call__ = nn.Module.__call__  # type: ignore[method-assign]
         for prefix, inner in module.named_modules():
             # Constants of the code, and buffers that the model does not save, are no state of the model.
-            dotted = f"{prefix}." if prefix else ""
-            inner._non_persistent_buffers_set |= {n for n in inner._buffers if dotted + n not in saved}
+            inner._non_persistent_buffers_set |= {n for n in inner._buffers if f"{prefix}.{n}".lstrip(".") not in saved}
         built.append((module, tuple(reads[index]), (*(n.name for n in returned), *handed_on[index])))
     _check_foreign(model, [module for module, _, _ in built])
     return tuple(built)
