@@ -84,7 +84,7 @@ def cut_for(builder: Any, family: str, model: nn.Module, rows: Mapping[str, Tens
     return topology
 
 
-@pytest.mark.parametrize(("family", "attention"), thin(itertools.product(FAMILIES, ["eager", "sdpa"]), 6))
+@pytest.mark.parametrize(("family", "attention"), thin(itertools.product(FAMILIES, ["eager", "sdpa"]), 14))
 def test_a_mask_of_padding_is_given_by_hand(family: str, attention: str) -> None:
     if family == "DebertaV2" and attention == "sdpa":
         pytest.skip("it has no other attention than its own")

@@ -253,7 +253,7 @@ def cases(models: dict[str, Fresh]) -> list[Any]:
         ]
         for name, fresh in models.items()
     }
-    return thin([pytest.param(name, marks=found) for name, found in marks.items()], 3)
+    return thin([pytest.param(name, marks=found) for name, found in marks.items()], 7)
 
 
 @pytest.mark.parametrize("name", cases({**PUBLISHED, **BY_HAND}))
