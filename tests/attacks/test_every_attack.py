@@ -362,7 +362,7 @@ TABLE: dict[str, Row] = {
 
 
 def attacked(row: Row, run: Run, attack: Attack, seed: int | None = None, **options: Any) -> AttackResult:
-    (result,) = run.attack(attack, adversary=row.adversary, seed=seed, **options)
+    (result,) = run.attack(attack, adversary=row.adversary, seed=seed, floors=False, **options)
     return result
 
 

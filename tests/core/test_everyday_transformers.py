@@ -18,8 +18,6 @@ from tests.core.training_beside import CLASSES, built, check_trains_beside
 from tests.thinning import thin
 
 package: Any = importlib.import_module("transformers")
-# Shares one import of the package, which takes seconds.
-pytestmark = pytest.mark.xdist_group("transformers")
 
 LENGTH, WORDS = 6, 32
 TOKENS = {"vocab_size": WORDS, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

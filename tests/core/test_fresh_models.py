@@ -266,7 +266,6 @@ def test_a_model_that_nobody_had_in_mind_is_exact_or_refused(name: str) -> None:
         check(MODELS[name])
 
 
-@pytest.mark.xdist_group("transformers")
 @pytest.mark.parametrize("name", cases(TRANSFORMERS))
 def test_a_model_of_the_transformers_package_that_its_user_made_is_exact_or_refused(name: str) -> None:
     check(TRANSFORMERS[name])
