@@ -10,6 +10,7 @@ import gc
 import os
 import random
 from collections.abc import Iterator
+from typing import Any
 
 # Read when the libraries are first imported, and by the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -34,12 +35,28 @@ settings.load_profile("splitfed")
 STATES = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let one worker run all tests of a file, which share what they prepare, unless the file says otherwise."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
+TOGETHER = {
+    "transformers": ("test_transformers", "test_everyday_transformers", "test_fresh_models", "test_docs"),
+    "sources": ("test_broad_excepts", "test_contracts", "test_layering", "test_import_paths"),
+}
+"""What takes seconds, one import of a package or all sources read -> how the files begin whose tests share it."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let one worker run all tests of a file, which share what they prepare, and those of files that stand together.
+
+    The package groups by marks, which it hands on in an attribute that pytest reads no more from 9.2 on.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            name = file.rpartition("/")[2]
+            return next((group for group, begin in TOGETHER.items() if name.startswith(begin)), file)
+
+    return ByFile(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.hookimpl(tryfirst=True)

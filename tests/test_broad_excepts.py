@@ -15,8 +15,6 @@ import pytest
 
 from tests.sources import parsed
 
-pytestmark = pytest.mark.xdist_group("sources")
-
 ROOT = Path(__file__).resolve().parents[1]
 BROAD = {"Exception", "BaseException"}
 

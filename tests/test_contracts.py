@@ -31,9 +31,6 @@ from splitfed.registry import TABLES, load
 from splitfed.training.local_learner import LocalLearner
 from tests.sources import nodes, parsed
 
-# One worker parses the library for all tests that read it.
-pytestmark = pytest.mark.xdist_group("sources")
-
 MOST = 12
 CONTRACTS = (
     "splitfed.aggregation.base:AggregationRule",

@@ -142,7 +142,6 @@ def test_the_model_that_cannot_be_traced_is_cut_by_replay() -> None:
         names["vanilla"](names["Net"](), cut="stem")
 
 
-@pytest.mark.xdist_group("transformers")
 def test_the_model_of_the_transformers_package_trains_on_masked_tokens_and_is_exported() -> None:
     code = example("models.md", 2).replace("markov_tokens(1200", "markov_tokens(160")
     names = execute(fewer(code, 10))

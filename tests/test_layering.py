@@ -20,9 +20,6 @@ import pytest
 from splitfed.registry import TABLES
 from tests.sources import nodes, parsed
 
-# One worker parses the library for all tests that read it.
-pytestmark = pytest.mark.xdist_group("sources")
-
 ROOT = Path(__file__).resolve().parent.parent
 
 # The floors, lowest first: a room imports rooms of lower floors only, for the type checker as well.

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LINKED = ("attacks", "topologies")
 # One worker of pytest-xdist builds for all tests of this file.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]
+pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)

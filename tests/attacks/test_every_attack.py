@@ -9,7 +9,7 @@ words).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -362,7 +362,7 @@ TABLE: dict[str, Row] = {
 
 
 def attacked(row: Row, run: Run, attack: Attack, seed: int | None = None, **options: Any) -> AttackResult:
-    (result,) = run.attack(attack, adversary=row.adversary, seed=seed, **options)
+    (result,) = run.attack(attack, adversary=row.adversary, seed=seed, floors=False, **options)
     return result
 
 
@@ -382,6 +382,15 @@ def scores(row: Row, result: AttackResult) -> tuple[float, float]:
     """The guess's score and its baseline's; more is better in all metrics of the table."""
     baseline = result.scores[BASELINES[row.attack.target]]
     return result.scores["attack"][row.metric].mean, baseline[row.metric].mean
+
+
+# Attacks on training, whose worlds are trained for each of them, and one whose hopeless world takes twelve seeds.
+COSTLY = ("fsha", "sdar", "pcat", "insider_labels", "gaussian_mixture")
+
+
+def some(names: Iterable[str], every: int) -> list[Any]:
+    """Return the names for a parametrized test: each `every`-th that is not costly, and all others as exhaustive."""
+    return thin([pytest.param(n, marks=[pytest.mark.exhaustive] if n in COSTLY else []) for n in names], every)
 
 
 def test_every_registered_attack_has_a_row_and_every_row_is_registered() -> None:
@@ -405,7 +414,7 @@ def test_succeeds_where_it_must(name: str) -> None:
         assert len(result.truth) == len(row.planted().data.victims)
 
 
-@pytest.mark.parametrize("name", thin(TABLE, 3))
+@pytest.mark.parametrize("name", some(TABLE, 3))
 def test_fails_where_it_must(name: str) -> None:
     row = TABLE[name]
     run, attack = row.hopeless(), row.quick or row.attack
@@ -424,7 +433,7 @@ def turned(rows: Dataset) -> Dataset:
     return other
 
 
-@pytest.mark.parametrize("name", thin(TABLE, 4))
+@pytest.mark.parametrize("name", some(TABLE, 4))
 def test_the_scorer_alone_knows_the_truth(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The truth shuffled before the score: the same guess to the last bit, scored against another truth."""
     row, score_prediction = TABLE[name], evaluator.score_prediction
@@ -459,7 +468,7 @@ def renamed(rows: Dataset) -> Dataset:
 BLIND = [n for n, r in TABLE.items() if r.attack.phase is Phase.INFERENCE and r.attack.target in OF_VICTIMS]
 
 
-@pytest.mark.parametrize("name", thin(BLIND, 3))
+@pytest.mark.parametrize("name", some(BLIND, 3))
 def test_what_is_released_knows_no_label(name: str) -> None:
     """Victims with the labels of others release the same, so the prediction is the same."""
     row, run = TABLE[name], TABLE[name].planted()

@@ -53,7 +53,7 @@ def test_a_row_goes_alone_as_it_goes_beside_others() -> None:
 def test_kinks_are_passed_and_a_row_that_has_ended_costs_nothing() -> None:
     """The loss of Lewis and Overton's kind: smooth along a valley with a kink at its ground."""
     search = RowLbfgs(lambda x, rows: (x[:, 0] - x[:, 1].square()).abs() * 10 + x[:, 1].square(), STARTS[:, :2] + 3)
-    search.run(500)
+    search.run(200)
     assert float(search.loss.max()) < 1e-4
     flat = RowLbfgs(lambda x, rows: torch.where(rows == 0, x.square().sum(1), 0 * x.sum(1)), STARTS[:2])
     before = flat.evaluations
@@ -98,9 +98,9 @@ def test_what_loses_nothing_is_inverted_to_rounding() -> None:
 
 def test_under_noise_it_is_the_most_probable_row_and_no_fit_of_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the prior the noise is fitted, and the rows are further from the truth."""
-    rows = torch.randn(300, 12, generator=generator(3, "rows"))
-    victims, known = rows[:100], knowledge_of(rows[100:], 1.0)
-    seen = view_of({"z": wide(victims)["z"] + torch.randn(100, 30, generator=generator(4, "seen"))})
+    rows = torch.randn(150, 12, generator=generator(3, "rows"))
+    victims, known = rows[:40], knowledge_of(rows[40:], 1.0)
+    seen = view_of({"z": wide(victims)["z"] + torch.randn(40, 30, generator=generator(4, "seen"))})
     adapted = LbfgsInversion()(seen, known, generator(0)).prediction
     monkeypatch.setattr(lbfgs_inversion, "noise_variance", lambda *given: 0.0)
     fitted = LbfgsInversion()(seen, known, generator(0)).prediction

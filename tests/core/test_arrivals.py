@@ -18,6 +18,7 @@ from splitfed.engines.byte_link import ByteLink
 from tests.core.cut_idioms import Net
 from tests.core.idioms import Idiom, build, check_training, rows, topology_of
 from tests.examples import engine_of
+from tests.thinning import thin
 
 
 def repeated(m: Any, x: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ def idiom(name: str, replayed: bool) -> Idiom:
 CASES = [(name, replayed) for name in MADE for replayed in (False, True) if replayed or name != "position_bias"]
 
 
-@pytest.mark.parametrize(("name", "replayed"), CASES)
+@pytest.mark.parametrize(("name", "replayed"), thin(CASES, 3))
 def test_what_shares_memory_trains_as_in_the_uncut_model(name: str, replayed: bool) -> None:
     check_training(idiom(name, replayed))
 

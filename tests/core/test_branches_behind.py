@@ -167,7 +167,7 @@ STEPS = [chosen for _ in range(6) for chosen in torch.arange(24).split(8)]
 
 
 @pytest.mark.parametrize(("ends", "first"), thin([("one", 0), ("both", 0), ("one", 16), ("both", 16)], 3))
-@pytest.mark.parametrize("kind", thin(EXACT, 2))
+@pytest.mark.parametrize("kind", thin(EXACT, 4))
 def test_a_branch_behind_the_last_cut_trains_as_uncut(kind: type[Branching], ends: str, first: int) -> None:
     x, y, whole = rows(), torch.arange(24) % 4, made(kind)
     topology = cut(kind, ends, x[first : first + 8])

@@ -233,7 +233,7 @@ DECODING = ("adversarial", "channel_pruning")
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", thin(ACTING, 3))
+@pytest.mark.parametrize("name", thin(ACTING, 6))
 def test_every_defense_of_releases_leaves_a_mask_as_it_is(name: str, way: Callable[..., Topology]) -> None:
     defense: Defense = DEFENSES[name]
     topology, rows = way(Padded, ids()).with_task(classification(10)), ids()
@@ -346,7 +346,7 @@ MARKING: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("result", [itself, table])
-@pytest.mark.parametrize("name", thin([*REVEALING, *MARKING], 2))
+@pytest.mark.parametrize("name", thin([*REVEALING, *MARKING], 3))
 def test_comparisons_that_tell_ids_apart_carry_them(name: str, result: Callable[[Tensor], Any]) -> None:
     look, rows = {**REVEALING, **MARKING}[name], ids()
     if name == "all_but_one_of_four":

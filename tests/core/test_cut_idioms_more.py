@@ -180,13 +180,13 @@ def test_the_table_is_long_enough() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-@pytest.mark.parametrize("name", thin([name for name, idiom in IDIOMS.items() if idiom.refused is None], 4))
+@pytest.mark.parametrize("name", thin([name for name, idiom in IDIOMS.items() if idiom.refused is None], 8))
 def test_a_published_model_that_is_cut_trains_as_the_uncut_one_does(name: str) -> None:
     check_training(IDIOMS[name])
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-@pytest.mark.parametrize("name", thin([name for name, idiom in IDIOMS.items() if idiom.refused is not None], 2))
+@pytest.mark.parametrize("name", thin([name for name, idiom in IDIOMS.items() if idiom.refused is not None], 4))
 def test_a_published_model_that_is_not_cut_is_refused_in_one_line(name: str) -> None:
     idiom = IDIOMS[name]
     model = build(idiom)

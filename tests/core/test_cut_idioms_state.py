@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import logging
 import operator
 import queue
@@ -28,7 +29,7 @@ from tests.thinning import thin
 
 
 @pytest.mark.parametrize("replayed", [False, True])
-@pytest.mark.parametrize("name", thin(MODELS, 2))
+@pytest.mark.parametrize("name", thin(MODELS, 4))
 def test_state_that_goes_on_changing_is_refused_by_its_name_and_put_back(name: str, replayed: bool) -> None:
     make, text = MODELS[name]
     model = make(replayed)
@@ -90,9 +91,10 @@ def test_what_no_code_of_the_users_names_is_no_obstacle() -> None:
     refuse_unread(ModelSnapshot(model).records)
 
 
-@pytest.mark.parametrize("replayed", [False, True])
-@pytest.mark.parametrize("keep", thin(["attribute", "length", "dict"], 2))
-@pytest.mark.parametrize("at", [("a",), ("a", "b")])
+@pytest.mark.parametrize(
+    ("at", "keep", "replayed"),
+    thin(itertools.product([("a",), ("a", "b")], ["attribute", "length", "dict"], [False, True]), 5),
+)
 def test_a_cache_that_the_first_call_fills_is_held_by_each_party_that_reads_it(
     at: tuple[str, ...], keep: str, replayed: bool
 ) -> None:

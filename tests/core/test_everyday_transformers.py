@@ -18,8 +18,6 @@ from tests.core.training_beside import CLASSES, built, check_trains_beside
 from tests.thinning import thin
 
 package: Any = importlib.import_module("transformers")
-# Shares one import of the package, which takes seconds.
-pytestmark = pytest.mark.xdist_group("transformers")
 
 LENGTH, WORDS = 6, 32
 TOKENS = {"vocab_size": WORDS, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -84,7 +82,7 @@ def cut_for(builder: Any, family: str, model: nn.Module, rows: Mapping[str, Tens
     return topology
 
 
-@pytest.mark.parametrize(("family", "attention"), thin(itertools.product(FAMILIES, ["eager", "sdpa"]), 6))
+@pytest.mark.parametrize(("family", "attention"), thin(itertools.product(FAMILIES, ["eager", "sdpa"]), 14))
 def test_a_mask_of_padding_is_given_by_hand(family: str, attention: str) -> None:
     if family == "DebertaV2" and attention == "sdpa":
         pytest.skip("it has no other attention than its own")

@@ -15,6 +15,7 @@ import splitfed as sf
 from splitfed.core.errors import InvalidInput
 from splitfed.topologies import vanilla, vertical
 from tests.examples import engine_of
+from tests.thinning import thin
 
 GLOBAL: dict[str, nn.Module] = {}
 
@@ -79,7 +80,7 @@ HOOKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("how", HOOKS)
+@pytest.mark.parametrize("how", thin(HOOKS, 2))
 @pytest.mark.parametrize("example", [None, torch.ones(8, 8)], ids=["trace", "replay"])
 def test_a_hook_that_leads_to_another_partys_weights_is_refused(how: str, example: Tensor | None) -> None:
     with pytest.raises(InvalidInput) as caught:

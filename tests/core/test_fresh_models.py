@@ -253,7 +253,7 @@ def cases(models: dict[str, Fresh]) -> list[Any]:
         ]
         for name, fresh in models.items()
     }
-    return thin([pytest.param(name, marks=found) for name, found in marks.items()], 3)
+    return thin([pytest.param(name, marks=found) for name, found in marks.items()], 7)
 
 
 @pytest.mark.parametrize("name", cases({**PUBLISHED, **BY_HAND}))
@@ -266,7 +266,6 @@ def test_a_model_that_nobody_had_in_mind_is_exact_or_refused(name: str) -> None:
         check(MODELS[name])
 
 
-@pytest.mark.xdist_group("transformers")
 @pytest.mark.parametrize("name", cases(TRANSFORMERS))
 def test_a_model_of_the_transformers_package_that_its_user_made_is_exact_or_refused(name: str) -> None:
     check(TRANSFORMERS[name])

@@ -14,6 +14,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.replay import ReplayedSegment
 from splitfed.topologies import u_shaped, vanilla
 from tests.core.training_beside import built, check_trains_beside
+from tests.thinning import thin
 
 
 class Layers(nn.Module):
@@ -89,7 +90,7 @@ def rows(kind: type[Layers]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("kind", CALLS)
-@pytest.mark.parametrize(("builder", "at"), [(vanilla, "b"), (u_shaped, ("z", "b"))])
+@pytest.mark.parametrize(("builder", "at"), thin([(vanilla, "b"), (u_shaped, ("z", "b"))], 2))
 def test_it_trains_as_the_uncut_model(kind: type[Layers], builder: Any, at: Any) -> None:
     model, x = built(kind), rows(kind)
     topology = builder(model, at, example={name: part[:8] for name, part in x.items()})

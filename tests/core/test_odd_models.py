@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -261,14 +262,16 @@ class Crash(sf.Callback):
             raise odd.OwnError
 
 
+KEPT = ["coo attribute", "csr attribute", "csc attribute", "coo constant", "csr constant"]
+
+
 class ReplayedGraph(Graph):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x * 0 if x.isnan().any() else x)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CS. tensor support:UserWarning")
-@pytest.mark.parametrize("kind", [Graph, ReplayedGraph])
-@pytest.mark.parametrize("form", ["coo attribute", "csr attribute", "csc attribute", "coo constant", "csr constant"])
+@pytest.mark.parametrize(("kind", "form"), thin(itertools.product([Graph, ReplayedGraph], KEPT), 6))
 def test_a_graph_that_is_kept_sparse_beside_the_state_is_trained_and_resumed(
     kind: type[Graph], form: str, tmp_path: Path
 ) -> None:
@@ -309,8 +312,7 @@ class TwiceGraph(Graph):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CS. tensor support:UserWarning")
-@pytest.mark.parametrize("asks", [False, True])
-@pytest.mark.parametrize("form", ["coo attribute", "csr attribute", "coo constant", "csr constant"])
+@pytest.mark.parametrize(("form", "asks"), thin(itertools.product([*KEPT[:2], *KEPT[3:]], [False, True]), 3))
 def test_a_sparse_graph_that_is_read_on_both_sides_of_a_cut_is_held_by_both(form: str, asks: bool) -> None:
     topology = vanilla(built(TwiceGraph, form, asks), "a", example=ROWS)
     check_trains_beside(built(TwiceGraph, form, asks), topology, {"x": ROWS})

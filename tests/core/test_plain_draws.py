@@ -112,7 +112,7 @@ def trained(make: Callable[[], nn.Module], seed: int, resumed: bool = False, **o
     return topology.state_dict(engine.modules(0))
 
 
-@pytest.mark.parametrize("name", thin(MODELS, 2))
+@pytest.mark.parametrize("name", thin(MODELS, 4))
 def test_a_party_draws_from_its_own_stream(name: str) -> None:
     first = trained(MODELS[name], 0)
     others = [trained(MODELS[name], 1), trained(MODELS[name], 2, resumed=True), trained(MODELS[name], 3, link=ByteLink)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 from collections.abc import Callable
@@ -114,7 +115,7 @@ EXACT: dict[str, tuple[Change, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", thin(EXACT, 2))
+@pytest.mark.parametrize("name", thin(EXACT, 4))
 def test_it_trains_as_the_uncut_model_whatever_the_batches_answer(name: str) -> None:
     change, told = EXACT[name]
     model, x = net(change), rows()
@@ -128,9 +129,10 @@ def test_it_trains_as_the_uncut_model_whatever_the_batches_answer(name: str) -> 
         check_trains_beside(model, topology, {"x": x})
 
 
-@pytest.mark.parametrize("change", [branched, nested, late])
-@pytest.mark.parametrize("builder", [u_shaped, multi_hop])
-def test_what_is_told_reaches_every_later_party(change: Change, builder: Any) -> None:
+@pytest.mark.parametrize(
+    ("builder", "change"), thin(itertools.product([u_shaped, multi_hop], [branched, nested, late]), 4)
+)
+def test_what_is_told_reaches_every_later_party(builder: Any, change: Change) -> None:
     model, x = net(change), rows()
     at = ("side", "c") if change is late else ("b", "c")
     check_trains_beside(model, builder(model, at, example=x[:8]), {"x": x})

@@ -24,6 +24,7 @@ from tests.core.idioms import left_alone
 from tests.core.replayed_nets import EXAMPLE, REPLAYED, ReplayedNet, replayed_net, replayed_topology
 from tests.core.test_isolation import FiniteCheck, rows_of, rows_reached, shared, trained
 from tests.object_graph import holdings, reachable
+from tests.thinning import thin
 
 
 def weights_of(party: Party) -> set[bytes]:
@@ -85,7 +86,7 @@ def test_no_party_of_a_replayed_topology_reaches_what_another_holds(name: str) -
     assert ("activation" in watch.kinds) is (name != "local")
 
 
-@pytest.mark.parametrize("name", ["vanilla", "u_shaped", "relayed"])
+@pytest.mark.parametrize("name", thin(["vanilla", "u_shaped", "relayed"], 2))
 def test_hooks_over_the_whole_model_lead_no_party_to_what_another_holds(name: str) -> None:
     model: Any = replayed_net()
     model.seen = {"none": None}

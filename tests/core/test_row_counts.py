@@ -180,7 +180,7 @@ def test_another_way_for_the_last_batch_is_refused_before_anything_is_trained_or
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("kind", thin([ByRows, BeforeTheCut, OtherTensor, ByNumbersToo, BehindAQuestion], 2))
+@pytest.mark.parametrize("kind", thin([ByRows, BeforeTheCut, OtherTensor, ByNumbersToo, BehindAQuestion], 5))
 def test_without_that_batch_it_trains_as_if_there_were_no_branch(kind: type[ByRows]) -> None:
     update = sf.LocalUpdate(drop_last=True)
     states = []
@@ -292,7 +292,7 @@ class _WithPart(_Scaled):
 KINDS = [ByRows, BeforeTheCut, OtherNumber, NumberOfASubmodule, RowsOfASubmodule]
 
 
-@pytest.mark.parametrize("kind", thin(KINDS, 2))
+@pytest.mark.parametrize("kind", thin(KINDS, 3))
 def test_what_is_done_with_few_rows_is_planned_beside_what_is_done_with_many(kind: type[ByRows]) -> None:
     check_trained(kind, small)
 

@@ -15,6 +15,7 @@ from splitfed.data import from_arrays
 from splitfed.defenses.private_class_sums import PrivateClassSums
 from splitfed.federated import FedProto
 from splitfed.topologies import local, vanilla
+from tests.thinning import thin
 
 WORDS, WIDTH = 6, 8
 
@@ -97,7 +98,7 @@ def train(layer: nn.Module, sampling: str, training: bool = True) -> sf.Run:
     return sf.train(topology(layer, training), data(), rounds=1, **given)
 
 
-@pytest.mark.parametrize("name", COUNTING)
+@pytest.mark.parametrize("name", thin(COUNTING, 2))
 def test_what_a_row_more_would_change_in_others_is_refused_where_rows_come_by_chance(name: str) -> None:
     """A stated epsilon of .75 stood beside 1.47 and more: the row that is added moved all others."""
     with pytest.raises(InvalidInput, match="of a row depends on its place in the batch, or on how many rows that has"):
@@ -106,7 +107,7 @@ def test_what_a_row_more_would_change_in_others_is_refused_where_rows_come_by_ch
     assert train(COUNTING[name](), "shuffle").epsilon is not None
 
 
-@pytest.mark.parametrize("name", BY_ROW)
+@pytest.mark.parametrize("name", thin(BY_ROW, 2))
 def test_what_is_made_of_each_row_alone_is_accepted(name: str) -> None:
     assert train(BY_ROW[name](), "poisson").epsilon is not None
 

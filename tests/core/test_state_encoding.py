@@ -108,7 +108,7 @@ NESTED = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(NESTED)
 def test_whatever_is_plain_comes_back(state: Any) -> None:
     same(state, read_back(state))

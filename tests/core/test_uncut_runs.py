@@ -111,7 +111,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.mark.filterwarnings("ignore:.*was compared with its cut model for")
-@pytest.mark.parametrize("case", thin([c for c in LISTED if c not in SLOW] + list(SLOW), 5))
+@pytest.mark.parametrize("case", thin([c for c in LISTED if c not in SLOW] + list(SLOW), 8))
 def test_the_listing_is_that_of_a_run_for_each_place(
     case: str, size: str, compared: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:

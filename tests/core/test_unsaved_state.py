@@ -21,6 +21,7 @@ from splitfed.core.topology import Head, Segment, Topology
 from splitfed.engines.local import LocalEngine
 from splitfed.topologies import vanilla
 from tests.examples import engine_of, read_back
+from tests.thinning import thin
 
 
 class Keeping(nn.Module):
@@ -397,7 +398,7 @@ def keeping_late(start: Callable[[Any], None], keep: Callable[[Any, Tensor], Ten
 
 
 @pytest.mark.parametrize("how", ["by hand", "replayed"])
-@pytest.mark.parametrize("name", LATE_STATES)
+@pytest.mark.parametrize("name", thin(LATE_STATES, 2))
 def test_what_begins_late_is_resumed_to_the_bit(name: str, how: str) -> None:
     if how == "replayed" and name == "key_that_is_a_module":
         return  # A party holds what it is seen to read, or what its class names.
@@ -494,19 +495,25 @@ def replace_weight(m: Any, h: Tensor) -> Tensor:
 @pytest.mark.parametrize("how", ["by hand", "replayed"])
 @pytest.mark.parametrize(
     ("keep", "text"),
-    [
-        (later(in_class, every=True), "attribute 'count' of class Counting is not as it was before training"),
-        (later(in_table, every=True), "the global 'TIMES' is not as it was before training"),
-        (later(in_name, every=True), "the global 'FACTOR' is not as it was before training"),
-        (later(in_default, every=True), "the default of the argument 'log' of function 'in_default'"),
-        (later(lambda m, h: setattr(m, "act", torch.relu) or h), "the attribute 'act' of .* is not as it was"),
-        (later(lambda m, h: setattr(m, "act", lambda z: z) or h), "the attribute 'act' of .* is not as it was"),
-        (later(lambda m, h: setattr(m, "more", nn.Identity()) or h), "the submodule 'more' of .* is not as it was"),
-        (later(lambda m, h: setattr(m, "o", SimpleNamespace(n=1)) or h), "the attribute 'o' of .* is not as it was"),
-        (later(lambda m, h: setattr(m, "mode", Mode.LATER) or h), "the attribute 'mode' of .* is not as it was"),
-        (later(lambda m, h: m.fc.register_forward_hook(print) and h), "submodule 'fc' of .* is not as it was"),
-        (later(replace_weight), r"the weight '(inner\.)?fc.weight' is not the one from before training"),
-    ],
+    thin(
+        [
+            (later(in_class, every=True), "attribute 'count' of class Counting is not as it was before training"),
+            (later(in_table, every=True), "the global 'TIMES' is not as it was before training"),
+            (later(in_name, every=True), "the global 'FACTOR' is not as it was before training"),
+            (later(in_default, every=True), "the default of the argument 'log' of function 'in_default'"),
+            (later(lambda m, h: setattr(m, "act", torch.relu) or h), "the attribute 'act' of .* is not as it was"),
+            (later(lambda m, h: setattr(m, "act", lambda z: z) or h), "the attribute 'act' of .* is not as it was"),
+            (later(lambda m, h: setattr(m, "more", nn.Identity()) or h), "the submodule 'more' of .* is not as it was"),
+            (
+                later(lambda m, h: setattr(m, "o", SimpleNamespace(n=1)) or h),
+                "the attribute 'o' of .* is not as it was",
+            ),
+            (later(lambda m, h: setattr(m, "mode", Mode.LATER) or h), "the attribute 'mode' of .* is not as it was"),
+            (later(lambda m, h: m.fc.register_forward_hook(print) and h), "submodule 'fc' of .* is not as it was"),
+            (later(replace_weight), r"the weight '(inner\.)?fc.weight' is not the one from before training"),
+        ],
+        2,
+    ),
 )
 def test_what_begins_late_and_no_checkpoint_holds_is_refused_where_one_is_written(
     keep: Callable[[Any, Tensor], Tensor], text: str, how: str, monkeypatch: pytest.MonkeyPatch

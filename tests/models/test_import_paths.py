@@ -314,7 +314,6 @@ def test_methods_have_models_by_the_same_rules(own: Path) -> None:
     assert not (own / "run").exists()
 
 
-@pytest.mark.xdist_group("sources")
 def test_modules_are_imported_by_name_in_few_places() -> None:
     """Whatever imports by a name that it was given stands in this list, or follows the rules above."""
     root = Path(__file__).resolve().parents[2]

@@ -28,8 +28,6 @@ from tests.models.tiny_transformers import OUTPUTS, TINY, TOKENS, WIDTH
 from tests.study.examples import small, write
 
 package: Any = importlib.import_module("transformers")
-# Shares one import of the package, which takes seconds.
-pytestmark = pytest.mark.xdist_group("transformers")
 
 BERT = TINY["bert"]
 TWO_BLOCKS = {**WIDTH, **TOKENS, "vocab_size": 17, "num_hidden_layers": 2}

@@ -15,9 +15,6 @@ from splitfed.models.transformers import OneOutputModel
 from splitfed.topologies import multi_hop, u_shaped, vanilla
 from tests.models.tiny_transformers import GPT2, TINY, Tiny
 
-# Shares one import of the package, which takes seconds.
-pytestmark = [pytest.mark.xdist_group("transformers")]
-
 
 def by_name(model: OneOutputModel, rows: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
     return rows if isinstance(rows, dict) else {model.main_input_name: rows}  # type: ignore[dict-item]

@@ -19,7 +19,7 @@ from splitfed.training.run import Run
 from tests.examples import assert_same
 from tests.models.tiny_transformers import TINY
 
-pytestmark = [pytest.mark.xdist_group("transformers"), pytest.mark.exhaustive]
+pytestmark = pytest.mark.exhaustive
 
 
 def first_numbers(output: Tensor, y: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -27,6 +28,7 @@ from splitfed.schedules.base import Training
 from splitfed.study.report.exposure import _party_rows, role_holdings
 from splitfed.topologies import custom, vanilla
 from splitfed.training.description import describe
+from tests.thinning import thin
 
 WIDTH = 8
 ROWS = torch.rand(24, WIDTH, generator=torch.Generator().manual_seed(1)) - 0.5
@@ -99,8 +101,7 @@ def start(topology: Topology, data: Federation) -> None:
     )
 
 
-@pytest.mark.parametrize("make", MAKES)
-@pytest.mark.parametrize("table", ["a tensor", "an array"])
+@pytest.mark.parametrize(("make", "table"), thin(itertools.product(MAKES, ["a tensor", "an array"]), 3))
 def test_a_row_of_the_data_that_a_party_would_hold_is_refused(make: str, table: str) -> None:
     kept = torch.cat([ANCHORS, ROWS[7:8]])
     given = kept if table == "a tensor" else kept.double().numpy()
@@ -148,7 +149,7 @@ PLACES: dict[str, Callable[[], Any]] = {
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.filterwarnings("ignore:Sparse CS. tensor support:UserWarning")
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", thin(PLACES, 3))
 def test_rows_are_found_wherever_a_segment_leads_to_them(place: str) -> None:
     layer = nn.Linear(WIDTH, WIDTH)
     vars(layer)["rows"] = PLACES[place]()
@@ -227,7 +228,7 @@ def test_data_is_read_only_where_an_array_of_its_width_is_held(monkeypatch: pyte
     assert read
 
 
-@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("make", thin(MAKES, 2))
 def test_an_array_that_is_held_is_named(make: str) -> None:
     topology = MAKES[make](Bank(ANCHORS))
     facts = probe(topology, {next(iter(topology.inputs)): torch.rand(4, WIDTH)})

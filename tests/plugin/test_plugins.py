@@ -142,25 +142,35 @@ def test_a_package_that_pip_installed_is_found(tmp_path: Path) -> None:
     assert "toy_nearest" in splitfed("list", "attacks", path=tmp_path / "packages")[0]
 
 
-def test_one_that_ends_the_process_or_prints_changes_neither_the_exit_nor_the_output(tmp_path: Path) -> None:
-    """`sys.exit(0)` while it is imported left `list` empty and successful, and what it printed broke the JSON."""
+@pytest.fixture
+def loud(tmp_path: Path) -> Path:
+    """Packages of which one ends the process while it is imported, and one prints."""
     packages = tmp_path / "packages"
     for name, code in (("quits", "import sys\nsys.exit(0)"), ("talks", "print('hello')")):
         (packages / name).mkdir(parents=True)
         (packages / name / "__init__.py").write_text(code)
         (packages / name / "one.py").write_text('"""One."""\nfrom splitfed.attacks import Rmle as Found\n')
     describe(packages, {"splitfed.attacks": {"quits": "quits.one:Found", "talks": "talks.one:Found"}})
-    out, _ = splitfed("list", "attacks", "--json", path=packages)
+    return packages
+
+
+def test_one_that_ends_the_process_or_prints_changes_neither_the_exit_nor_the_output(loud: Path) -> None:
+    """`sys.exit(0)` while it is imported left `list` empty and successful, and what it printed broke the JSON."""
+    out, _ = splitfed("list", "attacks", "--json", path=loud)
     said = {entry["name"]: entry["summary"] for entry in json.loads(out)}
     assert said["quits"] == "cannot be read (SystemExit: 0)"
     assert said["talks"] == "One (other 2.0)"
     assert "rmle" in said
+
+
+@pytest.mark.exhaustive
+def test_one_that_ends_the_process_or_prints_changes_no_plan(loud: Path, tmp_path: Path) -> None:
     study = tmp_path / "study.toml"
     tables = {"data": {"name": "digits", "victims": 8, "auxiliary": 32}, "model": {"name": "mlp"}}
     tables |= {"topology": [{"name": "vanilla", "cut": "relu1"}], "training": {"rounds": 1}}
     for name, code in (("talks", 0), ("quits", 2)):
         study.write_text(dumps({"study": {"name": "x"}, **tables, "attack": [{"name": name}]}), "utf-8")
-        out, said_of = splitfed("plan", study, "--json", path=packages, code=code)
+        out, said_of = splitfed("plan", study, "--json", path=loud, code=code)
         if code:
             assert "attack 'quits' of other 2.0 cannot be imported from 'quits.one:Found' (SystemExit: 0)" in said_of
         else:

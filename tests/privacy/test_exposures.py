@@ -34,6 +34,7 @@ from splitfed.schedules import Independent, Sequential, SplitFedV1
 from splitfed.topologies import local, multi_hop, u_shaped, vanilla, vertical
 from splitfed.training.run import Run
 from tests.federated.examples import shared_probes
+from tests.thinning import thin
 
 CLASSES, ROWS = 3, 6
 METHODS = tuple(registry.TABLES["methods"])
@@ -175,7 +176,7 @@ REFUSED = ("fedproto", "feddistill", "fedkd", "ditto", "apfl", "fml", "fedakt")
 """The methods that such noise refuses: they read labels at every step, or learn from them twice."""
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", thin(METHODS, 2))
 def test_what_labels_change_is_stated_beside_noise_on_their_gradients(method: str) -> None:
     name = "u_shaped" if method == "mafml" else "local"
     if method in REFUSED:
@@ -188,7 +189,7 @@ def test_what_labels_change_is_stated_beside_noise_on_their_gradients(method: st
     assert ("nothing else crosses" in str(run.ledger)) is (method not in BARE)
 
 
-@pytest.mark.parametrize("method", ["fedproto", "feddistill", "fedgen", "aggregation", "ifca"])
+@pytest.mark.parametrize("method", thin(["fedgen", "feddistill", "aggregation", "fedproto", "ifca"], 2))
 def test_labels_that_were_changed_once_are_covered_wherever_they_go(method: str) -> None:
     run, sent, moved = compare("labels", "local", ONCE, method)
     assert not moved
@@ -215,7 +216,7 @@ ROWS_CHANGED = {
 """What crosses beside a promise for rows: topology, defense, method, the kinds of messages that must change."""
 
 
-@pytest.mark.parametrize("case", ROWS_CHANGED)
+@pytest.mark.parametrize("case", thin(ROWS_CHANGED, 2))
 def test_what_a_row_changes_is_stated_beside_a_promise_for_rows(case: str) -> None:
     name, defense, method, kinds = ROWS_CHANGED[case]
     _, _, moved = compare("rows", name, defense, method, None if method else Sequential())
@@ -234,7 +235,7 @@ class Tally(nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("schedule", [SplitFedV1(), Sequential()])
+@pytest.mark.parametrize("schedule", thin([SplitFedV1(), Sequential()], 2))
 def test_weights_that_never_learn_tell_of_nothing(schedule: Any) -> None:
     frozen = GaussianRelease(noise_multiplier=1.0, freeze=True)
     run, sent, moved = compare("rows", "vanilla", frozen, schedule=schedule)

@@ -34,7 +34,7 @@ RUNS = 40
 DISCRETISATION = 1e-3
 METHODS = (None, "fedavg", "fedprox", "feddistill", "fedmd", "aggregation", "mafml", "fedproto", "fedgen", "fedper")
 MECHANISMS = ("release", "steps", "upload", "release", "steps", "laplace", "targets", "steps", "release", "labels")
-QUICK = (5, 11, 31)
+QUICK = (5, 11)
 
 
 @pytest.mark.parametrize(("times", "sigma"), [(1, 1.0), (30, 4.0), (900, 20.0)])

@@ -22,6 +22,7 @@ from splitfed.study.run.reattack import attack_run
 from splitfed.topologies import vanilla
 from tests.examples import toy_data
 from tests.study.examples import small, write
+from tests.thinning import thin
 
 LEAST: dict[str, Any] = {"training": {"rounds": 2, "batch_size": 128}, "defense": None, "attack": None}
 
@@ -33,7 +34,7 @@ def run(tmp_path: Path) -> Path:
     return found
 
 
-@pytest.mark.parametrize("moved", [False, True], ids=["in its study", "moved out"])
+@pytest.mark.parametrize("moved", thin([False, True], 2), ids=["in its study", "moved out"])
 def test_an_attack_waits_for_who_writes_to_the_run_and_keeps_what_was_added(
     run: Path, tmp_path: Path, moved: bool
 ) -> None:
@@ -79,7 +80,7 @@ def test_a_lock_is_not_written_through_a_link(run: Path, tmp_path: Path, capsys:
     assert thesis.read_text() == "mine"
 
 
-@pytest.mark.parametrize("what", ["study", "run", "moved"])
+@pytest.mark.parametrize("what", thin(["study", "run", "moved"], 2))
 def test_a_folder_that_goes_away_is_told_in_one_line(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ from splitfed.training.inference import predict as predict_by
 from tests.examples import toy_data
 from tests.rounding import single
 from tests.study.examples import small, write
+from tests.thinning import thin
 
 ROWS = 5
 
@@ -236,36 +237,36 @@ def test_columns_are_found_by_their_names(tmp_path: Path) -> None:
             read_rows(path, (3,), columns=names)
 
 
+@pytest.mark.parametrize("standardize", thin([True, False], 2))
 def test_a_run_on_standardised_numbers_predicts_rows_that_are_said_to_be(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    standardize: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn = np.random.default_rng(0).normal(50.0, 9.0, (60, 2))
     lines = [f"{a:.3f},{b:.3f},{'yes' if a > b else 'no'}" for a, b in drawn]
     (tmp_path / "patients.csv").write_text("\n".join(["age,bp,sick", *lines]) + "\n", "utf-8")
-    for standardize in (True, False):
-        study = small(
-            data={
-                "name": "csv",
-                "path": "patients.csv",
-                "target": "sick",
-                "standardize": standardize,
-                "victims": 4,
-                "auxiliary": 8,
-            },
-            training={"rounds": 1, "batch_size": 8},
-            attack=None,
-            model={"name": "mlp", "hidden": [6]},
-        )
-        home = tmp_path / str(standardize)
-        assert main(["run", str(write(tmp_path, study)), "--folder", str(home), "--json"]) == 0
-        run = min((home / "runs").iterdir())
-        (tmp_path / "rows.csv").write_text("bp,age\n0.5,-0.5\n", "utf-8")
-        capsys.readouterr()
-        asked = ["predict", str(run), "--input", str(tmp_path / "rows.csv")]
-        assert main([*asked, "--standardized"] if standardize else asked) == 0
-        assert main(asked if standardize else [*asked, "--standardized"]) == 2
-        said = "and say so with --standardized" if standardize else "--standardized is for runs on standardised data"
-        assert said in capsys.readouterr().err
+    study = small(
+        data={
+            "name": "csv",
+            "path": "patients.csv",
+            "target": "sick",
+            "standardize": standardize,
+            "victims": 4,
+            "auxiliary": 8,
+        },
+        training={"rounds": 1, "batch_size": 8},
+        attack=None,
+        model={"name": "mlp", "hidden": [6]},
+    )
+    home = tmp_path / str(standardize)
+    assert main(["run", str(write(tmp_path, study)), "--folder", str(home), "--json"]) == 0
+    run = min((home / "runs").iterdir())
+    (tmp_path / "rows.csv").write_text("bp,age\n0.5,-0.5\n", "utf-8")
+    capsys.readouterr()
+    asked = ["predict", str(run), "--input", str(tmp_path / "rows.csv")]
+    assert main([*asked, "--standardized"] if standardize else asked) == 0
+    assert main(asked if standardize else [*asked, "--standardized"]) == 2
+    said = "and say so with --standardized" if standardize else "--standardized is for runs on standardised data"
+    assert said in capsys.readouterr().err
 
 
 def test_rows_of_the_table_itself_are_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
