@@ -9,6 +9,7 @@ from splitfed.study.report.data import Estimate
 from splitfed.study.report.metrics import METRICS
 from splitfed.study.report.units import count_noun, format_bytes, format_seconds
 from splitfed.training.checkpoint import write_atomic
+from tests.board.detection import DetectionStudy, describe_detections
 from tests.board.entries import Entries
 from tests.board.heat_map import HeatCell, HeatSection, draw_heat_map
 from tests.board.scatter import Panel, Point, draw_scatter
@@ -25,10 +26,12 @@ UNDONE = {"to do": "to do", "refused": "no", "failed": "failed", "not asked": "-
 """How a missing value begins -> what a small cell says of it."""
 
 
-def write_pages(studies: Sequence[BoardStudy], folder: Path) -> list[Path]:
+def write_pages(
+    studies: Sequence[BoardStudy], folder: Path, detections: Sequence[DetectionStudy] = ()
+) -> list[Path]:
     """Write README.md, a page a study and the figures into `folder`; return what was written."""
     found = [summarize(study, Entries(folder / f"{study.name}.jsonl")) for study in studies]
-    files = {"README.md": readme(found), "board.svg": draw_overview(found)}
+    files = {"README.md": readme(found, describe_detections(detections, folder)), "board.svg": draw_overview(found)}
     for summary in found:
         name = summary.study.name
         files |= {f"{name}.md": study_page(summary), f"{name}.svg": draw_study(summary)}
@@ -38,8 +41,8 @@ def write_pages(studies: Sequence[BoardStudy], folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def readme(found: Sequence[Summary]) -> str:
-    """Return the first page: the figure of one look, the same as a table, and how to read and extend it."""
+def readme(found: Sequence[Summary], detections: str) -> str:
+    """Return the first page: the figure of one look, the same as tables, and how to read and extend it."""
     done, wanted = sum(one.done for one in found), sum(len(one.study.runs) for one in found)
     state = f"{done} of {wanted} runs are done." if done < wanted else f"All {wanted} runs are done."
     dates = sorted({date for one in found for date in one.dates})
@@ -48,6 +51,7 @@ def readme(found: Sequence[Summary]) -> str:
     pages = "\n".join(f"- [{_title(one)}]({one.study.name}.md): {_describe(one)}" for one in found)
     filled = {"state": state, "dates": when, "versions": "; ".join(versions) or "none yet"}
     tables = {"table": _overview_table(found), "labels": _label_table(found), "members": _member_table(found)}
+    tables["detections"] = detections
     return TEMPLATE.read_text("utf-8").format(**filled, **tables, pages=pages)
 
 
@@ -350,7 +354,8 @@ def _said_kept(leak: Leak) -> str:
         return leak.why.partition(":")[0]
     kind = METRICS[leak.metric]
     raw = f"{leak.score.mean + 0.0:.{kind.digits}f}{kind.unit}" if leak.decibels is None else f"{leak.decibels:.1f} dB"
-    return f"{raw}: {leak.unshared}" if leak.kept is None else f"{_said(leak.kept, 0, 100)} %; {raw}"
+    said = f"{raw}: {leak.unshared}" if leak.kept is None else f"{_said(leak.kept, 0, 100)} %; {raw}"
+    return said + _said_open(leak)
 
 
 def _said_epsilon(setting: Setting, what: str) -> str:
@@ -367,7 +372,11 @@ def _said_leak(leak: Leak) -> str:
     if leak.score is None:
         return leak.why.partition(":")[0]
     digits = METRICS[leak.metric].digits
-    return _said(leak.score, digits) + (f", {leak.open} to do" if leak.open else "")
+    return _said(leak.score, digits) + _said_open(leak)
+
+
+def _said_open(leak: Leak) -> str:
+    return f", {leak.open} to do" if leak.open else ""
 
 
 def _said(value: Estimate, digits: int, unit: float = 1.0) -> str:
