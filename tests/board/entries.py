@@ -76,9 +76,7 @@ def describe_run(run: BoardRun, result: Mapping[str, Any], cpu_seconds: float) -
     }
 
 
-def describe_attack(
-    found: Mapping[str, Any], value_range: tuple[float, float] | None, cpu_seconds: float
-) -> Json:
+def describe_attack(found: Mapping[str, Any], value_range: tuple[float, float] | None, cpu_seconds: float) -> Json:
     """Return what is kept of an attack's entry in the result of its run: scores by who predicted and by metric.
 
     `value_range`: of the data, which the error of images is held against.

@@ -26,9 +26,7 @@ UNDONE = {"to do": "to do", "refused": "no", "failed": "failed", "not asked": "-
 """How a missing value begins -> what a small cell says of it."""
 
 
-def write_pages(
-    studies: Sequence[BoardStudy], folder: Path, detections: Sequence[DetectionStudy] = ()
-) -> list[Path]:
+def write_pages(studies: Sequence[BoardStudy], folder: Path, detections: Sequence[DetectionStudy] = ()) -> list[Path]:
     """Write README.md, a page a study and the figures into `folder`; return what was written."""
     found = [summarize(study, Entries(folder / f"{study.name}.jsonl")) for study in studies]
     files = {"README.md": readme(found, describe_detections(detections, folder)), "board.svg": draw_overview(found)}
@@ -176,7 +174,7 @@ def _worst_kept(leaks: Sequence[Leak | None]) -> HeatCell:
     shares = [leak.kept.mean for leak in known if leak.kept is not None]
     if shares:
         mark = "+" if len(shares) < len(known) else ""
-        return HeatCell(f"{100 * max(shares) + 0.0:.0f} %{mark}", max(shares), leak=True)
+        return HeatCell(f"{100 * max(shares) + 0.0:.0f}%{mark}", max(shares), leak=True)
     if known:
         worst = max(leak.score.mean for leak in known if leak.score is not None)
         return HeatCell(f"{worst + 0.0:.{min(METRICS[known[0].metric].digits, 2)}f}")

@@ -288,7 +288,10 @@ def _strongest(study: BoardStudy, entry: Json, column: str) -> Reading | None:
     if not own:
         return None
     weaker = _readings(study, entry, BLACK_BOX) if column == WHITE_BOX else []
-    return max([*own, *(one._replace(member=f"black box: {one.member}") for one in weaker)], key=lambda one: one.merit)
+    # More work with the weights may yet recover more than who stands in for it.
+    rough = {"converged": False} if any(one.converged is False for one in own) else {}
+    named = [one._replace(member=f"black box: {one.member}", **rough) for one in weaker]
+    return max([*own, *named], key=lambda one: one.merit)
 
 
 def _readings(study: BoardStudy, entry: Json, column: str) -> list[Reading]:

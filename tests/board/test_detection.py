@@ -1,4 +1,4 @@
-"""The table of detectors: hijacked and honest trainings apart, alarms counted, what was recovered until one and after."""
+"""The table of detectors: hijacked and honest trainings apart, alarms, and what was recovered until one and after."""
 
 from __future__ import annotations
 
