@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from splitfed.core.errors import InvalidInput, SplitfedError
@@ -183,6 +183,9 @@ def _row(found: Sequence[Mapping[str, Any]], wanted: int) -> list[str]:
         [entry["floor"] for entry in curves if entry["floor"] is not None],
     ]
     said = [f"{_said(each, digits)}{unit}" if each else "-" for each in values]
+    if values[2] and (leak := METRICS[curves[0]["metric"]].leak)(fmean(values[1])) < leak(fmean(values[2])):
+        # A hijacker that does not work in the undefended world shows no detector to be of use.
+        said[1] += ": less than the mean image tells"
     return [f"{len(alarmed)} of {len(done)}", *when, *said, _said([entry["utility"] for entry in done], 3), runs]
 
 

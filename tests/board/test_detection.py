@@ -65,6 +65,10 @@ def test_alarms_are_counted_by_server_and_what_was_recovered_ends_with_them(tmp_
     found = cells(page, "`fsha(")
     assert found[2:5] == ["1 of 2", "5", "1"]
     assert [cell.partition(" ")[0] for cell in found[5:8]] == ["15.0", "20.0", "8.0"]
+    assert not found[6].endswith("tells")
+    worse = (tmp_path / "watched.jsonl").read_text("utf-8").replace('"floor": 8.0', '"floor": 21.0')
+    (tmp_path / "watched.jsonl").write_text(worse, "utf-8")
+    assert cells(describe_detections([study], tmp_path), "`fsha(")[6].endswith(": less than the mean image tells")
     assert cells(page, "| honest |")[2:8] == ["0 of 2", "-", "-", "-", "-", "-"]
 
 
