@@ -65,13 +65,13 @@ class HeldOut:
     def cross_predict(self, predict: Callable[[View, Knowledge], Tensor]) -> Tensor:
         """Return what `predict` makes of victims and rows held out, (victims + count, *shape), each learnt without it.
 
-        `predict` is asked once in every fold, from rows that are not in it; of victims the mean over folds is returned.
+        `predict` is asked once in every fold, from rows that are not in it; of victims the first fold's are returned.
         """
         if not self.folds:
             return predict(self.view, self.knowledge)
         found = [predict(fold.view, fold.knowledge) for fold in self.folds]
-        victims = torch.stack([p[: -fold.count] for p, fold in zip(found, self.folds, strict=True)]).mean(0)
-        return torch.cat([victims, *(p[-fold.count :] for p, fold in zip(found, self.folds, strict=True))])
+        further = zip(found[1:], self.folds[1:], strict=True)
+        return torch.cat([found[0], *(predictions[-fold.count :] for predictions, fold in further)])
 
     def first(self, most: int) -> tuple[View, Knowledge]:
         """Return what arrives of the first `most` rows held out, without the victims, and what is known without them.

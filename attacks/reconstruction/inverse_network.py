@@ -106,5 +106,5 @@ def draw_synthetic(x: Tensor, times: int, generator: torch.Generator) -> Tensor:
     centred = flat - flat.mean(0)
     noise = torch.randn(times * len(x), len(x), generator=generator, dtype=flat.dtype).to(x.device)
     spread = noise @ centred / len(x) ** 0.5
-    drawn = flat.mean(0) + (1 - SMOOTHED**2) ** 0.5 * centred.repeat(times, 1) + SMOOTHED * spread
+    drawn: Tensor = flat.mean(0) + (1 - SMOOTHED**2) ** 0.5 * centred.repeat(times, 1) + SMOOTHED * spread
     return drawn.to(x.dtype).view(-1, *x.shape[1:])

@@ -101,8 +101,6 @@ class Trials:
         self.found: dict[str, Tensor] = {}
         """What each member predicts of the first rows held out, (n, *shape)."""
         self._victims: dict[str, Tensor] = {}
-        self._trial: dict[str, Tensor] = {}
-        """What each member predicted of the victims beside that, the mean over folds."""
         self._combined: Tensor | None = None
         self._members: dict[str, tuple[EnsembleMember, int]] = {}
         self._weights: dict[str, float] = {}
@@ -175,8 +173,8 @@ class Trials:
         error = held_out.error(own)
         if self._takes(member.name, own):
             self.found[member.name], self._members[member.name] = own, (member, size)
-            if victims is not None:
-                self._trial[member.name] = victims
+            if victims is not None and not (member.learns and self._anew):
+                self._victims[member.name] = victims
         self._keep(member.name, size, error, time.perf_counter() - started)
         return error
 
@@ -225,15 +223,7 @@ class Trials:
             parts = [self.predict(n, view, knowledge) for n in self._weights]
             return weigh([w / total for w in self._weights.values()], parts)
         member, size = self._members[name]
-        before = self._trial.get(name)
-        if before is not None and not (member.learns and self._anew):
-            return before
-        found = self._predict(member, size, view, knowledge)
-        if before is None or not member.passes:
-            return found
-        # What was learnt in the trials has cost as much, and errs in other ways.
-        trials = max(len(self.held_out.folds), 1)
-        return (trials * before + found) / (trials + 1)
+        return self._predict(member, size, view, knowledge)
 
     def _draws(self, member: EnsembleMember, size: int) -> torch.Generator:
         # Every attempt draws its own random numbers, so that one more of them changes none of the others.
