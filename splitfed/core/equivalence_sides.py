@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from splitfed.core.errors import InvalidInput
 from splitfed.core.executor import ClientReplica, exchange, forward
 from splitfed.core.messages import LocalLink
-from splitfed.core.model_call import call_of
+from splitfed.core.model_call import call_of, set_mode
 from splitfed.core.model_snapshot import generator_states
 from splitfed.core.module_copies import is_compiled
 from splitfed.core.optimizers import Optim
@@ -138,7 +138,7 @@ class Uncut:
 
     def run(self, stage: str, inputs: Values, targets: Values, step: int) -> StepResult:
         """Run one batch as a plain call of the model; see `Side.run`."""
-        self._model.train(stage == TRAINING)
+        set_mode(self._model, stage == TRAINING)
         for name in self._frozen if stage == TRAINING else ():
             self._model.get_submodule(name).training = False
         names = self._original.arguments

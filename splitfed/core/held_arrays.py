@@ -187,7 +187,7 @@ def _walk(module: nn.Module) -> Iterator[_Met]:
                 continue
             label = f"{name!r} of {path!r}" if path else f"{name!r} of the model"
             waiting = [_Met(label, value, False)]
-            hooks = {id(one) for one in value.values()} if name in OWN else set()
+            hooks = {id(one) for one in value.values()} if name in OWN and not of_class else set()
             while waiting:
                 met = waiting.pop()
                 thing = met.thing

@@ -63,3 +63,11 @@ def takes_by_name(model: nn.Module, names: Collection[str]) -> bool:
     """Return whether each of `names` is an argument of its own of `model`, which a trace can follow."""
     parameters = inspect.signature(model.forward).parameters
     return all(name in parameters and parameters[name].kind in _NAMED for name in names)
+
+
+def set_mode(module: nn.Module, training: bool) -> None:
+    """Put `module` into training or evaluation as its user does: a class may have an `eval` of its own."""
+    if training:
+        module.train()
+    else:
+        module.eval()

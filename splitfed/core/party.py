@@ -21,6 +21,7 @@ from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Message, Stamp, copy_shared_gradients, is_own
+from splitfed.core.model_call import set_mode
 from splitfed.core.party_state import PartyState
 from splitfed.core.payload import Layout, infinite_rows
 from splitfed.core.random import stream, wide_generator
@@ -43,7 +44,6 @@ class Party:
         self.state = state
         self.name, self.role, self.device = state.name, state.role, state.device
         self._training = True
-        # What is kept of the step that each replica is in.
         self._step_states: dict[int, StepState] = {}
 
     def inputs(self, replica: int) -> dict[str, Tensor]:
@@ -55,7 +55,7 @@ class Party:
         self._training = stamp.phase in TRAINING
         for name, module in self.state.modules.items():
             if module.training != self._training:
-                module.train(self._training)
+                set_mode(module, self._training)
                 # By name: the segments may be lent by another party of the same make.
                 for frozen in self.state.frozen[name]:
                     module.get_submodule(frozen).training = False

@@ -31,6 +31,7 @@ from splitfed.core.contents import (
 from splitfed.core.errors import InvalidInput, describe_failure, others_code
 from splitfed.core.evaluation_changes import StateWatch
 from splitfed.core.held_arrays import is_elsewhere
+from splitfed.core.model_call import set_mode
 from splitfed.core.model_snapshot import drawn_packages, generator_states, seed_generators, set_generators
 from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.nested_tensors import autograd_leaves
@@ -350,7 +351,8 @@ def _run_segment(
     # In evaluation mode first: what it overwrites there counts too, and what it returns in training is handed on.
     for training in (False, True):
         with others_code(partial(_not_copied, segment)):
-            module = (copy_sharing if shared else _copy)(segment.module).train(training)
+            module = (copy_sharing if shared else _copy)(segment.module)
+            set_mode(module, training)
         watch = None if training or shared else StateWatch(module, segment.module)
         inputs = [values[name].clone() for name in segment.inputs]
         traced = [(x, traces[name]) for name, x in zip(segment.inputs, inputs, strict=True)]

@@ -29,7 +29,7 @@ from splitfed.core.cut_names import Cut
 from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.held_arrays import check_references
 from splitfed.core.meta_copies import meta_copy
-from splitfed.core.model_call import ModelCall, call_of
+from splitfed.core.model_call import ModelCall, call_of, set_mode
 from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.replay_parts import leave_out, machinery_reads
 from splitfed.core.replay_passes import Stop, mark_whole_modules
@@ -249,7 +249,7 @@ def _plan_mode(
     modes = {module: module.training for module in model.modules()}
     try:
         if training != model.training:
-            model.train(training)
+            set_mode(model, training)
         return plan_ways(model, inputs, cuts, gradients, call, output, after)
     finally:
         for module, was in modes.items():

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from splitfed.core.attribute_reads import ALL, AttributeReads, Reads
 from splitfed.core.held_arrays import OTHERS, OWN, names_in_code
+from splitfed.core.model_call import set_mode
 from splitfed.core.replay_way import Way
 
 _HOOKS = tuple(name for name in OWN if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")))
@@ -32,8 +33,8 @@ def machinery_reads(shapes: nn.Module) -> Reads:
     noting = AttributeReads(shapes, lambda: (0, False))
     with noting:
         for act in (
-            lambda: shapes.train(not shapes.training),
-            lambda: shapes.train(not shapes.training),
+            lambda: set_mode(shapes, not shapes.training),
+            lambda: set_mode(shapes, not shapes.training),
             lambda: shapes.to(torch.device("meta")),
             lambda: shapes.load_state_dict(shapes.state_dict(), strict=False),
             lambda: shapes.zero_grad(),

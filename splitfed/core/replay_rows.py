@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput, describe_failure, others_code
 from splitfed.core.meta_pass import MetaPass
+from splitfed.core.model_call import set_mode
 from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.nested_tensors import tensors_of
 from splitfed.core.replay import ReplayedSegment
@@ -106,7 +107,7 @@ def _fault(segment: ReplayedSegment, training: bool, way: Way, rows: int) -> str
     # A copy for each pass, which may keep what it computes for the next.
     shapes = _on_shapes(segment)
     if shapes.training != training:
-        shapes.train(training)
+        set_mode(shapes, training)
     plan, number = shapes.replay_plan, shapes.replay_number
     known = {**plan.inputs, **{name: (form.shape, form.dtype) for name, form in plan.forms.items()}}
     names = [*plan.inputs, *shapes.replay_values[0]]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
 
+from splitfed.core.model_call import set_mode
 from splitfed.core.model_snapshot import ModelSnapshot, seed_generators
 from splitfed.core.probe import Facts, Finding
 from splitfed.core.random import derive
@@ -45,7 +46,7 @@ def _try_segment(
     modes = [(inner, inner.training) for inner in module.modules()]
     # As parties train and score: what its owner has put in evaluation mode stays in it in training.
     if training != module.training:
-        module.train(training)
+        set_mode(module, training)
     elif not training:
         module.eval()
     for inner in module.modules():

@@ -95,8 +95,7 @@ _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), 
 class ModelTracer(fx.Tracer):
     """Follows buffers as it follows weights, and makes constants where `forward` makes them, at every call.
 
-    `refused`: why the trace is not the model, where `forward` caught what was raised over it. `mode_read`: whether
-    code asked a module whether it is in training.
+    `refused`: why the trace is not the model, where `forward` caught what was raised over it.
     """
 
     proxy_buffer_attributes = True
@@ -104,12 +103,6 @@ class ModelTracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self.refused: TraceError | None = None
-        self.mode_read = False
-
-    def read_mode(self, module: nn.Module) -> bool:
-        """Return whether `module` is in training, and note that it was asked."""
-        self.mode_read = True
-        return bool(vars(module)["training"])
 
     def refuse(self, why: TraceError | str) -> NoReturn:
         """Raise, and keep, that the trace is not the model; a text says what happens to a value."""
@@ -145,7 +138,7 @@ class ModelTracer(fx.Tracer):
 
     def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
         """Return the graph of `root`; raise what was refused, though `forward` may have caught it."""
-        with _Factories(self, root), _watched(self):
+        with _Factories(self, root), _modes_refused(self):
             graph = super().trace(root, concrete_args)
         if self.refused is not None:
             raise self.refused
@@ -153,11 +146,10 @@ class ModelTracer(fx.Tracer):
 
 
 @contextmanager
-def _watched(tracer: ModelTracer) -> Iterator[None]:
+def _modes_refused(tracer: ModelTracer) -> Iterator[None]:
     """Refuse, in the block, what a graph does not hold: modes of autograd, and functions with a backward of their own.
 
-    Who reads the mode of a module is noted. All these are found by what they call, as the user may have taken hold of
-    them before.
+    All these are found by what they call, as the user may have taken hold of them before.
     """
 
     def refuse(what: str) -> Callable[..., NoReturn]:
@@ -173,7 +165,6 @@ def _watched(tracer: ModelTracer) -> Iterator[None]:
         (torch.autograd.function.BackwardCFunction, "__init__", own_backward),
         (torch.inference_mode, "__enter__", refuse("under inference_mode()")),
         (torch.autocast, "__enter__", refuse("under autocast()")),
-        (nn.Module, "training", property(tracer.read_mode, lambda one, mode: vars(one).update(training=mode))),
     ]
     kept = [(owner, name, vars(owner).get(name)) for owner, name, _ in places]
     try:

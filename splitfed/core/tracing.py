@@ -17,20 +17,19 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from splitfed.core.aliasing import check_in_place, find_augmented, find_overwritten_node
 from splitfed.core.cut_names import Cut, check_places, relays
 from splitfed.core.errors import InvalidInput, check_names, describe_error, line_of, others_code
 from splitfed.core.held_arrays import find_foreign, leave_out_unread, state_of
+from splitfed.core.model_call import set_mode
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.module_copies import copy_computed, deep_copy
-from splitfed.core.reachable import names_asked, put_back
+from splitfed.core.reachable import put_back
 from splitfed.core.topology import CutPiece, Original
 from splitfed.core.tracer import ModelTracer, find_untraceable_code
-
-_OF_MODE = ("train", "__setattr__", "training")
-"""Attributes of a class of modules by which the mode could act otherwise than torch has it."""
 
 
 class NotTraceable(InvalidInput):
@@ -103,8 +102,10 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
         tracer = ModelTracer()
         try:
             # The user's own forward may raise anything of what it is not meant for.
-            with others_code(partial(_not_traceable, model)):
-                graphs.append(tracer.trace(model.train(mode)))
+            # Whatever tells training from use, by itself or by torch: the mode, and whether there are gradients.
+            with others_code(partial(_not_traceable, model)), torch.set_grad_enabled(mode):
+                set_mode(model, mode)
+                graphs.append(tracer.trace(model))
             constants |= {n: v for n, v in vars(model).items() if n not in own_names and isinstance(v, Tensor)}
             _check_replaced(model)
             if (name := snapshot.changed_constant()) is not None:
@@ -114,10 +115,8 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
                 )
         finally:
             snapshot.restore()
-        if not tracer.mode_read and not _hides_mode(model, snapshot):
-            break
-    for training_node, evaluation_node in zip(graphs[0].nodes, graphs[-1].nodes, strict=False):
-        if evaluation_node is not training_node and evaluation_node.format_node() != training_node.format_node():
+    for training_node, evaluation_node in zip(graphs[0].nodes, graphs[1].nodes, strict=False):
+        if evaluation_node.format_node() != training_node.format_node():
             raise NotTraceable(
                 f"{type(model).__name__} behaves otherwise in training at '{training_node.name}', and a trace would "
                 "freeze that: use a module (say nn.Dropout) there, or pass segments by hand (splitfed.Segment)"
@@ -128,15 +127,6 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
             "reads under another name"
         )
     return graphs[0], constants
-
-
-def _hides_mode(model: nn.Module, snapshot: ModelSnapshot) -> bool:
-    """Return whether the mode of a module can act, or be read, otherwise than as the attribute `training`."""
-    return not names_asked(snapshot.records).isdisjoint(("vars", "__dict__")) or any(
-        "train" in vars(one) or getattr(type(one), name, None) is not getattr(nn.Module, name, None)
-        for one in model.modules()
-        for name in _OF_MODE
-    )
 
 
 def _check_hooks(model: nn.Module) -> None:

@@ -15,7 +15,6 @@ from torch.nn import functional
 from splitfed.core.cutting import cut
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
-from splitfed.core.tracer import ModelTracer
 from splitfed.topologies import u_shaped, vanilla
 from tests.examples import SmallUNet
 
@@ -135,6 +134,16 @@ class ScaledByProperty(Layers):
         vars(self).update(is_trained=mode)
 
 
+class ScaledByEval(Layers):
+    """Keeps what its mode is where it is put into evaluation alone."""
+
+    factor = 2.0
+
+    def eval(self) -> ScaledByEval:
+        self.factor = 1.0
+        return super().eval()
+
+
 def scaled(factor: Callable[[Layers], float]) -> Callable[[Layers, Tensor], Tensor]:
     return lambda m, x: m.c(m.b(m.a(x))) * factor(m)
 
@@ -148,6 +157,9 @@ MODES: dict[str, tuple[type[Layers], Callable[[Layers], float]]] = {
     "__dict__": (Layers, lambda m: 2.0 if m.__dict__["training"] else 1.0),
     "train of its own": (ScaledByTrain, lambda m: m.factor),  # type: ignore[attr-defined,return-value]
     "__setattr__ of its own": (ScaledBySetting, lambda m: m.factor),  # type: ignore[attr-defined,return-value]
+    "a copy of the state": (Layers, lambda m: 2.0 if m.__getstate__()["training"] else 1.0),  # type: ignore[operator]
+    "gradients": (Layers, lambda m: 2.0 if torch.is_grad_enabled() else 1.0),
+    "eval of its own": (ScaledByEval, lambda m: m.factor),  # type: ignore[attr-defined,return-value]
     "training of its own": (ScaledByProperty, lambda m: 2.0 if m.training else 1.0),
 }
 
@@ -159,15 +171,9 @@ def test_a_trace_refuses_what_the_mode_changes_however_it_is_read(case: str) -> 
         cut(kind(scaled(factor)), ("a",))
 
 
-def test_a_model_that_never_reads_its_mode_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    modes: list[bool] = []
-    trace = ModelTracer.trace
-    monkeypatch.setattr(ModelTracer, "trace", lambda self, root: modes.append(root.training) or trace(self, root))
-    model = Layers(plain).eval()
-    cut(model, ("a",))
-    assert modes == [True]
-    assert not any(module.training for module in model.modules())
-    assert "training" not in vars(nn.Module)
+def test_a_model_that_keeps_its_mode_itself_is_cut_by_its_example() -> None:
+    topology = vanilla(ScaledByProperty(scaled(lambda m: 1.0)), "a", example=torch.ones(8, 4))
+    assert set(topology.roles) == {"client", "server"}
 
 
 def only_in_training(m: Layers, x: Tensor) -> Tensor:
