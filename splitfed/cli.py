@@ -7,7 +7,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -145,19 +145,26 @@ def _attack_run(options: Options) -> None:
     names = [name.strip() for name in options.attack.split(",") if name.strip()]
     given = Path(options.run), names, options.budget, options.adversary
     with others_print_aside():
-        asked = {"releases": options.releases, "threat_model": options.threat_model}
+        asked = {"releases": options.releases, "threat_model": options.threat_model, "round": options.round}
         entries = reattack.attack_run(*given, **asked, trust=options.trust)
     if options.json:
         print(json.dumps(entries))
         return
     for attack in entries:
-        means = {metric: who["attack"]["mean"] for metric, who in attack["scores"].items() if "attack" in who}
-        scores = ", ".join(f"{metric} {'-' if mean is None else format(mean, '.3g')}" for metric, mean in means.items())
+        own = {metric: who["attack"] for metric, who in attack["scores"].items() if "attack" in who}
+        scores = ", ".join(f"{metric} {_format_score(found)}" for metric, found in own.items())
         quick = " (quick look)" if attack.get("quick") else ""
         model = ", white box" if attack.get("threat_model") == WHITE_BOX else ""
         print(f"{attack['label']} by {attack['adversary']}{model}: {scores}{quick}")
         for said in attack_remarks(attack):
             print(said)
+
+
+def _format_score(found: Mapping[str, float | None]) -> str:
+    """Write the mean over victims of an attack's score, and of a reconstruction's what it hides."""
+    mean, median, worst = (found.get(key) for key in ("mean", "median", "worst_decile"))
+    beside = "" if median is None or worst is None else f" (median {median:.3g}, worst decile {worst:.3g})"
+    return "-" if mean is None else f"{mean:.3g}{beside}"
 
 
 def _continue_run(options: Options) -> None:

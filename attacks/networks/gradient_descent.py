@@ -31,7 +31,7 @@ def draw_batches(count: int, size: int, generator: torch.Generator, least: int =
 
 def descend(
     weights: Iterable[nn.Parameter],
-    passes: Sequence[Pass],
+    passes: Sequence[Pass] | Callable[[int], Pass],
     loss: Callable[[Pass, Tensor], Tensor],
     rows: int,
     generator: torch.Generator,
@@ -44,14 +44,16 @@ def descend(
 ) -> None:
     """Train `weights` for `epochs` by Adam, at a rate that falls from `lr` along half a cosine.
 
-    Each epoch has one of `passes`, in turn, and `rows` rows in batches as `draw_batches` draws them, none smaller than
-    `least`; `loss(one, chosen)` is that of the chosen row numbers in such a pass, a scalar.
+    Each epoch has one of `passes`, in turn, or that which they give for its number, and `rows` rows in batches as
+    `draw_batches` draws them, none smaller than `least`; `loss(one, chosen)` is that of the chosen row numbers in such
+    a pass, a scalar.
     """
     optimizer = torch.optim.Adam(weights, lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     for epoch in count_turns(epochs, progress):
+        one = passes(epoch) if callable(passes) else passes[epoch % len(passes)]
         for chosen in draw_batches(rows, batch_size, generator, least):
-            take_step(optimizer, loss(passes[epoch % len(passes)], chosen))
+            take_step(optimizer, loss(one, chosen))
         schedule.step()
 
 

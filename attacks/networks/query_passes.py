@@ -25,6 +25,15 @@ def query_passes(query: Callable[[Tensor], Releases], x: Tensor, count: int) -> 
     return passes
 
 
+def query_shuffled(query: Callable[[Tensor], Releases], x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Return what arrives of the rows x (n, *shape) when they are asked for in random order, in the order of x.
+
+    A defense may go by the batch: rows that are asked for again and again should not always be in the same one.
+    """
+    order = torch.randperm(len(x), generator=generator).to(x.device)
+    return {name: z[order.argsort()] for name, z in query(x[order]).items()}
+
+
 def join_values(released: Releases, like: Sequence[str], scales: Mapping[str, Tensor] | None = None) -> Tensor:
     """Return the values named in `like`, flattened and side by side: (n, numbers), in their own precision.
 

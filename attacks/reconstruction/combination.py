@@ -6,7 +6,6 @@ they sum to one is ours, so that predictions stay in the range of the data.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,21 +14,20 @@ import torch
 from torch import Tensor
 
 
-def combine(truth: Tensor, own: Sequence[Tensor]) -> tuple[list[float], float]:
-    """Return the weights of predictions `own` of the rows held out, `truth` (n, *shape), and their mean squared error.
+def combine(truth: Tensor, own: Sequence[Tensor], count: int) -> tuple[list[float], Tensor]:
+    """Return the weights of predictions `own` of the rows held out, `truth` (n, *shape), and what they make of these.
 
-    The error is that on each half of the rows of weights that were fitted to the other half; infinity for a single row.
+    Of each half of the rows it is that of weights that were fitted to the other half; NaN for a single row. After
+    `count` rows the same ones stand there again.
     """
-    halves = torch.arange(len(truth)) % 2 == 0
+    halves = torch.arange(len(truth)) % count % 2 == 0
     weights = convex_weights(own, truth)
-    if len(truth) < 2:
-        return weights, math.inf
-    errors = []
+    crossed = torch.full_like(truth, torch.nan)
     for fitted in (halves, ~halves):
-        crossed = convex_weights([p[fitted] for p in own], truth[fitted])
-        rest = weigh(crossed, [p[~fitted] for p in own])
-        errors.append((rest - truth[~fitted]).square().flatten(1).mean(1))
-    return weights, float(torch.cat(errors).mean())
+        if bool(fitted.any()):
+            found = convex_weights([p[fitted] for p in own], truth[fitted])
+            crossed[~fitted] = weigh(found, [p[~fitted] for p in own])
+    return weights, crossed
 
 
 def weigh(weights: Sequence[float], predictions: Sequence[Tensor]) -> Tensor:

@@ -9,14 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from splitfed.attacks.base import Knowledge, Releases, unwrap
+from splitfed.attacks.networks.query_passes import query_passes, query_shuffled
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 
+JUDGING = 120
+"""Releases that judge at least: fewer rows are asked for several times, where defenses are random."""
 MOST_FOLDS = 10
 """Folds at most, however small the share that is held out in each: every one is a training of each member."""
 
@@ -37,14 +41,16 @@ class Fold:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Auxiliary rows `x` (count, *shape) that were held out: at once, or in `folds`, each while the others were not.
+    """Auxiliary rows that were held out: at once, or in `folds`, each while the others were not.
 
+    `x`: `count` rows (*shape), several times one after the other where they were asked for as often.
     `view`: what arrived of the victims, and behind it what arrives of `x` when it is queried; `own`: the latter alone;
     `knowledge`: what the adversary knows. Without folds its auxiliary rows are less `x`; with folds `x` is all of them,
     and what learns from them is judged by `cross_predict` alone.
     """
 
     x: Tensor
+    count: int
     view: View
     own: View
     knowledge: Knowledge
@@ -67,18 +73,24 @@ class HeldOut:
         further = zip(found[1:], self.folds[1:], strict=True)
         return torch.cat([found[0], *(predictions[-fold.count :] for predictions, fold in further)])
 
-    def cross_search(self, predict: Callable[[View, Knowledge], Tensor]) -> Tensor:
-        """Return what `predict` makes of the rows held out alone, (count, *shape), as `cross_predict` asks."""
-        parts = self.folds or (self,)
-        return torch.cat([predict(part.own, part.knowledge) for part in parts])
+    def first(self, most: int) -> tuple[View, Knowledge]:
+        """Return what arrives of the first `most` rows held out, without the victims, and what is known without them.
+
+        In folds they are of the first fold.
+        """
+        part = self.folds[0] if self.folds else self
+        own = [m._replace(tensors={name: z[:most] for name, z in m.tensors.items()}) for m in part.own.messages]
+        return View(part.own.party, tuple(own), part.own.segments), part.knowledge
 
     def split(self, predictions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the victims' rows of `predictions`, and those of the rows held out."""
         return predictions[: -len(self.x)], predictions[-len(self.x) :]
 
     def error(self, predictions: Tensor) -> float:
-        """Return the mean squared error of `predictions` of the rows held out; infinity where one is not finite."""
-        return float((predictions - self.x.cpu()).square().mean()) if bool(predictions.isfinite().all()) else math.inf
+        """Return the mean squared error of `predictions` of the first rows held out; infinity if one is not finite."""
+        if not bool(predictions.isfinite().all()):
+            return math.inf
+        return float((predictions - self.x[: len(predictions)].cpu()).square().mean())
 
 
 def hold_out(name: str, view: View, knowledge: Knowledge, share: float, generator: torch.Generator) -> HeldOut:
@@ -87,9 +99,11 @@ def hold_out(name: str, view: View, knowledge: Knowledge, share: float, generato
     order = torch.randperm(len(auxiliary), generator=generator).to(knowledge.device)
     count = count_held_out(name, len(order), share)
     kept, left = (auxiliary[rows] for rows in (order[:count], order[count:]))
-    released = unwrap(knowledge.query)(kept)
-    known = replace(knowledge, auxiliary=left)
-    return HeldOut(kept, _append_releases(view, released), _with_releases(view, released), known)
+    passes = _draws(knowledge, auxiliary, count, generator)
+    released = {value: torch.cat([every[value][order[:count]] for every in passes]) for value in passes[0]}
+    x = kept.repeat(len(passes), *[1] * (kept.dim() - 1))
+    known = replace(knowledge, auxiliary=left, query=_beside(unwrap(knowledge.query), kept))
+    return HeldOut(x, count, _append_releases(view, released), _with_releases(view, released), known)
 
 
 def hold_out_in_folds(name: str, view: View, knowledge: Knowledge, share: float, generator: torch.Generator) -> HeldOut:
@@ -101,14 +115,41 @@ def hold_out_in_folds(name: str, view: View, knowledge: Knowledge, share: float,
     count_held_out(name, len(auxiliary), share)
     order = torch.randperm(len(auxiliary), generator=generator).to(knowledge.device)
     rows = auxiliary[order]
-    released = unwrap(knowledge.query)(rows)
+    released = query_shuffled(unwrap(knowledge.query), rows, generator)
     folds = []
     for held in torch.arange(len(rows), device=rows.device).tensor_split(count_folds(len(rows), share)):
         left = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
         left[held] = False
-        part, known = {value: z[held] for value, z in released.items()}, replace(knowledge, auxiliary=rows[left])
+        query = _beside(unwrap(knowledge.query), rows[held])
+        part, known = {v: z[held] for v, z in released.items()}, replace(knowledge, auxiliary=rows[left], query=query)
         folds.append(Fold(_append_releases(view, part), _with_releases(view, part), known, len(held)))
-    return HeldOut(rows, _append_releases(view, released), _with_releases(view, released), knowledge, tuple(folds))
+    return HeldOut(
+        rows, len(rows), _append_releases(view, released), _with_releases(view, released), knowledge, tuple(folds)
+    )
+
+
+def _draws(knowledge: Knowledge, x: Tensor, count: int, generator: torch.Generator) -> list[Releases]:
+    """Return what arrives of the rows x when they are asked for: often enough that `count` of them are `JUDGING`.
+
+    Once is enough where no defense draws and none goes by the batch.
+    """
+    ask = partial(query_shuffled, unwrap(knowledge.query), generator=generator)
+    return query_passes(ask, x, max(round(JUDGING / count), 1))
+
+
+def _beside(query: Callable[[Tensor], Releases], others: Tensor) -> Callable[[Tensor], Releases]:
+    """Return `query` as rows are asked for beside `others`, whose releases are not told.
+
+    A defense may go by the batch: an unusual row among those held out is in batches then as it will be later.
+    """
+
+    def ask(x: Tensor) -> Releases:
+        places = [torch.arange(len(rows), device=x.device) / len(rows) for rows in (x, others)]
+        order = torch.cat(places).argsort(stable=True)
+        released = query(torch.cat([x, others])[order])
+        return {value: z[order.argsort()][: len(x)] for value, z in released.items()}
+
+    return ask
 
 
 def count_held_out(name: str, rows: int, share: float) -> int:

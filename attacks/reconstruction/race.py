@@ -31,6 +31,10 @@ GROWTH = 3
 COMBINATION = "combination"
 LEAST_WEIGHT = 0.01
 """A member that counts for less in a combination is left out of it."""
+ERRORS = 2.0
+"""Standard errors of a difference that are taken for chance."""
+SEARCHED = 16
+"""Rows held out that a search is tried on: it learns from none of them, and works as long on each as on a victim."""
 
 Predict = Callable[[View, Knowledge, int, torch.Generator], Tensor]
 """From a view, what is known, a size of the work and random numbers to a row for every one in the view."""
@@ -40,10 +44,10 @@ class EnsembleMember(NamedTuple):
     """An attack among others: its `name`, and how it predicts with work of a size.
 
     `learns`: whether it learns from auxiliary rows, so that it is the better for those held out; `searches`: whether
-    it works on every row by itself, so that victims need not be among those it is tried on; `begins_at`: the member at
-    whose rows a search begins ("": none). `passes`: row passes that a unit of its size takes in a trial (0: it has no
-    steps); `start`: those that it takes besides; `last`: what its last prediction takes, of a trial; `least`: its
-    smallest size.
+    it works on every row by itself: it is tried on `SEARCHED` rows held out, and the victims are not among them;
+    `begins_at`: the member at whose rows a search begins ("": none). `passes`: row passes that a unit of its size takes
+    in a trial (0: it has no steps); `start`: those that it takes besides; `last`: what its last prediction takes, of a
+    trial; `least`: its smallest size.
     """
 
     name: str
@@ -84,24 +88,58 @@ def rungs(members: int, budget: float, last: float = 0.0) -> list[tuple[int, flo
 class Trials:
     """Members that were tried: the predictions of each at the size at which it is best, `found`, and all attempts.
 
-    `anew`: whether what has learnt from rows learns once more from all of them, for the victims.
+    Two that were tried on other numbers of rows are compared by the rows of both. `anew`: whether what has learnt from
+    rows learns once more from all of them, for the victims.
     """
 
     def __init__(self, held_out: HeldOut, seed: int, progress: Callable[[int], None], anew: bool = True) -> None:
         self.held_out, self._seed, self._progress, self._anew = held_out, seed, progress, anew
+        self.searched = held_out.first(SEARCHED)
+        """What arrives of the rows that searches are tried on, and what is known without them."""
         self.tried: list[Attempt] = []
         self.left_out: list[LeftOut] = []
         self.found: dict[str, Tensor] = {}
-        """What each member predicts of the rows held out, (count, *shape)."""
+        """What each member predicts of the first rows held out, (n, *shape)."""
         self._victims: dict[str, Tensor] = {}
-        self._errors: dict[str, float] = {}
+        self._combined: Tensor | None = None
         self._members: dict[str, tuple[EnsembleMember, int]] = {}
         self._weights: dict[str, float] = {}
 
     @property
     def chosen(self) -> str:
-        """The member with the least error on the rows held out; of several the first."""
-        return min(self._errors, key=lambda name: self._errors[name])
+        """The member with the least error on the rows held out; of several the first.
+
+        One without steps is it only where it is better than what learnt by more than `ERRORS` standard errors of that:
+        what learns begins at a closed form's rows, and a few rows that are unlike all others may decide between the
+        two. So is the combination of all, and the smaller of two sizes of a member's work.
+        """
+        kinds = {name: (len(own), self._members[name][0].passes == 0) for name, own in self.found.items()}
+        bests = [self._best([n for n in kinds if kinds[n] == kind]) for kind in sorted(set(kinds.values()))]
+        best = bests[0]
+        for name in bests[1:]:
+            if self._ahead(name, best, errors=kinds[name][1] and not kinds[best][1]):
+                best = name
+        combined = self._combined
+        return COMBINATION if combined is not None and self._exceeds(self.found[best], combined, errors=True) else best
+
+    def _takes(self, name: str, own: Tensor) -> bool:
+        """Whether a member takes what it predicts of the rows held out with more work than before."""
+        if not bool(own.isfinite().all()) or name not in self.found:
+            return bool(own.isfinite().all())
+        return not self._exceeds(own, self.found[name], errors=True)
+
+    def _ahead(self, name: str, best: str, errors: bool) -> bool:
+        """Whether a member has the smaller error; `errors`: by more than chance."""
+        return self._exceeds(self.found[best], self.found[name], errors)
+
+    def _exceeds(self, one: Tensor, other: Tensor, errors: bool) -> bool:
+        """Whether the error of `one` is the greater on the rows of both; `errors`: by more than chance."""
+        rows, count = min(len(one), len(other)), self.held_out.count
+        truth = self.held_out.x[:rows].cpu()
+        of_one, of_other = ((own[:rows] - truth).double().square().flatten(1).mean(1) for own in (one, other))
+        # A row that was asked for several times is one row.
+        gain = torch.stack([part.mean() for part in (of_one - of_other).view(-1, min(count, rows)).unbind(1)])
+        return float(gain.mean()) > (ERRORS * float(gain.std()) / len(gain) ** 0.5 if errors and len(gain) > 1 else 0.0)
 
     @property
     def selection(self) -> Selection:
@@ -109,18 +147,31 @@ class Trials:
         criterion = f"on held-out rows, in {len(folds)} folds" if (folds := self.held_out.folds) else "on held-out rows"
         return Selection(self.chosen, tuple(self.tried), left_out=tuple(self.left_out), criterion=criterion)
 
+    @property
+    def _counts(self) -> list[int]:
+        """Numbers of rows that members were tried on, the least first."""
+        return sorted({len(own) for own in self.found.values()})
+
+    def error(self, name: str, rows: int) -> float:
+        """Return a member's least mean squared error on the first `rows` held out; infinity where it found none."""
+        return self.held_out.error(self.found[name][:rows]) if name in self.found else math.inf
+
+    def _best(self, names: Sequence[str]) -> str:
+        rows = min(len(self.found[name]) for name in names)
+        return min(names, key=lambda name: self.error(name, rows))
+
     def run(self, member: EnsembleMember, size: int = 0) -> float:
-        """Try a member with work of `size`; return its error on the rows held out."""
+        """Try a member with work of `size`; return its error on the rows held out that it was tried on."""
         started = time.perf_counter()
         predict, held_out = partial(self._predict, member, size), self.held_out
         victims: Tensor | None = None
         if member.searches:
-            own = held_out.cross_search(predict) if member.learns else predict(held_out.own, held_out.knowledge)
+            own = predict(*self.searched)
         else:
             both = held_out.cross_predict(predict) if member.learns else predict(held_out.view, held_out.knowledge)
             victims, own = held_out.split(both)
         error = held_out.error(own)
-        if error < self._errors.get(member.name, math.inf):
+        if self._takes(member.name, own):
             self.found[member.name], self._members[member.name] = own, (member, size)
             if victims is not None and not (member.learns and self._anew):
                 self._victims[member.name] = victims
@@ -144,14 +195,19 @@ class Trials:
                     if not sizes[m.name]
                 ]
             left = [member for member in left[:count] if sizes[member.name]]
-            errors = {member.name: self.run(member, sizes[member.name]) for member in left}
+            for member in left:
+                self.run(member, sizes[member.name])
             spent += sum(member.work(sizes[member.name]) for member in left)
-            left.sort(key=lambda member: errors[member.name])
+            rows = min((len(self.found[m.name]) for m in left if m.name in self.found), default=1)
+            left.sort(key=lambda member: self.error(member.name, rows))
 
     def combine(self) -> None:
         """Try the convex combination of all that was found, judged on rows that its weights were not fitted to."""
         started = time.perf_counter()
-        weights, error = combine(self.held_out.x.cpu(), list(self.found.values()))
+        rows = self._counts[0]
+        truth, own = self.held_out.x[:rows].cpu(), [own[:rows] for own in self.found.values()]
+        weights, self._combined = combine(truth, own, self.held_out.count)
+        error = self.held_out.error(self._combined)
         self._weights = {name: w for name, w in zip(self.found, weights, strict=True) if w > LEAST_WEIGHT}
         self._keep(COMBINATION, 0, error, time.perf_counter() - started)
 
@@ -179,7 +235,6 @@ class Trials:
 
     def _keep(self, name: str, size: int, error: float, seconds: float) -> None:
         self.tried.append(Attempt(name, size, seconds, error))
-        self._errors[name] = min(error, self._errors.get(name, math.inf))
         self._progress(len(self.tried))
 
 

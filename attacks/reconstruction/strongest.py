@@ -6,18 +6,18 @@ optimization", AISTATS 2016, for the race (`splitfed.attacks.reconstruction.race
 Machine Learning 1996, for the combination of all.
 
 In the threat model "black_box" the adversary has releases, auxiliary rows and queries: members are `linear_inverse`,
-`nearest` and `inverse_network` of several widths. In "white_box" it has the client's weights too: it does all of that,
-and as much work again on `lbfgs_inversion` with and without a prior, in the longest budget `latent_search`, and, where
-releases are not a function of the row alone, a search that begins at the best rows found so far (`refinement`). Where
-an attack was in the training, what that predicts is a member; and last a convex combination of all of them, its weights
-by least squares.
+`nearest` and `inverse_network` of several widths, for tables with synthetic rows. In "white_box" it has the client's
+weights too, and works twice as much: `lbfgs_inversion` with and without a prior and, in the longest budget,
+`latent_search` are in the same race, and where releases are not a function of the row alone, a tenth is left for a
+search that begins at the best rows found so far (`refinement`). Where an attack was in the training, what that predicts
+is a member; and last a convex combination of all of them, its weights by least squares.
 
 The choice is the adversary's: some of its rows are held out, their releases stand behind the victims' without a mark,
 and the member with the least squared error on them makes the prediction, once it has learnt from all of the rows. The
-truth of the victims has no part in it. Where fewer than `ENOUGH` would be held out, a few rows of a heavy tail would
-decide: all rows are then held out in turn, in folds, and what learns from them is trained anew in each. The mean over
-all rows judges, as the mean over victims is what the attack is judged by: medians and trimmed means estimate something
-else, and chose worse on heavy-tailed tables.
+truth of the victims has no part in it. Fewer than `ENOUGH` held out would let a few rows of a heavy tail decide: where
+there are not `FEWEST` times as many, all rows are held out in turn, in folds, and what learns from them is trained anew
+in each. The mean over all rows judges, as the mean over victims is what the attack is judged by: medians and trimmed
+means estimate something else, and chose worse on heavy-tailed tables.
 
 Whether the chosen member gains less than .2 dB by twice the work is said (`Selection.converged`): a figure that has not
 converged is a lower bound of what leaks.
@@ -47,7 +47,7 @@ from splitfed.attacks.base import (
     unwrap,
 )
 from splitfed.attacks.reconstruction.held_out import HeldOut, count_folds, hold_out, hold_out_in_folds
-from splitfed.attacks.reconstruction.race import EnsembleMember, Trials, attempts_of, rungs
+from splitfed.attacks.reconstruction.race import SEARCHED, EnsembleMember, Trials, attempts_of, rungs
 from splitfed.attacks.reconstruction.refinement import Refinement, measure_noise
 from splitfed.attacks.selection import name_budgets
 from splitfed.attacks.threat_model import BLACK_BOX, WHITE_BOX
@@ -71,8 +71,8 @@ LEAST_RESIDUAL = 1e-12
 """Mean squared error of a first prediction that is taken for exact."""
 DETERMINED = 1e-7
 """Releases that miss what is known of them by a smaller share of their variance are functions of the row."""
-ENOUGH = 30
-"""Rows held out from which on a single hold-out chooses; with fewer all are held out in turn, in folds.
+ENOUGH, FEWEST = 30, 3
+"""Rows held out that choose by themselves, where there are so many times as many; else all are in turn, in folds.
 
 Folds multiply the work of all that learns by their number, up to ten, and gain the less the more rows are held out.
 """
@@ -80,6 +80,11 @@ MOST = 64
 """Rows held out once at most: more of them choose hardly better, and every search is made for each of them."""
 ALL_BUT = 0.1
 """A member that learnt without a larger share of the rows learns once more from all of them."""
+SYNTHETIC, TABLES = 1, 4
+"""Rows drawn about each auxiliary row of a table, for few rows teach little, and by how much narrower its decoders are.
+
+Images drawn so are none, and teach less than nothing.
+"""
 PRIORS = (0.0, 1e-4)
 """Weights of the Gaussian prior of a search, beside what noise asks for."""
 EVALUATIONS = 1.3
@@ -87,12 +92,21 @@ EVALUATIONS = 1.3
 
 
 class _Rows(NamedTuple):
-    """Numbers of rows: `victims`, auxiliary rows `held` out and `kept` to learn from, in each of `folds` (1: once)."""
+    """Numbers of rows: `victims`, auxiliary rows `held` out and `kept` to learn from, in each of `folds` (1: once).
+
+    `images`: whether they are images.
+    """
 
     victims: int
     held: int
     kept: int
     folds: int
+    images: bool
+
+    @property
+    def searched(self) -> int:
+        """Rows held out that a search is tried on."""
+        return min(SEARCHED, math.ceil(self.held / self.folds))
 
     @property
     def anew(self) -> bool:
@@ -102,13 +116,15 @@ class _Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Strongest(Attack):
-    """A race of `passes` row passes among decoders of `widths`; in the threat model "white_box" one among searches too.
+    """A race of `passes` row passes among decoders; in the threat model "white_box" of twice as many, with searches.
 
-    `threat_model`: "black_box", "white_box", or None: the one that holds for the adversary in the run, "white_box"
-    where the client's weights reach it. `prior`: whether `latent_search` takes part. The share `validation` of the
-    auxiliary rows chooses, `MOST` at most; where that is fewer than `ENOUGH` rows all of them do, in 1 / `validation`
-    folds (2 to 10), and what learns from them is trained once a fold. `batch_size`, `lr` and `queries` are those of
-    `inverse_network`. Budgets are called "quick", "standard" and "full"; "fast", "default" and "paper" are the same.
+    `widths`: of the decoders of images (of tables a quarter). `threat_model`: "black_box", "white_box", or None: the
+    one that holds for the adversary in the run, "white_box" where the client's weights reach it. `prior`: whether
+    `latent_search` takes part. The share `validation` of the auxiliary rows chooses, `ENOUGH` at least and `MOST` at
+    most; of fewer than `FEWEST` times `ENOUGH` rows all do, in 1 / `validation` folds (2 to 10), and what learns from
+    them is trained once a fold.
+    `batch_size`, `lr` and `queries` are those of `inverse_network`. Budgets are called "quick", "standard" and "full";
+    "fast", "default" and "paper" are the same.
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.QUERIES, Needs.AUXILIARY})
@@ -145,35 +161,33 @@ class Strongest(Attack):
         held_out = self._hold_out(view, knowledge, generator)
         white_box, state = knowledge.upstream is not None, knowledge.training_attack
         rows = _count_rows(held_out, knowledge)
-        decoders, searches = self._decoders(rows), self._searches(rows) if white_box else []
-        most = 4 + attempts_of(len(decoders)) + attempts_of(len(searches)) + white_box * attempts_of(len(REACH))
+        racing, passes = self._racing(rows, white_box)
+        most = 4 + attempts_of(len(racing)) + white_box * attempts_of(len(REACH))
         trials = Trials(held_out, generator.initial_seed(), lambda done: progress(min(done, most - 1), most), rows.anew)
         for member in self._closed_forms(held_out):
             trials.run(member)
         if state is not None and getattr(state.plan, "target", None) is Target.INPUTS:
             trials.run(_training_attack_member(state))
-        trials.race(decoders, self.passes)
-        if white_box:
-            noise = _noise(held_out)
-            refined = REFINED * self.passes if noise else 0.0
-            trials.race(searches, self.passes - refined)
-            if noise:
-                trials.race(self._refinements(trials, noise, rows.victims), refined)
+        noise = _noise(held_out) if white_box else 0.0
+        refined = REFINED * passes if noise else 0.0
+        trials.race(racing, passes - refined)
+        if noise:
+            trials.race(self._refinements(trials, noise, rows), refined)
         trials.combine()
         progress(most, most)
         return trials
 
     def work(self, view: View, knowledge: Knowledge) -> list[Work | OneOf]:
-        """Return its work: closed forms, and of each race the first rung and all after it by one of those that race."""
+        """Return its work: closed forms, and of the race the first rung and all after it by one of those that race."""
         every = len(unwrap(knowledge.auxiliary))
         folds = self._folds(every)
-        held = every if folds > 1 else round(min(self.validation, MOST / every) * every)
+        held = every if folds > 1 else round(self._share(every) * every)
         victims = len(next(iter(_released(view, knowledge.device).values())))
-        rows = _Rows(victims, held, every - math.ceil(held / folds), folds)
+        rows = _Rows(victims, held, every - math.ceil(held / folds), folds, len(knowledge.shape) == 3)
         few = replace(knowledge, auxiliary=unwrap(knowledge.auxiliary)[: min(rows.kept, BATCHES * self.batch_size)])
 
         def piece(member: EnsembleMember, size: float) -> Work:
-            share = victims / held if member.searches else len(unwrap(few.auxiliary)) / (rows.kept * folds)
+            share = victims / rows.searched if member.searches else len(unwrap(few.auxiliary)) / (rows.kept * folds)
 
             def run(size: int) -> object:
                 return member.predict(view, few, size, torch.Generator().manual_seed(0))
@@ -184,14 +198,13 @@ class Strongest(Attack):
         found: list[Work | OneOf] = [
             Work(partial(_closed, attack, view, knowledge), 0, 0, (folds, folds + 1)) for attack in closed
         ]
-        races = [self._decoders(rows), *([self._searches(rows)] if knowledge.upstream is not None else [])]
-        for racing in races:
-            (_, first), *_ = rungs(len(racing), self.passes, max(member.last for member in racing))
-            able = [member for member in racing if member.size(first)]
-            found += [piece(member, member.size(first)) for member in able]
-            if able:
-                left = self.passes - sum(member.work(member.size(first)) for member in able)
-                found.append(OneOf([[piece(member, left / member.passes)] for member in able]))
+        racing, passes = self._racing(rows, knowledge.upstream is not None)
+        (_, first), *_ = rungs(len(racing), passes, max(member.last for member in racing))
+        able = [member for member in racing if member.size(first)]
+        found += [piece(member, member.size(first)) for member in able]
+        if able:
+            left = passes - sum(member.work(member.size(first)) for member in able)
+            found.append(OneOf([[piece(member, left / member.passes)] for member in able]))
         return found
 
     def _hold_out(self, view: View, knowledge: Knowledge, generator: torch.Generator) -> HeldOut:
@@ -199,11 +212,15 @@ class Strongest(Attack):
         rows = len(unwrap(knowledge.auxiliary))
         if self._folds(rows) > 1:
             return hold_out_in_folds("strongest", view, knowledge, self.validation, generator)
-        return hold_out("strongest", view, knowledge, min(self.validation, MOST / rows), generator)
+        return hold_out("strongest", view, knowledge, self._share(rows), generator)
+
+    def _share(self, rows: int) -> float:
+        """Return the share of `rows` auxiliary rows that is held out once."""
+        return min(max(self.validation, ENOUGH / rows), MOST / rows)
 
     def _folds(self, rows: int) -> int:
         """Return in how many folds `rows` auxiliary rows are held out in turn; 1: a share of them once."""
-        return 1 if round(self.validation * rows) >= ENOUGH else count_folds(rows, self.validation)
+        return 1 if rows >= FEWEST * ENOUGH else count_folds(rows, self.validation)
 
     def _closed_forms(self, held_out: HeldOut) -> Iterator[EnsembleMember]:
         yield attack_member("linear_inverse", load("attacks", "linear_inverse")())
@@ -211,49 +228,62 @@ class Strongest(Attack):
         counts = tuple(k for k in (1, 10) if 2 * k <= held_out.fewest)
         yield attack_member("nearest", load("attacks", "nearest")(neighbours=counts))
 
+    def _racing(self, rows: _Rows, white_box: bool) -> tuple[list[EnsembleMember], float]:
+        """Return who races, and the row passes of all together: with the weights twice as many."""
+        decoders = self._decoders(rows)
+        return (decoders + self._searches(rows), 2.0 * self.passes) if white_box else (decoders, float(self.passes))
+
     def _decoders(self, rows: _Rows) -> list[EnsembleMember]:
         """Return the decoders, with the row passes that they take on so many `rows`."""
         network, found = load("attacks", "inverse_network"), []
         last = 1 / rows.folds if rows.anew else 0.0
         for width in self.widths:
-            decoder = network(width=width, batch_size=self.batch_size, lr=self.lr, queries=self.queries)
-            member = attack_member(f"inverse_network, width {width}", decoder, "epochs")
-            found.append(member._replace(passes=rows.kept * rows.folds, last=last))
+            decoder = network(
+                width=width if rows.images else max(width // TABLES, 1),
+                batch_size=self.batch_size,
+                lr=self.lr,
+                queries=self.queries,
+                synthetic=0 if rows.images else SYNTHETIC,
+            )
+            member = attack_member(f"inverse_network, width {decoder.width}", decoder, "epochs")
+            passes = rows.kept * rows.folds * (1 + decoder.synthetic)
+            found.append(member._replace(passes=passes, last=last))
         return found
 
     def _searches(self, rows: _Rows) -> list[EnsembleMember]:
         """Return what searches with the client's weights, likewise."""
-        found, last = [], rows.victims / rows.held
+        found, tried = [], rows.searched
+        last = rows.victims / tried
         for prior in PRIORS:
             attack = load("attacks", "lbfgs_inversion")(queries=self.queries, prior=prior)
             search = attack_member(f"lbfgs_inversion, prior {prior:g}", attack, "iterations")
-            found.append(search._replace(searches=True, passes=EVALUATIONS * rows.held, last=last, least=10))
+            found.append(search._replace(searches=True, passes=EVALUATIONS * tried, last=last, least=10))
         if self.prior:
             latent = load("attacks", "latent_search")()
-            start = rows.folds * latent.epochs * rows.kept + rows.held * latent.restarts * latent.latent_iterations
+            start = latent.epochs * rows.kept + tried * latent.restarts * latent.latent_iterations
             member = attack_member("latent_search", latent, "iterations")
-            found.append(member._replace(searches=True, passes=rows.held, start=start, last=last, least=10))
+            found.append(member._replace(searches=True, passes=tried, start=start, last=last, least=10))
         return found
 
-    def _refinements(self, trials: Trials, noise: float, victims: int) -> list[EnsembleMember]:
+    def _refinements(self, trials: Trials, noise: float, rows: _Rows) -> list[EnsembleMember]:
         held_out, first = trials.held_out, trials.chosen
         function, device = unwrap(held_out.knowledge.upstream), held_out.knowledge.device
         residual = max(held_out.error(trials.found[first]), LEAST_RESIDUAL)
         rate = RATE * float(unwrap(held_out.knowledge.auxiliary).std())
-        count, found = len(held_out.x), []
+        found = []
         for reach in REACH:
 
             def predict(
                 view: View, known: Knowledge, size: int, drawn: torch.Generator, reach: float = reach
             ) -> Tensor:
-                start = trials.found[first] if view is held_out.own else trials.predict(first, view, known)
+                tried = view is trials.searched[0]
+                start = trials.found[first][: rows.searched] if tried else trials.predict(first, view, known)
                 search = Refinement(_released(view, device), function, start.to(device), noise, residual, reach)
                 return search.run(size, rate).cpu()
 
-            name, last = f"refinement, reach {reach:g}", victims / count
-            found.append(
-                EnsembleMember(name, predict, searches=True, begins_at=first, passes=count, last=last, least=10)
-            )
+            name, last = f"refinement, reach {reach:g}", rows.victims / rows.searched
+            member = EnsembleMember(name, predict, searches=True, begins_at=first, passes=rows.searched, last=last)
+            found.append(member._replace(least=10))
         return found
 
 
@@ -272,10 +302,9 @@ def attack_member(name: str, attack: Attack, parameter: str = "") -> EnsembleMem
 
 
 def _count_rows(held_out: HeldOut, knowledge: Knowledge) -> _Rows:
-    held, every = len(held_out.x), len(unwrap(knowledge.auxiliary))
-    victims = len(next(iter(_released(held_out.view, knowledge.device).values()))) - held
+    victims = len(next(iter(_released(held_out.view, knowledge.device).values()))) - len(held_out.x)
     folds = max(len(held_out.folds), 1)
-    return _Rows(victims, held, every - math.ceil(held / folds), folds)
+    return _Rows(victims, held_out.count, held_out.fewest, folds, len(knowledge.shape) == 3)
 
 
 def _noise(held_out: HeldOut) -> float:

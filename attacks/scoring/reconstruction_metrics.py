@@ -11,6 +11,7 @@ they live in (1 for images in [0, 1]), never the width of what a batch happens t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -119,6 +120,7 @@ def score_reconstruction(
     (low, high) they live in; "r2" and "mse" for anything else, which needs no range. A prediction outside the range
     is scored as it is. Without auxiliary rows there is no mean image. One victim alone has no interval, nothing to
     be paired with, and no "r2". `beside`: further predictors -> (n, ...), whose intervals are drawn by themselves.
+    With each mean go the median and the worst decile, by the metric itself: see `Interval`.
     """
     images = truth.dim() == 4
     if images and value_range is None:
@@ -139,10 +141,17 @@ def score_reconstruction(
     predictions |= {name: rows.to(truth.device) for name, rows in (beside or {}).items()}
     return {
         name: {
-            metric: bootstrap_interval(value, drawn[name]) for metric, value in _score(truth, attempt, width).items()
+            metric: _over_victims(metric, value, drawn[name]) for metric, value in _score(truth, attempt, width).items()
         }
         for name, attempt in predictions.items()
     }
+
+
+def _over_victims(metric: str, values: Tensor, generator: torch.Generator) -> Interval:
+    """Return the mean of `values` (n,) with its interval, their median, and the mean of the tenth that leaks most."""
+    leaking = values.sort(descending=metric != "mse").values[: -(-len(values) // 10)]
+    found = bootstrap_interval(values, generator)
+    return replace(found, median=float(values.quantile(0.5)), worst_decile=float(leaking.mean()))
 
 
 def _score(truth: Tensor, prediction: Tensor, data_range: float | None) -> dict[str, Tensor]:

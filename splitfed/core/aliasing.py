@@ -32,12 +32,10 @@ _VIEW_MODULES = (nn.Flatten, nn.Identity, nn.Unflatten, nn.Dropout, nn.Dropout1d
 
 def check_in_place(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, int]) -> None:
     """Refuse a graph where one piece overwrites memory that another piece, or another name, reads afterwards."""
-    position = {node: index for index, node in enumerate(graph.nodes)}
-    memory = memory_of(model, graph)
-    for node in graph.nodes:
-        overwritten = find_overwritten_node(model, node)
-        if overwritten is None:
-            continue
+    written = [(node, found) for node in graph.nodes if (found := find_overwritten_node(model, node)) is not None]
+    memory = memory_of(model, graph) if written else {}
+    position = {node: index for index, node in enumerate(memory)}
+    for node, overwritten in written:
         here = part[node]
         before = [m for m in memory if memory[m] is memory[overwritten] and position[m] < position[node]]
         arrived = [m for m in before if part[m] != here and any(part[r] == here for r in m.users)]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from splitfed.core.plain_values import same_tensors
 from splitfed.core.reachable import Location, put_back, reach
 from splitfed.core.state_round_trip import stored_tensors
-from splitfed.core.unsaved_state import state_digests
+from splitfed.core.unsaved_state import first_state, state_digests
 
 
 class StateWatch:
@@ -23,7 +23,7 @@ class StateWatch:
 
     def __init__(self, module: nn.Module, like: nn.Module) -> None:
         self._module, self._like = module, like
-        self._digests = state_digests(module)
+        self._digests = first_state(like)
         self._versions = {name: (id(tensor), tensor._version) for name, tensor in stored_tensors(module)}
 
     def changed(self) -> bool:

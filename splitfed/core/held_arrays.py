@@ -12,12 +12,10 @@ import dis
 import gc
 import io
 import logging
-import sys
-import sysconfig
 import types
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -29,6 +27,7 @@ from torch import Tensor, fx, nn
 from splitfed.core.errors import InvalidInput
 from splitfed.core.payload import not_dense
 from splitfed.core.plain_values import dense_parts
+from splitfed.core.reachable import installed
 
 OWN = frozenset(vars(nn.Module()))
 """The tables that every module has."""
@@ -36,8 +35,12 @@ OTHERS = "_belongs_to_others"
 """Name of an attribute of a module that stands for one of another party, none of whose code is run."""
 _PROGRAM = (types.ModuleType, type, types.CodeType, types.FrameType, logging.Logger, torch.Generator)
 _NUMBER = (bool, int, float, np.generic)
+_VALUES = (nn.Module, Tensor, np.ndarray, list, tuple, set, dict, deque, array.array, bytearray)
+# Every copy makes them anew; lines of the code that was written.
+_PASSING = {"_flat_weight_refs": nn.RNNBase, "_lineno_map": fx.GraphModule}
 _LEAVES = frozenset((bool, int, float, str, type(None)))
-_INSTALLED = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
+_CONTAINERS = frozenset((dict, list, tuple, set))
+_HOOKS = frozenset(name for name in OWN if "hooks" in name)
 # Numbers of a Python container that are named: below are sizes of kernels and the like.
 _FEW = 8
 # Up to so many numbers a sparse tensor is read with its zeros, which rows of the data have too.
@@ -68,17 +71,8 @@ def is_elsewhere(module: nn.Module) -> bool:
     return OTHERS in table or any(isinstance(value, Tensor) and value.is_meta for value in table.values())
 
 
-def held_arrays(module: nn.Module) -> list[HeldArray]:
-    """Return the arrays that `module` leads to and that are none of its weights and buffers, each once."""
-    return list(_find_arrays(module))
-
-
-def holds_arrays(module: nn.Module) -> bool:
-    """Return whether there is any of `held_arrays`."""
-    return next(_find_arrays(module), None) is not None
-
-
-def _find_arrays(module: nn.Module) -> Iterator[HeldArray]:
+def held_arrays(module: nn.Module) -> Iterator[HeldArray]:
+    """Yield the arrays that `module` leads to and that are none of its weights and buffers, each once."""
     for label, thing, _ in _walk(module):
         yield from (HeldArray(label, numbers.shape, numbers, named) for numbers, named in numbers_in(thing))
     for name in getattr(module, "trace_constants", ()):
@@ -104,16 +98,21 @@ def check_references(module: nn.Module, model: str) -> None:
             )
 
 
-def find_foreign(module: nn.Module, others: Mapping[str, Tensor]) -> tuple[str, str] | None:
+def find_foreign(module: nn.Module, others: Iterable[tuple[str, Tensor]]) -> tuple[str, str] | None:
     """Return by what `module` leads to memory of `others`, weights and buffers by name, and to which; else None.
 
     To a copy too, which has the same numbers, not all one. What is a weight or buffer of `module` counts for none.
     """
-    names = {place: name for name, tensor in others.items() if (place := _memory(tensor))}
-    for label, thing, _ in _walk(module) if names else ():
-        if isinstance(thing, Tensor) and (name := names.get(_memory(thing)) or _same_numbers(thing, others)):
-            return label, name
-    return None
+    met = [(label, thing) for label, thing, _ in _walk(module) if isinstance(thing, Tensor)]
+    named = dict(others if met else ())
+    places = {place: name for name, tensor in named.items() if (place := _memory(tensor))}
+    found = ((label, places.get(_memory(thing)) or _same_numbers(thing, named)) for label, thing in met)
+    return next(((label, name) for label, name in found if name), None)
+
+
+def state_of(module: nn.Module) -> tuple[tuple[str, Tensor], ...]:
+    """Return the weights and buffers of `module` by name, each once."""
+    return (*module.named_parameters(), *module.named_buffers())
 
 
 def _same_numbers(tensor: Tensor, others: Mapping[str, Tensor]) -> str | None:
@@ -134,12 +133,14 @@ def _memory(tensor: Tensor) -> int:
 def leave_out_unread(piece: nn.Module) -> None:
     """Take from `piece` what its submodules carry beside numbers, texts and weights, and their code does not name.
 
-    The user's own submodules are left as they are: a leaner one takes the place of each that carries such a thing.
-    Hooks, and methods that were put in place of the class's, may read anything: a submodule with such keeps all.
+    Of a piece that holds arrays; the user's own submodules are left as they are: a leaner one takes the place of each
+    that carries such a thing. Hooks, and methods that were put in place of the class's, may read anything: a submodule
+    with such keeps all.
     """
     made: dict[int, nn.Module] = {}
-    for name, inner in list(piece._modules.items()):
-        piece._modules[name] = None if inner is None else _leaner(inner, made)
+    if any(_spare(inner) for inner in piece.modules() if inner is not piece) and any(held_arrays(piece)):
+        for name, inner in list(piece._modules.items()):
+            piece._modules[name] = None if inner is None else _leaner(inner, made)
 
 
 def _leaner(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
@@ -149,10 +150,9 @@ def _leaner(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
     made[id(module)] = module
     inner = {name: None if one is None else _leaner(one, made) for name, one in module._modules.items()}
     table = vars(module)
-    spare = [name for name, value in table.items() if name not in OWN and not _is_setting(value)]
-    if spare:
+    if spare := _spare(module):
         named = names_in_code(set(type(module).__mro__) - {nn.Module, object})
-        hooked = any(value for name, value in table.items() if name in OWN and "hooks" in name)
+        hooked = any(value for name, value in table.items() if name in _HOOKS)
         patched = any(hasattr(type(module), name) for name in spare)
         spare = [] if hooked or patched else [name for name in spare if name not in named]
     if spare or any(inner[name] is not one for name, one in module._modules.items()):
@@ -164,6 +164,11 @@ def _leaner(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
     return made[id(module)]
 
 
+def _spare(module: nn.Module) -> list[str]:
+    """Return the names of attributes of `module` that are no settings."""
+    return [name for name, value in vars(module).items() if name not in OWN and not _is_setting(value)]
+
+
 def _is_setting(value: Any) -> bool:
     """Return whether `value` is a text, a number or a few of these, such as the size of a kernel."""
     if isinstance(value, (list, tuple)):
@@ -173,11 +178,12 @@ def _is_setting(value: Any) -> bool:
 
 def _walk(module: nn.Module) -> Iterator[_Met]:
     """Yield what the attributes of all submodules lead to, tensors and foreign modules included, each once."""
-    own: set[int] = {id(one) for one in (*module.modules(), *module.parameters(), *module.buffers())}
+    modules = dict(module.named_modules())
+    own = {id(x) for one in modules.values() for x in (one, *one._parameters.values(), *one._buffers.values())}
     seen: dict[int, object] = {}
-    for path, inner in module.named_modules():
+    for path, inner in modules.items():
         for name, value, of_class in _attributes(inner):
-            if type(value) in _LEAVES:
+            if _is_leaf(value):
                 continue
             label = f"{name!r} of {path!r}" if path else f"{name!r} of the model"
             waiting = [_Met(label, value, False)]
@@ -193,22 +199,25 @@ def _walk(module: nn.Module) -> Iterator[_Met]:
                 seen[id(thing)] = thing
                 yield met
                 if not mine:
-                    for one, shared in _followed(thing):
-                        if type(one) in _LEAVES:
-                            continue
-                        # A hook that is a function is made anew with its module, see `module_copies`.
-                        anew = of_class or (id(thing) in hooks and id(one) in own)
-                        waiting.append(_Met(label, one, met.shared or (shared and not anew)))
+                    # A hook that is a function is made anew with its module, see `module_copies`.
+                    anew = own if id(thing) in hooks else ()
+                    waiting += [
+                        _Met(label, one, met.shared or (shared and not of_class and id(one) not in anew))
+                        for one, shared in _followed(thing)
+                        if not _is_leaf(one)
+                    ]
+
+
+def _is_leaf(value: Any) -> bool:
+    """Return whether `value` is plain, or an empty container."""
+    return type(value) in _LEAVES or (type(value) in _CONTAINERS and not value)
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any, bool]]:
     """Yield name and value of the attributes of `module` and of its classes, and whether it is one of a class."""
     for name, value in vars(module).items():
-        if name == "_flat_weight_refs" and isinstance(module, nn.RNNBase):
-            continue  # Every copy makes them anew.
-        if name == "_lineno_map" and isinstance(module, fx.GraphModule):
-            continue  # Lines of the code that was written.
-        if name not in OWN or ("hooks" in name and value):
+        passing = name in _PASSING and isinstance(module, _PASSING[name])
+        if not passing and (name not in OWN or (value and name in _HOOKS)):
             yield name, value, False
     for table in (module._parameters, module._buffers):
         for name, tensor in table.items():
@@ -225,12 +234,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any, bool]]:
 
 def is_installed(thing: Any) -> bool:
     """Return whether a class or function belongs to an installed package, and not to the user."""
-    name = getattr(thing, "__module__", None) or ""
-    top = name.partition(".")[0]
-    if top in sys.stdlib_module_names and top != "__main__":
-        return True
-    file = getattr(sys.modules.get(name), "__file__", None) or ""
-    return top in ("torch", "splitfed") or file.startswith(_INSTALLED)
+    return installed(getattr(thing, "__module__", None) or "")
 
 
 def _followed(thing: Any) -> Iterator[tuple[object, bool]]:
@@ -255,15 +259,20 @@ def _followed(thing: Any) -> Iterator[tuple[object, bool]]:
     elif isinstance(thing, types.BuiltinFunctionType):
         yield thing.__self__, True
     elif isinstance(thing, fx.Graph):
-        yield from (((node.args, dict(node.kwargs)), False) for node in thing.nodes)
+        # What nodes take from one another is no value.
+        yield from (
+            (given, False)
+            for node in thing.nodes
+            for given in (node.args, dict(node.kwargs))
+            if not all(isinstance(one, fx.Node) for one in given)
+        )
     elif not isinstance(thing, (fx.Node, *_NUMBER, str, bytes, type(None))):
         yield from ((one, False) for one in gc.get_referents(thing))
 
 
 def _may_hold(value: Any) -> bool:
     """Return whether a global that the user's code names is a value of the user's, and no part of a program."""
-    simple = isinstance(value, (nn.Module, Tensor, np.ndarray, list, tuple, set, dict, deque, array.array, bytearray))
-    return simple or (isinstance(value, types.FunctionType) and not is_installed(value))
+    return isinstance(value, _VALUES) or (isinstance(value, types.FunctionType) and not is_installed(value))
 
 
 def _names(code: types.CodeType) -> set[str]:

@@ -137,8 +137,13 @@ def check_model(model: nn.Module) -> None:
     if "_modules" not in vars(model) and not isinstance(model, torch.jit.ScriptModule):
         raise InvalidInput(f"{kind} was never made a module: call super().__init__() first in its __init__")
     for name, module in model.named_modules():
+        what = f"submodule {name!r} of {kind}" if name else f"the model, a {kind},"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InvalidInput(
+                f"{what} is compiled by TorchScript, which hides what it computes: give what it was compiled from "
+                "(before torch.jit.script or torch.jit.trace)"
+            )
         if "train" in vars(module):
-            what = f"submodule {name!r} of {kind}" if name else f"the model, a {kind},"
             with others_code(partial(_cannot_train, what)):
                 module.train(module.training)
     inner, _ = open_wrappers(model)
@@ -153,13 +158,6 @@ def check_model(model: nn.Module) -> None:
             f"{type(inner).__name__} itself has {found[0]}, which no party runs: do in forward what that does"
         )
     refuse_weight_hooks(inner, type(inner).__name__)
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            what = f"submodule {name!r} of {kind}" if name else f"the model, a {kind},"
-            raise InvalidInput(
-                f"{what} is compiled by TorchScript, which hides what it computes: give what it was compiled from "
-                "(before torch.jit.script or torch.jit.trace)"
-            )
     with others_code(lambda error: InvalidInput(f"state_dict() of {kind} fails by itself: {describe_error(error)}")):
         state = model.state_dict()
     for name, tensor in state.items():

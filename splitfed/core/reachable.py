@@ -34,7 +34,7 @@ _MAKERS = "__init__ __new__ __repr__ __str__ __init_subclass__ __class_getitem__
 _COPIERS = "__reduce__ __reduce_ex__ __deepcopy__ __copy__ __getstate__ __setstate__"
 _UNCALLED = frozenset(f"{_MAKERS} {_COPIERS}".split())
 _PLACES = frozenset(("site-packages", "dist-packages"))
-_INSTALLED: dict[str, bool] = {"splitfed": True, "__main__": False}
+_INSTALLED: dict[str, bool] = {"splitfed": True, "torch": True, "__main__": False}
 
 
 class Location:
@@ -366,6 +366,11 @@ class _Reach:
             key = Key(role, name)
             if key not in record.contents:
                 record.contents[key] = self.refer(table[name], place.child(key))
+
+
+def names_asked(records: Records) -> set[str]:
+    """Return the names that code among `records` uses."""
+    return next((record.asked for record in records.values() if record.asked is not None), set())
 
 
 _BARE = frozenset(("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME", "STORE_NAME"))

@@ -14,7 +14,7 @@ from torch import nn
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.plain_values import Key
-from splitfed.core.reachable import Change, Location, Records, bare_globals, is_data, is_named, reach
+from splitfed.core.reachable import Change, Location, Records, bare_globals, is_data, is_named, names_asked, reach
 from splitfed.core.reachable_names import name_changes
 from splitfed.core.unsaved_state import digest_value
 
@@ -56,7 +56,7 @@ class SharedState:
 def _entries(records: Records) -> dict[Entry, str]:
     """Return a text for every shared entry that the code can read, by which it is told from another."""
     bare = bare_globals(records)
-    mentioned = next((record.asked for record in records.values() if record.asked is not None), set[str]())
+    mentioned = names_asked(records)
     found: dict[Entry, str] = {}
     for place, record in records.items():
         path = place.path()

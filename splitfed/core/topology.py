@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput, check_names, check_number, unknown
-from splitfed.core.held_arrays import find_foreign
+from splitfed.core.held_arrays import find_foreign, state_of
 from splitfed.core.model_checks import refuse_packed_state, refuse_weight_hooks
 from splitfed.core.tasks import Task
 
@@ -467,7 +467,7 @@ def _check_state(topology: Topology) -> None:
         by_hand = not hasattr(type(module), "__deepcopy__")
         refuse_packed_state(module, f"segment {segment.name!r}", by_hand=by_hand)
         saved = set(module.state_dict())
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        for name, tensor in state_of(module):
             full = segment.full(name)
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
             role, first = holder.setdefault(id(tensor), (segment.role, full))
@@ -485,13 +485,9 @@ def _check_state(topology: Topology) -> None:
                 raise InvalidInput(
                     f"segments {other!r} and {segment.name!r} both have a {full!r}; give one of them a prefix"
                 )
-    for segment in topology.segments:
+    for segment in topology.segments if len({s.role for s in topology.segments}) > 1 else ():
         there = (other for other in topology.segments if other.role != segment.role)
-        others = {
-            f"{s.full(name)!r} of role {s.role!r}": tensor
-            for s in there
-            for name, tensor in (*s.module.named_parameters(), *s.module.named_buffers())
-        }
+        others = ((f"{s.full(n)!r} of role {s.role!r}", tensor) for s in there for n, tensor in state_of(s.module))
         if found := find_foreign(segment.module, others):
             raise InvalidInput(
                 f"segment {segment.name!r} at role {segment.role!r} leads to {found[1]} by {found[0]}: no party may "

@@ -95,7 +95,8 @@ _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), 
 class ModelTracer(fx.Tracer):
     """Follows buffers as it follows weights, and makes constants where `forward` makes them, at every call.
 
-    `refused`: why the trace is not the model, where `forward` caught what was raised over it.
+    `refused`: why the trace is not the model, where `forward` caught what was raised over it. `mode_read`: whether
+    code asked a module whether it is in training.
     """
 
     proxy_buffer_attributes = True
@@ -103,6 +104,12 @@ class ModelTracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self.refused: TraceError | None = None
+        self.mode_read = False
+
+    def read_mode(self, module: nn.Module) -> bool:
+        """Return whether `module` is in training, and note that it was asked."""
+        self.mode_read = True
+        return bool(vars(module)["training"])
 
     def refuse(self, why: TraceError | str) -> NoReturn:
         """Raise, and keep, that the trace is not the model; a text says what happens to a value."""
@@ -130,13 +137,15 @@ class ModelTracer(fx.Tracer):
 
     def create_arg(self, a: Any) -> Any:
         """Return `a` as an argument of an operation of the graph."""
+        if isinstance(a, fx.Proxy):
+            return a.node
         if isinstance(a, torch.Generator):
             raise TypeError("a torch.Generator is no part of a trace")
         return super().create_arg(a)
 
     def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
         """Return the graph of `root`; raise what was refused, though `forward` may have caught it."""
-        with _Factories(self, root), _modes_refused(self):
+        with _Factories(self, root), _watched(self):
             graph = super().trace(root, concrete_args)
         if self.refused is not None:
             raise self.refused
@@ -144,10 +153,11 @@ class ModelTracer(fx.Tracer):
 
 
 @contextmanager
-def _modes_refused(tracer: ModelTracer) -> Iterator[None]:
+def _watched(tracer: ModelTracer) -> Iterator[None]:
     """Refuse, in the block, what a graph does not hold: modes of autograd, and functions with a backward of their own.
 
-    All these are found by what they call, as the user may have taken hold of them before.
+    Who reads the mode of a module is noted. All these are found by what they call, as the user may have taken hold of
+    them before.
     """
 
     def refuse(what: str) -> Callable[..., NoReturn]:
@@ -163,6 +173,7 @@ def _modes_refused(tracer: ModelTracer) -> Iterator[None]:
         (torch.autograd.function.BackwardCFunction, "__init__", own_backward),
         (torch.inference_mode, "__enter__", refuse("under inference_mode()")),
         (torch.autocast, "__enter__", refuse("under autocast()")),
+        (nn.Module, "training", property(tracer.read_mode, lambda one, mode: vars(one).update(training=mode))),
     ]
     kept = [(owner, name, vars(owner).get(name)) for owner, name, _ in places]
     try:
@@ -195,7 +206,7 @@ class _Factories(TorchFunctionMode):
             self._tracer.refuse("is computed under no_grad() or enable_grad()")
         if name in _FACTORIES and getattr(torch, name) is func:
             return self._tracer.create_proxy("call_function", func, args, given)
-        if name not in ABOUT or func in VIEWS:
+        if (name not in ABOUT or func in VIEWS) and not any(isinstance(one, fx.Proxy) for one in args):
             values, _ = _pytree.tree_flatten((args, given))
             if any(id(one) in self._state for one in values) and not any(isinstance(one, fx.Proxy) for one in values):
                 self._tracer.refuse("is made of a weight or buffer that is read by parameters() or the like")

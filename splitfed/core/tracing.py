@@ -22,11 +22,15 @@ from torch import Tensor, fx, nn
 from splitfed.core.aliasing import check_in_place, find_augmented, find_overwritten_node
 from splitfed.core.cut_names import Cut, check_places, relays
 from splitfed.core.errors import InvalidInput, check_names, describe_error, line_of, others_code
-from splitfed.core.held_arrays import find_foreign, holds_arrays, leave_out_unread
+from splitfed.core.held_arrays import find_foreign, leave_out_unread, state_of
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.module_copies import copy_computed, deep_copy
+from splitfed.core.reachable import names_asked, put_back
 from splitfed.core.topology import CutPiece, Original
 from splitfed.core.tracer import ModelTracer, find_untraceable_code
+
+_OF_MODE = ("train", "__setattr__", "training")
+"""Attributes of a class of modules by which the mode could act otherwise than torch has it."""
 
 
 class NotTraceable(InvalidInput):
@@ -61,12 +65,12 @@ def cut_by_trace(
         outputs = _outputs(graph, output)
         pieces = _build(model, graph, part, len(cuts) + 1, outputs, chain)
     finally:
-        snapshot.restore()
+        put_back(snapshot.records)
     for module, _, _ in pieces:
         module.training = model.training
     arguments = {n.name: str(n.target) for n in graph.nodes if n.op == "placeholder" and n.users}
-    names = tuple(cut.name for cut in cuts)
-    return Original(model, arguments, tuple(n.name for n in outputs), pieces, names, output=output)
+    results, names = tuple(n.name for n in outputs), tuple(cut.name for cut in cuts)
+    return Original(model, arguments, results, pieces, names, output=output)
 
 
 class PieceModule(fx.GraphModule):
@@ -94,13 +98,14 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
     if (what := find_untraceable_code(model)) is not None:
         raise NotTraceable(f"{type(model).__name__} cannot be traced: {what}")
     _check_hooks(model)
-    graphs, own_names, constants = [], set(vars(model)), {}
-    for mode in (False, True):
+    graphs, own_names, constants = [], set(vars(model)), dict[str, Tensor]()
+    for mode in (True, False):
+        tracer = ModelTracer()
         try:
             # The user's own forward may raise anything of what it is not meant for.
             with others_code(partial(_not_traceable, model)):
-                graphs.append(ModelTracer().trace(model.train(mode)))
-            constants = {n: v for n, v in vars(model).items() if n not in own_names and isinstance(v, Tensor)}
+                graphs.append(tracer.trace(model.train(mode)))
+            constants |= {n: v for n, v in vars(model).items() if n not in own_names and isinstance(v, Tensor)}
             _check_replaced(model)
             if (name := snapshot.changed_constant()) is not None:
                 raise NotTraceable(
@@ -109,18 +114,29 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
                 )
         finally:
             snapshot.restore()
-    for evaluation_node, training_node in zip(graphs[0].nodes, graphs[1].nodes, strict=False):
-        if evaluation_node.format_node() != training_node.format_node():
+        if not tracer.mode_read and not _hides_mode(model, snapshot):
+            break
+    for training_node, evaluation_node in zip(graphs[0].nodes, graphs[-1].nodes, strict=False):
+        if evaluation_node is not training_node and evaluation_node.format_node() != training_node.format_node():
             raise NotTraceable(
                 f"{type(model).__name__} behaves otherwise in training at '{training_node.name}', and a trace would "
                 "freeze that: use a module (say nn.Dropout) there, or pass segments by hand (splitfed.Segment)"
             )
-    if (found := find_augmented(model, graphs[1])) is not None:
+    if (found := find_augmented(model, graphs[0])) is not None:
         raise NotTraceable(
             f"{type(model).__name__} cannot be traced: {found[0].name!r} overwrites in place what {found[1].name!r} "
             "reads under another name"
         )
-    return graphs[1], constants
+    return graphs[0], constants
+
+
+def _hides_mode(model: nn.Module, snapshot: ModelSnapshot) -> bool:
+    """Return whether the mode of a module can act, or be read, otherwise than as the attribute `training`."""
+    return not names_asked(snapshot.records).isdisjoint(("vars", "__dict__")) or any(
+        "train" in vars(one) or getattr(type(one), name, None) is not getattr(nn.Module, name, None)
+        for one in model.modules()
+        for name in _OF_MODE
+    )
 
 
 def _check_hooks(model: nn.Module) -> None:
@@ -171,10 +187,9 @@ def _check_replaced(model: nn.Module) -> None:
     for path, module in model.named_modules():
         for name, value in module._buffers.items():
             if isinstance(value, fx.Proxy):
-                full = f"{path}.{name}" if path else name
                 raise NotTraceable(
-                    f"forward of {type(model).__name__} puts another tensor in the place of buffer {full!r}: change "
-                    "it in place (copy_, add_, mul_)"
+                    f"forward of {type(model).__name__} puts another tensor in the place of buffer "
+                    f"{(f'{path}.{name}' if path else name)!r}: change it in place (copy_, add_, mul_)"
                 )
 
 
@@ -243,7 +258,9 @@ def _assign_unread_state(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, 
     """
     piece_of: dict[int, int] = {}
     read: set[str] = set()
-    state = _tensors(model)
+    saved = model.state_dict()
+    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    state = {name: tensor for name, tensor in named if name in saved}
     for node, index in part.items():
         if node.op == "call_module":
             target = f"{node.target}."
@@ -265,13 +282,6 @@ def _assign_unread_state(model: nn.Module, graph: fx.Graph, part: dict[fx.Node, 
         with graph.inserting_before(output):
             part[graph.get_attr(owner if whole else name)] = index
         read |= owner_tensors if whole else {name}
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the weights and buffers of `module` that are part of its state."""
-    saved = module.state_dict()
-    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    return {name: tensor for name, tensor in named if name in saved}
 
 
 def _build(
@@ -316,8 +326,8 @@ def _build(
     built, saved = [], set(model.state_dict())
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     for index in range(count):
-        returned = [n for n in graph.nodes if part[n] == index and (n in crossing or n in outputs)]
-        returned = [n for n in returned if n.op != "placeholder"]
+        made = [n for n in graph.nodes if part[n] == index and n.op != "placeholder"]
+        returned = [n for n in made if n in crossing or n in outputs]
         copied = (*(copies[index][n] for n in returned), *handed_on[index].values())
         pieces[index].output(copied[0] if len(copied) == 1 else copied)
         pieces[index].lint()
@@ -325,14 +335,12 @@ def _build(
         with others_code(partial(_not_traceable, model)):
             module = PieceModule(model, pieces[index], class_name=f"{type(model).__name__}Part{index}")
         module.trace_constants = tuple(name for name, _ in module.named_buffers() if name not in buffers)
-        if holds_arrays(module):
-            leave_out_unread(module)
+        leave_out_unread(module)
         # Without fx's own call, which prints the code of a module whose `forward` fails, and costs two calls a step.
         type(module).__call__ = nn.Module.__call__  # type: ignore[method-assign]
         for prefix, inner in module.named_modules():
             # Constants of the code, and buffers that the model does not save, are no state of the model.
-            dotted = f"{prefix}." if prefix else ""
-            inner._non_persistent_buffers_set |= {n for n in inner._buffers if dotted + n not in saved}
+            inner._non_persistent_buffers_set |= {n for n in inner._buffers if f"{prefix}.{n}".lstrip(".") not in saved}
         built.append((module, tuple(reads[index]), (*(n.name for n in returned), *handed_on[index])))
     _check_foreign(model, [module for module, _, _ in built])
     return tuple(built)
@@ -340,9 +348,9 @@ def _build(
 
 def _check_foreign(model: nn.Module, pieces: Sequence[nn.Module]) -> None:
     """Refuse a piece that leads to what another piece holds, by a hook or an attribute that its code names."""
-    state = [{**dict(piece.named_parameters()), **dict(piece.named_buffers())} for piece in pieces]
-    for piece, own in zip(pieces, state, strict=True):
-        others = {name: tensor for held in state for name, tensor in held.items() if name not in own}
+    for piece in pieces:
+        own = dict(state_of(piece))
+        others = (named for other in pieces for named in state_of(other) if named[0] not in own)
         if found := find_foreign(piece, others):
             raise NotTraceable(
                 f"{type(model).__name__} cannot be traced: {found[0]} leads to {found[1]!r}, which another party "

@@ -15,7 +15,7 @@ from torch import nn
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.object_kinds import GeneratorKind, IteratorKind, TupleKind
-from splitfed.core.reachable import Location, Opaque, Records, bare_globals, installed, is_named
+from splitfed.core.reachable import Location, Opaque, Records, bare_globals, installed, is_named, names_asked
 from splitfed.core.reachable_names import describe_place
 from splitfed.core.unchanging import is_unchanging
 
@@ -32,7 +32,7 @@ def refuse_unread(records: Records) -> None:
                 "parties nor turned back: keep what it yields in a buffer, and how far it has come in another, which "
                 "forward changes in place"
             )
-    mentioned = next((record.asked for record in records.values() if record.asked is not None), set[str]())
+    mentioned = names_asked(records)
     for place, name in _unread(records):
         if is_named(place, bare) and _is_users(place, records, mentioned):
             raise InvalidInput(

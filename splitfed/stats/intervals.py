@@ -22,12 +22,18 @@ _CHUNK = 1 << 22  # resampled values held at a time
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean of `n` values, with the bounds of its interval; one value has none, so its bounds are NaN."""
+    """A mean of `n` values, with the bounds of its interval; one value has none, so its bounds are NaN.
+
+    Of reconstructions also what a mean over victims hides: their `median`, and the mean of their `worst_decile`, the
+    tenth of the victims (rounded up) that was recovered best; None of other scores.
+    """
 
     mean: float
     low: float
     high: float
     n: int
+    median: float | None = None
+    worst_decile: float | None = None
 
     @property
     def known(self) -> bool:

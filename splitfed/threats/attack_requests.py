@@ -15,7 +15,7 @@ from splitfed.privacy.ledger import Ledger
 from splitfed.registry import load, name_of
 from splitfed.threats.attack_result import AttackResult
 from splitfed.threats.evaluator import Evaluator
-from splitfed.threats.recorded_training import reads_steps
+from splitfed.threats.recorded_training import reads_training
 from splitfed.threats.threat_models import threat_model_of, with_threat_model
 
 
@@ -61,7 +61,7 @@ def ask_in_turn(
 ) -> Iterator[AttackResult]:
     """Check all `attacks`, name and attack of each, then run one after the other; parameters as of `Run.attack`."""
     past = [attack.phase is Phase.TRAINING for _, attack in attacks]
-    trained = [one.phase is Phase.TRAINING or (number is not None and reads_steps(one)) for _, one in attacks]
+    trained = [one.phase is Phase.TRAINING or (number is not None and reads_training(one)) for _, one in attacks]
     if number is not None:
         check_count("round", number, high=max(evaluator.grants.rounds - 1, 0))
         if not any(trained):

@@ -266,7 +266,7 @@ class Evaluator:
             inside = Needs.TRAINING_ATTACK in attack.requires
             repeated = None if releases == 1 else RepeatedReleases(releases, equal, inside)
         knowledge = replace(
-            self.grants.knowledge(party, client, derive(seed, "queries", name), releases),
+            self.grants.knowledge(party, client, derive(seed, "queries", name), releases, len(victims)),
             own=self.grants.own_inputs(party, client, victims.x),
             own_auxiliary=self.grants.own_inputs(party, client, self.data.auxiliary.x),
             head=head_after(

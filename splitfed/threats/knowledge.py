@@ -36,6 +36,9 @@ from splitfed.threats.repeated_releases import ReleaseMean, release_seed
 from splitfed.threats.retraining import Rerun
 from splitfed.threats.segment_runner import SegmentRunner
 
+LEAST_AT_ONCE = 16
+"""Rows that a query holds at least, however few the victims are: a thousand queries of one row take very long."""
+
 
 @dataclass(eq=False)
 class Grants:
@@ -53,17 +56,22 @@ class Grants:
     schedule: Schedule | None = None
     method: Method | None = None
 
-    def knowledge(self, party: str, client: int, stream: int, releases: int = 1) -> Knowledge:
+    def knowledge(
+        self, party: str, client: int, stream: int, releases: int = 1, at_once: int | None = None
+    ) -> Knowledge:
         """Return all that a threat model may grant `party`; an attack sees only what it requires.
 
         `releases`: how many of a row the adversary gets, of those that it asks for too; it is given their mean.
+        `at_once`: how many victims came in one batch (default: all of them): for a defense may go by the batch, it
+        asks for as many rows at once, and for `LEAST_AT_ONCE` at least.
         """
         engine = self.engine
         topology, auxiliary = engine.topologies[client], self.data.auxiliary
         upstream = self.trained_segments(client, engine.parties[party].role, releases=releases)
         whole = self.trained_segments(client, None)
         installed, value = engine.training_attacks.get(party), topology.heads[0].value
-        query, predict = self._query(party, client, stream, releases), self._send(None, client)
+        at_once = max(at_once or len(self.data.victims), LEAST_AT_ONCE)
+        query, predict = self._query(party, client, stream, releases, at_once), self._send(None, client)
         calls = count(1)
         return Knowledge(
             self.data.shape,
@@ -71,7 +79,7 @@ class Grants:
             auxiliary.x.to(engine.device),
             query,
             upstream,
-            upstream.sample,
+            partial(_in_batches, upstream.sample, at_once),
             engine.device,
             classes=self.classes,
             auxiliary_labels=auxiliary.y.to(engine.device),
@@ -251,7 +259,7 @@ class Grants:
 
         return imitate
 
-    def _query(self, party: str, client: int, seed: int, releases: int) -> Callable[[Tensor], Releases]:
+    def _query(self, party: str, client: int, seed: int, releases: int, at_once: int) -> Callable[[Tensor], Releases]:
         """Return what gives the mean of what `party` receives in `releases` passes of rows; calls draw afresh."""
         calls, send = count(1), self._send(party, client)
 
@@ -262,7 +270,7 @@ class Grants:
                 mean.add(view.select(kind="activation").tensors(self.engine.device))
             return mean.mean()
 
-        return query
+        return partial(_in_batches, query, at_once)
 
     def _send(self, party: str | None, client: int) -> Callable[[Tensor, int], tuple[Mapping[str, Tensor], View]]:
         """Return what sends rows through all the parties of `client`, with the draws of a number.
@@ -295,6 +303,12 @@ def check_client(engine: Engine, client: int) -> None:
     """Refuse a number that none of the clients of `engine` has."""
     if not 0 <= client < engine.replicas:
         raise InvalidInput(f"client={client} is not allowed; expected 0 to {engine.replicas - 1}")
+
+
+def _in_batches(ask: Callable[[Tensor], Releases], size: int, x: Tensor) -> Releases:
+    """Return what `ask` gives of rows x (n, *shape), asked for `size` of them at once: value -> (n, ...)."""
+    parts = [ask(rows) for rows in x.split(size)]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
 
 
 def class_count(task: Task) -> int | None:

@@ -30,6 +30,11 @@ def reads_steps(attack: Attack) -> bool:
     return attack.target is Target.LABELS and attack.phase is Phase.STEP
 
 
+def reads_training(attack: Attack) -> bool:
+    """Return whether `attack` may go against recorded training, and so may be asked of one of its rounds."""
+    return attack.phase is Phase.TRAINING or reads_steps(attack)
+
+
 class _Piece(NamedTuple):
     """What came back in a step for `rows` (n,): `values` (n, ...), and which time it was for each of them, (n,)."""
 

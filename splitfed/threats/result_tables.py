@@ -10,14 +10,15 @@ from splitfed.drawing.html_table import html_table
 if TYPE_CHECKING:
     from splitfed.threats.attack_result import AttackResult
 
-COLUMNS = ("metric", "of", "mean", "low", "high", "n")
+COLUMNS = ("metric", "of", "mean", "low", "high", "median", "worst_decile", "n")
 
 
 def result_rows(result: AttackResult) -> list[dict[str, Any]]:
     """Return a flat row a metric and predictor.
 
     "of": "attack", a baseline, or "stolen clone", "stolen trained" and "stolen fresh" of a stolen model. "low", "high":
-    the 95 % interval of the mean over "n" victims, None where there is none.
+    the 95 % interval of the mean over "n" victims, None where there is none. "median", "worst_decile": of
+    reconstructions, see `splitfed.stats.intervals.Interval`; None of other scores.
     """
     own = {**result.scores, **{f"stolen {who}": scores for who, scores in (result.stolen or {}).items()}}
     return [
@@ -30,6 +31,8 @@ def result_rows(result: AttackResult) -> list[dict[str, Any]]:
             "mean": found.mean,
             "low": found.low if found.known else None,
             "high": found.high if found.known else None,
+            "median": found.median,
+            "worst_decile": found.worst_decile,
             "n": found.n,
             "seconds": result.seconds,
             "quick": result.quick,

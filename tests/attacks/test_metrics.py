@@ -147,6 +147,20 @@ def test_score_of_tables_has_no_image_metrics() -> None:
     assert scores == score_reconstruction(truth, truth, None, torch.zeros(3, 5), generator(0))
 
 
+@pytest.mark.parametrize(("shape", "metric"), [((1, 2, 2), "psnr"), ((3,), "r2")])
+def test_median_and_worst_decile_are_those_of_the_victims_recovered_best(shape: tuple[int, ...], metric: str) -> None:
+    """Of 20 victims two are copied: the mean over all hides them, the worst decile is of them alone."""
+    truth = torch.rand(20, *shape, generator=generator(0))
+    prediction = truth + torch.linspace(0.2, 0.4, 20).view(-1, *[1] * len(shape))
+    prediction[7], prediction[12] = truth[7], truth[12] + 1e-3
+    scores = score_reconstruction(truth, prediction, (0.0, 1.0), truth, generator(0))["attack"]
+    each = {"psnr": psnr(truth, prediction, 1.0)} if metric == "psnr" else {"r2": r2(truth, prediction)}
+    each["mse"] = mse(truth, prediction)
+    for name, values in each.items():
+        assert scores[name].median == pytest.approx(float(values.quantile(0.5)))
+        assert scores[name].worst_decile == pytest.approx(float(values[[7, 12]].mean()))
+
+
 def test_score_of_one_victim_leaves_out_what_needs_two() -> None:
     image = _images(1, 1, 12)
     scores = score_reconstruction(image, image.flip(3), (0, 1), _images(4, 1, 12, seed=1), generator(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -83,7 +84,7 @@ def test_a_search_is_tried_without_victims_and_searches_for_them_at_last() -> No
     assert asked == [3, 4]
     folded, asked[:] = Trials(in_folds(10), 0, lambda done: None), []
     assert folded.run(EnsembleMember("search", predict, learns=True, searches=True)) == 0.0
-    assert asked == [3, 3, 2, 2]
+    assert asked == [3], "one fold is enough for a search"
 
 
 def test_what_learnt_without_few_rows_does_not_learn_anew() -> None:
@@ -127,8 +128,8 @@ def test_a_combination_is_judged_on_rows_that_it_was_not_fitted_to() -> None:
     rows = held_out(6)
     even = (torch.arange(6) % 2 == 0).unsqueeze(1)
     first, second = rows.x + even * 1.0, rows.x + ~even * 1.0
-    weights, error = combine(rows.x, [first, second])
-    assert error == pytest.approx(1.0)
+    weights, crossed = combine(rows.x, [first, second], 6)
+    assert rows.error(crossed) == pytest.approx(1.0)
     assert weights == pytest.approx([0.5, 0.5])
 
 
@@ -251,11 +252,79 @@ def test_what_counts_for_little_is_left_out_of_a_combination_whose_weights_still
 
 def test_a_combination_of_a_single_row_is_never_chosen() -> None:
     rows = held_out(1)
-    assert combine(rows.x, [rows.x + 0.1])[1] == math.inf
+    assert bool(combine(rows.x, [rows.x + 0.1], 1)[1].isnan().all())
+    trials = Trials(rows, 0, lambda done: None)
+    trials.run(EnsembleMember("alone", lambda view, known, size, drawn: torch.cat([rows.x, rows.x + 1.0])))
+    trials.combine()
+    assert trials.tried[-1].error == math.inf
+    assert trials.chosen == "alone"
 
 
 def test_a_combination_is_judged_on_both_halves() -> None:
     """Of six rows the odd ones are foretold, the even ones are missed by one."""
     rows = held_out(6)
     even = (torch.arange(6) % 2 == 0).unsqueeze(1)
-    assert combine(rows.x, [rows.x + even * 1.0])[1] == pytest.approx(0.5)
+    assert rows.error(combine(rows.x, [rows.x + even * 1.0], 6)[1]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("learnt", "closed", "chosen"),
+    [
+        ((1.0, 1.0, 1.0, 1.0, 1.0, 9.0), 1.1, "learnt"),  # one row makes the difference
+        ((1.0, 1.0, 1.0, 1.0, 1.0, 1.2), 0.8, "closed"),  # all rows do
+    ],
+)
+def test_a_closed_form_is_chosen_where_it_is_better_by_more_than_chance(
+    learnt: tuple[float, ...], closed: float, chosen: str
+) -> None:
+    rows = held_out(6)
+    trials = Trials(rows, 0, lambda done: None)
+    for name, passes, errors in (("learnt", 1.0, learnt), ("closed", 0.0, (closed,) * 6)):
+        own = torch.cat([rows.x, rows.x + torch.tensor(errors).sqrt()[:, None]])
+        trials.run(EnsembleMember(name, lambda view, known, size, drawn, p=own: p, passes=passes), int(passes))
+    assert trials.tried[1].error < trials.tried[0].error
+    assert trials.chosen == chosen
+
+
+def test_a_row_that_is_asked_for_several_times_counts_as_one_in_what_is_chance() -> None:
+    """Noise is drawn for each of four queries; a difference of one row is no less of a chance for that."""
+    knowledge = knowledge_of(10)
+    drawn = torch.Generator().manual_seed(0)
+
+    def query(x: Tensor) -> dict[str, Tensor]:
+        return {"z": 2 * x + torch.randn(x.shape, generator=drawn)}
+
+    held = hold_out("strongest", released(torch.zeros(4, 3)), replace(knowledge, query=query), 0.3, drawn)
+    assert (held.count, len(held.x)) == (3, 120)
+    assert torch.equal(held.x[:3], held.x[3:6])
+    seen = held.own.tensors()["z"]
+    assert not torch.equal(seen[:3], seen[3:6])
+    trials = Trials(held, 0, lambda done: None)
+    for name, passes, errors in (("learnt", 1.0, (1.0, 1.0, 9.0)), ("closed", 0.0, (1.1, 1.1, 1.1))):
+        own = held.x + torch.tensor(errors).sqrt().repeat(40)[:, None]
+        both = torch.cat([torch.zeros(4, 3), own])
+        trials.run(EnsembleMember(name, lambda view, known, size, drawn, p=both: p, passes=passes), int(passes))
+    assert trials.chosen == "learnt"
+
+
+def test_what_learns_asks_for_its_rows_beside_those_held_out() -> None:
+    """A release that is divided by the largest number of its batch tells of a row that nobody learns from."""
+    rows = torch.arange(1.0, 31.0).view(10, 3)
+
+    def query(x: Tensor) -> dict[str, Tensor]:
+        return {"z": x / x.max()}
+
+    known = Knowledge((3,), auxiliary=rows, query=query)
+    for share in (0.3, 0.1):
+        held = hold_out("strongest", released(torch.zeros(4, 3)), known, share, torch.Generator().manual_seed(1))
+        left, ask = held.knowledge.auxiliary, held.knowledge.query
+        assert left is not None
+        assert ask is not None
+        assert torch.equal(ask(left)["z"], left / 30)
+    for fold in hold_out_in_folds(
+        "strongest", released(torch.zeros(4, 3)), known, 0.3, torch.Generator().manual_seed(1)
+    ).folds:
+        left, ask = fold.knowledge.auxiliary, fold.knowledge.query
+        assert left is not None
+        assert ask is not None
+        assert torch.equal(ask(left)["z"], left / 30)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from splitfed.core.errors import SplitfedError
+from tests.board.detection import complete_detections, read_detections
 from tests.board.measure import complete
 from tests.board.page import write_pages
 from tests.board.studies import BOARD, read_studies
@@ -30,8 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         every = read_studies(options.board)
         chosen = read_studies(options.board, options.names)
+        detections = read_detections(options.board)
         if options.show:
-            write_pages(every, options.board)
+            write_pages(every, options.board, detections)
             return 0
         options.folder.mkdir(parents=True, exist_ok=True)
         with (options.folder / ".lock").open("w") as file:
@@ -42,8 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return 2
             try:
                 complete(chosen, options.board, options.folder, retry=options.retry)
+                watched = read_detections(options.board, options.names)
+                complete_detections(watched, options.board, retry=options.retry)
             finally:
-                write_pages(every, options.board)
+                write_pages(every, options.board, detections)
     except SplitfedError as error:
         print(error, file=sys.stderr)
         return 2

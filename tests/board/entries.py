@@ -23,7 +23,7 @@ from tests.board.studies import BoardRun
 Json = dict[str, Any]
 BESIDE = ("mean_image", *FLOORS, *LABEL_FLOORS, EXCESS, "majority", "chance")
 """Baselines and floors that are kept."""
-DIGITS = 5
+DIGITS = 7
 """Significant digits that are kept."""
 
 
@@ -76,11 +76,18 @@ def describe_run(run: BoardRun, result: Mapping[str, Any], cpu_seconds: float) -
     }
 
 
-def describe_attack(found: Mapping[str, Any], cpu_seconds: float) -> Json:
-    """Return what is kept of an attack's entry in the result of its run."""
-    headline = next(metric for metric in METRICS if metric in found["scores"])
-    scores = {metric: by["attack"] for metric, by in found["scores"].items() if metric in METRICS}
-    beside = {who: score for who, score in found["scores"][headline].items() if who in BESIDE}
+def describe_attack(found: Mapping[str, Any], value_range: tuple[float, float] | None, cpu_seconds: float) -> Json:
+    """Return what is kept of an attack's entry in the result of its run: scores by who predicted and by metric.
+
+    `value_range`: of the data, which the error of images is held against.
+    """
+    known = {metric: by for metric, by in found["scores"].items() if metric in METRICS}
+    headline = next(metric for metric in METRICS if metric in known)
+    scores = {
+        who: {metric: by[who] for metric, by in known.items() if who in by}
+        for who in ("attack", *BESIDE)
+        if who in known[headline]
+    }
     selection = found.get("selection") or {}
     return {
         "target": found["target"],
@@ -88,7 +95,7 @@ def describe_attack(found: Mapping[str, Any], cpu_seconds: float) -> Json:
         "victims": found["victims"],
         "metric": headline,
         "scores": scores,
-        "beside": beside,
+        **({} if value_range is None or headline != "psnr" else {"width": value_range[1] - value_range[0]}),
         "member": selection.get("member"),
         "converged": selection.get("converged"),
         "under_trained": found["under_trained"],

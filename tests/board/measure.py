@@ -74,7 +74,7 @@ class Measurement:
         return [q for q in asked if not self._answered(run, entry, q)] or None
 
     def _answered(self, run: BoardRun, entry: Json, question: Question) -> bool:
-        found = entry["attacks"].get(question.label)
+        found = question.answer_in(entry)
         again = self._retry and found is not None and {"refused", "failed"} & set(found)
         return found is not None and not (again and (run.key, question.label) not in self._tried)
 
@@ -82,13 +82,15 @@ class Measurement:
         entry = self._train(run)
         self._tried.add((run.key, ""))
         self._entries.put(entry, self._order)
-        done = set(entry.get("attacks", {})) - {question.label for question in asked}
+        if "attacks" in entry:
+            kept = [q for q in self._study.questions if q not in asked and q.answer_in(entry) is not None]
+            entry["attacks"] = {question.label: entry["attacks"][question.label] for question in kept}
         for question in self._study.questions if "attacks" in entry else ():
-            if question.label in done:
+            if question.label in entry["attacks"]:
                 continue
             answer = self._ask(run, question)
             differing = {} if versions() == entry["versions"] else {"versions": versions()}
-            entry["attacks"][question.label] = {**answer, **differing}
+            entry["attacks"][question.label] = {"settings": question.settings, **answer, **differing}
             self._tried.add((run.key, question.label))
             self._entries.put(entry, self._order)
         self._told(f"{self._study.name}: {run.cell.id}: {_outcome(entry)}")
@@ -117,15 +119,15 @@ class Measurement:
         """Ask a finished run one attack; a refusal, or what went wrong in it, is an answer too."""
         began = time.process_time()
         try:
-            (found,) = attack_run(
-                self._home / "runs" / run.folder, [question.name], question.budget, question.adversary
-            )
+            given = dict(question.given)
+            place = self._home / "runs" / run.folder, [question.name], given.pop("budget"), given.pop("adversary")
+            (found,) = attack_run(*place, **given)
         except (digests.Damaged, LostRun):
             raise
         except SplitfedError as error:
             kind = "refused" if isinstance(error, InvalidInput) else "failed"
             return {kind: reason(error)}
-        return describe_attack(found, time.process_time() - began)
+        return describe_attack(found, self._data.value_range, time.process_time() - began)
 
     @cached_property
     def _data(self) -> Dataset:
@@ -161,7 +163,7 @@ def _outcome(entry: Json) -> str:
     parts = [f"{entry['metric']} {entry['utility']:.3f}"]
     for label, found in entry["attacks"].items():
         told = next((kind for kind in ("refused", "failed") if kind in found), "no number")
-        if "metric" in found and (score := found["scores"][found["metric"]]["mean"]) is not None:
+        if "metric" in found and (score := found["scores"]["attack"][found["metric"]]["mean"]) is not None:
             told = f"{found['metric']} {score:.3g}"
         parts.append(f"{label} {told}")
     return ", ".join(parts)

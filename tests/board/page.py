@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from splitfed.study.report.data import Estimate
 from splitfed.study.report.metrics import METRICS
 from splitfed.study.report.units import count_noun, format_bytes, format_seconds
 from splitfed.training.checkpoint import write_atomic
+from tests.board.detection import DetectionStudy, describe_detections
 from tests.board.entries import Entries
 from tests.board.heat_map import HeatCell, HeatSection, draw_heat_map
 from tests.board.scatter import Panel, Point, draw_scatter
-from tests.board.settings import TARGETS, Leak, Setting, Summary, summarize
-from tests.board.studies import BoardStudy
+from tests.board.settings import ROWS, Leak, Setting, Summary, summarize
+from tests.board.studies import COLUMNS, BoardStudy
 from tests.papers.table import markdown
 
 WORST_LOSS, WORST_RATIO, WORST_AUC = 0.2, 4.0, 0.8
@@ -25,10 +26,10 @@ UNDONE = {"to do": "to do", "refused": "no", "failed": "failed", "not asked": "-
 """How a missing value begins -> what a small cell says of it."""
 
 
-def write_pages(studies: Sequence[BoardStudy], folder: Path) -> list[Path]:
+def write_pages(studies: Sequence[BoardStudy], folder: Path, detections: Sequence[DetectionStudy] = ()) -> list[Path]:
     """Write README.md, a page a study and the figures into `folder`; return what was written."""
     found = [summarize(study, Entries(folder / f"{study.name}.jsonl")) for study in studies]
-    files = {"README.md": readme(found), "board.svg": draw_overview(found)}
+    files = {"README.md": readme(found, describe_detections(detections, folder)), "board.svg": draw_overview(found)}
     for summary in found:
         name = summary.study.name
         files |= {f"{name}.md": study_page(summary), f"{name}.svg": draw_study(summary)}
@@ -38,8 +39,8 @@ def write_pages(studies: Sequence[BoardStudy], folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def readme(found: Sequence[Summary]) -> str:
-    """Return the first page: the figure of one look, the same as a table, and how to read and extend it."""
+def readme(found: Sequence[Summary], detections: str) -> str:
+    """Return the first page: the figure of one look, the same as tables, and how to read and extend it."""
     done, wanted = sum(one.done for one in found), sum(len(one.study.runs) for one in found)
     state = f"{done} of {wanted} runs are done." if done < wanted else f"All {wanted} runs are done."
     dates = sorted({date for one in found for date in one.dates})
@@ -47,23 +48,94 @@ def readme(found: Sequence[Summary]) -> str:
     versions = {", ".join(f"{name} {v}" for name, v in told.items()): None for one in found for told in one.versions}
     pages = "\n".join(f"- [{_title(one)}]({one.study.name}.md): {_describe(one)}" for one in found)
     filled = {"state": state, "dates": when, "versions": "; ".join(versions) or "none yet"}
-    return TEMPLATE.read_text("utf-8").format(**filled, table=_overview_table(found), pages=pages)
+    tables = {"table": _overview_table(found), "labels": _label_table(found), "members": _member_table(found)}
+    tables["detections"] = detections
+    return TEMPLATE.read_text("utf-8").format(**filled, **tables, pages=pages)
 
 
 def _overview_table(found: Sequence[Summary]) -> str:
-    head = ["defense", *(f"{_title(one)}: {what}" for one in found for what in ("lost", "left"))]
-    rows = [[name, *(text for one in found for text in _overview_texts(one, name))] for name in _defenses(found)]
-    return markdown(head, rows)
+    """Return of every study that attacks rows: utility lost, and what is left in the black and in the white box."""
+    chosen = [one for one in found if _asks(one, *ROWS)]
+    head = [f"{_title(one)}: {what}" for one in chosen for what in ("lost", *(_left(c) for c in ROWS))]
+    return _table_of(
+        chosen, head, lambda there: [_lost_text(there), *(_kept_text([s.leaks.get(c) for s in there]) for c in ROWS)]
+    )
 
 
-def _overview_texts(summary: Summary, name: str) -> tuple[str, str]:
-    there = [s for s in summary.settings if s.defense == name]
-    if not there:
-        return "", ""
+def _label_table(found: Sequence[Summary]) -> str:
+    """Return of every study that attacks labels: what the attack scores, what own data alone score, and the excess."""
+    chosen = [one for one in found if _asks(one, "labels")]
+    head = [f"{_title(one)}: {what}" for one in chosen for what in (_metric(one, "labels"), "own data alone", "beyond")]
+
+    def texts(there: Sequence[Setting]) -> list[str]:
+        leaks = [leak for s in there if (leak := s.leaks.get("labels")) is not None and leak.score is not None]
+        floors = _range([leak.floor for leak in leaks if leak.floor is not None], 3)
+        said = [_range([leak.score.mean for leak in leaks if leak.score is not None], 3)]
+        said += [floors if all(leak.own for leak in leaks) else f"none ({floors})"] if leaks else [""]
+        said += [_range([leak.excess.mean for leak in leaks if leak.excess is not None], 3)]
+        return said if leaks else [_undone(there, "labels")] * 3
+
+    return _table_of(chosen, head, texts)
+
+
+def _member_table(found: Sequence[Summary]) -> str:
+    """Return of every study that attacks membership: utility lost, and the area under the curve."""
+    chosen = [one for one in found if _asks(one, "members")]
+    head = [f"{_title(one)}: {what}" for one in chosen for what in ("lost", _metric(one, "members"))]
+
+    def texts(there: Sequence[Setting]) -> list[str]:
+        scores = [leak.score.mean for s in there if (leak := s.leaks.get("members")) is not None and leak.score]
+        return [_lost_text(there), _range(scores, 3) or _undone(there, "members")]
+
+    return _table_of(chosen, head, texts)
+
+
+def _table_of(chosen: Sequence[Summary], head: Sequence[str], texts: Callable[[Sequence[Setting]], list[str]]) -> str:
+    """Return a row a defense, and as many cells of each study as its `head` has; blank where it lacks the defense."""
+    if not chosen:
+        return "to do"
+    blank = [""] * (len(head) // len(chosen))
+    rows = []
+    for name in _defenses(chosen):
+        by_study = [[s for s in one.settings if s.defense == name] for one in chosen]
+        rows.append([name, *(text for there in by_study for text in (texts(there) if there else blank))])
+    return markdown(["defense", *head], rows)
+
+
+def _asks(summary: Summary, *columns: str) -> bool:
+    return any(question.column in columns for question in summary.study.questions)
+
+
+def _metric(summary: Summary, column: str) -> str:
+    return _heading(summary.settings, column)[2:] or "score"
+
+
+def _left(column: str) -> str:
+    return f"left, {COLUMNS[column].partition(', ')[2]}"
+
+
+def _lost_text(there: Sequence[Setting]) -> str:
     lost = [s.lost.mean for s in there if s.lost is not None]
-    kept = [k.mean for s in there if (k := _rows(s).kept) is not None]
-    said = _short(there[0].why or _rows(there[0]).why or "to do")
-    return _range([100 * v for v in lost], 1) or said, _range([100 * v for v in kept], 0, " %") or said
+    return _range([100 * v for v in lost], 1) or _short(there[0].why or "to do")
+
+
+def _kept_text(leaks: Sequence[Leak | None]) -> str:
+    """Return the range of what is left; where a ceiling has not converged the raw figures, and that it has not."""
+    known = [leak for leak in leaks if leak is not None and leak.score is not None]
+    shares = [100 * leak.kept.mean for leak in known if leak.kept is not None]
+    rough = [leak for leak in known if leak.unshared]
+    said = [_range(shares, 0, " %")] if shares else []
+    for why in dict.fromkeys(leak.unshared.partition(" in ")[0] for leak in rough):
+        same = [leak for leak in rough if leak.unshared.startswith(why)]
+        kind = METRICS[same[0].metric]
+        raw = _range([leak.score.mean for leak in same if leak.score is not None], kind.digits, kind.unit or " R²")
+        said.append(f"{raw}: {why}")
+    return "; ".join(said) or _short(next((leak.why for leak in leaks if leak is not None), "to do"))
+
+
+def _undone(there: Sequence[Setting], column: str) -> str:
+    leak = there[0].leaks.get(column)
+    return _short(there[0].why or ("to do" if leak is None else leak.why) or "to do")
 
 
 def _range(values: Sequence[float], digits: int, unit: str = "") -> str:
@@ -73,8 +145,9 @@ def _range(values: Sequence[float], digits: int, unit: str = "") -> str:
 
 def draw_overview(found: Sequence[Summary]) -> str:
     """Return the figure of one look: of each study the worst utility lost and the most that was left of the leak."""
-    columns = [(_short_name(one), what) for one in found for what in ("lost", "left")]
-    rows = [(name, [cell for one in found for cell in _overview_cells(one, name)]) for name in _defenses(found)]
+    chosen = [one for one in found if _asks(one, *ROWS)]
+    columns = [(_short_name(one), what) for one in chosen for what in ("lost", "black", "white")]
+    rows = [(name, [cell for one in chosen for cell in _overview_cells(one, name)]) for name in _defenses(chosen)]
     return draw_heat_map("Which defense buys what, in the worst topology and cut", columns, [HeatSection("", rows)])
 
 
@@ -87,32 +160,54 @@ def _short_name(summary: Summary) -> str:
 def _overview_cells(summary: Summary, name: str) -> list[HeatCell]:
     there = [s for s in summary.settings if s.defense == name]
     if not there:
-        return [HeatCell(""), HeatCell("")]
+        return [HeatCell("")] * (1 + len(ROWS))
     lost = [s.lost.mean for s in there if s.lost is not None]
-    kept = [k.mean for s in there if (k := _rows(s).kept) is not None]
-    said = HeatCell(_short(there[0].why or _rows(there[0]).why or "to do"))
-    return [
-        HeatCell(f"{100 * max(lost) + 0.0:.1f}", max(lost) / WORST_LOSS) if lost else said,
-        HeatCell(f"{100 * max(kept) + 0.0:.0f} %", max(kept), leak=True) if kept else said,
-    ]
+    first = HeatCell(_short(there[0].why or "to do"))
+    if lost:
+        first = HeatCell(f"{100 * max(lost) + 0.0:.1f}", max(lost) / WORST_LOSS)
+    return [first, *(_worst_kept([s.leaks.get(column) for s in there]) for column in ROWS)]
+
+
+def _worst_kept(leaks: Sequence[Leak | None]) -> HeatCell:
+    """Return the most that is left; marked where another place has no share, and raw where none has."""
+    known = [leak for leak in leaks if leak is not None and leak.score is not None]
+    shares = [leak.kept.mean for leak in known if leak.kept is not None]
+    if shares:
+        mark = "+" if len(shares) < len(known) else ""
+        return HeatCell(f"{100 * max(shares) + 0.0:.0f}%{mark}", max(shares), leak=True)
+    if known:
+        worst = max(leak.score.mean for leak in known if leak.score is not None)
+        return HeatCell(f"{worst + 0.0:.{min(METRICS[known[0].metric].digits, 2)}f}")
+    return HeatCell(_short(next((leak.why for leak in leaks if leak is not None), "to do")))
 
 
 def draw_study(summary: Summary) -> str:
     """Return the heat map of a study: a section a topology and cut, a row a defense."""
-    leaks = [(name[:6], _heading(summary.settings, target)[2:].split(",")[0][:8]) for target, name in TARGETS.items()]
-    columns = [("utility", "lost"), *leaks, ("ε", "in all"), ("CPU", "time"), ("bytes", "")]
+    recovered = next((head for c in ROWS if (head := _heading(summary.settings, c)[2:].split(",")[0])), "")
+    columns = [
+        ("utility", "lost"),
+        *((f"rows {recovered}".strip(), box) for box in ("black", "white")),
+        *((f"labels {_heading(summary.settings, 'labels')[2:][:8]}".strip(), what) for what in ("score", "beyond")),
+        ("member", _heading(summary.settings, "members")[2:][:8]),
+        ("ε", "in all"),
+        ("CPU", "time"),
+        ("bytes", ""),
+    ]
     sections = [HeatSection(place, [(s.defense, _cells(s)) for s in summary.at(place)]) for place in summary.places]
     return draw_heat_map(f"{_title(summary)}: what every defense costs and what it leaves", columns, sections)
 
 
 def _cells(setting: Setting) -> list[HeatCell]:
     if setting.utility is None:
-        return [HeatCell(_short(setting.why)), *([HeatCell("")] * 6)]
-    rows, lost = _rows(setting), setting.lost
+        return [HeatCell(_short(setting.why)), *([HeatCell("")] * 8)]
+    lost, labels, members = setting.lost, setting.leaks["labels"], setting.leaks["members"]
+    beyond = labels.excess
     return [
         HeatCell("to do") if lost is None else HeatCell(f"{100 * lost.mean + 0.0:.1f}", lost.mean / WORST_LOSS),
-        _leak_cell(rows, None if rows.kept is None else rows.kept.mean),
-        *(_leak_cell(leak, _above_chance(leak)) for leak in (setting.leaks["labels"], setting.leaks["members"])),
+        *(_leak_cell(leak, leak.kept and leak.kept.mean) for leak in (setting.leaks[column] for column in ROWS)),
+        _leak_cell(labels, _above_chance(labels)),
+        HeatCell("" if beyond is None else f"{beyond.mean + 0.0:.2f}"),
+        _leak_cell(members, _above_chance(members)),
         HeatCell(_said_epsilon(setting, "")),
         _price_cell(format_seconds(setting.seconds or 0.0), setting.slower),
         _price_cell(format_bytes(setting.bytes or 0.0), setting.larger),
@@ -139,19 +234,19 @@ def _price_cell(text: str, ratio: float | None) -> HeatCell:
 
 
 def draw_study_scatter(summary: Summary) -> str:
-    """Return utility against what is read of rows, a panel a topology and cut."""
+    """Return utility against what is read of rows, or else of the study's first column, two panels a place for rows."""
     numbers = {name: i + 1 for i, name in enumerate(summary.defenses)}
+    asked = [column for column in COLUMNS if _asks(summary, column)]
     panels = []
     for place in summary.places:
-        there = [(s, s.utility, _rows(s)) for s in summary.at(place)]
-        points = [Point(numbers[s.defense], leak.score, u) for s, u, leak in there if u is not None and leak.score]
-        first = next((leak for _, _, leak in there if leak.score is not None), Leak())
-        metric = METRICS[first.metric] if first.metric else None
-        across = (
-            "leakage" if metric is None else f"{metric.title}{metric.unit and f' [{metric.unit.strip()}]'}: leakage"
-        )
-        up = next((s.metric for s, u, _ in there if u is not None), "utility")
-        panels.append(Panel(place, across, up, points, first.floor, first.ceiling))
+        for column in ROWS if _asks(summary, *ROWS) else asked[:1]:
+            there = [(s, s.utility, s.leaks.get(column, Leak())) for s in summary.at(place)]
+            points = [Point(numbers[s.defense], leak.score, u) for s, u, leak in there if u is not None and leak.score]
+            first = next((leak for _, _, leak in there if leak.score is not None), Leak())
+            metric = METRICS[first.metric] if first.metric else None
+            unit = "" if metric is None else f", {metric.title}{metric.unit and f' [{metric.unit.strip()}]'}"
+            up = next((s.metric for s, u, _ in there if u is not None), "utility")
+            panels.append(Panel(place, f"{COLUMNS[column]}{unit}", up, points, first.floor, first.ceiling))
     return draw_scatter(f"{_title(summary)}: utility (up) against leakage (across)", panels, summary.defenses)
 
 
@@ -167,12 +262,14 @@ def study_page(summary: Summary) -> str:
         f"![Utility against leakage on {_title(summary)}]({name}-scatter.svg)",
     ]
     for place in summary.places:
-        parts += [f"## {place[:1].upper()}{place[1:]}", _place_table(summary.at(place))]
+        there = summary.at(place)
+        parts += [f"## {place[:1].upper()}{place[1:]}", _place_table(there)]
+        parts += [_row_table(there)] if any(s.leaks[c].score for s in there if s.leaks for c in ROWS) else []
     said = [f"- {s.place}, `{s.label}`: {s.why}" for s in summary.settings if s.why.startswith(("refused", "failed"))]
     said += [
-        f"- {s.place}, `{s.label}`, {target}: {leak.why}"
+        f"- {s.place}, `{s.label}`, {COLUMNS[column]}: {leak.why}"
         for s in summary.settings
-        for target, leak in s.leaks.items()
+        for column, leak in s.leaks.items()
         if leak.why.startswith(("refused", "failed"))
     ]
     if said:
@@ -181,44 +278,82 @@ def study_page(summary: Summary) -> str:
 
 
 def _place_table(settings: Sequence[Setting]) -> str:
-    leaks = [f"{name}{_heading(settings, target)}" for target, name in TARGETS.items()]
-    head = ["defense", "utility", "lost, points", leaks[0], "floor, ceiling", "left", "won by", *leaks[1:]]
-    return markdown([*head, "ε", "CPU time", "bytes", "seeds"], [_place_row(setting) for setting in settings])
+    """Return what every defense costs, and what it leaves of each leak."""
+    labels, members = (f"{COLUMNS[c]}{_heading(settings, c)}" for c in ("labels", "members"))
+    head = ["defense", "utility", "lost, points", *(_left(c) for c in ROWS)]
+    head += [labels, "own data alone", "beyond", members, "ε", "CPU time", "bytes", "seeds"]
+    return markdown(head, [_place_row(setting) for setting in settings])
 
 
-def _heading(settings: Sequence[Setting], target: str) -> str:
-    """Return the metric that the attacks on `target` are scored by, with its unit, "" where none has a score."""
-    leaks = (s.leaks[target] for s in settings if s.leaks)
+def _row_table(settings: Sequence[Setting]) -> str:
+    """Return what was recovered of rows in both threat models: over victims the mean, the median, the worst decile."""
+    metric = next(METRICS[s.leaks[c].metric] for s in settings if s.leaks for c in ROWS if s.leaks[c].score)
+    image = metric is METRICS["psnr"]
+    more = ["dB of the mean", "SSIM"] if image else []
+    head = ["defense", "floor"]
+    for column in ROWS:
+        first = f"{COLUMNS[column]}: {metric.title}{metric.unit.replace(' ', ', ')}"
+        head += [first, "median, worst decile", *more, "ceiling", "won by"]
+    rows = [[f"`{s.label}`", *_row_texts(s, len(more))] for s in settings if s.utility is not None]
+    return markdown(head, rows)
+
+
+def _row_texts(setting: Setting, more: int) -> list[str]:
+    leaks = [setting.leaks[column] for column in ROWS]
+    digits = next((METRICS[leak.metric].digits for leak in leaks if leak.metric), 2)
+    said = [_number(next((leak.floor for leak in leaks if leak.floor is not None), None), digits)]
+    for leak in leaks:
+        if leak.score is None:
+            said += [leak.why.partition(":")[0], *[""] * (3 + more)]
+            continue
+        won = ", ".join(f"{who}{f' ({n})' if len(leak.members) > 1 else ''}" for who, n in leak.members.items())
+        said += [_said_leak(leak), f"{_number(leak.median, digits)}, {_number(leak.worst_decile, digits)}"]
+        said += [_number(leak.decibels, digits), _number(leak.ssim, 3)] if more else []
+        said += [_number(leak.ceiling, digits), won + ("; not converged" if leak.converged is False else "")]
+    return said
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value + 0.0:.{digits}f}"
+
+
+def _heading(settings: Sequence[Setting], column: str) -> str:
+    """Return the metric of the attacks of a `column`, with its unit, "" where none has a score."""
+    leaks = (s.leaks[column] for s in settings if s.leaks)
     metric = next((METRICS[leak.metric] for leak in leaks if leak.score is not None), None)
     return "" if metric is None else f": {metric.title}{metric.unit.replace(' ', ', ')}"
 
 
 def _place_row(setting: Setting) -> list[str]:
+    seeds = f"{setting.seeds}/{setting.wanted}"
     if setting.utility is None:
-        return [
-            f"`{setting.label}`",
-            setting.why.partition(":")[0],
-            *([""] * 10),
-            f"{setting.seeds}/{setting.wanted}",
-        ]
-    rows = _rows(setting)
-    digits = METRICS[rows.metric].digits if rows.metric else 2
-    floor, ceiling = (f"{v:.{digits}f}" if v is not None else "-" for v in (rows.floor, rows.ceiling))
-    won = ", ".join(f"{who}{f' ({n})' if len(rows.members) > 1 else ''}" for who, n in rows.members.items())
+        return [f"`{setting.label}`", setting.why.partition(":")[0], *([""] * 10), seeds]
+    labels = setting.leaks["labels"]
+    floor = _number(labels.floor, 3) if labels.own or labels.floor is None else f"none ({_number(labels.floor, 3)})"
     return [
         f"`{setting.label}`",
         _said(setting.utility, 3),
         "to do" if setting.lost is None else _said(setting.lost, 1, 100),
-        _said_leak(rows),
-        f"{floor}, {ceiling}",
-        "-" if rows.kept is None else f"{_said(rows.kept, 0, 100)} %",
-        won + ("; not converged" if rows.converged is False else ""),
-        *(_said_leak(setting.leaks[target]) for target in ("labels", "members")),
+        *(_said_kept(setting.leaks[column]) for column in ROWS),
+        _said_leak(labels),
+        floor,
+        "-" if labels.excess is None else _said(labels.excess, 3),
+        _said_leak(setting.leaks["members"]),
         _said_epsilon(setting, f" for {setting.protects}"),
         format_seconds(setting.seconds or 0.0),
         format_bytes(setting.bytes or 0.0),
-        f"{setting.seeds}/{setting.wanted}",
+        seeds,
     ]
+
+
+def _said_kept(leak: Leak) -> str:
+    """Write the share that is left, with the decibels of the mean error; raw figures and why where there is none."""
+    if leak.score is None:
+        return leak.why.partition(":")[0]
+    kind = METRICS[leak.metric]
+    raw = f"{leak.score.mean + 0.0:.{kind.digits}f}{kind.unit}" if leak.decibels is None else f"{leak.decibels:.1f} dB"
+    said = f"{raw}: {leak.unshared}" if leak.kept is None else f"{_said(leak.kept, 0, 100)} %; {raw}"
+    return said + _said_open(leak)
 
 
 def _said_epsilon(setting: Setting, what: str) -> str:
@@ -235,10 +370,11 @@ def _said_leak(leak: Leak) -> str:
     if leak.score is None:
         return leak.why.partition(":")[0]
     digits = METRICS[leak.metric].digits
-    said = _said(leak.score, digits)
-    if leak.excess is not None and leak.floor is not None:
-        said += f", beyond own data ({leak.floor:.{digits}f}) {leak.excess + 0.0:.{digits}f}"
-    return said + (f", {leak.open} to do" if leak.open else "")
+    return _said(leak.score, digits) + _said_open(leak)
+
+
+def _said_open(leak: Leak) -> str:
+    return f", {leak.open} to do" if leak.open else ""
 
 
 def _said(value: Estimate, digits: int, unit: float = 1.0) -> str:
@@ -255,10 +391,6 @@ def _defenses(found: Sequence[Summary]) -> list[str]:
     every = list(dict.fromkeys(name for one in found for name in one.defenses))
     families = list(dict.fromkeys(name.partition(" ")[0] for name in every))
     return sorted(every, key=lambda name: families.index(name.partition(" ")[0]))
-
-
-def _rows(setting: Setting) -> Leak:
-    return setting.leaks.get("inputs", Leak(why=setting.why))
 
 
 def _title(summary: Summary) -> str:

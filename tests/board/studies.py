@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from splitfed.attacks.base import Attack
+from splitfed.attacks.threat_model import BLACK_BOX, WHITE_BOX
 from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import Code
 from splitfed.study.config import build, schema
@@ -22,26 +24,40 @@ from splitfed.study.config.cell import Cell, DefenseSetting, format_value
 from splitfed.study.config.grid import Grid, expand
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
+from splitfed.threats.threat_models import threat_model_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BOARD = ROOT / "docs" / "board"
-ASKED = {"name", "budget", "adversary"}
+ASKED = {"name", "budget", "adversary", "threat_model", "round"}
 """Keys of an `[[attack]]` table here: what `splitfed attack` takes."""
+COLUMNS = {
+    BLACK_BOX: "rows, black box",
+    WHITE_BOX: "rows, white box",
+    "labels": "labels",
+    "members": "membership",
+}
+"""What attacks recover, of rows by their threat model -> what the board calls the column."""
 
 
 @dataclass(frozen=True)
 class Question:
     """An attack as it is asked of every run of a study.
 
-    `label`: as in the results of `splitfed attack`. `target`: what it predicts, "inputs", "labels" or "members".
-    `budget`, `adversary`: None for the attack's own.
+    `label`: as in the results of `splitfed attack`. `column`: where on the board its answer stands, of `COLUMNS`.
+    `settings`: a digest of all its parameters; an answer of an attack with other ones is none. `given`: the arguments
+    of `attack_run` beside its name.
     """
 
     name: str
     label: str
-    target: str
-    budget: str | None = None
-    adversary: str | None = None
+    column: str
+    settings: str
+    given: Mapping[str, Any]
+
+    def answer_in(self, entry: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return what the run with this entry answered; None where it was not asked, or with other parameters."""
+        found: Mapping[str, Any] | None = entry.get("attacks", {}).get(self.label)
+        return None if found is None or found.get("settings") != self.settings else found
 
 
 @dataclass(frozen=True)
@@ -79,8 +95,7 @@ class BoardStudy:
 
     def open_questions(self, entry: Mapping[str, Any]) -> list[Question]:
         """Return what a run with this entry has not been asked; nothing of one that was refused or failed."""
-        answered = entry.get("attacks")
-        return [q for q in self.questions if answered is not None and q.label not in answered]
+        return [q for q in self.questions if "attacks" in entry and q.answer_in(entry) is None]
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -89,12 +104,16 @@ class BoardStudy:
 
 
 def read_studies(folder: Path = BOARD, names: Sequence[str] = ()) -> list[BoardStudy]:
-    """Return the studies whose TOML files lie in `folder`, or those called `names`, by name of the file."""
+    """Return the studies whose TOML files lie in `folder`, or those called `names`, by name of the file.
+
+    Those of detectors are left out: see `tests.board.detection`.
+    """
     paths = sorted(folder.glob("*.toml"))
     if unknown := set(names) - {path.stem for path in paths}:
         known = ", ".join(path.stem for path in paths)
         raise InvalidInput(f"study {sorted(unknown)[0]!r} is not known; expected one of {known}")
-    return [read_study(path) for path in paths if not names or path.stem in names]
+    chosen = [path for path in paths if not names or path.stem in names]
+    return [read_study(path) for path in chosen if "detector" not in schema.read_toml(path)]
 
 
 def read_study(path: Path) -> BoardStudy:
@@ -115,7 +134,12 @@ def key_of(cell: Cell) -> str:
     """Return a digest of all that defines the run `cell`, but for its name and its attacks."""
     config = {key: value for key, value in cell.config.items() if key != "attack"}
     config["study"] = {key: value for key, value in config["study"].items() if key != "name"}
-    return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()
+    return digest_of(config)
+
+
+def digest_of(value: Any) -> str:
+    """Return a digest of plain values."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def alone(grid: Grid, cell: Cell) -> Grid:
@@ -147,7 +171,7 @@ def _question(source: str, table: Mapping[str, Any]) -> Question:
     if "name" not in table or (more := set(table) - ASKED):
         given = f"has {sorted(more)[0]!r}" if "name" in table else "has no name"
         raise InvalidInput(f"{source}: an [[attack]] of the board {given}; expected {', '.join(sorted(ASKED))}")
-    name, budget, adversary = table["name"], table.get("budget"), table.get("adversary")
+    name, given = table["name"], {key: table.get(key) for key in sorted(ASKED - {"name"})}
     mistakes = Mistakes(source)
     reader = StudyReader(mistakes, Code(refusal="import paths are not followed here"))
     probe = parse_attack(reader, f"attack {name}", schema.AttackTable(**table))
@@ -155,5 +179,16 @@ def _question(source: str, table: Mapping[str, Any]) -> Question:
     assert probe is not None
     if probe.lives != "outside":
         raise InvalidInput(f"{source}: {name} lives in training; expected an attack that finished runs can be asked")
-    target = build.attack(probe).target.name.lower()
-    return Question(name, probe.label, target, budget, adversary)
+    column = _column(source, name, build.attack(probe))
+    return Question(name, probe.label, column, digest_of(probe.attack.parameters)[:16], given)
+
+
+def _column(source: str, name: str, attack: Attack) -> str:
+    """Return where the answers of `attack` stand; refuse one whose threat model would depend on the run."""
+    if (target := attack.target.name.lower()) != "inputs":
+        return target
+    if getattr(attack, "threat_model", BLACK_BOX) is None:
+        raise InvalidInput(
+            f'{source}: {name} says no threat model; expected threat_model = "{BLACK_BOX}" or "{WHITE_BOX}"'
+        )
+    return threat_model_of(attack)

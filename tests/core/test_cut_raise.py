@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch.nn import functional
 from splitfed.core.cutting import cut
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
+from splitfed.core.tracer import ModelTracer
 from splitfed.topologies import u_shaped, vanilla
 from tests.examples import SmallUNet
 
@@ -97,6 +100,74 @@ def test_refused_in_one_line(case: str) -> None:
     with pytest.raises(InvalidInput, match=re.escape(text)) as caught:
         cut(Layers(forward), at)
     assert "\n" not in str(caught.value)
+
+
+class ScaledByTrain(Layers):
+    """Keeps what its mode is under another name."""
+
+    factor = 1.0
+
+    def train(self, mode: bool = True) -> ScaledByTrain:
+        self.factor = 2.0 if mode else 1.0
+        return super().train(mode)
+
+
+class ScaledBySetting(Layers):
+    """Takes the mode up where it is set."""
+
+    factor = 1.0
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "training":
+            super().__setattr__("factor", 2.0 if value else 1.0)
+
+
+class ScaledByProperty(Layers):
+    """Keeps the mode itself, out of the way of `nn.Module`."""
+
+    @property
+    def training(self) -> bool:  # type: ignore[override]
+        return bool(vars(self).get("is_trained", True))
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        vars(self).update(is_trained=mode)
+
+
+def scaled(factor: Callable[[Layers], float]) -> Callable[[Layers, Tensor], Tensor]:
+    return lambda m, x: m.c(m.b(m.a(x))) * factor(m)
+
+
+MODES: dict[str, tuple[type[Layers], Callable[[Layers], float]]] = {
+    "attribute": (Layers, lambda m: 2.0 if m.training else 1.0),
+    "attribute of a submodule": (Layers, lambda m: 2.0 if m.spare.training else 1.0),
+    "getattr": (Layers, lambda m: 2.0 if getattr(m, "train" + "ing") else 1.0),
+    "a function of a package": (Layers, lambda m: 2.0 if operator.attrgetter("spare.training")(m) else 1.0),
+    "vars": (Layers, lambda m: 2.0 if vars(m)["training"] else 1.0),
+    "__dict__": (Layers, lambda m: 2.0 if m.__dict__["training"] else 1.0),
+    "train of its own": (ScaledByTrain, lambda m: m.factor),  # type: ignore[attr-defined,return-value]
+    "__setattr__ of its own": (ScaledBySetting, lambda m: m.factor),  # type: ignore[attr-defined,return-value]
+    "training of its own": (ScaledByProperty, lambda m: 2.0 if m.training else 1.0),
+}
+
+
+@pytest.mark.parametrize("case", MODES)
+def test_a_trace_refuses_what_the_mode_changes_however_it_is_read(case: str) -> None:
+    kind, factor = MODES[case]
+    with pytest.raises(InvalidInput, match="behaves otherwise in training at 'mul'"):
+        cut(kind(scaled(factor)), ("a",))
+
+
+def test_a_model_that_never_reads_its_mode_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[bool] = []
+    trace = ModelTracer.trace
+    monkeypatch.setattr(ModelTracer, "trace", lambda self, root: modes.append(root.training) or trace(self, root))
+    model = Layers(plain).eval()
+    cut(model, ("a",))
+    assert modes == [True]
+    assert not any(module.training for module in model.modules())
+    assert "training" not in vars(nn.Module)
 
 
 def only_in_training(m: Layers, x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from splitfed.attacks.networks.row_lbfgs import RowLbfgs
 from splitfed.attacks.reconstruction import strongest
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
 from splitfed.attacks.reconstruction.linear_inverse import LinearInverse
-from splitfed.attacks.reconstruction.race import rungs
+from splitfed.attacks.reconstruction.race import SEARCHED, rungs
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.reconstruction.shadow import Shadow
 from splitfed.attacks.reconstruction.strongest import Strongest
@@ -101,21 +101,24 @@ def works(attack: Attack) -> list[Work]:
 
 
 def test_the_work_of_the_strongest_attack() -> None:
-    """400 auxiliary rows, 64 of them held out, 24 victims: two decoders and two searches, of either one goes on."""
+    """400 auxiliary rows, 64 of them held out, 24 victims: of two decoders and two searches one goes on."""
     attack = Strongest(widths=(4, 8), passes=60_000, batch_size=8, prior=False, threat_model="white_box")
     found = everything(attack)
     linear, nearest, narrow, wide, *searches = (one for one in found if isinstance(one, Work))
     assert (linear.most, linear.attempts) == (nearest.most, nearest.attempts) == (0, (1, 2))
+    first = rungs(4, 120_000, 24 / SEARCHED)[0][1]
     for decoder in (narrow, wide):
-        assert decoder.least == decoder.most == int(rungs(2, 60_000, 1.0)[0][1] / 336)
+        assert decoder.least == decoder.most == int(first / 336)
         assert decoder.share == BATCHES * 8 / 336
+    row_passes = strongest.EVALUATIONS * SEARCHED
     for search in searches:
-        assert search.most == int(rungs(2, 60_000, 24 / 64)[0][1] / (strongest.EVALUATIONS * 64))
-        assert search.share == 24 / 64
+        assert search.most == int(first / row_passes)
+        assert search.share == 24 / SEARCHED
     # All that is left goes to the one that stays, whichever it is, and to its last prediction.
-    left = [60_000 - 2 * 336 * narrow.most, 60_000 - 2 * 1.3 * 64 * searches[0].most]
-    later = [[pieces[0].most for pieces in one.options] for one in found if isinstance(one, OneOf)]
-    assert later == [pytest.approx([left[0] / 336] * 2), pytest.approx([left[1] / (1.3 * 64)] * 2)]
+    left = 120_000 - 2 * 336 * narrow.most - 2 * row_passes * searches[0].most
+    (one,) = (one for one in found if isinstance(one, OneOf))
+    later = [pieces[0].most for pieces in one.options]
+    assert later == pytest.approx([left / 336] * 2 + [left / row_passes] * 2)
     assert len(everything(replace(attack, widths=(4,), threat_model="black_box"))) == 4
 
 
@@ -127,7 +130,7 @@ def test_it_takes_no_more_row_passes_than_it_is_given(
 ) -> None:
     """Rows times epochs of every decoder and losses of every search, over all folds and the last prediction.
 
-    A white box has as many passes again for searches.
+    A white box has twice as many.
     """
     monkeypatch.setattr(strongest, "ENOUGH", 0 if folds == 1 else 1000)
     attack = Strongest(widths=(2,), passes=20_000, queries=1, prior=False, validation=0.5, threat_model=threat_model)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
@@ -24,10 +26,16 @@ from splitfed.core.random import stream
 from splitfed.core.tasks import binary
 from splitfed.data.dataset import Dataset
 from splitfed.defenses import Marvell
+from splitfed.study.config import build
+from splitfed.study.config.grid import attack_table
+from splitfed.study.run.progress import Lines
+from splitfed.study.run.reattack import attack_run, rebuild_run
+from splitfed.study.run.runner import run_cell
 from splitfed.threats.recorded_training import recorded_passes
 from splitfed.threats.repeated_releases import RepeatedReleases, mean_view
 from splitfed.topologies import vertical
 from splitfed.training.run import Run
+from tests.study.examples import checked, small
 
 BATCHES = {
     0: (torch.tensor([3, 1]), torch.tensor([0, 2])),
@@ -140,6 +148,49 @@ def means(attack: Attack, rounds: int, seeds: range) -> float:
         (result,) = cancer(Marvell(s=1.0), seed=seed).attack(attack, adversary="features0", round=rounds - 1, seed=seed)
         found.append(result.scores["attack"]["auc"].mean)
     return fmean(found)
+
+
+STUDY: dict[str, Any] = {
+    "study": {"name": "epochs", "seeds": [0]},
+    "data": {"name": "breast_cancer", "victims": 32, "auxiliary": 40},
+    "model": {"name": "mlp", "hidden": [6, 6]},
+    "training": {"rounds": 2, "batch_size": 64, "record": {"parties": ["server"]}},
+    "topology": [{"name": "u_shaped", "cuts": ["relu1", "relu2"]}],
+    "defense": [{"name": "marvell"}],
+    "attack": [{"name": "similar", "round": 1}, {"name": "similar"}],
+}
+
+
+def test_a_study_asks_up_to_a_round_by_itself_and_later(tmp_path: Path) -> None:
+    """A row of training in two epochs is another victim than one set aside, and their figures are two."""
+    cell = checked(small(**STUDY)).cells[0]
+    assert [probe.round for probe in cell.attacks] == [1, None]
+    assert [attack_table(probe).get("round") for probe in cell.attacks] == [1, None]
+    data = build.dataset(cell.data)
+    result = run_cell(cell, data, tmp_path, Lines(0))
+    epochs, fresh = result["attacks"]
+    assert (epochs["label"], epochs["round"]) == ("similar(budget=fast, round=1)", 1)
+    assert "round" not in fresh
+    assert epochs["victims"] > fresh["victims"] == 30
+    (expected,) = rebuild_run(tmp_path).attack(Similar.with_budget("fast"), round=1)
+    assert epochs["scores"]["auc"]["attack"]["mean"] == expected.scores["attack"]["auc"].mean
+    (earlier,) = attack_run(tmp_path, ["similar"], "fast", None, round=0)
+    assert (earlier["label"], earlier["round"]) == ("similar(budget=fast, round=0)", 0)
+    assert earlier["scores"]["auc"]["attack"]["mean"] != expected.scores["attack"]["auc"].mean
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"attack": [{"name": "similar", "round": -1}]}, r"attack\[0\]\.round: -1 is not allowed"),
+        ({"attack": [{"name": "similar", "round": 2}]}, r"attack\[0\]: round=2 is not allowed; expected .* 1"),
+        ({"attack": [{"name": "rmle", "round": 0}]}, r"attack\[0\]\.round: is for attacks on recorded training"),
+        ({"training": {"rounds": 2}}, r"record it: \[training\.record\] parties = \['server'\]"),
+    ],
+)
+def test_a_round_that_cannot_be_asked_is_refused_in_its_place(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        checked(small(**{**STUDY, **changed}))
 
 
 def test_marvell_hides_a_step_and_not_ten() -> None:

@@ -34,6 +34,7 @@ from splitfed.study.config.parameters import (
 from splitfed.study.config.piece_tables import EXPECTED, HIDDEN, expand_pieces, plain_parameter, table_kind
 from splitfed.study.config.schema import AttackTable, DefenseTable, MethodTable, TopologyTable
 from splitfed.study.config.training_attacks import training_role
+from splitfed.threats.recorded_training import reads_training
 from splitfed.threats.repeated_releases import check_releases
 
 Table = dict[str, Any]
@@ -96,11 +97,13 @@ def parse_attack(reader: StudyReader, where: str, table: AttackTable) -> Probe |
     if table.releases > 1:
         with reader.mistakes.at(f"{where}.releases"):
             check_releases(name, found[0].construct(), table.releases)
+    if table.round is not None and not reads_training(found[0].construct()):
+        reader.mistakes.add(f"{where}.round", f"is for attacks on recorded training; {name} is on none")
     # Part of the label: what two parties find with the same attack, or from more releases, is never one figure.
-    placed = {key: value for key in ("tune", "adversary") if (value := getattr(table, key)) is not None}
+    placed = {key: value for key in ("tune", "adversary", "round") if (value := getattr(table, key)) is not None}
     placed |= {"releases": table.releases} if table.releases > 1 else {}
     attack = replace(found[0], label_values={"budget": budget, **found[0].label_values, **placed})
-    own = table.adversary, role, table.every, table.tune or 0, table.floors, table.releases
+    own = table.adversary, role, table.every, table.tune or 0, table.floors, table.releases, table.round
     # What is found with the weights and what without them are two figures, under names that say which is which.
     key = slug("-".join([name, *filter(None, [found[0].parameters.get("threat_model")])]))
     return Probe(where, key, attack.label, attack, *own)

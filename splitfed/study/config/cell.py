@@ -265,6 +265,7 @@ class Probe:
     `lives`: how it is in the training, "outside", "passive" or "active"; `every`: after how many rounds it is asked
     there. `tune`: how many settings of it are tried on auxiliary rows; 0: it is taken as it is.
     `floors`: whether floors and oracles are scored beside it. `releases`: how often each victim's row is released.
+    `round`: up to which an attack on recorded training reads it, from 0; None: the newest, or none for label attacks.
     """
 
     where: str
@@ -277,6 +278,7 @@ class Probe:
     tune: int = 0
     floors: bool = True
     releases: int = 1
+    round: int | None = None
 
 
 @dataclass(frozen=True)

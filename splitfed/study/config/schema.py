@@ -29,6 +29,7 @@ TABLES = 1_000
 """Tables of a kind that a study may have."""
 
 Count = Annotated[int, Field(ge=1, le=2**53)]
+Number = Annotated[int, Field(ge=0, le=2**53)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Name = Annotated[str, Field(min_length=1)]
 
@@ -209,7 +210,8 @@ class AttackTable(OpenTable):
 
     `every`: a training attack is evaluated after every so many rounds. `tune`: how many settings of the attack's
     space are tried on auxiliary rows first. `floors = false` leaves floors and oracles out beside reconstructions.
-    `releases`: how often every victim's row is released to the attack.
+    `releases`: how often every victim's row is released to the attack. `round`: of recorded training, from 0, up to
+    which an attack on it reads what was recorded.
     """
 
     name: Name
@@ -219,8 +221,9 @@ class AttackTable(OpenTable):
     tune: Count | None = None
     floors: bool = True
     releases: Count = 1
+    round: Number | None = None
 
-    OWN: ClassVar[tuple[str, ...]] = ("budget", "adversary", "every", "tune", "floors", "releases")
+    OWN: ClassVar[tuple[str, ...]] = ("budget", "adversary", "every", "tune", "floors", "releases", "round")
 
     @model_validator(mode="before")
     @classmethod

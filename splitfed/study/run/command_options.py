@@ -129,6 +129,11 @@ COMMANDS: dict[str, Command] = {
             default=1,
             help="how often each victim's row is released, with noise drawn anew; attacks get the mean (default: 1)",
         ),
+        _argument(
+            "--round",
+            type=int,
+            help="round of recorded training, from 0, up to which attacks on it read what was recorded",
+        ),
         _TRUST,
     ),
     "continue": (

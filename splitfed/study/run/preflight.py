@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from splitfed.attacks.base import Phase, Target
-from splitfed.core.errors import InvalidInput, about, check_number
+from splitfed.core.errors import InvalidInput, about, check_count, check_number
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
@@ -203,12 +203,13 @@ def check_attack(probe: Probe, run: Run) -> None:
             f"{data.name} holds images without a value range, as files that are read by row do; store bytes"
         )
     against_recording = attack.phase is Phase.TRAINING and probe.adversary in (None, FED) and FED in run.engine.parties
-    if not against_recording:
-        run.evaluator.adversary(probe.adversary)
-    elif FED not in run.engine.link.recorders:
+    party = FED if against_recording else run.evaluator.adversary(probe.adversary)
+    if (against_recording or probe.round is not None) and party not in run.engine.link.recorders:
         raise InvalidInput(
-            f"{probe.attack.name} goes against recorded training; record it: [training.record] parties = [{FED!r}]"
+            f"{probe.attack.name} goes against recorded training; record it: [training.record] parties = [{party!r}]"
         )
+    if probe.round is not None:
+        check_count("round", probe.round, high=max(run.evaluator.grants.rounds - 1, 0))
     if probe.tune:
         check_tunable(probe.attack.name, attack, attack.space)
         Bench(run.evaluator, attack, run.evaluator.adversary(probe.adversary), 0, run.seed, SHARE, probe.releases)

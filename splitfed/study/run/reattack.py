@@ -36,14 +36,17 @@ def attack_run(
     *,
     releases: int = 1,
     threat_model: str | None = None,
+    round: int | None = None,
     trust: bool = False,
 ) -> list[Json]:
     """Run the attacks `names` on the run in `folder`, add them to its result, and return what they achieved.
 
     `releases`: how often each victim's row is released to them. `threat_model`: a parameter of all of them, where it is
-    given.
+    given. `round`: of recorded training, from 0, up to which they read it.
     """
     check_count("releases", releases, low=1)
+    if round is not None:
+        check_count("round", round)
     if not names:
         raise InvalidInput("no attack is named; expected --attack inverse_network,rmle")
     if not folder.is_dir():
@@ -52,7 +55,7 @@ def attack_run(
         check_links(study_of(folder) or folder)
     # From here on: what another attack adds meanwhile would be lost.
     with hold_run(folder):
-        given: dict[str, Any] = {"budget": budget, "adversary": adversary, "releases": releases}
+        given: dict[str, Any] = {"budget": budget, "adversary": adversary, "releases": releases, "round": round}
         given |= {} if threat_model is None else {"threat_model": threat_model}
         return _attack_alone(folder, names, given, trust)
 

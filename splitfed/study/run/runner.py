@@ -38,6 +38,7 @@ from splitfed.drawing.svg import to_mermaid
 from splitfed.engines.base import FED
 from splitfed.old_names import current_attack, current_keys
 from splitfed.planning.validation import labels_of
+from splitfed.stats.intervals import Interval
 from splitfed.study.config import build
 from splitfed.study.config.callback_tables import make_callbacks
 from splitfed.study.config.cell import Cell, DefenseSetting, Probe
@@ -230,7 +231,8 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher, guard: Gu
         done = current_attack(digests.read(scores, advice))
         same_parameters = done["parameters"] == dict(probe.attack.parameters) and done.get("tune", 0) == probe.tune
         same_releases = (done.get("releases") or {"count": 1})["count"] == probe.releases
-        if same_parameters and same_releases and done["asked"] == probe.adversary:
+        same_place = (done["asked"], done.get("round")) == (probe.adversary, probe.round)
+        if same_parameters and same_releases and same_place:
             digests.check_file(folder / done["file"], done["sha256"], advice.replace("it", f"it and {scores.name}", 1))
             return done
     watcher.attack(probe.key, 0, 1)
@@ -241,7 +243,12 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher, guard: Gu
         watcher.note_once(_planned_key(run, attack, probe), lambda: str(plan()))
     progress = partial(watcher.attack, probe.key)
     (outcome,) = run.attack(
-        attack, adversary=probe.adversary, progress=progress, floors=probe.floors, releases=probe.releases
+        attack,
+        adversary=probe.adversary,
+        progress=progress,
+        round=probe.round,
+        floors=probe.floors,
+        releases=probe.releases,
     )
     file = f"attacks/{probe.key}.safetensors"
     # As float32 token ids above 16777216 would become others.
@@ -265,6 +272,7 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher, guard: Gu
         "unadapted": list(outcome.unadapted),
         **({} if probe.floors else {"floors": False}),
         **({} if outcome.repeated is None else {"releases": outcome.repeated.to_json()}),
+        **({} if probe.round is None else {"round": probe.round}),
         "quick": quick_look(type(attack), str(probe.attack.label_values.get("budget"))),
         "depth": input_depth(run.engine.topology, run.engine.parties[outcome.adversary].role),
         **({} if outcome.stolen is None else {"stolen": _score_table(outcome.stolen)}),
@@ -466,10 +474,15 @@ def _acts_on_gradients(defense: Defense) -> bool:
 def _score_table(found: Scores) -> Json:
     """Return metric -> predictor -> mean and interval, the order in which the report reads them."""
     return nest(
-        (metric, who, {key: getattr(interval, key) for key in ("mean", "low", "high")})
+        (metric, who, {key: getattr(interval, key) for key in ("mean", "low", "high")} | _beside_mean(interval))
         for who, metrics in found.items()
         for metric, interval in metrics.items()
     )
+
+
+def _beside_mean(found: Interval) -> Json:
+    """Return median and worst decile of a reconstruction's score, nothing of others."""
+    return {} if found.median is None else {"median": found.median, "worst_decile": found.worst_decile}
 
 
 def write_result(folder: Path, found: Json) -> Json:
