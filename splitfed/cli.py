@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from splitfed.attacks.threat_model import WHITE_BOX
 from splitfed.core.errors import InvalidInput, SplitfedError, unknown
 from splitfed.study.run import failures
 from splitfed.study.run.command_options import Options, build_parser, parse_options
@@ -132,6 +131,7 @@ def _run(request: RunRequest) -> None:
 
 
 def _attack_run(options: Options) -> None:
+    from splitfed.attacks.threat_model import WHITE_BOX
     from splitfed.study.report.remarks import attack_remarks
     from splitfed.study.run import reattack
 

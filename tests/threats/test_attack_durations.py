@@ -314,7 +314,7 @@ def test_a_study_says_it_before_the_attack_once_for_runs_alike(
     monkeypatch.setattr(Run, "plan_attack", counted)
     assert main(command) == 0
     assert len(re.findall(line, capsys.readouterr().err)) == 2
-    assert [one.epochs for one in timed if isinstance(one, Strongest)] == [1, 2]
+    assert [one.passes for one in timed if isinstance(one, Strongest)] == [4000, 8000]
 
 
 def test_of_several_workers_one_says_it() -> None:
