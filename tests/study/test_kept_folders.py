@@ -69,11 +69,15 @@ def test_a_threat_model_is_refused_where_an_attack_has_none(folder: Path, capsys
     assert "invalid choice: 'grey_box'" in capsys.readouterr().err
 
 
-def test_a_kept_study_is_reported_and_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kept_study_is_reported_and_not_continued_with_another_attack(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its `inverse_network` drew defenses five times, today's draws them every epoch: their figures are not mixed."""
     assert main(["report", str(folder)]) == 0
     assert "dp_sgd" in (folder / "report.html").read_text("utf-8")
-    assert main(["run", str(folder / "study.toml"), "--folder", str(folder), "--resume"]) == 0
-    assert "dp_sgd" in capsys.readouterr().out
+    assert main(["run", str(folder / "study.toml"), "--folder", str(folder), "--resume"]) == 2
+    said = capsys.readouterr().err
+    assert "holds another study: its attack[0].synthetic is None, not 0; give another folder" in said
 
 
 def test_a_kept_study_of_training_attacks_is_resumed_and_reported(
