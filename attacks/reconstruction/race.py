@@ -117,7 +117,7 @@ class Trials:
         bests = [self._best([n for n in kinds if kinds[n] == kind]) for kind in sorted(set(kinds.values()))]
         best = bests[0]
         for name in bests[1:]:
-            if self._ahead(name, best, errors=kinds[name][1] and not kinds[best][1]):
+            if self._exceeds(self.found[best], self.found[name], errors=kinds[name][1] and not kinds[best][1]):
                 best = name
         combined = self._combined
         return COMBINATION if combined is not None and self._exceeds(self.found[best], combined, errors=True) else best
@@ -128,12 +128,8 @@ class Trials:
             return bool(own.isfinite().all())
         return not self._exceeds(own, self.found[name], errors=True)
 
-    def _ahead(self, name: str, best: str, errors: bool) -> bool:
-        """Whether a member has the smaller error; `errors`: by more than chance."""
-        return self._exceeds(self.found[best], self.found[name], errors)
-
     def _exceeds(self, one: Tensor, other: Tensor, errors: bool) -> bool:
-        """Whether the error of `one` is the greater on the rows of both; `errors`: by more than chance."""
+        """Whether the error of `one` is the greater on the rows of both; `errors`: by `ERRORS` standard errors."""
         rows, count = min(len(one), len(other)), self.held_out.count
         truth = self.held_out.x[:rows].cpu()
         of_one, of_other = ((own[:rows] - truth).double().square().flatten(1).mean(1) for own in (one, other))

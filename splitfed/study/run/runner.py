@@ -473,16 +473,12 @@ def _acts_on_gradients(defense: Defense) -> bool:
 
 def _score_table(found: Scores) -> Json:
     """Return metric -> predictor -> mean and interval, the order in which the report reads them."""
-    return nest(
-        (metric, who, {key: getattr(interval, key) for key in ("mean", "low", "high")} | _beside_mean(interval))
-        for who, metrics in found.items()
-        for metric, interval in metrics.items()
-    )
+    return nest((metric, who, _plain(one)) for who, metrics in found.items() for metric, one in metrics.items())
 
 
-def _beside_mean(found: Interval) -> Json:
-    """Return median and worst decile of a reconstruction's score, nothing of others."""
-    return {} if found.median is None else {"median": found.median, "worst_decile": found.worst_decile}
+def _plain(found: Interval) -> Json:
+    keys = ("mean", "low", "high", *(() if found.median is None else ("median", "worst_decile")))
+    return {key: getattr(found, key) for key in keys}
 
 
 def write_result(folder: Path, found: Json) -> Json:
