@@ -8,9 +8,10 @@ Machine Learning 1996, for the combination of all.
 In the threat model "black_box" the adversary has releases, auxiliary rows and queries: members are `linear_inverse`,
 `nearest` and `inverse_network` of several widths, for tables with synthetic rows. In "white_box" it has the client's
 weights too, and works twice as much: `lbfgs_inversion` with and without a prior and, in the longest budget,
-`latent_search` are in the same race, and where releases are not a function of the row alone, a tenth is left for a
-search that begins at the best rows found so far (`refinement`). Where an attack was in the training, what that predicts
-is a member; and last a convex combination of all of them, its weights by least squares.
+`latent_search` are in the same race. Where releases are not a function of the row alone, the searches have a race of
+their own, and a fifth of it is left for one that begins at the best rows found so far (`refinement`). Where an attack
+was in the training, what that predicts is a member; and last a convex combination of all of them, its weights by least
+squares.
 
 The choice is the adversary's: some of its rows are held out, their releases stand behind the victims' without a mark,
 and the member with the least squared error on them makes the prediction, once it has learnt from all of the rows. The
@@ -42,6 +43,7 @@ from splitfed.attacks.base import (
     Needs,
     PredictionAndSelection,
     Progress,
+    Releases,
     Target,
     TrainedAttack,
     unwrap,
@@ -65,8 +67,8 @@ REACH = (0.3, 3.0, 30.0)
 """How far a refinement may go from the first prediction, among which it chooses."""
 RATE = 0.01
 """Adam's rate for a refinement, in the unit of the data's standard deviation."""
-REFINED = 0.1
-"""Share of the work that refinements have, where there are any."""
+REFINED = 0.2
+"""Share of the searches' work that refinements have, where there are any."""
 LEAST_RESIDUAL = 1e-12
 """Mean squared error of a first prediction that is taken for exact."""
 DETERMINED = 1e-7
@@ -161,18 +163,18 @@ class Strongest(Attack):
         held_out = self._hold_out(view, knowledge, generator)
         white_box, state = knowledge.upstream is not None, knowledge.training_attack
         rows = _count_rows(held_out, knowledge)
-        racing, passes = self._racing(rows, white_box)
-        most = 4 + attempts_of(len(racing)) + white_box * attempts_of(len(REACH))
+        noise = _noise(held_out) if white_box else 0.0
+        races = self._races(rows, white_box, noise)
+        most = 4 + sum(attempts_of(len(members)) for members, _ in races) + bool(noise) * attempts_of(len(REACH))
         trials = Trials(held_out, generator.initial_seed(), lambda done: progress(min(done, most - 1), most), rows.anew)
         for member in self._closed_forms(held_out):
             trials.run(member)
         if state is not None and getattr(state.plan, "target", None) is Target.INPUTS:
             trials.run(_training_attack_member(state))
-        noise = _noise(held_out) if white_box else 0.0
-        refined = REFINED * passes if noise else 0.0
-        trials.race(racing, passes - refined)
+        for members, passes in races:
+            trials.race(members, passes)
         if noise:
-            trials.race(self._refinements(trials, noise, rows), refined)
+            trials.race(self._refinements(trials, noise, rows), REFINED * self.passes)
         trials.combine()
         progress(most, most)
         return trials
@@ -198,13 +200,15 @@ class Strongest(Attack):
         found: list[Work | OneOf] = [
             Work(partial(_closed, attack, view, knowledge), 0, 0, (folds, folds + 1)) for attack in closed
         ]
-        racing, passes = self._racing(rows, knowledge.upstream is not None)
-        (_, first), *_ = rungs(len(racing), passes, max(member.last for member in racing))
-        able = [member for member in racing if member.size(first)]
-        found += [piece(member, member.size(first)) for member in able]
-        if able:
-            left = passes - sum(member.work(member.size(first)) for member in able)
-            found.append(OneOf([[piece(member, left / member.passes)] for member in able]))
+        white_box, x = knowledge.upstream is not None, unwrap(few.auxiliary)
+        noise = _measure_noise(knowledge, x, unwrap(knowledge.query)(x)) if white_box else 0.0
+        for racing, passes in self._races(rows, white_box, noise):
+            (_, first), *_ = rungs(len(racing), passes, max(member.last for member in racing))
+            able = [member for member in racing if member.size(first)]
+            found += [piece(member, member.size(first)) for member in able]
+            if able:
+                left = passes - sum(member.work(member.size(first)) for member in able)
+                found.append(OneOf([[piece(member, left / member.passes)] for member in able]))
         return found
 
     def _hold_out(self, view: View, knowledge: Knowledge, generator: torch.Generator) -> HeldOut:
@@ -228,10 +232,18 @@ class Strongest(Attack):
         counts = tuple(k for k in (1, 10) if 2 * k <= held_out.fewest)
         yield attack_member("nearest", load("attacks", "nearest")(neighbours=counts))
 
-    def _racing(self, rows: _Rows, white_box: bool) -> tuple[list[EnsembleMember], float]:
-        """Return who races, and the row passes of all together: with the weights twice as many."""
-        decoders = self._decoders(rows)
-        return (decoders + self._searches(rows), 2.0 * self.passes) if white_box else (decoders, float(self.passes))
+    def _races(self, rows: _Rows, white_box: bool, noise: float) -> list[tuple[list[EnsembleMember], float]]:
+        """Return who races with whom, and the row passes of each race: with the weights twice as many altogether.
+
+        Under `noise` decoders are slow to show what searches, which begin near it, soon do: they race by themselves.
+        """
+        decoders, passes = self._decoders(rows), float(self.passes)
+        if not white_box:
+            return [(decoders, passes)]
+        searches = self._searches(rows)
+        return (
+            [(decoders, passes), (searches, (1 - REFINED) * passes)] if noise else [(decoders + searches, 2 * passes)]
+        )
 
     def _decoders(self, rows: _Rows) -> list[EnsembleMember]:
         """Return the decoders, with the row passes that they take on so many `rows`."""
@@ -308,9 +320,13 @@ def _count_rows(held_out: HeldOut, knowledge: Knowledge) -> _Rows:
 
 
 def _noise(held_out: HeldOut) -> float:
+    """Return `_measure_noise` of the rows held out."""
+    return _measure_noise(held_out.knowledge, held_out.x, _released(held_out.own, held_out.knowledge.device))
+
+
+def _measure_noise(knowledge: Knowledge, x: Tensor, released: Releases) -> float:
     """Return the variance of a release that is no function of the row, to who has the weights; 0: there is none."""
-    released = _released(held_out.own, held_out.knowledge.device)
-    noise = measure_noise(unwrap(held_out.knowledge.upstream), held_out.x, released)
+    noise = measure_noise(unwrap(knowledge.upstream), x, released)
     variance = float(torch.cat([flat_rows(z) for z in released.values()], 1).var(0, correction=0).mean())
     return noise if noise > DETERMINED * variance else 0.0
 
