@@ -44,7 +44,11 @@ def study(sampler: str) -> dict[str, Any]:
         own,
         study={"name": "search", "seeds": [0, 1]},
         training={"rounds": ROUNDS, "batch_size": 24, "optimizer": {"name": "SGD", "lr": rate}},
-        topology=[{"name": "vanilla", "cut": ["relu1", "fc1", "flatten"] if sampler == "grid" else ["relu1", "fc1"]}],
+        topology=[
+            {"name": "vanilla", "cut": ["relu1", "fc1", "flatten"], "sent_inputs": ["input"]}
+            if sampler == "grid"
+            else {"name": "vanilla", "cut": ["relu1", "fc1"]}
+        ],
         defense=None
         if sampler == "grid"
         else [{"name": "none"}, {"name": "noise", "scale": {"low": 0.1, "high": 2.0}}],
