@@ -81,8 +81,9 @@ class ModelSnapshot:
         def changed(_: Location, old: Tensor, new: Tensor) -> bool:
             return id(old) not in saved and self.tensor_changed(old, new)
 
-        met = any(id(kept.tensor) not in saved or vars(kept.tensor) for kept in self._tensors.values())
-        now = self.reach() if met else self.records
+        if not any(id(kept.tensor) not in saved or vars(kept.tensor) for kept in self._tensors.values()):
+            return None
+        now = self.reach()
         found = [c for c in differences(self.records, now, changed) if isinstance(now[c.place].value, Tensor)]
         return next(name_changes(found, self.records), None)
 

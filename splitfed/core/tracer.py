@@ -10,11 +10,12 @@ from __future__ import annotations
 import dis
 import inspect
 import itertools
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partialmethod
+from functools import cache, partialmethod, wraps
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NoReturn
@@ -101,7 +102,7 @@ class ModelTracer(fx.Tracer):
     proxy_buffer_attributes = True
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(autowrap_modules=(), autowrap_functions=tuple(_MATH.values()))  # type: ignore[arg-type]
         self.refused: TraceError | None = None
 
     def refuse(self, why: TraceError | str) -> NoReturn:
@@ -138,11 +139,40 @@ class ModelTracer(fx.Tracer):
 
     def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
         """Return the graph of `root`; raise what was refused, though `forward` may have caught it."""
-        with _Factories(self, root), _modes_refused(self):
+        with _Factories(self, root), _modes_refused(self), _math_recorded():
             graph = super().trace(root, concrete_args)
         if self.refused is not None:
             raise self.refused
         return graph
+
+
+def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` of plain numbers as an operation of the graph where it is called with a value of the trace."""
+
+    @wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        values, _ = _pytree.tree_flatten((args, given))
+        value = next((one for one in values if isinstance(one, fx.Proxy)), None)
+        if value is None:
+            return function(*args, **given)
+        return value.tracer.create_proxy("call_function", function, args, given)
+
+    return call
+
+
+_MATH = {name: one for name, one in vars(math).items() if not name.startswith("_") and callable(one)}
+_MATH_RECORDED = {name: _recorded(one) for name, one in _MATH.items()}
+
+
+@contextmanager
+def _math_recorded() -> Iterator[None]:
+    """Let the functions of `math` go into graphs in the block; torch.fx would wrap each of them anew at every trace."""
+    before = {name: vars(math)[name] for name in _MATH}
+    try:
+        vars(math).update(_MATH_RECORDED)
+        yield
+    finally:
+        vars(math).update(before)
 
 
 @contextmanager
