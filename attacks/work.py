@@ -60,7 +60,7 @@ class Work:
 class OneOf:
     """Work of which one alone of `options` will be done, each of several pieces: the least of them to the most."""
 
-    options: Sequence[Sequence[Work]]
+    options: Sequence[Sequence[Work | OneOf]]
 
     def seconds(self, clock: Callable[[], float]) -> tuple[float, float]:
         """Return what it takes at least and at most by `clock`."""

@@ -33,9 +33,6 @@ LEAST_WEIGHT = 0.01
 """A member that counts for less in a combination is left out of it."""
 ERRORS = 2.0
 """Standard errors of a difference that are taken for chance."""
-SEARCHED = 16
-"""Rows held out that a search is tried on: it learns from none of them, and works as long on each as on a victim."""
-
 Predict = Callable[[View, Knowledge, int, torch.Generator], Tensor]
 """From a view, what is known, a size of the work and random numbers to a row for every one in the view."""
 
@@ -44,7 +41,7 @@ class EnsembleMember(NamedTuple):
     """An attack among others: its `name`, and how it predicts with work of a size.
 
     `learns`: whether it learns from auxiliary rows, so that it is the better for those held out; `searches`: whether
-    it works on every row by itself: it is tried on `SEARCHED` rows held out, and the victims are not among them;
+    it works on every row by itself: it is tried on few of the rows held out, and the victims are not among them;
     `begins_at`: the member at whose rows a search begins ("": none). `passes`: row passes that a unit of its size takes
     in a trial (0: it has no steps); `start`: those that it takes besides; `last`: what its last prediction takes, of a
     trial; `least`: its smallest size.
@@ -89,12 +86,20 @@ class Trials:
     """Members that were tried: the predictions of each at the size at which it is best, `found`, and all attempts.
 
     Two that were tried on other numbers of rows are compared by the rows of both. `anew`: whether what has learnt from
-    rows learns once more from all of them, for the victims.
+    rows learns once more from all of them, for the victims. `searched`: how many of the rows held out a search is tried
+    on (default: all).
     """
 
-    def __init__(self, held_out: HeldOut, seed: int, progress: Callable[[int], None], anew: bool = True) -> None:
+    def __init__(
+        self,
+        held_out: HeldOut,
+        seed: int,
+        progress: Callable[[int], None],
+        anew: bool = True,
+        searched: int | None = None,
+    ) -> None:
         self.held_out, self._seed, self._progress, self._anew = held_out, seed, progress, anew
-        self.searched = held_out.first(SEARCHED)
+        self.searched = held_out.first(held_out.count if searched is None else searched)
         """What arrives of the rows that searches are tried on, and what is known without them."""
         self.tried: list[Attempt] = []
         self.left_out: list[LeftOut] = []
@@ -111,14 +116,20 @@ class Trials:
 
         One without steps is it only where it is better than what learnt by more than `ERRORS` standard errors of that:
         what learns begins at a closed form's rows, and a few rows that are unlike all others may decide between the
-        two. So is the combination of all, and the smaller of two sizes of a member's work.
+        two. So is a search, which may end far off where a row is unlike those held out, the combination of all, and the
+        smaller of two sizes of a member's work.
         """
-        kinds = {name: (len(own), self._members[name][0].passes == 0) for name, own in self.found.items()}
-        bests = [self._best([n for n in kinds if kinds[n] == kind]) for kind in sorted(set(kinds.values()))]
-        best = bests[0]
-        for name in bests[1:]:
-            if self._exceeds(self.found[best], self.found[name], errors=kinds[name][1] and not kinds[best][1]):
-                best = name
+        kinds: dict[tuple[bool, bool, int], list[str]] = {}
+        for name, own in self.found.items():
+            member, _ = self._members[name]
+            closed = member.passes == 0
+            kinds.setdefault((closed or member.searches, closed, len(own)), []).append(name)
+        (doubtful, *_), *others = sorted(kinds)
+        best = self._best(kinds[min(kinds)])
+        for kind in others:
+            name = self._best(kinds[kind])
+            if self._exceeds(self.found[best], self.found[name], errors=kind[0] and not doubtful):
+                best, doubtful = name, kind[0]
         combined = self._combined
         return COMBINATION if combined is not None and self._exceeds(self.found[best], combined, errors=True) else best
 
@@ -196,6 +207,21 @@ class Trials:
             spent += sum(member.work(sizes[member.name]) for member in left)
             rows = min((len(self.found[m.name]) for m in left if m.name in self.found), default=1)
             left.sort(key=lambda member: self.error(member.name, rows))
+
+    def look(self, members: Sequence[EnsembleMember], budget: float) -> float:
+        """Try each of `members` once, with `budget` row passes altogether; return how many that took."""
+        sizes = [(member, member.size(budget / len(members))) for member in members]
+        for member, size in sizes:
+            if size:
+                self.run(member, size)
+        return sum(member.work(size) for member, size in sizes if size)
+
+    def leads(self, some: Sequence[EnsembleMember], others: Sequence[EnsembleMember], times: float) -> bool:
+        """Whether the least error of `some` is more than so many `times` below that of `others`."""
+        found = [[member.name for member in part if member.name in self.found] for part in (some, others)]
+        rows = min((len(self.found[name]) for part in found for name in part), default=0)
+        best, other = (min((self.error(name, rows) for name in part), default=math.inf) for part in found)
+        return best * times < other
 
     def combine(self) -> None:
         """Try the convex combination of all that was found, judged on rows that its weights were not fitted to."""

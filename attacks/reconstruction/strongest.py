@@ -7,9 +7,10 @@ Machine Learning 1996, for the combination of all.
 
 In the threat model "black_box" the adversary has releases, auxiliary rows and queries: members are `linear_inverse`,
 `nearest` and `inverse_network` of several widths, for tables with synthetic rows. In "white_box" it has the client's
-weights too, and works twice as much: `lbfgs_inversion` with and without a prior and, in the longest budget,
-`latent_search` are in the same race. Where releases are not a function of the row alone, the searches have a race of
-their own, and a fifth of it is left for one that begins at the best rows found so far (`refinement`). Where an attack
+weights too, and twice the work, of tables three times as much: after the race of the decoders that a black box has,
+`lbfgs_inversion` with and without a prior and, in the longest budget, `latent_search` race with each other. Where they
+are ahead at a first look they have the work of the decoders too. Where releases are not a function of the row alone, a
+fifth of the searches' work is left for one that begins at the best rows found so far (`refinement`). Where an attack
 was in the training, what that predicts is a member; and last a convex combination of all of them, its weights by least
 squares.
 
@@ -49,7 +50,7 @@ from splitfed.attacks.base import (
     unwrap,
 )
 from splitfed.attacks.reconstruction.held_out import HeldOut, count_folds, hold_out, hold_out_in_folds
-from splitfed.attacks.reconstruction.race import SEARCHED, EnsembleMember, Trials, attempts_of, rungs
+from splitfed.attacks.reconstruction.race import EnsembleMember, Trials, attempts_of, rungs
 from splitfed.attacks.reconstruction.refinement import Refinement, measure_noise
 from splitfed.attacks.selection import name_budgets
 from splitfed.attacks.threat_model import BLACK_BOX, WHITE_BOX
@@ -77,6 +78,16 @@ ENOUGH, FEWEST = 30, 3
 """Rows held out that choose by themselves, where there are so many times as many; else all are in turn, in folds.
 
 Folds multiply the work of all that learns by their number, up to ten, and gain the less the more rows are held out.
+"""
+SEARCHED = 16
+"""Images held out that a search is tried on: it learns from none, and works as long on each as on a victim.
+
+Of tables, whose rows are cheap and have heavy tails, it is tried on all that are held out.
+"""
+LOOK, AHEAD = 0.1, 1.6
+"""Share of the work that tells whether searches are ahead of decoders, and how many times smaller an error says so.
+
+A decoder of images that is 2 dB behind hardly comes up: both gain by more work. One of a table may.
 """
 MOST = 64
 """Rows held out once at most: more of them choose hardly better, and every search is made for each of them."""
@@ -108,7 +119,8 @@ class _Rows(NamedTuple):
     @property
     def searched(self) -> int:
         """Rows held out that a search is tried on."""
-        return min(SEARCHED, math.ceil(self.held / self.folds))
+        held = math.ceil(self.held / self.folds)
+        return min(SEARCHED, held) if self.images else held
 
     @property
     def anew(self) -> bool:
@@ -118,7 +130,7 @@ class _Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Strongest(Attack):
-    """A race of `passes` row passes among decoders; in the threat model "white_box" of twice as many, with searches.
+    """A race of `passes` row passes among decoders; in the threat model "white_box" one of as many of searches, too.
 
     `widths`: of the decoders of images (of tables a quarter). `threat_model`: "black_box", "white_box", or None: the
     one that holds for the adversary in the run, "white_box" where the client's weights reach it. `prior`: whether
@@ -164,17 +176,29 @@ class Strongest(Attack):
         white_box, state = knowledge.upstream is not None, knowledge.training_attack
         rows = _count_rows(held_out, knowledge)
         noise = _noise(held_out) if white_box else 0.0
-        races = self._races(rows, white_box, noise)
-        most = 4 + sum(attempts_of(len(members)) for members, _ in races) + bool(noise) * attempts_of(len(REACH))
-        trials = Trials(held_out, generator.initial_seed(), lambda done: progress(min(done, most - 1), most), rows.anew)
+        decoders, searches = self._decoders(rows), self._searches(rows) if white_box else []
+        looks = self._looks(rows, white_box, noise)
+        most = 4 + sum(map(attempts_of, (len(decoders), len(searches), bool(noise) * len(REACH))))
+        most += looks * len([*decoders, *searches])
+
+        def done(attempts: int) -> None:
+            progress(min(attempts, most - 1), most)
+
+        trials = Trials(held_out, generator.initial_seed(), done, rows.anew, rows.searched)
         for member in self._closed_forms(held_out):
             trials.run(member)
         if state is not None and getattr(state.plan, "target", None) is Target.INPUTS:
             trials.run(_training_attack_member(state))
-        for members, passes in races:
-            trials.race(members, passes)
+        left = self.passes + (self._of_searches(rows) if white_box else 0.0)
+        if looks:
+            left -= trials.look([*decoders, *searches], LOOK * left)
+        if not (looks and trials.leads(searches, decoders, AHEAD)):
+            trials.race(decoders, self.passes)
+            left -= self.passes
+        if white_box:
+            trials.race(searches, (1 - REFINED if noise else 1) * left)
         if noise:
-            trials.race(self._refinements(trials, noise, rows), REFINED * self.passes)
+            trials.race(self._refinements(trials, noise, rows), REFINED * left)
         trials.combine()
         progress(most, most)
         return trials
@@ -202,13 +226,25 @@ class Strongest(Attack):
         ]
         white_box, x = knowledge.upstream is not None, unwrap(few.auxiliary)
         noise = _measure_noise(knowledge, x, unwrap(knowledge.query)(x)) if white_box else 0.0
-        for racing, passes in self._races(rows, white_box, noise):
-            (_, first), *_ = rungs(len(racing), passes, max(member.last for member in racing))
-            able = [member for member in racing if member.size(first)]
-            found += [piece(member, member.size(first)) for member in able]
-            if able:
-                left = passes - sum(member.work(member.size(first)) for member in able)
-                found.append(OneOf([[piece(member, left / member.passes)] for member in able]))
+        decoders, searches = self._decoders(rows), self._searches(rows) if white_box else []
+
+        def race(members: list[EnsembleMember], passes: float) -> list[Work | OneOf]:
+            (_, first), *_ = rungs(len(members), passes, max(member.last for member in members))
+            able = [member for member in members if member.size(first)]
+            left = passes - sum(member.work(member.size(first)) for member in able)
+            pieces: list[Work | OneOf] = [piece(member, member.size(first)) for member in able]
+            return [*pieces, OneOf([[piece(member, left / member.passes)] for member in able])] if able else []
+
+        if not white_box:
+            return [*found, *race(decoders, self.passes)]
+        if not self._looks(rows, white_box, noise):
+            return [*found, *race(decoders, self.passes), *race(searches, self._of_searches(rows))]
+        look = LOOK * (self.passes + self._of_searches(rows))
+        every_member = [*decoders, *searches]
+        sizes = [(member, member.size(look / len(every_member))) for member in every_member]
+        apart = [*race(decoders, self.passes), *race(searches, self._of_searches(rows) - look)]
+        found += [piece(member, size) for member, size in sizes if size]
+        found.append(OneOf([apart, race(searches, self.passes + self._of_searches(rows) - look)]))
         return found
 
     def _hold_out(self, view: View, knowledge: Knowledge, generator: torch.Generator) -> HeldOut:
@@ -232,18 +268,14 @@ class Strongest(Attack):
         counts = tuple(k for k in (1, 10) if 2 * k <= held_out.fewest)
         yield attack_member("nearest", load("attacks", "nearest")(neighbours=counts))
 
-    def _races(self, rows: _Rows, white_box: bool, noise: float) -> list[tuple[list[EnsembleMember], float]]:
-        """Return who races with whom, and the row passes of each race: with the weights twice as many altogether.
+    def _of_searches(self, rows: _Rows) -> float:
+        """Return the row passes that searches have: as many as decoders; of tables, where more are tried, twice."""
+        return float(self.passes) * (1 if rows.images else 2)
 
-        Under `noise` decoders are slow to show what searches, which begin near it, soon do: they race by themselves.
-        """
-        decoders, passes = self._decoders(rows), float(self.passes)
-        if not white_box:
-            return [(decoders, passes)]
-        searches = self._searches(rows)
-        return (
-            [(decoders, passes), (searches, (1 - REFINED) * passes)] if noise else [(decoders + searches, 2 * passes)]
-        )
+    @staticmethod
+    def _looks(rows: _Rows, white_box: bool, noise: float) -> bool:
+        """Return whether a first look may tell that searches are ahead: not under noise, nor of tables."""
+        return white_box and rows.images and not noise
 
     def _decoders(self, rows: _Rows) -> list[EnsembleMember]:
         """Return the decoders, with the row passes that they take on so many `rows`."""

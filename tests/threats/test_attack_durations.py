@@ -23,7 +23,8 @@ from splitfed.attacks.networks.row_lbfgs import RowLbfgs
 from splitfed.attacks.reconstruction import strongest
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
 from splitfed.attacks.reconstruction.linear_inverse import LinearInverse
-from splitfed.attacks.reconstruction.race import SEARCHED, rungs
+from splitfed.attacks.reconstruction.race import rungs
+from splitfed.attacks.reconstruction.strongest import LOOK, SEARCHED
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.reconstruction.shadow import Shadow
 from splitfed.attacks.reconstruction.strongest import Strongest
@@ -101,24 +102,33 @@ def works(attack: Attack) -> list[Work]:
 
 
 def test_the_work_of_the_strongest_attack() -> None:
-    """400 auxiliary rows, 64 of them held out, 24 victims: of two decoders and two searches one goes on."""
+    """400 auxiliary rows, 64 of them held out, 24 victims: a look, then decoders and searches, or searches alone."""
     attack = Strongest(widths=(4, 8), passes=60_000, batch_size=8, prior=False, threat_model="white_box")
     found = everything(attack)
     linear, nearest, narrow, wide, *searches = (one for one in found if isinstance(one, Work))
     assert (linear.most, linear.attempts) == (nearest.most, nearest.attempts) == (0, (1, 2))
-    first = rungs(4, 120_000, 24 / SEARCHED)[0][1]
+    look, row_passes = LOOK * 120_000, strongest.EVALUATIONS * SEARCHED
     for decoder in (narrow, wide):
-        assert decoder.least == decoder.most == int(first / 336)
+        assert decoder.least == decoder.most == int(look / 4 / 336)
         assert decoder.share == BATCHES * 8 / 336
-    row_passes = strongest.EVALUATIONS * SEARCHED
     for search in searches:
-        assert search.most == int(first / row_passes)
+        assert search.most == int(look / 4 / row_passes)
         assert search.share == 24 / SEARCHED
-    # All that is left goes to the one that stays, whichever it is, and to its last prediction.
-    left = 120_000 - 2 * 336 * narrow.most - 2 * row_passes * searches[0].most
     (one,) = (one for one in found if isinstance(one, OneOf))
-    later = [pieces[0].most for pieces in one.options]
-    assert later == pytest.approx([left / 336] * 2 + [left / row_passes] * 2)
+    apart, alone = one.options
+    decoders, searched = apart[:3], apart[3:]
+    for race, passes, cost, last in (
+        (decoders, 60_000, 336, 1.0),
+        (searched, 60_000 - look, row_passes, 24 / SEARCHED),
+        (alone, 120_000 - look, row_passes, 24 / SEARCHED),
+    ):
+        first = rungs(2, passes, last)[0][1]
+        *both, stays = race
+        assert [piece.most for piece in both if isinstance(piece, Work)] == [int(first / cost)] * 2
+        # All that is left goes to the one that stays, whichever it is, and to its last prediction.
+        assert isinstance(stays, OneOf)
+        later = [piece.most for (piece,) in stays.options if isinstance(piece, Work)]
+        assert later == pytest.approx([(passes - 2 * cost * int(first / cost)) / cost] * 2)
     assert len(everything(replace(attack, widths=(4,), threat_model="black_box"))) == 4
 
 
