@@ -33,6 +33,8 @@ LEAST_WEIGHT = 0.01
 """A member that counts for less in a combination is left out of it."""
 ERRORS = 2.0
 """Standard errors of a difference that are taken for chance."""
+EACH = 5
+"""Rows of which chance lets all speak for the same in one case of 32."""
 Predict = Callable[[View, Knowledge, int, torch.Generator], Tensor]
 """From a view, what is known, a size of the work and random numbers to a row for every one in the view."""
 
@@ -140,12 +142,17 @@ class Trials:
         return not self._exceeds(own, self.found[name], errors=True)
 
     def _exceeds(self, one: Tensor, other: Tensor, errors: bool) -> bool:
-        """Whether the error of `one` is the greater on the rows of both; `errors`: by `ERRORS` standard errors."""
+        """Whether the error of `one` is the greater on the rows of both; `errors`: by more than chance.
+
+        By `ERRORS` standard errors, or on each of `EACH` rows or more: one row may make a standard error large.
+        """
         rows, count = min(len(one), len(other)), self.held_out.count
         truth = self.held_out.x[:rows].cpu()
         of_one, of_other = ((own[:rows] - truth).double().square().flatten(1).mean(1) for own in (one, other))
         # A row that was asked for several times is one row.
         gain = torch.stack([part.mean() for part in (of_one - of_other).view(-1, min(count, rows)).unbind(1)])
+        if errors and len(gain) >= EACH and bool((gain > 0).all()):
+            return True
         return float(gain.mean()) > (ERRORS * float(gain.std()) / len(gain) ** 0.5 if errors and len(gain) > 1 else 0.0)
 
     @property

@@ -272,18 +272,35 @@ def test_a_combination_is_judged_on_both_halves() -> None:
     [
         ((1.0, 1.0, 1.0, 1.0, 1.0, 9.0), 1.1, "learnt"),  # one row makes the difference
         ((1.0, 1.0, 1.0, 1.0, 1.0, 1.2), 0.8, "closed"),  # all rows do
+        ((1.0, 1.0, 1.0, 1.0, 1.0, 99.0), 0.8, "closed"),  # so they do where one has a large error
     ],
 )
-def test_a_closed_form_is_chosen_where_it_is_better_by_more_than_chance(
-    learnt: tuple[float, ...], closed: float, chosen: str
+@pytest.mark.parametrize("searches", [False, True])
+def test_what_did_not_learn_is_chosen_where_it_is_better_by_more_than_chance(
+    learnt: tuple[float, ...], closed: float, chosen: str, searches: bool
 ) -> None:
+    """A closed form, and a search: that may be tried first as well as last."""
     rows = held_out(6)
     trials = Trials(rows, 0, lambda done: None)
-    for name, passes, errors in (("learnt", 1.0, learnt), ("closed", 0.0, (closed,) * 6)):
-        own = torch.cat([rows.x, rows.x + torch.tensor(errors).sqrt()[:, None]])
-        trials.run(EnsembleMember(name, lambda view, known, size, drawn, p=own: p, passes=passes), int(passes))
+    for name, passes, errors in (("learnt", 1.0, learnt), ("closed", float(searches), (closed,) * 6)):
+        searching = searches and name == "closed"
+        own = rows.x + torch.tensor(errors).sqrt()[:, None]
+        own = own if searching else torch.cat([rows.x, own])
+        member = EnsembleMember(name, lambda view, known, size, drawn, p=own: p, passes=passes, searches=searching)
+        trials.run(member, int(passes))
     assert trials.tried[1].error < trials.tried[0].error
     assert trials.chosen == chosen
+
+
+def test_a_first_look_takes_each_once_and_says_who_is_ahead() -> None:
+    trials = Trials(held_out(), 0, lambda done: None)
+    good, poor, slow = halving("good"), halving("poor", 0.5), halving("slow", least=50)
+    assert trials.look([good, poor, slow], 30.0) == 20.0
+    assert [(a.member, a.size) for a in trials.tried] == [("good", 10), ("poor", 10)]
+    assert trials.leads([good, slow], [poor], 4.9)
+    assert not trials.leads([good, slow], [poor], 5.1)
+    assert not trials.leads([slow], [poor], 0.0)
+    assert trials.leads([good], [slow], 1e9), "who found nothing is behind"
 
 
 def test_a_row_that_is_asked_for_several_times_counts_as_one_in_what_is_chance() -> None:

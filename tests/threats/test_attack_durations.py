@@ -24,10 +24,9 @@ from splitfed.attacks.reconstruction import strongest
 from splitfed.attacks.reconstruction.inverse_network import InverseNetwork
 from splitfed.attacks.reconstruction.linear_inverse import LinearInverse
 from splitfed.attacks.reconstruction.race import rungs
-from splitfed.attacks.reconstruction.strongest import LOOK, SEARCHED
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.reconstruction.shadow import Shadow
-from splitfed.attacks.reconstruction.strongest import Strongest
+from splitfed.attacks.reconstruction.strongest import LOOK, SEARCHED, Strongest
 from splitfed.attacks.work import BATCHES, OneOf, StatesWork, Work, sum_doublings
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
