@@ -35,6 +35,7 @@ ERRORS = 2.0
 """Standard errors of a difference that are taken for chance."""
 EACH = 5
 """Rows of which chance lets all speak for the same in one case of 32."""
+
 Predict = Callable[[View, Knowledge, int, torch.Generator], Tensor]
 """From a view, what is known, a size of the work and random numbers to a row for every one in the view."""
 

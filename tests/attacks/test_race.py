@@ -279,7 +279,7 @@ def test_a_combination_is_judged_on_both_halves() -> None:
 def test_what_did_not_learn_is_chosen_where_it_is_better_by_more_than_chance(
     learnt: tuple[float, ...], closed: float, chosen: str, searches: bool
 ) -> None:
-    """A closed form, and a search: that may be tried first as well as last."""
+    """A closed form, or a search."""
     rows = held_out(6)
     trials = Trials(rows, 0, lambda done: None)
     for name, passes, errors in (("learnt", 1.0, learnt), ("closed", float(searches), (closed,) * 6)):

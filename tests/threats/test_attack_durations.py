@@ -139,7 +139,7 @@ def test_it_takes_no_more_row_passes_than_it_is_given(
 ) -> None:
     """Rows times epochs of every decoder and losses of every search, over all folds and the last prediction.
 
-    A white box has twice as many.
+    A white box has twice as many, of images.
     """
     monkeypatch.setattr(strongest, "ENOUGH", 0 if folds == 1 else 1000)
     attack = Strongest(widths=(2,), passes=20_000, queries=1, prior=False, validation=0.5, threat_model=threat_model)
