@@ -139,11 +139,17 @@ class ModelTracer(fx.Tracer):
 
     def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
         """Return the graph of `root`; raise what was refused, though `forward` may have caught it."""
-        with _Factories(self, root), _modes_refused(self), _math_recorded():
+        with _Factories(self, root):
             graph = super().trace(root, concrete_args)
         if self.refused is not None:
             raise self.refused
         return graph
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Record the functions of `math`, and refuse modes of autograd, in whatever this traces in the block."""
+        with _modes_refused(self), _math_recorded():
+            yield
 
 
 def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:

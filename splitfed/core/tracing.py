@@ -27,7 +27,6 @@ from splitfed.core.held_arrays import find_foreign, leave_out_unread, state_of
 from splitfed.core.model_call import set_mode
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.module_copies import copy_computed, deep_copy
-from splitfed.core.reachable import put_back
 from splitfed.core.topology import CutPiece, Original
 from splitfed.core.tracer import ModelTracer, find_untraceable_code
 
@@ -64,7 +63,8 @@ def cut_by_trace(
         outputs = _outputs(graph, output)
         pieces = _build(model, graph, part, len(cuts) + 1, outputs, chain)
     finally:
-        put_back(snapshot.records)
+        for name in constants:
+            vars(model).pop(name, None)
     for module, _, _ in pieces:
         module.training = model.training
     arguments = {n.name: str(n.target) for n in graph.nodes if n.op == "placeholder" and n.users}
@@ -98,23 +98,24 @@ def _trace(model: nn.Module, snapshot: ModelSnapshot) -> tuple[fx.Graph, dict[st
         raise NotTraceable(f"{type(model).__name__} cannot be traced: {what}")
     _check_hooks(model)
     graphs, own_names, constants = [], set(vars(model)), dict[str, Tensor]()
-    for mode in (True, False):
-        tracer = ModelTracer()
-        try:
-            # The user's own forward may raise anything of what it is not meant for.
-            # Whatever tells training from use, by itself or by torch: the mode, and whether there are gradients.
-            with others_code(partial(_not_traceable, model)), torch.set_grad_enabled(mode):
-                set_mode(model, mode)
-                graphs.append(tracer.trace(model))
-            constants |= {n: v for n, v in vars(model).items() if n not in own_names and isinstance(v, Tensor)}
-            _check_replaced(model)
-            if (name := snapshot.changed_constant()) is not None:
-                raise NotTraceable(
-                    f"forward of {type(model).__name__} changes the {name}, a tensor that a trace takes for a "
-                    "constant: keep it in a buffer"
-                )
-        finally:
-            snapshot.restore()
+    tracer = ModelTracer()
+    with tracer.watch():
+        for mode in (True, False):
+            try:
+                # The user's own forward may raise anything of what it is not meant for.
+                # Whatever tells training from use, by itself or by torch: the mode, and whether there are gradients.
+                with others_code(partial(_not_traceable, model)), torch.set_grad_enabled(mode):
+                    set_mode(model, mode)
+                    graphs.append(tracer.trace(model))
+                constants |= {n: v for n, v in vars(model).items() if n not in own_names and isinstance(v, Tensor)}
+                _check_replaced(model)
+                if (name := snapshot.changed_constant()) is not None:
+                    raise NotTraceable(
+                        f"forward of {type(model).__name__} changes the {name}, a tensor that a trace takes for a "
+                        "constant: keep it in a buffer"
+                    )
+            finally:
+                snapshot.restore()
     for training_node, evaluation_node in zip(graphs[0].nodes, graphs[1].nodes, strict=False):
         if evaluation_node.format_node() != training_node.format_node():
             raise NotTraceable(
