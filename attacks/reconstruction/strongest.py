@@ -128,6 +128,32 @@ class _Rows(NamedTuple):
         return self.folds > 1 or self.held > ALL_BUT * (self.held + self.kept)
 
 
+class _Plan(NamedTuple):
+    """Who races with how many row passes: `decoders` with `passes`, `searches` with `more`.
+
+    `look`: those of both that tell whether searches are ahead of decoders, which then have no race; 0: no look.
+    """
+
+    decoders: list[EnsembleMember]
+    searches: list[EnsembleMember]
+    passes: float
+    more: float
+    look: float
+
+    @property
+    def members(self) -> list[EnsembleMember]:
+        """All that race."""
+        return [*self.decoders, *self.searches]
+
+    def races(self, ahead: bool, spent: float) -> list[tuple[list[EnsembleMember], float]]:
+        """Return those who race, with their row passes, after a look that took `spent`; `ahead`: searches were."""
+        left = self.passes + self.more - spent
+        if ahead:
+            return [(self.searches, left)]
+        decoders = [(self.decoders, self.passes)]
+        return [*decoders, (self.searches, left - self.passes)] if self.searches else decoders
+
+
 @dataclass(frozen=True)
 class Strongest(Attack):
     """A race of `passes` row passes among decoders; in the threat model "white_box" one of as many of searches, too.
@@ -176,10 +202,9 @@ class Strongest(Attack):
         white_box, state = knowledge.upstream is not None, knowledge.training_attack
         rows = _count_rows(held_out, knowledge)
         noise = _noise(held_out) if white_box else 0.0
-        decoders, searches = self._decoders(rows), self._searches(rows) if white_box else []
-        looks = self._looks(rows, white_box, noise)
-        most = 4 + sum(map(attempts_of, (len(decoders), len(searches), bool(noise) * len(REACH))))
-        most += looks * len([*decoders, *searches])
+        plan = self._plan(rows, white_box, noise)
+        most = 4 + sum(map(attempts_of, (len(plan.decoders), len(plan.searches), bool(noise) * len(REACH))))
+        most += bool(plan.look) * len(plan.members)
 
         def done(attempts: int) -> None:
             progress(min(attempts, most - 1), most)
@@ -189,16 +214,12 @@ class Strongest(Attack):
             trials.run(member)
         if state is not None and getattr(state.plan, "target", None) is Target.INPUTS:
             trials.run(_training_attack_member(state))
-        left = self.passes + (self._of_searches(rows) if white_box else 0.0)
-        if looks:
-            left -= trials.look([*decoders, *searches], LOOK * left)
-        if not (looks and trials.leads(searches, decoders, AHEAD)):
-            trials.race(decoders, self.passes)
-            left -= self.passes
-        if white_box:
-            trials.race(searches, (1 - REFINED if noise else 1) * left)
+        spent = trials.look(plan.members, plan.look) if plan.look else 0.0
+        ahead = bool(plan.look) and trials.leads(plan.searches, plan.decoders, AHEAD)
+        for members, passes in plan.races(ahead, spent):
+            trials.race(members, (1 - REFINED) * passes if noise and members is plan.searches else passes)
         if noise:
-            trials.race(self._refinements(trials, noise, rows), REFINED * left)
+            trials.race(self._refinements(trials, noise, rows), REFINED * passes)
         trials.combine()
         progress(most, most)
         return trials
@@ -226,7 +247,7 @@ class Strongest(Attack):
         ]
         white_box, x = knowledge.upstream is not None, unwrap(few.auxiliary)
         noise = _measure_noise(knowledge, x, unwrap(knowledge.query)(x)) if white_box else 0.0
-        decoders, searches = self._decoders(rows), self._searches(rows) if white_box else []
+        plan = self._plan(rows, white_box, noise)
 
         def race(members: list[EnsembleMember], passes: float) -> list[Work | OneOf]:
             (_, first), *_ = rungs(len(members), passes, max(member.last for member in members))
@@ -235,17 +256,13 @@ class Strongest(Attack):
             pieces: list[Work | OneOf] = [piece(member, member.size(first)) for member in able]
             return [*pieces, OneOf([[piece(member, left / member.passes)] for member in able])] if able else []
 
-        if not white_box:
-            return [*found, *race(decoders, self.passes)]
-        if not self._looks(rows, white_box, noise):
-            return [*found, *race(decoders, self.passes), *race(searches, self._of_searches(rows))]
-        look = LOOK * (self.passes + self._of_searches(rows))
-        every_member = [*decoders, *searches]
-        sizes = [(member, member.size(look / len(every_member))) for member in every_member]
-        apart = [*race(decoders, self.passes), *race(searches, self._of_searches(rows) - look)]
-        found += [piece(member, size) for member, size in sizes if size]
-        found.append(OneOf([apart, race(searches, self.passes + self._of_searches(rows) - look)]))
-        return found
+        def races(ahead: bool) -> list[Work | OneOf]:
+            return [one for members, passes in plan.races(ahead, plan.look) for one in race(members, passes)]
+
+        if not plan.look:
+            return [*found, *races(False)]
+        sizes = [(member, member.size(plan.look / len(plan.members))) for member in plan.members]
+        return [*found, *(piece(member, size) for member, size in sizes if size), OneOf([races(False), races(True)])]
 
     def _hold_out(self, view: View, knowledge: Knowledge, generator: torch.Generator) -> HeldOut:
         """Return the rows that choose: a share held out once where that is enough of them, else all of them in turn."""
@@ -268,14 +285,15 @@ class Strongest(Attack):
         counts = tuple(k for k in (1, 10) if 2 * k <= held_out.fewest)
         yield attack_member("nearest", load("attacks", "nearest")(neighbours=counts))
 
-    def _of_searches(self, rows: _Rows) -> float:
-        """Return the row passes that searches have: as many as decoders; of tables, where more are tried, twice."""
-        return float(self.passes) * (1 if rows.images else 2)
+    def _plan(self, rows: _Rows, white_box: bool, noise: float) -> _Plan:
+        """Return the plan: searches have as much as decoders, and of tables, where more rows are tried, twice that.
 
-    @staticmethod
-    def _looks(rows: _Rows, white_box: bool, noise: float) -> bool:
-        """Return whether a first look may tell that searches are ahead: not under noise, nor of tables."""
-        return white_box and rows.images and not noise
+        No look under noise, nor of tables: searches may be ahead there, and decoders come up.
+        """
+        searches, passes = self._searches(rows) if white_box else [], float(self.passes)
+        more = (1 if rows.images else 2) * passes if white_box else 0.0
+        look = LOOK * (passes + more) if white_box and rows.images and not noise else 0.0
+        return _Plan(self._decoders(rows), searches, passes, more, look)
 
     def _decoders(self, rows: _Rows) -> list[EnsembleMember]:
         """Return the decoders, with the row passes that they take on so many `rows`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import json
 import pkgutil
@@ -20,7 +20,7 @@ from tests import papers
 from tests.papers import __main__ as command
 from tests.papers import he_mnist, mafml, method_accuracy, unsplit_depth
 from tests.papers.he_lenet import he_lenet
-from tests.papers.table import Cell, Measured, Table, markdown, mean, write
+from tests.papers.table import RESULTS, Cell, Measured, Table, markdown, mean, write
 
 
 def shown(done: Measured) -> str:
@@ -280,6 +280,38 @@ def test_what_a_table_changes_of_the_library_is_something_that_the_library_calls
         for method in (name for name, value in vars(kind).items() if bases and inspect.isfunction(value)):
             known = any(hasattr(base, method) for base in kind.__mro__[1:])
             assert known or f".{method}(" in source, f"{kind.__name__}.{method}"
+
+
+def test_every_section_names_the_command_that_measures_it() -> None:
+    heads = [line for line in RESULTS.read_text("utf-8").splitlines() if line.startswith("## ")]
+    targets = Path("Makefile").read_text("utf-8")
+    for head in heads:
+        (told,) = re.findall(r"\(`([^`]+)`\)$", head)
+        word, *rest = told.split()
+        if word == "make":
+            assert f"\n{rest[0]}:" in targets, head
+            assert all(one.removeprefix("TABLE=") in command.tables() for one in rest[1:]), head
+        elif word == "python":
+            assert importlib.util.find_spec(rest[1]), head
+        else:
+            assert word == "pytest", head
+            assert Path(rest[-1]).is_file(), head
+
+
+@pytest.mark.parametrize("name", command.tables())
+def test_what_is_published_is_what_the_code_makes_of_what_was_measured(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every line of a section but its date: a table whose code has changed since is written again, or not published."""
+    table, published = command.tables()[name], RESULTS.read_text("utf-8")
+    # Some draw a picture beside it, which is no part of this.
+    monkeypatch.setattr(f"tests.papers.{name}.RESULTS", tmp_path / RESULTS.name, raising=False)
+    done = table.measured(RESULTS.parent / "measured")
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    assert (begin in published) == bool(done)
+    if done:
+        section = published.split(begin)[1].split(end)[0]
+        assert section.endswith(f"\n\n{table.budget}\n\n{table.show(done)}\n")
 
 
 @pytest.mark.parametrize(("channels", "size", "weights"), [(8, 24, 201), (16, 8, 16 * 8 * 25 + 8 + 201)])
