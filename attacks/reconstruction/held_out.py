@@ -16,6 +16,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import Knowledge, Releases, unwrap
 from splitfed.attacks.networks.query_passes import query_passes, query_shuffled
+from splitfed.attacks.scoring.reconstruction_metrics import psnr
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 
@@ -91,6 +92,16 @@ class HeldOut:
         if not bool(predictions.isfinite().all()):
             return math.inf
         return float((predictions - self.x[: len(predictions)].cpu()).square().mean())
+
+    def losses(self, predictions: Tensor) -> Tensor:
+        """Return what `predictions` of the first rows held out miss in each, (n,), in the measure that scores them.
+
+        Of images of a known range that is the negative PSNR, else the mean squared error.
+        """
+        truth, span = self.x[: len(predictions)].cpu(), self.knowledge.value_range
+        if span is None or len(self.knowledge.shape) != 3:
+            return (predictions - truth).double().square().flatten(1).mean(1)
+        return -psnr(truth.double(), predictions.double(), span[1] - span[0])
 
 
 def hold_out(name: str, view: View, knowledge: Knowledge, share: float, generator: torch.Generator) -> HeldOut:

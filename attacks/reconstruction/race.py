@@ -148,8 +148,7 @@ class Trials:
         By `ERRORS` standard errors, or on each of `EACH` rows or more: one row may make a standard error large.
         """
         rows, count = min(len(one), len(other)), self.held_out.count
-        truth = self.held_out.x[:rows].cpu()
-        of_one, of_other = ((own[:rows] - truth).double().square().flatten(1).mean(1) for own in (one, other))
+        of_one, of_other = (self.held_out.losses(own[:rows]) for own in (one, other))
         # A row that was asked for several times is one row.
         gain = torch.stack([part.mean() for part in (of_one - of_other).view(-1, min(count, rows)).unbind(1)])
         if errors and len(gain) >= EACH and bool((gain > 0).all()):
@@ -171,9 +170,13 @@ class Trials:
         """Return a member's least mean squared error on the first `rows` held out; infinity where it found none."""
         return self.held_out.error(self.found[name][:rows]) if name in self.found else math.inf
 
+    def loss(self, name: str, rows: int) -> float:
+        """Return what a member misses of the first `rows` held out, as they are scored; infinity if it found none."""
+        return float(self.held_out.losses(self.found[name][:rows]).mean()) if name in self.found else math.inf
+
     def _best(self, names: Sequence[str]) -> str:
         rows = min(len(self.found[name]) for name in names)
-        return min(names, key=lambda name: self.error(name, rows))
+        return min(names, key=lambda name: self.loss(name, rows))
 
     def run(self, member: EnsembleMember, size: int = 0) -> float:
         """Try a member with work of `size`; return its error on the rows held out that it was tried on."""
@@ -214,7 +217,7 @@ class Trials:
                 self.run(member, sizes[member.name])
             spent += sum(member.work(sizes[member.name]) for member in left)
             rows = min((len(self.found[m.name]) for m in left if m.name in self.found), default=1)
-            left.sort(key=lambda member: self.error(member.name, rows))
+            left.sort(key=lambda member: self.loss(member.name, rows))
 
     def look(self, members: Sequence[EnsembleMember], budget: float) -> float:
         """Try each of `members` once, with `budget` row passes altogether; return how many that took."""

@@ -86,7 +86,7 @@ class Cell:
         )
         if self.threat_model == WHITE:
             # In small worlds what a decoder finds is seen where no weights are known.
-            found = {} if self.data == "digits" else found
+            found = {} if self.data.endswith("digits") else found
             found |= {"lbfgs": LbfgsOutsider(self.passes), "lbfgs, prior": LbfgsOutsider(self.passes, prior=True)}
         return found
 
@@ -97,12 +97,14 @@ def reconstruction_world(data: str, cut: str, defense: str, seed: int) -> Run:
     guards = (TABLE_DEFENSES if data.endswith("table") else DEFENSES)[defense]
     rounds, rate = {
         "digits": (1, 1e-3),
+        "more digits": (2, 1e-3),
         "mnist": (4, 1e-3),
         "small table": (10, 3e-3),
         "table": (30, 3e-3),
     }[data]
     auxiliary, victims = {
         "digits": (48, 6),
+        "more digits": (200, 32),
         "mnist": (1500, 64),
         "small table": (60, 12),
         "table": (120, 64),
@@ -162,12 +164,13 @@ def listed(cells: list[Cell], known: Mapping[tuple[str, str, str, str], str]) ->
 
 SMALL = [Cell("digits", "pool1", "none", BLACK, 1000, 16), Cell("small table", "relu1", "none", BLACK, 2000)]
 MORE = [
-    *(Cell("digits", cut, "none", BLACK, 3000, 16) for cut in ("pool1", "pool2")),
     Cell("small table", "relu1", "noise", BLACK, 2000),
-    *(Cell("digits", "pool1", defense, BLACK, 3000, 16) for defense in DEFENSES if defense != "none"),
-    *(Cell("digits", "pool2", defense, BLACK, 3000, 16) for defense in DEFENSES if defense != "none"),
-    *(Cell("digits", "pool1", defense, WHITE, 8000) for defense in DEFENSES),
-    *(Cell("digits", "pool2", defense, WHITE, 8000) for defense in DEFENSES),
+    *(
+        Cell("more digits", cut, defense, threat_model, passes, 16)
+        for cut in ("pool1", "pool2")
+        for defense in DEFENSES
+        for threat_model, passes in ((BLACK, 18_000), (WHITE, 48_000))
+    ),
 ]
 LARGE = [
     *(

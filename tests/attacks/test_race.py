@@ -292,6 +292,25 @@ def test_what_did_not_learn_is_chosen_where_it_is_better_by_more_than_chance(
     assert trials.chosen == chosen
 
 
+@pytest.mark.parametrize(("span", "chosen"), [((0.0, 1.0), "exact but once"), (None, "never far")])
+def test_images_of_a_known_range_are_judged_in_decibels_as_their_score_is(
+    span: tuple[float, float] | None, chosen: str
+) -> None:
+    """Seven of eight images exact, and one missed by .01, are 90 dB of 100; .001 everywhere is 30 dB."""
+    x = torch.linspace(0, 1, 32).view(8, 1, 2, 2)
+    known = replace(held_out().knowledge, shape=(1, 2, 2), value_range=span)
+    rows = replace(held_out(), x=x, count=8, knowledge=known)
+
+    def missing(name: str, squared: list[float]) -> EnsembleMember:
+        off = torch.tensor(squared).sqrt().view(8, 1, 1, 1) * torch.where(x < 0.5, 1.0, -1.0)
+        return EnsembleMember(name, lambda view, known, size, drawn: torch.cat([x, x + off]), passes=1.0)
+
+    trials = Trials(rows, 0, lambda done: None)
+    trials.run(missing("exact but once", [0.01, *[0.0] * 7]), 1)
+    trials.run(missing("never far", [0.001] * 8), 1)
+    assert trials.chosen == chosen
+
+
 def test_a_first_look_takes_each_once_and_says_who_is_ahead() -> None:
     trials = Trials(held_out(), 0, lambda done: None)
     good, poor, slow = halving("good"), halving("poor", 0.5), halving("slow", least=50)
