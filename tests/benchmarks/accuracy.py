@@ -276,7 +276,7 @@ def _head(key: str) -> str:
 
 
 def _interval(values: list[float]) -> str:
-    found = mean_interval(values)
+    found = mean_interval(values, low=0.0, high=1.0)
     return f"{found.mean:.3f} ({found.low:.3f} to {found.high:.3f})" if found.known else f"{found.mean:.3f}"
 
 

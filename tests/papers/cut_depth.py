@@ -21,7 +21,7 @@ from splitfed.attacks import Attack, InverseNetwork, Rmle
 from splitfed.core.optimizers import Optim
 from tests.papers.depth_figures import draw
 from tests.papers.depth_models import BUILDERS, DEPTHS, TRAINED, data
-from tests.papers.table import Cell, Measured, Table, markdown, mean
+from tests.papers.table import BOUNDS, Cell, Measured, Table, markdown, mean
 
 SEEDS = (0, 1, 2)
 ATTACKS: dict[str, Attack] = {
@@ -106,7 +106,9 @@ def show(done: Measured, drawn: bool = True) -> str:
 
 
 def _cell(found: list[Found], who: str) -> str:
-    return "; ".join(mean([one[who][m] for one in found], digits) for m, digits in (("psnr", 1), ("ssim", 2)))
+    return "; ".join(
+        mean([one[who][m] for one in found], BOUNDS[m], digits) for m, digits in (("psnr", 1), ("ssim", 2))
+    )
 
 
 def _agreement(found: Mapping[tuple[str, str], list[Found]]) -> list[str]:

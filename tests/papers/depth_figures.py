@@ -10,7 +10,7 @@ from typing import Any
 
 from splitfed.stats.intervals import mean_interval
 from splitfed.study.report.figures.style import DASHES, MARKERS, MUTED, PALETTE, add_legend, canvas
-from tests.papers.table import RESULTS
+from tests.papers.table import DECIBELS, RESULTS
 
 Found = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 
@@ -33,7 +33,9 @@ def lines(found: Found, attacks: Sequence[str], depths: Sequence[str], path: Pat
         for axis, attack in zip(axes, attacks, strict=True):
             for i, name in enumerate(names):
                 there = [d for d in depths if (name, d) in found]
-                values = [mean_interval([one[attack]["psnr"] for one in found[name, d]]) for d in there]
+                values = [
+                    mean_interval([one[attack]["psnr"] for one in found[name, d]], high=DECIBELS[1]) for d in there
+                ]
                 # Lines that coincide stand a little apart.
                 x = [depths.index(d) + 0.05 * (i - (len(names) - 1) / 2) for d in there]
                 y = [v.mean for v in values]

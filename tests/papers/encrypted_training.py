@@ -14,7 +14,7 @@ from torch import nn
 import splitfed as sf
 from splitfed.models import ecg_cnn, mlp
 from splitfed.topologies import u_shaped
-from tests.papers.table import Cell, Measured, Table, markdown, mean, signed
+from tests.papers.table import AMOUNT, PERCENT, Cell, Measured, Table, markdown, mean, signed
 
 SEEDS, ROUNDS, BATCH = (0, 1, 2), 10, 64
 STEP = sf.Optim("SGD", {"lr": 0.05, "momentum": 0.9})
@@ -104,10 +104,10 @@ def show(done: Measured) -> str:
                 case.layer,
                 f"{first['steps']} of {BATCH} ({first['rows']}, {first['test']} test)",
                 second["parameters"],
-                mean([p["accuracy"] for p, _ in pairs]),
-                mean([e["accuracy"] for _, e in pairs]),
+                mean([p["accuracy"] for p, _ in pairs], PERCENT),
+                mean([e["accuracy"] for _, e in pairs], PERCENT),
                 signed(lost, 2),
-                f"{mean([e['cpu'] / e['steps'] for _, e in pairs])} s",
+                f"{mean([e['cpu'] / e['steps'] for _, e in pairs], AMOUNT)} s",
                 f"{second['bytes'] / second['steps'] / 1e6:.1f} MB ({second['bytes'] / first['bytes']:.0f} x)",
             )
         )

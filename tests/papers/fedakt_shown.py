@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from tests.papers.table import Measured, markdown, mean, signed, verdict
+from tests.papers.table import ANY, PERCENT, Measured, markdown, mean, signed, verdict
 
 ALONE, WHOLE = "standalone", "FedAKT"
 OTHERS = ("FedProto", "FML", "FedKD", "LG-FedAvg", "FedDistill")
@@ -88,9 +88,9 @@ def show_setting(
 def _line(name: str, one: Seeds, alone: Seeds, whole: Seeds, first: bool) -> list[object]:
     gain = [] if name == ALONE else minus(one, alone)
     lead = [] if first else minus(whole, one)
-    columns = [mean([entry[what] for entry in one.values()], 1) for what in ("accuracy", "deviation", "worst")]
+    columns = [mean([entry[what] for entry in one.values()], PERCENT, 1) for what in ("accuracy", "deviation", "worst")]
     sent = sum(float(entry["MiB"]) for entry in one.values()) / len(one)
-    return [_shown(name), *columns, *(mean(d, 1) if d else "" for d in (gain, lead)), len(one), f"{sent:.1f}"]
+    return [_shown(name), *columns, *(mean(d, ANY, 1) if d else "" for d in (gain, lead)), len(one), f"{sent:.1f}"]
 
 
 def _shown(name: str) -> str:
@@ -133,5 +133,5 @@ def _elsewhere(rows: Mapping[str, Seeds]) -> list[str]:
     for name, one in rows.items():
         for place, what in PLACES.items():
             if scores := [float(e["elsewhere"][place]) for e in one.values() if place in e["elsewhere"]]:
-                told.append(f"{what} ({name}) {mean(scores, 1)}")
+                told.append(f"{what} ({name}) {mean(scores, PERCENT, 1)}")
     return [f"In the same rounds, in percent: {'; '.join(told)}."] if told else []

@@ -23,7 +23,7 @@ from splitfed.schedules import Independent
 from splitfed.training.client_scores import summarize_clients
 from tests.papers.fedproto_models import cnn, narrow_lenet
 from tests.papers.installed import FASHION, WhereInstalled
-from tests.papers.table import Cell, Measured, markdown, mean, signed, verdict
+from tests.papers.table import PERCENT, Cell, Measured, markdown, mean, signed, verdict
 
 SEEDS = (0, 1, 2)
 CLASSES = (3, 4, 5)
@@ -196,7 +196,7 @@ def _line(done: Measured, name: str, called: str, score: str) -> list[str]:
         mine = [found["scores"][score] for seed in SEEDS if (found := done.get(_key(name, n, called, seed)))]
         entries += [done[key] for seed in SEEDS if (key := _key(name, n, called, seed)) in done]
         std = f", ± {fmean(entry['std'] for entry in mine):.1f}" if mine else ""
-        cells.append(f"{mean([entry['mean'] for entry in mine], 1)}{std}" if mine else "")
+        cells.append(f"{mean([entry['mean'] for entry in mine], PERCENT, 1)}{std}" if mine else "")
     paper = WAYS[called].paper.get(score, ())
     sent = f"{fmean(entry['MiB'] for entry in entries):.3f}" if entries and score == HEADED else ""
     return [called, score, *cells, " / ".join(str(value) for value in paper), sent]

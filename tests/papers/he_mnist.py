@@ -29,7 +29,7 @@ from splitfed.core.random import generator, stream
 from splitfed.data.federation import Federation
 from splitfed.training.run import Run
 from tests.papers.he_lenet import adam, he_lenet
-from tests.papers.table import Cell, Measured, Table, markdown, mean
+from tests.papers.table import BOUNDS, SHARE, Cell, Measured, Table, markdown, mean
 
 SEEDS = (1, 2, 3)
 CUTS = ("conv1", "ReLU2")
@@ -192,7 +192,7 @@ def _row(done: Measured, name: str, cut: str, keys: list[str], who: str, publish
     found = [done[key] for key in keys if key in done]
     cells = []
     for metric, digits, theirs in zip(("psnr", "ssim"), (2, 3), published, strict=True):
-        ours = mean([entry[f"{who} {metric}"] for entry in found], digits) if found else ""
+        ours = mean([entry[f"{who} {metric}"] for entry in found], BOUNDS[metric], digits) if found else ""
         cells += [ours, "" if theirs is None else f"{theirs:.{digits + (metric == 'ssim')}f}"]
     return [name, cut, *cells, str(len(found))]
 
@@ -210,7 +210,7 @@ def show(done: Measured) -> str:
             rows += [_row(done, name, cut, keys, who, (None, None))]
     # One a seed: lines of a seed share their victim.
     accuracies = {key.rsplit(" ", 1)[1]: entry["accuracy"] for key, entry in done.items()}
-    accuracy = mean(list(accuracies.values()), 3) if accuracies else "not known yet"
+    accuracy = mean(list(accuracies.values()), SHARE, 3) if accuracies else "not known yet"
     return f"{markdown(head, rows)}\n\n{NOTES.format(accuracy=accuracy)}"
 
 

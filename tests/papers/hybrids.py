@@ -15,7 +15,7 @@ from splitfed.federated import FML
 from splitfed.stats.intervals import mean_interval
 from tests.papers.hybrid_leaks import leaks, private_scores
 from tests.papers.hybrid_runs import ALONE, HYBRIDS, PLAIN, SETTINGS, SHARING, Arm, Setting, plain_of, train
-from tests.papers.table import Cell, Measured, Table, markdown, mean, signed
+from tests.papers.table import PERCENT, SHARE, Cell, Measured, Table, markdown, mean, signed
 
 SEEDS = (0, 1, 2, 3, 4)
 ARMS = (*ALONE.values(), *PLAIN, *HYBRIDS, SHARING)
@@ -174,7 +174,10 @@ def _text(values: Sequence[float], of: Any) -> str:
 
 
 def _mean(entries: Entries, figure: str, digits: int = 1) -> str:
-    return _text([entry[figure] for entry in entries.values()], lambda found: mean(found, digits))
+    return _text(
+        [entry[figure] for entry in entries.values()],
+        lambda found: mean(found, PERCENT if digits == 1 else SHARE, digits),
+    )
 
 
 def _of(done: Measured, arm: Arm) -> Entries:

@@ -27,7 +27,7 @@ from splitfed.data.dataset import Dataset
 from splitfed.defenses import Iso, Marvell, MaxNorm
 from splitfed.registry import load
 from splitfed.training.run import Run
-from tests.papers.table import Cell, Measured, Table, markdown, mean
+from tests.papers.table import SHARE, Cell, Measured, Table, markdown, mean
 
 SEEDS = range(20, 30)
 CANCER, ZERO = "breast cancer, malignant against the rest", "digits, 0 against the rest"
@@ -106,9 +106,9 @@ def show(done: Measured) -> str:
         for defense in DEFENSES:
             entries = [done[key] for seed in SEEDS if (key := _key(name, defense, seed)) in done]
             if entries:
-                found = [mean([e["auc"][member] for e in entries]) for member in MEMBERS]
-                chosen = [mean([e["auc"][e[which]] for e in entries]) for which in ("chosen", "first")]
-                rows.append([defense, *found, *chosen, mean([max(e["auc"].values()) for e in entries])])
+                found = [mean([e["auc"][member] for e in entries], SHARE) for member in MEMBERS]
+                chosen = [mean([e["auc"][e[which]] for e in entries], SHARE) for which in ("chosen", "first")]
+                rows.append([defense, *found, *chosen, mean([max(e["auc"].values()) for e in entries], SHARE)])
         if rows:
             head = ["defense", *(f"`{member}`" for member in MEMBERS), f"`{CHOSEN}`", FIRST, BEST]
             texts.append(f"{name}:\n\n{markdown(head, rows)}")

@@ -29,7 +29,7 @@ from splitfed.core.tasks import binary
 from splitfed.data.batch_order import batches
 from splitfed.data.dataset import Dataset
 from splitfed.training.run import Run
-from tests.papers.table import Cell, Measured, Table, markdown, mean
+from tests.papers.table import SHARE, Cell, Measured, Table, markdown, mean
 
 SEEDS = (1, 2, 3, 4, 5)
 ATTACKS: dict[str, Attack] = {
@@ -166,12 +166,12 @@ def show(done: Measured) -> str:
             continue
         head = ["attack", *(f"AUC, {stage}" for stage in STAGES), "leak (the paper's definition)"]
         rows = [
-            [attack, *(mean([e[attack][figure] for e in entries], 3) for figure in (*STAGES, "leak"))]
+            [attack, *(mean([e[attack][figure] for e in entries], SHARE, 3) for figure in (*STAGES, "leak"))]
             for attack in (*ATTACKS, CHANCE)
         ]
         facts = (
             f"{name}: {100 * float(entries[0]['positives']):.0f} % of the training rows are positive; "
-            f"{entries[0]['batches']} batches; test accuracy {mean([e['accuracy'] for e in entries], 3)}; "
+            f"{entries[0]['batches']} batches; test accuracy {mean([e['accuracy'] for e in entries], SHARE, 3)}; "
             f"{len(entries)} seeds."
         )
         parts.append(f"{facts}\n\n{markdown(head, rows)}")

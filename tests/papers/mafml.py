@@ -19,7 +19,7 @@ from splitfed.models.lenet import lenet
 from splitfed.registry import load
 from splitfed.schedules import Independent
 from splitfed.topologies import local
-from tests.papers.table import Cell, Measured, Table, markdown, mean, signed, verdict
+from tests.papers.table import PERCENT, Cell, Measured, Table, markdown, mean, signed, verdict
 
 SEEDS = (0, 1, 2)
 ROUNDS, EVERY, DOMAINS = 3000, 50, 4
@@ -128,7 +128,7 @@ def _line(
     mine = [done[key] for seed in SEEDS if (key := _key(name, share, seed, once)) in done]
     if not mine:
         return []
-    ours = [mean([entry[metric] for entry in mine], 1) for metric in METRICS]
+    ours = [mean([entry[metric] for entry in mine], PERCENT, 1) for metric in METRICS]
     theirs = " / ".join(f"{value:.2f}" for value in paper or ())
     sent = sum(entry["MiB"] for entry in mine) / len(mine)
     return [_called(name, share), *ours, theirs, f"{sent:.1f}", str(len(mine))]

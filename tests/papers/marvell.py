@@ -13,7 +13,7 @@ from splitfed.core.defense import Defense
 from splitfed.defenses import Iso, Marvell, MaxNorm
 from splitfed.training.run import Run
 from tests.papers.label_leaks import CHANCE, SEEDS, SETTINGS, figures_of, leaks, trained
-from tests.papers.table import Cell, Measured, Table, markdown, mean
+from tests.papers.table import SHARE, Cell, Measured, Table, markdown, mean
 
 DEFENSES: dict[str, tuple[Defense, ...]] = {
     "none": (),
@@ -68,9 +68,9 @@ def _section(name: str, done: Measured) -> str:
     for defense in DEFENSES:
         entries = [done[key] for seed in SEEDS if (key := _key(name, defense, seed)) in done]
         if entries:
-            costs = [mean([e[figure] for e in entries], 3) for figure in ("task auc", "accuracy")]
+            costs = [mean([e[figure] for e in entries], SHARE, 3) for figure in ("task auc", "accuracy")]
             found = [
-                ", ".join(mean([e[attack][figure] for e in entries], 3) for figure in ("auc", "leak"))
+                ", ".join(mean([e[attack][figure] for e in entries], SHARE, 3) for figure in ("auc", "leak"))
                 for attack in (*ATTACKS, CHANCE)
             ]
             rows.append([defense, *costs, *found])

@@ -21,7 +21,7 @@ from splitfed.schedules import Independent
 from splitfed.topologies import local
 from tests.papers.fedproto import own_accuracies
 from tests.papers.method_controls import FedKDControl, FedMDControl, FMLControl, MAFMLControl
-from tests.papers.table import Cell, Measured, Table, markdown, mean, signed, verdict
+from tests.papers.table import PERCENT, Cell, Measured, Table, markdown, mean, signed, verdict
 
 SEEDS = (0, 1, 2)
 CLIENTS, ROUNDS, BATCH, RATE, MOMENTUM, SKEW = 10, 12, 16, 0.02, 0.9, 0.3
@@ -164,8 +164,8 @@ def _tried(done: Measured, told: str, one: Variant) -> list[str]:
     gaps = [float(entry[OWN]) - float(alone[OWN]) for entry, alone in pairs if OWN in alone]
     each = {seed: sorted(map(float, entry["each"])) for seed, entry in found.items() if "each" in entry}
     worst = ", ".join(f"{each[seed][0]:.1f}" if seed in each else "-" for seed in SEEDS) if each else ""
-    rest = mean([fmean(scores[1:]) for scores in each.values()], 1) if each else ""
-    own = mean([float(entry[OWN]) for entry in found.values()], 1) if found else ""
+    rest = mean([fmean(scores[1:]) for scores in each.values()], PERCENT, 1) if each else ""
+    own = mean([float(entry[OWN]) for entry in found.values()], PERCENT, 1) if found else ""
     return [told, own, signed(gaps) if gaps else "", worst, rest]
 
 
@@ -191,7 +191,7 @@ def _mean(done: Measured, name: str, way: Way, what: str) -> str:
     entries = _found(done, name, way)
     lost = sum("diverged" in entry for entry in entries.values())
     scores = [float(entry[what]) for entry in entries.values() if what in entry]
-    told = [*([mean(scores, 1)] if scores else []), *([f"{lost} of {len(entries)} diverged"] if lost else [])]
+    told = [*([mean(scores, PERCENT, 1)] if scores else []), *([f"{lost} of {len(entries)} diverged"] if lost else [])]
     return "; ".join(told)
 
 

@@ -15,7 +15,7 @@ from splitfed.attacks.labels.model_completion import ModelCompletion
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
 from splitfed.poisoning import MaliciousOptimizer, Poisoning
-from tests.papers.table import Cell, Measured, Table, markdown, mean
+from tests.papers.table import SHARE, Cell, Measured, Table, markdown, mean
 
 SEEDS = (1, 2, 3)
 KINDS = {"passive": "passive", "active": "active", "fresh": "baseline: the bottom untrained"}
@@ -73,15 +73,15 @@ def show(done: Measured) -> str:
         entries = [done[key] for seed in SEEDS if (key := _key(kind, seed)) in done]
         last = entries or last
         for learns in ("tuned", "frozen") if entries else ():
-            figures = [mean([e[f"{learns} {rows}"] for e in entries], 3) for rows in ROWS]
-            task = "" if kind == "fresh" else mean([e["task"] for e in entries], 3)
+            figures = [mean([e[f"{learns} {rows}"] for e in entries], SHARE, 3) for rows in ROWS]
+            task = "" if kind == "fresh" else mean([e["task"] for e in entries], SHARE, 3)
             lines.append([name, learns, *figures, task])
     for who, name in (
         ("majority", "the most frequent class"),
         ("random_pairing", "random pairing"),
     ):
         if last:
-            lines.append([f"baseline: {name}", "", *[mean([e[who] for e in last], 3)] * 2, ""])
+            lines.append([f"baseline: {name}", "", *[mean([e[who] for e in last], SHARE, 3)] * 2, ""])
     return f"{markdown(head, lines)}\n\n{NOTES}"
 
 

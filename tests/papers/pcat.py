@@ -30,7 +30,7 @@ from splitfed.data.federation import Federation
 from splitfed.models.lenet import lenet
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.run import Run
-from tests.papers.table import Cell, Measured, Table, markdown, mean, signed
+from tests.papers.table import AMOUNT, PERCENT, SSIM, Cell, Measured, Table, markdown, mean, signed
 
 SEEDS = (0, 1, 2)
 ROUNDS = 10  # of about 55 steps
@@ -178,9 +178,9 @@ def _images(done: Measured) -> str:
     rows = [
         (
             f"{'U-shaped' if one.top else 'two parts'}, {one.bottom} below",
-            *(mean([each[what] for each in found], 4) for what in ("mse", "mean image")),
+            *(mean([each[what] for each in found], AMOUNT, 4) for what in ("mse", "mean image")),
             f"{fmean(each['mse'] for each in found) / fmean(each['mean image'] for each in found):.2f}",
-            mean([each["ssim"] for each in found]),
+            mean([each["ssim"] for each in found], SSIM),
         )
         for one, found in _measured(done)
         if one.images
@@ -223,7 +223,7 @@ def _alone(done: Measured, each: int) -> str:
 
 
 def _percent(found: list[dict[str, Any]], what: str) -> str:
-    return mean([100 * one[what] for one in found])
+    return mean([100 * one[what] for one in found], PERCENT)
 
 
 REMARKS = """Mean and 95 % interval over seeds, accuracies in %. Differences from the paper: about 3500 training

@@ -13,7 +13,7 @@ from splitfed.models.mlp import mlp
 from splitfed.poisoning import Backdoor, ByzantineNoise, LabelFlip, Poisoning, Scaling, SignFlip, success_rate
 from splitfed.schedules import SplitFedV1
 from splitfed.topologies import vanilla
-from tests.papers.table import Cell, Measured, Table, markdown, mean
+from tests.papers.table import SHARE, Cell, Measured, Table, markdown, mean
 
 SEEDS = range(5)
 CLIENTS, ROUNDS = 10, 8
@@ -71,9 +71,9 @@ def show(done: Measured) -> str:
     for fusion in FUSIONS:
         cells = [done[key] for seed in SEEDS if (key := _key(fusion, seed)) in done]
         if cells:
-            rows.append([fusion, *(mean([cell[c]["accuracy"] for cell in cells], 3) for c in columns)])
+            rows.append([fusion, *(mean([cell[c]["accuracy"] for cell in cells], SHARE, 3) for c in columns)])
             open_, shut = ([cell[c]["success"] for cell in cells] for c in ("`backdoor`, `scaling` 10/3", "nobody"))
-            doors.append([fusion, mean(open_, 3), mean(shut, 3)])
+            doors.append([fusion, mean(open_, SHARE, 3), mean(shut, SHARE, 3)])
     accuracy = markdown(["fusion", *columns], rows)
     success = markdown(["fusion", "the trigger's success rate", "without the back door"], doors)
     return f"Accuracy on clean test rows (chance .10):\n\n{accuracy}\n\n{success}\n\n{REMARKS}"

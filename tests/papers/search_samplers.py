@@ -21,7 +21,7 @@ from splitfed.study.run.search_session import SearchSession
 from splitfed.study.run.store import StudyFolder
 from tests.papers.search_figure import draw
 from tests.papers.search_volume import front, volume
-from tests.papers.table import RESULTS, Cell, Measured, Table, markdown, mean, signed, verdict
+from tests.papers.table import PERCENT, RESULTS, Cell, Measured, Table, markdown, mean, signed, verdict
 
 SEEDS = (0, 1, 2)
 MORE_SEEDS = (3, 4, 5, 6, 7, 8, 9)
@@ -238,7 +238,7 @@ def _compared(found: Mapping[str, Mapping[int, Sequence[Sequence[Any]]]], seeds:
         rows.append(
             [
                 f"`{name}`",
-                *(mean([own[s][k] for s in there], 2) for k in (0, 1)),
+                *(mean([own[s][k] for s in there], PERCENT, 2) for k in (0, 1)),
                 *paired,
                 f"{sum(distinct) / len(distinct):.1f}",
                 len(there),

@@ -18,7 +18,7 @@ from splitfed.core.defense import Defense
 from splitfed.core.optimizers import Optim
 from splitfed.defenses import DistanceCorrelation, Dropout, Noise, Quantization, TopK
 from splitfed.models import lenet
-from tests.papers.table import Cell, Measured, Table, markdown, mean
+from tests.papers.table import AMOUNT, DECIBELS, Cell, Measured, Table, markdown, mean
 
 SEEDS = {"quick": (0, 1, 2), "standard": (0,)}
 VICTIMS, AUXILIARY, ROUNDS = 64, 1500, 4
@@ -87,10 +87,10 @@ def show(done: Measured) -> str:
                     cut,
                     defense,
                     budget,
-                    mean(reached, 1),
-                    *(mean([cell[part] for cell in cells], 1) for part in ("median", "worst decile")),
-                    mean([cell["mse"] for cell in cells], 5),
-                    mean([cell["psnr"]["mean_image"] for cell in cells], 1),
+                    mean(reached, DECIBELS, 1),
+                    *(mean([cell[part] for cell in cells], DECIBELS, 1) for part in ("median", "worst decile")),
+                    mean([cell["mse"] for cell in cells], AMOUNT, 5),
+                    mean([cell["psnr"]["mean_image"] for cell in cells], DECIBELS, 1),
                     f"{other:.1f}" + (": **below**" if sum(reached) / len(reached) < other else ""),
                     ", ".join(dict.fromkeys(cell["member"] for cell in cells)),
                     f"{sum(cell['converged'] is True for cell in cells)} of {len(cells)}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import fcntl
 import json
+import math
 import os
 import platform
 import resource
@@ -20,11 +21,18 @@ from typing import Any
 
 import torch
 
+from splitfed.attacks.scoring.reconstruction_metrics import PSNR_CAP
 from splitfed.stats.intervals import mean_interval
 from splitfed.study.report.units import format_seconds
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "RESULTS.md"
 Measured = Mapping[str, Mapping[str, Any]]
+Range = tuple[float, float]
+
+# What values of a kind cannot leave, nor can the interval of their mean; differences may be anything.
+SHARE, PERCENT, SSIM, AMOUNT = (0.0, 1.0), (0.0, 100.0), (-1.0, 1.0), (0.0, math.inf)
+DECIBELS, ANY = (-math.inf, PSNR_CAP), (-math.inf, math.inf)
+BOUNDS: Mapping[str, Range] = {"psnr": DECIBELS, "ssim": SSIM, "mse": AMOUNT}
 
 
 @dataclass(frozen=True)
@@ -113,9 +121,9 @@ def write(table: Table, folder: Path, path: Path = RESULTS) -> None:
         file.write(text)
 
 
-def mean(values: Sequence[float], digits: int = 2) -> str:
-    """Return the mean of `values`, one a seed, with its 95 % Student t interval where there are two or more."""
-    found = mean_interval(values)
+def mean(values: Sequence[float], within: Range, digits: int = 2) -> str:
+    """Return the mean of `values`, one a seed, with its 95 % interval within their range where there are two."""
+    found = mean_interval(values, low=within[0], high=within[1])
     if not found.known:
         return f"{found.mean:.{digits}f}"
     return f"{found.mean:.{digits}f} ({found.low:.{digits}f} to {found.high:.{digits}f})"
@@ -131,7 +139,7 @@ def verdict(differences: Sequence[float]) -> str:
 
 def signed(differences: Sequence[float], digits: int = 1) -> str:
     """Return the mean of `differences` with its sign, and its interval as `mean` does."""
-    return f"{'+' if sum(differences) >= 0 else ''}{mean(differences, digits)}"
+    return f"{'+' if sum(differences) >= 0 else ''}{mean(differences, ANY, digits)}"
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

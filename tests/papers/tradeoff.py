@@ -23,7 +23,7 @@ from splitfed.core.defense import Defense
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
 from splitfed.defenses import ChannelPruning, DistanceCorrelation, Noise
-from tests.papers.table import RESULTS, Cell, Measured, Table, markdown, mean
+from tests.papers.table import ANY, BOUNDS, PERCENT, RESULTS, Cell, Measured, Table, markdown, mean
 from tests.papers.tradeoff_figure import draw
 
 SEEDS = (0, 1, 2, 3, 4)
@@ -140,9 +140,12 @@ def show(done: Measured, folder: Path | None = RESULTS.parent) -> str:
 
 
 def _cells(seeds: Sequence[Mapping[str, Any]], who: str) -> list[str]:
-    accuracy = mean([100 * entry["accuracy"] for entry in seeds], 1)
+    accuracy = mean([100 * entry["accuracy"] for entry in seeds], PERCENT, 1)
     columns = (("psnr", 1), ("ssim", 2), ("mse", 4))
-    return [accuracy, *(mean([entry[f"{who} {metric}"] for entry in seeds], digits) for metric, digits in columns)]
+    return [
+        accuracy,
+        *(mean([entry[f"{who} {metric}"] for entry in seeds], BOUNDS[metric], digits) for metric, digits in columns),
+    ]
 
 
 def _one_a_seed(entries: Sequence[Mapping[str, Any]], who: str) -> list[Mapping[str, Any]]:
@@ -159,8 +162,8 @@ def _trends(settings: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
         strongest = next((s.name for s in reversed(SETTINGS) if s.family == family and s.name in settings), None)
         pairs = [(bare[e["seed"]], e) for e in settings.get(strongest or "", ()) if e["seed"] in bare]
         if pairs:
-            ssim = mean([b["attack ssim"] - a["attack ssim"] for a, b in pairs], 2)
-            accuracy = mean([100 * (b["accuracy"] - a["accuracy"]) for a, b in pairs], 1)
+            ssim = mean([b["attack ssim"] - a["attack ssim"] for a, b in pairs], ANY, 2)
+            accuracy = mean([100 * (b["accuracy"] - a["accuracy"]) for a, b in pairs], ANY, 1)
             told.append(f"{strongest}: SSIM {ssim}, accuracy {accuracy} points")
     return [f"Against no defense, seed by seed: {'; '.join(told)}."] if told else []
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from splitfed.stats.intervals import Interval, mean_interval
 from splitfed.study.report.figures.style import DASHES, INK, MARKERS, MUTED, PALETTE, add_legend, canvas
+from tests.papers.table import BOUNDS
 
 Found = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 
@@ -41,7 +42,8 @@ def draw(found: Found, families: Mapping[str, str], path: Path) -> None:
 
 
 def _over(seeds: Sequence[Mapping[str, Any]], what: str, unit: float = 1.0) -> Interval:
-    return mean_interval([unit * entry[what] for entry in seeds])
+    low, high = BOUNDS.get(what.split()[-1], (0.0, unit))
+    return mean_interval([unit * entry[what] for entry in seeds], low=low, high=high)
 
 
 def _bars(values: Sequence[Interval]) -> list[list[float]]:

@@ -13,7 +13,7 @@ from splitfed.attacks.labels.unsplit_labels import UnsplitLabels
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
 from tests.papers.he_lenet import he_lenet
-from tests.papers.table import Cell, Measured, Table, markdown, mean
+from tests.papers.table import SHARE, Cell, Measured, Table, markdown, mean
 
 SEEDS = (1, 2, 3)
 HEADS = {"fc2act": "one layer, as in the paper", "fc1act": "two layers"}
@@ -60,7 +60,9 @@ def show(done: Measured) -> str:
         for state in EPOCHS:
             entries = [done[key] for seed in SEEDS if (key := _key(cut, state, seed)) in done]
             if entries:
-                figures = [mean([e[w] for e in entries], 3) for w in ("task", "attack", "majority", "random_pairing")]
+                figures = [
+                    mean([e[w] for e in entries], SHARE, 3) for w in ("task", "attack", "majority", "random_pairing")
+                ]
                 rows.append([layers, state, *figures])
     return f"{markdown(head, rows)}\n\n{NOTES}"
 

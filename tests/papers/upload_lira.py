@@ -20,7 +20,7 @@ from splitfed.models.mlp import mlp
 from splitfed.registry import load
 from splitfed.topologies import local
 from splitfed.training.run import Run
-from tests.papers.table import Cell, Measured, Table, markdown, mean
+from tests.papers.table import ANY, SHARE, Cell, Measured, Table, markdown, mean
 
 SEEDS = range(5)
 CLIENTS, AUXILIARY = 5, 200
@@ -88,10 +88,10 @@ def show(done: Measured) -> str:
             for name in ATTACKS:
                 values = [cell[name] for cell in cells if name in cell]
                 if values:
-                    rows.append([f"`{method}`", name, *(mean([v[s] for v in values], 3) for s in SCORES)])
+                    rows.append([f"`{method}`", name, *(mean([v[s] for v in values], SHARE, 3) for s in SCORES)])
             if cells:
                 gains = [
-                    mean([cell["`upload_lira`"][s] - cell["`upload_membership`"][s] for cell in cells], 3)
+                    mean([cell["`upload_lira`"][s] - cell["`upload_membership`"][s] for cell in cells], ANY, 3)
                     for s in SCORES
                 ]
                 rows.append([f"`{method}`", "the latter less `upload_membership`, seed by seed", *gains])

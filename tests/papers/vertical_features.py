@@ -15,7 +15,7 @@ import splitfed as sf
 from splitfed.attacks import Attack, Grn, InverseNetwork, Rmle
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
-from tests.papers.table import Cell, Measured, Table, markdown, mean
+from tests.papers.table import AMOUNT, Cell, Measured, Table, markdown, mean
 from tests.topologies.vertical_examples import convolution, perceptron, with_active
 
 SEEDS = (0, 1, 2)
@@ -82,7 +82,9 @@ def show(done: Measured) -> str:
     for setting, peer in SETTINGS.items():
         mine = [entry for key, entry in done.items() if key.startswith(f"{setting} seed")]
         if mine:
-            errors = [mean([1000 * e[who] for e in mine], 1) for who in (*ATTACKS, "mean_image", "random_pairing")]
+            errors = [
+                mean([1000 * e[who] for e in mine], AMOUNT, 1) for who in (*ATTACKS, "mean_image", "random_pairing")
+            ]
             lines.append([f"{setting}: {peer}", f"{100 * sum(e['accuracy'] for e in mine) / len(mine):.1f} %", *errors])
     head = ["peer's features and bottom", "accuracy", *(f"`{name}`" for name in ATTACKS), "mean row", "other victim"]
     return markdown(head, lines)
