@@ -29,7 +29,7 @@ from splitfed.registry import load
 from splitfed.training.run import Run
 from tests.papers.table import SHARE, Cell, Measured, Table, markdown, mean
 
-SEEDS = range(20, 30)
+SEEDS = range(40, 50)
 CANCER, ZERO = "breast cancer, malignant against the rest", "digits, 0 against the rest"
 VICTIMS = {CANCER: 250, ZERO: 500}
 DEFENSES: dict[str, Callable[[], tuple[Defense, ...]]] = {
@@ -43,6 +43,7 @@ DEFENSES: dict[str, Callable[[], tuple[Defense, ...]]] = {
 }
 MEMBERS = (
     "gaussian_mixture", "similar", "similar, k-means", "direction", "spectral", "norm", "unsplit_labels", "exploit",
+    "co_training", "own_features",
 )  # fmt: skip
 CHOSEN, FIRST, BEST = "strongest_labels", "first in order", "best member"
 
