@@ -25,7 +25,6 @@ from splitfed.attacks.local_models import Clone, DefenseStates, Imitate, Imitati
 from splitfed.attacks.search_space import Space
 from splitfed.attacks.selection import Selection
 from splitfed.attacks.threat_model import BACKWARD, FORWARD, IN_TRAINING, STEPS, DefenseEffect, Needs, Phase, Target
-from splitfed.core.deprecation import OldAttribute, adopt, forwarded
 from splitfed.core.errors import InvalidInput, check_fields, check_names
 from splitfed.core.messages import View
 from splitfed.core.random import stream
@@ -68,7 +67,6 @@ __all__ = [
 # Name of a budget -> the parameters that it sets.
 Budgets = Mapping[str, Mapping[str, Any]]
 Progress = Callable[[int, int], None]
-__getattr__ = forwarded(__name__, __name__, {"GuessAndClone": "PredictionAndClone"})
 
 
 class PredictionAndClone(NamedTuple):
@@ -188,13 +186,6 @@ class Attack:
     budgets: ClassVar[Budgets] = {"fast": {}, "paper": {}}
     space: ClassVar[Space] = {}
     trains_decoder: ClassVar[bool] = False
-
-    preset = OldAttribute("with_budget")
-    presets = OldAttribute("budgets")
-
-    def __init_subclass__(cls, **given: Any) -> None:
-        super().__init_subclass__(**given)
-        adopt(cls, {"presets": "budgets"})
 
     def __post_init__(self) -> None:
         """Refuse parameters that are not what their fields require."""

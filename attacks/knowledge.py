@@ -18,7 +18,6 @@ from splitfed.attacks.gradients.local_training import LocalTraining
 from splitfed.attacks.local_models import Clone, Imitate, Releases, TrainedAttack
 from splitfed.attacks.threat_model import STEPS, Needs
 from splitfed.attacks.uploads.exchanged_model import ExchangedModel, PublicScores
-from splitfed.core.deprecation import OldAttribute
 from splitfed.core.messages import View
 from splitfed.core.payload import copy_nested
 
@@ -181,7 +180,6 @@ class Knowledge:
     fresh_model: Callable[[int], nn.Module] | None = field(
         default=None, metadata=granted(Needs.FRESH_MODEL, computes=True)
     )
-    insider = OldAttribute("training_attack")
 
     def only(self, needs: frozenset[Needs]) -> Knowledge:
         """Return this knowledge without anything that `needs` does not name."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from splitfed.core.deprecation import OldAttribute
-
 STEPS = ("activation", "gradient", "label", "norm")
 """The kinds of messages that cross in a training step; all others are sent between them."""
 
@@ -95,7 +93,6 @@ class Needs(StrEnum):
     PUBLIC_SCORES = "a client's scores of public rows"
     FRESH_MODEL = "architecture of the whole model"
     TRAINING_ATTACK = "an attack in the training, train(..., adversaries=Adversaries({party: ...}))"
-    INSIDER = OldAttribute("TRAINING_ATTACK")
 
 
 WEIGHTS = frozenset({Needs.UPSTREAM, Needs.MODEL, Needs.EXTRACTOR, Needs.UPDATES, Needs.EXCHANGED_MODEL})

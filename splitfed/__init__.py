@@ -10,9 +10,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from splitfed.core.deprecation import OldModules
 from splitfed.core.lazy_package import show
-from splitfed.old_names import MOVED, RENAMED
 from splitfed.package_links import LinkedPackages
 
 if TYPE_CHECKING:
@@ -247,7 +245,6 @@ __all__ = [
 
 # First: another checkout, installed for development, would lend its own packages without a word.
 sys.meta_path.insert(0, LinkedPackages())
-sys.meta_path.append(OldModules(MOVED, RENAMED))
 
 
 def __getattr__(name: str) -> Any:
@@ -258,8 +255,6 @@ def __getattr__(name: str) -> Any:
         # Found once, it is found without this function from now on.
         globals()[name] = value
         return value
-    if f"splitfed.{name}" in MOVED:
-        return import_module(f"splitfed.{name}")
     raise AttributeError(f"module 'splitfed' has no attribute {name!r}")
 
 

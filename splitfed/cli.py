@@ -284,10 +284,9 @@ def _write_report(options: Options) -> None:
 
 def _list(options: Options) -> None:
     from splitfed.core.encryption_settings import describe_protocols
-    from splitfed.old_names import current_kind
     from splitfed.registry import TABLES, read_head
 
-    kind, known = options.kind and current_kind(options.kind), [*TABLES, "encryption"]
+    kind, known = options.kind, [*TABLES, "encryption"]
     if kind and kind not in known:
         raise unknown("kind", kind, known)
     found = {

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from splitfed.core.errors import InvalidInput, check_names, describe_error
-from splitfed.old_names import current_entry, current_kind
 from splitfed.package_links import check_links
 
 TABLES: dict[str, dict[str, str]] = {
@@ -225,8 +224,7 @@ class Listing(NamedTuple):
 
 def load(kind: str, name: str) -> Any:
     """Import and return the object registered as `name` among `kind`; an unknown name names the nearest."""
-    kind = current_kind(kind)
-    table, name = TABLES[kind], current_entry(kind, name)
+    table = TABLES[kind]
     check_names(SINGULAR[kind], table, name)
     return _load_plugin(kind, name) if (kind, name) in PLUGINS else resolve(table[name])
 

@@ -21,7 +21,6 @@ import pytest
 import splitfed
 from splitfed.attacks.base import Attack
 from splitfed.core.defense import _CAPABILITIES, Defense
-from splitfed.core.deprecation import OldAttribute
 from splitfed.core.errors import InvalidInput
 from splitfed.engines.engine import Engine
 from splitfed.engines.local import LocalEngine
@@ -84,12 +83,12 @@ def find(path: str) -> type:
 
 
 def members(contract: type) -> set[str]:
-    """Return the public members of a class that are ours, inherited ones too, without its fields and old names."""
+    """Return the public members of a class that are ours, inherited ones too, without its fields."""
     ours = [kind for kind in contract.__mro__ if kind.__module__.startswith(("splitfed.", "tests."))]
     # What a protocol asks for is declared there; of any other class only what it defines counts.
     found = {name for kind in ours if getattr(kind, "_is_protocol", False) for name in get_annotations(kind)}
     for kind in ours:
-        found |= {name for name, value in vars(kind).items() if not isinstance(value, OldAttribute)}
+        found |= set(vars(kind))
     public = {name for name in found if not name.startswith("_")}
     return public - set(getattr(contract, "__dataclass_fields__", ()))
 

@@ -19,7 +19,6 @@ from splitfed.attacks.base import Attack, DefenseEffect, Knowledge, Needs, Progr
 from splitfed.attacks.networks.substitute_client import HasLayout, imitated_effects, layout_needs
 from splitfed.attacks.training_time.attack_networks import AttackNetworks
 from splitfed.attacks.training_time.attack_site import AttackSite, Sender
-from splitfed.core.deprecation import OldAttribute, adopt
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message, View
 from splitfed.core.random import derive, generator, stream
@@ -130,23 +129,6 @@ class TrainingAttackState:
     numbers: dict[str, float] = field(default_factory=dict, init=False)
     means: RoundMeans = field(default_factory=RoundMeans, init=False, repr=False)
     _arrived: dict[int, Seen] = field(default_factory=dict, init=False, repr=False)
-
-    guess = OldAttribute("predict")
-    post = OldAttribute("site")
-    device = OldAttribute("site.device")
-    released = OldAttribute("site.released")
-    rows = OldAttribute("site.draw_rows")
-    add = OldAttribute("nets.add")
-    descend = OldAttribute("nets.descend")
-    optimizers = OldAttribute("nets.optimizers")
-    defenses = OldAttribute("nets.defenses")
-    note = OldAttribute("means.add")
-
-    def __init_subclass__(cls) -> None:
-        """Refuse hooks that nothing calls any more, and take one by its old name."""
-        adopt(cls, {"guess": "predict"})
-        for name in {"memory", "remember"} & set(vars(cls)):
-            raise InvalidInput(f"{cls.__name__}.{name} is never called: keep what belongs to the state in self.numbers")
 
     def __post_init__(self) -> None:
         """Make the networks, from the attack's own seed."""

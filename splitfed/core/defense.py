@@ -20,7 +20,6 @@ from torch import Tensor
 
 from splitfed.core.annealing import numbers_of
 from splitfed.core.defense_context import Context, DefenseSite
-from splitfed.core.deprecation import adopt
 from splitfed.core.errors import InvalidInput, check_fields, short
 from splitfed.core.gradient_privatizer import GradientPrivatizer, PrivatizedParty
 from splitfed.core.privacy_events import Event
@@ -120,7 +119,6 @@ class Defense:
         if capability:
             _CAPABILITIES.update((name, cls) for name in vars(cls) if not name.startswith("_"))
             return
-        adopt(cls, {"shield": "privatizer"})
         _check_hooks(cls)
 
     @property

@@ -9,7 +9,6 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from splitfed.core.argument_kinds import guarded
-from splitfed.core.deprecation import warn
 
 
 class LazyPackage(ModuleType):
@@ -20,10 +19,7 @@ class LazyPackage(ModuleType):
     """
 
     def __getattr__(self, name: str) -> Any:
-        homes, old = vars(self)["_homes"], vars(self)["_old"]
-        if name in old:
-            warn(f"{self.__name__}.{name} is now {self.__name__}.{old[name]}", 3)
-            name = old[name]
+        homes = vars(self)["_homes"]
         if name not in homes:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         found = show(self.__name__, getattr(import_module(f"{self.__name__}.{homes[name]}"), name))
@@ -45,11 +41,8 @@ def show(package: str, found: Any) -> Any:
     return guarded(found, package) if isinstance(found, FunctionType) else found
 
 
-def make_lazy(package: str, homes: Mapping[str, str], old: Mapping[str, str] | None = None) -> None:
-    """Let `package` import the names in `homes` (name -> module inside it) on first use.
-
-    `old`: names of before -> the new ones; they warn.
-    """
+def make_lazy(package: str, homes: Mapping[str, str]) -> None:
+    """Let `package` import the names in `homes` (name -> module inside it) on first use."""
     module = sys.modules[package]
-    vars(module).update(_homes=dict(homes), _old=dict(old or {}))
+    vars(module).update(_homes=dict(homes))
     module.__class__ = LazyPackage

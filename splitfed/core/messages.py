@@ -22,7 +22,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from splitfed.core import digests
-from splitfed.core.deprecation import warn
 from splitfed.core.errors import InvalidInput, check_count, check_kind, check_names
 from splitfed.core.grouping import group_pairs
 from splitfed.core.payload import Layout, copy_modules, extent, layout_of, not_dense
@@ -50,12 +49,6 @@ class Stamp(NamedTuple):
     epoch: int
     step: int
     part: str = "train"
-
-    @property
-    def lane(self) -> int:
-        """The old name of `replica`."""
-        warn("Stamp.lane is now Stamp.replica", 3)
-        return self.replica
 
 
 _LAID_OUT = ("activation", "gradient")

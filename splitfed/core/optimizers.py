@@ -79,7 +79,7 @@ class Optim:
             check_scheduler(self.scheduler, self.scheduler_options, defaults, 1 + len(groups))
 
     def __repr__(self) -> str:
-        """The call that makes it, which folders keep: what the first release did not have is left out at a default."""
+        """The call that makes it, which folders keep, without schedule, clipping and groups that were not given."""
         later = ("scheduler_every", "clip_norm", "groups")
         given = [(one.name, getattr(self, one.name), one.default) for one in fields(self)]
         shown = [

@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from splitfed.core.defense import LabelDefense, LearnedDefense
 from splitfed.core.defense_context import DefenseSite
-from splitfed.core.deprecation import current_state
 from splitfed.core.errors import InvalidInput
 from splitfed.core.gradient_privatizer import GradientPrivatizer
 from splitfed.core.local_objective import LocalObjective
@@ -354,7 +353,6 @@ class PartyState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`."""
-        state = current_state(state)
         for name, module in self.modules.items():
             # Before the state dict, which may have buffers that were registered late.
             load_unsaved_state(module, state.get("unsaved", {}).get(name, ()))

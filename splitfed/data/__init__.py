@@ -86,5 +86,4 @@ make_lazy(
         "synthetic": "sources.synthetic",
         "Table": "alignment.table",
     },
-    old={"Target": "LabelSet"},
 )

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from splitfed.core.deprecation import warn
 from splitfed.core.errors import check_fields
 from splitfed.core.topology import Topology
 
@@ -34,12 +33,6 @@ class DetectorSite:
     classes: int
     train_locally: LocalTrainer
     seed: int
-
-    @property
-    def rehearsal(self) -> LocalTrainer:
-        """The old name of `train_locally`."""
-        warn("DetectorSite.rehearsal is now train_locally", 3)
-        return self.train_locally
 
 
 class DetectorState:

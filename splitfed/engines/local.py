@@ -15,7 +15,6 @@ from torch import Tensor
 from splitfed.aggregation.base import Accumulator
 from splitfed.aggregation.running_mean import RunningMean, shares
 from splitfed.core.defense import Defense
-from splitfed.core.deprecation import OldAttribute, current_state
 from splitfed.core.executor import ClientReplica, Combine, exchange, exchange_together
 from splitfed.core.messages import LocalLink, Message, Recording, Stamp
 from splitfed.core.optimizers import Optim
@@ -40,10 +39,6 @@ class LocalEngine(Engine):
     A list of topologies, one a replica, gives clients segments of different make on the same shared roles. `link`: what
     carries the messages, such as `ByteLink`. `accumulate`: after how many batches the optimizers take a step.
     """
-
-    crew = OldAttribute("run_parties")
-    insiders = OldAttribute("training_attacks")
-    sentries = OldAttribute("detectors")
 
     def __init__(
         self,
@@ -148,7 +143,6 @@ class LocalEngine(Engine):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`."""
-        state = current_state(state)
         if self.run_parties.keys is not None:
             self.run_parties.keys.check_state(state["keys"])
         for name, party in self.run_parties.members().items():

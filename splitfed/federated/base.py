@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfed.core.deprecation import adopt, adopt_fields
-from splitfed.core.errors import InvalidInput, check_fields
+from splitfed.core.errors import check_fields
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.core.probe import Facts
@@ -27,29 +26,6 @@ from splitfed.federated.learner import Learner
 from splitfed.federated.traits import MethodTraits as MethodTraits
 
 State = dict[str, Any]
-
-_TRAITS = {
-    "turned_off": "turned_off",
-    "bounded": "at_most",
-    "fuses": "aggregates_weights",
-    "returns_weights": "returns_weights",
-    "plain_update": "plain_update",
-    "sends_gradients": "sends_gradients",
-    "of_steps_alone": "post_processing",
-    "weighs_steps": "weighted_by_batch_size",
-    "varying": "varying_shapes",
-    "reads_labels": "reads_labels",
-    "leads": "own_steps",
-    "besides": "trains_between_rounds",
-    "kept": "private_segments",
-    "broadcast": "broadcast_segments",
-    "class_means": "class_means",
-    "scored": "scored_values",
-}
-"""Hooks of the release before -> the fields of `MethodTraits` that took their place."""
-
-_CHECKS = {"check_together": "topologies, facts and bound", "check_public": "public", "check_optimizers": "optimizers"}
-"""Hooks that `check_run` took the place of -> the fields of `MethodContext` that they were called with."""
 
 
 @dataclass(frozen=True)
@@ -98,17 +74,6 @@ class Method:
     def __post_init__(self) -> None:
         """Refuse parameters that are not what their fields require."""
         check_fields(self)
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Take hooks under their old names for one release; refuse those whose arguments have changed."""
-        super().__init_subclass__(**options)
-        for old in (name for name in _CHECKS if hasattr(cls, name)):
-            raise InvalidInput(
-                f"method {cls.__name__} has {old!r}, which nobody calls; expected check_run(context), where "
-                f"context has {_CHECKS[old]}"
-            )
-        adopt(cls, {"tutor": "objective", "fuse": "aggregate"})
-        adopt_fields(cls, "traits", _TRAITS)
 
     def traits(self, topology: Topology) -> MethodTraits:
         """Return what this method is on `topology`, as `fit` has left it.

@@ -1,6 +1,5 @@
 """Poisonings: clients that misbehave, one way a file, and what it does to the model."""
 
-from splitfed.core.deprecation import forwarded
 from splitfed.poisoning.backdoor import Backdoor
 from splitfed.poisoning.base import Poisoning
 from splitfed.poisoning.byzantine_noise import ByzantineNoise
@@ -26,5 +25,3 @@ __all__ = [
     "effect",
     "success_rate",
 ]
-
-__getattr__ = forwarded(__name__, __name__, {"Manipulation": "Poisoning"})

@@ -1,7 +1,5 @@
 """Schedules: how many clients share one server, one rule a file."""
 
-from splitfed.core.deprecation import forwarded
-from splitfed.old_names import accept_old_parameters
 from splitfed.schedules.alternate import Alternate
 from splitfed.schedules.blind import Blind
 from splitfed.schedules.independent import Independent
@@ -25,7 +23,3 @@ __all__ = [
     "SplitFedV2",
     "SplitFedV3",
 ]
-
-for _name in __all__:
-    accept_old_parameters(globals()[_name], "schedules")
-__getattr__ = forwarded(__name__, __name__, {"Apart": "Independent"})

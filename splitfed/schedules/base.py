@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from splitfed.core.deprecation import OldAttribute, adopt
 from splitfed.core.errors import InvalidInput, check_count, check_fields, require_count, require_name, unknown
 from splitfed.core.initial_weights import GIVEN, STARTS
 from splitfed.core.probe import Facts
@@ -190,13 +189,6 @@ class Round:
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """Base of all schedules: the state is a plain dictionary, made by `start` and changed by `round` only."""
-
-    apart = OldAttribute("independent")
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Let a class of a user's go on saying under its old name whether clients are independent."""
-        super().__init_subclass__(**options)
-        adopt(cls, {"apart": "independent"})
 
     def __post_init__(self) -> None:
         """Refuse a parameter that is not what its metadata require."""

@@ -13,7 +13,6 @@ from torch import Tensor
 from splitfed.aggregation.base import AggregationRule
 from splitfed.aggregation.lookup import aggregation_of, secure_of
 from splitfed.aggregation.participants import check_part, is_count, part_of
-from splitfed.core.deprecation import warn
 from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
@@ -107,12 +106,6 @@ class Averaged(Sampled):
         check_part("quorum", self.quorum)
         object.__setattr__(self, "aggregation", aggregation_of(self.aggregation))
         object.__setattr__(self, "secure", secure_of(self.secure))
-
-    @property
-    def fusion(self) -> AggregationRule:
-        """The old name of `aggregation`."""
-        warn("fusion is now aggregation", 3)
-        return aggregation_of(self.aggregation)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse a quorum that can never be met, and a rule that cannot aggregate so few or has nothing to act on."""

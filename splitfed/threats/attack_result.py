@@ -11,7 +11,6 @@ from splitfed.attacks.base import Clone
 from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.attacks.selection import Selection
 from splitfed.attacks.threat_model import BLACK_BOX
-from splitfed.core.deprecation import OldAttribute, warn
 from splitfed.threats.repeated_releases import RepeatedReleases
 from splitfed.threats.result_tables import describe_result, result_html, result_rows
 
@@ -51,14 +50,6 @@ class AttackResult:
     unadapted: tuple[str, ...] = ()
     repeated: RepeatedReleases | None = None
     threat_model: str = BLACK_BOX
-
-    guess = OldAttribute("prediction")
-
-    @property
-    def grade(self) -> Scores:
-        """The scores under their old name, the attack's own also as "guess"."""
-        warn("AttackResult.grade is now AttackResult.scores, where the attack's own are 'attack'", 3)
-        return {**self.scores, "guess": self.scores["attack"]}
 
     @property
     def releases(self) -> int:

@@ -72,7 +72,7 @@ def read_arguments(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     path = folder / FILE
     if not path.is_file():
         raise InvalidInput(
-            f"{str(folder)!r} keeps no arguments, as folders of earlier versions do: go on with it by "
+            f"{str(folder)!r} keeps no arguments: go on with it by "
             "splitfed.train(..., logging=Logging(folder, resume=True))"
         )
     document = digests.read(path, ADVICE)

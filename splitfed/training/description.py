@@ -23,9 +23,6 @@ from splitfed.planning.held_rows import lines_told
 from splitfed.planning.validation import Prepared
 from splitfed.training.fingerprint import fingerprint
 
-LATER = (("drop_last", False), ("accumulate", 1), ("batch_sizes", ()))
-"""Fields of `Training` that the first release did not have, with their defaults."""
-
 SAMPLED = 64
 """How many rows of a part stand for all of it in a run's description, where they are not in memory."""
 
@@ -63,9 +60,8 @@ def describe(
         "method": None if prepared.method is None else repr(prepared.method),
         "optimizers": {role: repr(o) for role, o in prepared.optims.items()},
         "rounds": rounds,
-        # What the first release did not have is left out at its default: a run of that time may be resumed.
         **({"private": mechanisms} if (mechanisms := private_mechanisms(prepared)) else {}),
-        "training": {k: v for k, v in asdict(prepared.training).items() if (k, v) not in LATER},
+        "training": asdict(prepared.training),
         "record": repr(record or Recording()),
         "device": str(device),
         "code": fingerprint_user_code(prepared, besides or {}),

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from splitfed.core.defense import Defense, privacy_event
-from splitfed.core.deprecation import accept_old_keywords
 from splitfed.core.errors import InvalidInput, about, check_count, check_kind, short
 from splitfed.core.messages import LocalLink, Recording
 from splitfed.core.optimizers import Optim
@@ -41,14 +40,12 @@ from splitfed.training.run import Run
 from splitfed.training.settings import (
     GROUPS,
     LINKS,
-    OLD_KEYWORDS,
     Adversaries,
     Evaluation,
     Logging,
 )
 
 
-@accept_old_keywords(OLD_KEYWORDS, GROUPS)
 def train(
     topology: Topology | Sequence[Topology],
     data: Federation,

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from splitfed.core.plain_values import dense_parts
-from splitfed.old_names import first_field, first_name
 from splitfed.training import code_digest
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
@@ -167,8 +166,6 @@ class _Walk:
         own = dict(_slot_attributes(value)) | getattr(value, "__dict__", {})
         if is_dataclass(value):
             own |= {field.name: getattr(value, field.name, None) for field in fields(value)}
-        # A folder written before a field of ours was renamed still belongs to the same run.
-        own = {first_field(kind.__module__, name): found for name, found in own.items()}
         names = [name for name in sorted(own) if not (name.startswith("_") and _installed(kind.__module__))]
         self._hash_named((name, own[name]) for name in names)
         if not names and kind.__repr__ is not object.__repr__:
@@ -328,8 +325,7 @@ def _content(cell: Any) -> object:
 
 def _name(thing: Any) -> str:
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", type(thing).__qualname__)
-    # A folder written before a module of ours was moved still belongs to the same run.
-    return first_name(str(module), name)
+    return f"{module}.{name}"
 
 
 @lru_cache(maxsize=4096)

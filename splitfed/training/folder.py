@@ -21,7 +21,6 @@ import torch
 from splitfed.core import digests
 from splitfed.core.digests import Damaged
 from splitfed.core.errors import FolderGone, InvalidInput, short
-from splitfed.old_names import current_description, current_keys
 from splitfed.training import checkpoint, fingerprint
 
 if sys.platform != "win32":
@@ -140,7 +139,7 @@ class RunFolder:
         if len(entries) > done + 1 and not (newest and newest.damaged):
             text = f"checkpoints of rounds {done} to {len(entries) - 1} are missing; the run goes on with round {done}"
             warnings.warn(text, UserWarning, stacklevel=3)
-        run.history[:] = [current_keys(entry) for entry, _ in lines]
+        run.history[:] = [entry for entry, _ in lines]
         # Rounds after the checkpoint, and what a crash left of a line, are written again once there is a next round.
         whole = b"".join(line + b"\n" for line in content.split(b"\n")[:done])
         self._kept = whole if whole != content else None
@@ -168,7 +167,7 @@ class RunFolder:
         entries = [entry for entry, _ in digests.links(content, start)]
         if len(entries) < content.count(b"\n"):
             raise Damaged(path, digests.RETRAIN, f"the line of round {len(entries)} does not match its digest")
-        return [current_keys(entry) for entry in entries]
+        return entries
 
     def save(self, run: Resumable, metrics: Mapping[str, Any]) -> Path:
         """Append this round's `metrics`, then save a checkpoint; in this order nothing computed is lost.
@@ -213,11 +212,8 @@ class RunFolder:
 
     def _check_same(self, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         """Refuse a run that is described otherwise."""
-        there = current_description(there)
         for key, value in wanted.items():
             # Cuts by the same names are the same cuts, whoever chose them.
-            if key == "makes" and key not in there:  # the first release did not say who has which
-                continue
             if key not in ("code", "cut_choice", "told", "private") and there.get(key) != value:
                 difference = next(describe_differences(key, there.get(key), value))
                 way = "give another folder"

@@ -12,7 +12,6 @@ from torch import Tensor
 from splitfed.attacks.base import Attack, Phase, Progress
 from splitfed.attacks.search_space import Choice
 from splitfed.core.argument_kinds import guard_class
-from splitfed.core.deprecation import OldAttribute, accept_renamed_keywords
 from splitfed.core.errors import InvalidInput, check_names, unknown
 from splitfed.core.grouping import nest
 from splitfed.core.messages import View
@@ -57,9 +56,6 @@ __all__ = ["AttackResult", "Run"]
 @guard_class
 class Run:
     """The parties after training, the history of every round, and the means to question them."""
-
-    ask = OldAttribute("evaluate_training_attack")
-    intruders = OldAttribute("training_attacks")
 
     def __init__(
         self,
@@ -356,7 +352,6 @@ class Run:
         base = self.seed if seed is None else read_seed(seed)
         return plan_attack(self.evaluator, name, ready, party, truth, client, base, releases)
 
-    @accept_renamed_keywords(preset="budget")
     def attack(
         self,
         attacks: Sequence[str | Attack] | str | Attack,

@@ -180,24 +180,3 @@ GROUPS: Mapping[str, type] = {
     "logging": Logging,
 }
 """Parameter of `train` -> the class of its value."""
-
-OLD_KEYWORDS: Mapping[str, tuple[str, str]] = {
-    "local_epochs": ("local", "epochs"),
-    "sampling": ("local", "sampling"),
-    "restart_optimizers": ("local", "restart_optimizers"),
-    "starts": ("local", "starts"),
-    "intruders": ("adversaries", "training_attacks"),
-    "ask": ("adversaries", "evaluate_every"),
-    "manipulations": ("adversaries", "poisoning"),
-    "detectors": ("adversaries", "detectors"),
-    "evaluate_every": ("evaluation", "every"),
-    "across": ("evaluation", "across_clients"),
-    "delta": ("evaluation", "delta"),
-    "speeds": ("evaluation", "speeds"),
-    "folder": ("logging", "folder"),
-    "resume": ("logging", "resume"),
-    "record": ("logging", "record"),
-    "link": ("logging", "link"),
-    "progress": ("logging", "progress"),
-}
-"""Keyword of `train` in the first release -> the parameter, and the field of its value, that took its place."""

@@ -226,6 +226,7 @@ def test_the_list_on_the_command_line(finished: Path, capsys: pytest.CaptureFixt
         (["--list", "--attack", "rmle"], "expected --attack NAMES, or --list to see which apply"),
         (["--list", "--adversary", "sever0"], "unknown party 'sever0'; did you mean 'server0'?"),
         (["--attack", "norm", "--adversary", "server0"], "attack: norm: norm by server0: party 'server0' is given"),
+        (["--attack", "norm", "--threat-model", "white_box"], "norm.threat_model: unknown key 'threat_model'"),
     ],
 )
 def test_misuse_of_attack_is_one_line(

@@ -176,14 +176,6 @@ def test_all_that_computes_ends_a_dry_run() -> None:
     assert held_by(stop_at_first_use(nothing := Knowledge((3,)))) == held_by(nothing)
 
 
-def test_old_names() -> None:
-    with pytest.warns(DeprecationWarning, match="Needs.INSIDER is now Needs.TRAINING_ATTACK"):
-        assert Needs.INSIDER is Needs.TRAINING_ATTACK
-    knowledge = full()
-    with pytest.warns(DeprecationWarning, match="Knowledge.insider is now Knowledge.training_attack"):
-        assert knowledge.insider is knowledge.training_attack
-
-
 def test_knowledge_is_equal_to_itself_alone() -> None:
     """Python 3.13 compares fields one by one, and a tensor is no truth value."""
     knowledge = full()

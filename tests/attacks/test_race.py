@@ -14,6 +14,7 @@ from splitfed.attacks.base import Knowledge
 from splitfed.attacks.reconstruction.combination import combine, convex_weights
 from splitfed.attacks.reconstruction.held_out import hold_out, hold_out_in_folds
 from splitfed.attacks.reconstruction.race import EnsembleMember, Trials, rungs
+from splitfed.attacks.reconstruction.strongest import _Plan
 from splitfed.core.messages import View
 from tests.attacks.test_strongest import held_out, in_folds, knowledge_of, released
 
@@ -364,3 +365,13 @@ def test_what_learns_asks_for_its_rows_beside_those_held_out() -> None:
         assert left is not None
         assert ask is not None
         assert torch.equal(ask(left)["z"], left / 30)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("spent", [0.0, 7.0])
+def test_whoever_races_all_races_and_the_look_take_what_both_have(ahead: bool, spent: float) -> None:
+    decoders, searches = [halving("decoder")], [halving("search")]
+    plan = _Plan(decoders, searches, 60.0, 120.0, spent)
+    races = plan.races(ahead, spent)
+    assert races == ([(searches, 180.0 - spent)] if ahead else [(decoders, 60.0), (searches, 120.0 - spent)])
+    assert _Plan(decoders, [], 60.0, 0.0, 0.0).races(False, 0.0) == [(decoders, 60.0)]

@@ -235,6 +235,16 @@ def test_under_noise_a_white_box_tries_all_that_a_black_box_does() -> None:
     assert min(a.error for a in told(SMALL).tried) <= min(a.error for a in told(BLACK).tried[:-1])
 
 
+@pytest.mark.parametrize(("kind", "share", "evaluations"), [("lbfgs_inversion", 0.8, 1.3), ("refinement", 0.2, 1.0)])
+def test_under_noise_refinements_have_a_fifth_of_the_work_of_searches(
+    kind: str, share: float, evaluations: float
+) -> None:
+    """Sixteen rows held out are searched for in every trial, and 24 victims by the size of the last one."""
+    sizes = [a.size for a in told(SMALL).tried if a.member.startswith(kind)]
+    took = evaluations * (16 * sum(sizes) + 24 * sizes[-1]) / SMALL.passes
+    assert share - 0.05 < took <= share
+
+
 def test_where_searches_are_ahead_at_a_first_look_they_have_the_work_of_decoders() -> None:
     found = selection_of(lenet_run().attack(SMALL, floors=False)[0])
     sizes = [a.member for a in found.tried if a.size]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -238,15 +237,6 @@ def test_a_relay_that_sees_labels_learns_scores_of_its_own(plan: TrainingAttack)
     assert "head" in found.nets
     (rows,) = run.attack(plan, adversary="hop1")
     assert rows.prediction.shape == (16, 1, 8, 8)
-
-
-def test_old_names_of_the_state() -> None:
-    state = attack_state(go(Spy()))
-    for old, new in {"post": "site", "rows": "site.draw_rows", "add": "nets.add", "note": "means.add"}.items():
-        with pytest.warns(DeprecationWarning, match=rf"Passive\.{old} is now Passive\.{new};"):
-            assert getattr(state, old) == operator.attrgetter(new)(state)
-    with pytest.raises(InvalidInput, match=r"Own\.memory is never called: keep what belongs to the state in self"):
-        type("Own", (TrainingAttackState,), {"memory": lambda self: {}})
 
 
 @pytest.mark.parametrize("kind", [TrainingAttack, TrainingAttackState])

@@ -16,9 +16,7 @@ import splitfed as sf
 from splitfed.cli import main
 from splitfed.core import digests
 from splitfed.core.errors import SplitfedError
-from tests.study.test_kept_folders import KEPT, unpacked
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*the old name will be gone:DeprecationWarning")
+from tests.study.examples import small, write
 
 DELETED = object()
 VALUES: tuple[Any, ...] = (DELETED, None, 3, "x", [], {}, [None], -1.5)
@@ -69,9 +67,20 @@ def read_all(folder: Path, other: Path) -> Iterator[str]:
             yield f"{what}: {type(error).__name__}: {error}"
 
 
-def mutate(tmp_path: Path, count: int, seed: int) -> Iterator[str]:
-    """Yield what goes wrong with `count` changed documents of a kept study."""
-    study = unpacked(KEPT[0], tmp_path)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of one private run with a ledger, weights that are sent, and an attack."""
+    home = tmp_path_factory.mktemp("malformed")
+    data = {"name": "digits", "clients": 3, "auxiliary": 60, "victims": 8}
+    training = {"rounds": 1, "schedule": "splitfed_v1"}
+    guard = {"name": "dp_sgd", "max_norm": 1.0, "epsilon": 8.0, "delta": 1e-3}
+    path = write(home, small(data=data, training=training, defense=[guard], attack=[{"name": "linear_inverse"}]))
+    assert main(["run", str(path), "--folder", str(home / "study")]) == 0
+    return home / "study"
+
+
+def mutate(study: Path, tmp_path: Path, count: int, seed: int) -> Iterator[str]:
+    """Yield what goes wrong with `count` changed documents of a study."""
     (run,) = (study / "runs").iterdir()
     ways = [(name, at) for name in ("result.json", "run.json") for at in places(json.loads((run / name).read_bytes()))]
     drawn = random.Random(seed)
@@ -96,9 +105,9 @@ def mutate(tmp_path: Path, count: int, seed: int) -> Iterator[str]:
     ],
 )
 def test_a_malformed_result_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], at: tuple[Any, ...], value: Any
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], at: tuple[Any, ...], value: Any
 ) -> None:
-    study = unpacked(KEPT[0], tmp_path)
+    study = shutil.copytree(finished, tmp_path / "study")
     (run,) = (study / "runs").iterdir()
     put(run / "result.json", at, value)
     assert main(["report", str(study)]) == 2
@@ -110,5 +119,5 @@ def test_a_malformed_result_is_one_line(
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(3))
-def test_no_malformed_document_is_an_internal_error(tmp_path: Path, seed: int) -> None:
-    assert not list(mutate(tmp_path, 40, seed))
+def test_no_malformed_document_is_an_internal_error(finished: Path, tmp_path: Path, seed: int) -> None:
+    assert not list(mutate(finished, tmp_path, 40, seed))

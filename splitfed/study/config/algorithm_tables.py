@@ -18,7 +18,6 @@ from splitfed.core.annealing import course_of
 from splitfed.core.defense import Defense, Strength
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.topology import Topology
-from splitfed.old_names import current_parameters
 from splitfed.registry import CONTRACTS
 from splitfed.study.config.cell import DefenseSetting, MethodSetting, NamedAlgorithm, Probe, TopologySetting, slug
 from splitfed.study.config.lookup import StudyReader
@@ -133,7 +132,7 @@ def expand_algorithm(
     """
     if (factory := reader.find(f"{where}.name", kind, name)) is None:
         return {"name": name}, []
-    values, mistakes = current_parameters(kind, values), reader.mistakes
+    mistakes = reader.mistakes
     allowed = {
         key: replace(p, default=(defaults or {}).get(key, p.default))
         for key, p in parameters_of(factory, HIDDEN.get(kind, ())).items()

@@ -9,7 +9,6 @@ from typing import Any
 from splitfed.aggregation.lookup import aggregation_of
 from splitfed.core.errors import InvalidInput, describe_error, unknown
 from splitfed.models.import_paths import NOUNS, Code
-from splitfed.old_names import current_entry
 from splitfed.registry import SINGULAR, TABLES, is_foreign
 from splitfed.study.config.mistakes import Mistakes, short_repr
 from splitfed.study.config.parameters import parameters_of
@@ -24,7 +23,7 @@ class StudyReader:
 
     def find(self, where: str, kind: str, name: str) -> Callable[..., Any] | None:
         """Return what `name`, at `where` in the study, means among `kind`; None after a mistake."""
-        if ":" not in name and current_entry(kind, name) not in TABLES[kind]:
+        if ":" not in name and name not in TABLES[kind]:
             known = [*TABLES[kind], *(["none"] if kind in ("defenses", "methods") else [])]
             hint = (
                 "; your own class or function in a file net.py beside the study is 'net:Name'"

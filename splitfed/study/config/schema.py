@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from splitfed.core import digests
 from splitfed.core.encryption_settings import WEIGHT_SHARES
 from splitfed.core.errors import InvalidInput, unknown
-from splitfed.old_names import current_parameters
 from splitfed.study.config.mistakes import Mistakes, short_repr
 
 LIMIT = 10_000
@@ -224,11 +223,6 @@ class AttackTable(OpenTable):
     round: Number | None = None
 
     OWN: ClassVar[tuple[str, ...]] = ("budget", "adversary", "every", "tune", "floors", "releases", "round")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_old_keys(cls, given: Any) -> Any:
-        return current_parameters("attacks", given) if isinstance(given, dict) else given
 
 
 class CallbackTable(OpenTable):

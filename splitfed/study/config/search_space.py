@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from splitfed.core.errors import InvalidInput, unknown
-from splitfed.old_names import current_entry
 from splitfed.registry import TABLES, load
 from splitfed.study.config.mistakes import Mistakes, short_repr
 from splitfed.study.config.parameters import parameters_of
@@ -257,9 +256,9 @@ def _spans_grid(kind: str, table: Mapping[str, Any], key: str, value: Any) -> bo
     name = table.get("name")
     if not isinstance(value, list) or len(value) < 2 or not isinstance(name, str) or ":" in name:
         return False
-    if (entry := current_entry(KINDS[kind], name)) not in TABLES[KINDS[kind]]:
+    if name not in TABLES[KINDS[kind]]:
         return False
-    parameter = parameters_of(load(KINDS[kind], entry)).get(key)
+    parameter = parameters_of(load(KINDS[kind], name)).get(key)
     plain = all(isinstance(one, (bool, int, float, str, list)) for one in value)
     return parameter is not None and plain and not parameter.takes(value) and all(map(parameter.takes, value))
 

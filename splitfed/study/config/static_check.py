@@ -14,7 +14,6 @@ from typing import Any
 
 from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput, unknown
-from splitfed.old_names import ENTRIES, PARAMETERS
 from splitfed.registry import PLUGINS, SINGULAR, TABLES
 from splitfed.study.config import schema
 from splitfed.study.config.mistakes import InvalidStudy, Mistakes, in_file_order
@@ -106,8 +105,7 @@ class _StaticCheck:
                         if isinstance(part, Mapping):
                             self._check(f"{where}.combine[{i}]", kind, part)
                 else:
-                    moved = PARAMETERS.get(kind, {})
-                    self._check(where, kind, {k: v for k, v in table.items() if moved.get(k, k) not in own}, own)
+                    self._check(where, kind, {k: v for k, v in table.items() if k not in own}, own)
         self._check_training(self.raw.get("training"))
         for where, table in _tables(self.raw, "encryption"):
             if table.get("protocol") != "none":
@@ -162,19 +160,17 @@ class _StaticCheck:
             allowed: Mapping[str, Parameter] | None = {}
         else:
             allowed = self._find(f"{where}.name", kind, name)
-        moved = PARAMETERS.get(kind, {})
-        given = {moved.get(key, key): value for key, value in table.items() if key != "name"}
+        given = {key: value for key, value in table.items() if key != "name"}
         if allowed is not None:
             self._check_values(where, allowed, given, keys if allowed or name != "none" else ["name"])
 
     def _find(self, where: str, kind: str, name: str) -> dict[str, StaticParameter] | None:
         """Return the parameters of the registered `name`; None where it is unknown, and where they cannot be read."""
-        current = ENTRIES.get(kind, {}).get(name, name)
-        if current not in TABLES[kind]:
+        if name not in TABLES[kind]:
             known = [*TABLES[kind], *(["none"] if kind in WITHOUT else [])]
             self.mistakes.add(where, unknown(SINGULAR[kind], name, known))
             return None
-        if (kind, current) in PLUGINS or (found := read_parameters(TABLES[kind][current])) is None:
+        if (kind, name) in PLUGINS or (found := read_parameters(TABLES[kind][name])) is None:
             return None
         return {key: parameter for key, parameter in found.items() if key not in BUILT.get(kind, ())}
 

@@ -18,7 +18,7 @@ Line = tuple[list[float], list[float]]  # seconds, utilities
 def costs_of(runs: Runs) -> Json | None:
     """Return what was predicted for `runs`, means over seeds, and whether every run counted just that.
 
-    None where a run says nothing of it, as one that an older version did.
+    None where a run has no prediction.
     """
     predicted = [one for run in runs if (one := run.get("predicted"))]
     if not predicted or len(predicted) < len(runs):

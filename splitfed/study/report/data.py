@@ -15,7 +15,6 @@ from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs
-from splitfed.old_names import current_keys
 from splitfed.stats.intervals import mean_interval
 from splitfed.study.config.grid import expand
 from splitfed.study.config.schema import parse_study, read_toml
@@ -165,7 +164,7 @@ def _read_results(
     results, unfinished = [], []
     run_names = [p.name for p in runs.iterdir() if p.is_dir()]
     for name in sorted(only or {*run_names, *(set(_planned_runs(config, folder)) - refused.keys())}):
-        found = current_keys(_read_json(runs / name / "result.json", digests.REMEASURE))
+        found = _read_json(runs / name / "result.json", digests.REMEASURE)
         if found.get("id", name) not in (name, escape_invisible(name)):
             why = f"it is the result of another run, {found['id']!r}"
             raise digests.Damaged(runs / name / "result.json", digests.REMEASURE, why)
@@ -320,8 +319,8 @@ def _sort_key(setting: Setting) -> tuple[Any, ...]:
 
 
 def _strength_of(about: Mapping[str, Any]) -> float | None:
-    """Return the strength that a result names; results of before had 0 for no defense."""
-    return None if about["name"] == NO_DEFENSE or about["strength"] is None else float(about["strength"])
+    """Return the strength that a result names."""
+    return None if about["strength"] is None else float(about["strength"])
 
 
 def _measure_of(about: Mapping[str, Any]) -> StrengthMeasure:

@@ -13,7 +13,6 @@ from splitfed.costs import han, sglr, splitfed_paper
 from splitfed.costs.crossover import sizes_of
 from splitfed.costs.singh import Sizes, crossover, federated_client, federated_total, split_client, split_total
 from splitfed.data.dataset import Dataset
-from splitfed.old_names import current_entry
 from splitfed.planning.encrypted_seconds import estimate_batch
 from splitfed.planning.held_rows import lines_told
 from splitfed.planning.plan import Cost, cost, federated_bytes
@@ -155,11 +154,10 @@ def latencies(s: Sizes) -> Json:
 
 def check_schedule_names(names: Sequence[str]) -> list[str]:
     """Return `names` if all are registered schedules; refuse the first that is not."""
-    current = [current_entry("schedules", name) for name in names]
-    for name in current:
+    for name in names:
         if name not in TABLES["schedules"]:
             raise unknown("schedule", name, ["all", *TABLES["schedules"]])
-    return list(dict.fromkeys(current))
+    return list(dict.fromkeys(names))
 
 
 def plan_study(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:

@@ -36,7 +36,6 @@ from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.drawing.svg import to_mermaid
 from splitfed.engines.base import FED
-from splitfed.old_names import current_attack, current_keys
 from splitfed.planning.validation import labels_of
 from splitfed.stats.intervals import Interval
 from splitfed.study.config import build
@@ -167,7 +166,7 @@ def read_result(folder: Path, name: str | None = None) -> Json | None:
     path = folder / "result.json"
     if not path.is_file():
         return None
-    found = current_keys(digests.read(path, digests.REMEASURE))
+    found = digests.read(path, digests.REMEASURE)
     if name is not None and found.get("id") != name:
         raise digests.Damaged(path, digests.REMEASURE, f"it is the result of another run, {found.get('id')!r}")
     return found
@@ -228,7 +227,7 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher, guard: Gu
     scores = folder / "attacks" / f"{probe.key}.json"
     if scores.is_file():
         advice = "delete it and repeat the command: the attack is then run anew"
-        done = current_attack(digests.read(scores, advice))
+        done = digests.read(scores, advice)
         same_parameters = done["parameters"] == dict(probe.attack.parameters) and done.get("tune", 0) == probe.tune
         same_releases = (done.get("releases") or {"count": 1})["count"] == probe.releases
         same_place = (done["asked"], done.get("round")) == (probe.adversary, probe.round)

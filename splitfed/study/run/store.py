@@ -12,7 +12,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
-from splitfed.old_names import current_parameters
 from splitfed.privacy.ledger import describe_ledger
 from splitfed.study.config import schema
 from splitfed.study.config.grid import Grid
@@ -55,7 +54,7 @@ class StudyFolder:
         if not config_path.is_file() or not (self.path / "study.toml").is_file():
             raise InvalidInput(f"folder {str(self.path)!r} is not empty and holds no study; give a new or empty folder")
         wanted = tomllib.loads(dumps(grid.resolved))
-        there = _with_new_names(schema.read_toml(config_path, digests.STUDY_CONFIG))
+        there = schema.read_toml(config_path, digests.STUDY_CONFIG)
         if (difference := next(describe_differences("", there, wanted), None)) is not None:
             raise InvalidInput(f"folder {str(self.path)!r} holds another study: {difference}; give another folder")
         if not resume:
@@ -239,21 +238,3 @@ def _client_columns(result: Json) -> dict[str, Any]:
     if target is not None:
         columns |= {"target": target["value"], "rounds_to_target": target["rounds"], "bytes_to_target": target["bytes"]}
     return columns
-
-
-_ADDED_SINCE: Mapping[str, Mapping[str, Any]] = {"mlp": {"identity_head": False}}
-"""Model -> parameters that it has got since folders were first kept, with what they were before there was a choice."""
-
-
-def _with_new_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the resolved config of a folder that an earlier version may have written, by the names of now."""
-    if "search" in config:  # newer than every renaming
-        return dict(config)
-    training = config.get("training", {})
-    given = training.get("schedule")
-    tables = [current_parameters("schedules", one) for one in (given if isinstance(given, list) else [given]) if one]
-    named = {"training": {**training, "schedule": tables if isinstance(given, list) else tables[0]}}
-    attacks = [current_parameters("attacks", one) for one in config.get("attack", [])]
-    if isinstance(model := config.get("model"), Mapping):
-        named["model"] = {**_ADDED_SINCE.get(str(model.get("name")), {}), **model}
-    return {**config, **named, **({"attack": attacks} if "attack" in config else {})}

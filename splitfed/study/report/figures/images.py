@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from splitfed.core import digests
-from splitfed.old_names import current_keys
 from splitfed.study.report.contained import path_inside
 from splitfed.study.report.data import Setting
 
@@ -47,7 +46,7 @@ def read_pairs(settings: Sequence[Setting], attack: str, seed: int) -> list[Pair
             if path is not None and path.is_file():
                 advice = f"delete it, {path.stem}.json beside it and result.json, {digests.AGAIN}"
                 digests.check_file(path, entry.get("sha256"), advice)
-                tensors = current_keys(load_file(path))
+                tensors = load_file(path)
                 found.append(Pair(setting, tensors["prediction"], tensors["truth"]))
     return found
 
