@@ -23,6 +23,7 @@ from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.engines.local import LocalEngine
+from tests.pages import contributing
 
 
 class SmallUNet(nn.Module):
@@ -190,10 +191,9 @@ def assert_refuses(act: Callable[[], object], text: str) -> None:
 
 
 def import_from_contributing(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Import an example of CONTRIBUTING.md as the module `name`, which is how its docstring begins."""
-    page = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text("utf-8")
+    """Import an example of the pages on contributing as the module `name`, which is how its docstring begins."""
     (code,) = re.findall(
-        rf'^```python\n("""{name.replace("_", " ").capitalize()}:.*?)^```', page, re.DOTALL | re.MULTILINE
+        rf'^```python\n("""{name.replace("_", " ").capitalize()}:.*?)^```', contributing(), re.DOTALL | re.MULTILINE
     )
     (folder / f"{name}.py").write_text(code, "utf-8")
     monkeypatch.syspath_prepend(folder)

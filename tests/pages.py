@@ -10,6 +10,7 @@ from splitfed.registry import TABLES, load, read_head
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "contributing").glob("*.md")))
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 ADAPTATION = re.compile(r"(<!-- adaptation: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 OVERVIEW = re.compile(r"(<!-- overview -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -70,6 +71,11 @@ def adaptation(group: str) -> str:
 def read(page: Path) -> str:
     """Return the text of `page`."""
     return page.read_text("utf-8")
+
+
+def contributing() -> str:
+    """Return the text of CONTRIBUTING.md and of the pages that it leads to."""
+    return "\n".join(map(read, CONTRIBUTING))
 
 
 def blocks(page: Path, language: str) -> list[str]:

@@ -28,6 +28,7 @@ from splitfed.federated.learner import Learner
 from splitfed.planning.counting import CountingLearner
 from splitfed.registry import TABLES, load
 from splitfed.training.local_learner import LocalLearner
+from tests.pages import contributing
 from tests.sources import nodes, parsed
 
 MOST = 12
@@ -166,10 +167,6 @@ def test_what_a_parameter_must_be_is_checked(kind: type, name: str) -> None:
     requirement = next(one for one in dataclasses.fields(kind) if one.name == name).metadata["check"]
     with pytest.raises(InvalidInput, match=requirement.args[0]):
         kind(**{**needed, name: object()})
-
-
-def contributing() -> str:
-    return (Path(__file__).resolve().parent.parent / "CONTRIBUTING.md").read_text("utf-8")
 
 
 def test_the_defense_of_the_contributing_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from splitfed.study.run import session
 from splitfed.training.run import Run
 from tests.attacks.training_time_examples import error, go
 from tests.examples import assert_same
-from tests.pages import PAGES, README, ROOT, blocks, broken_links, current, prose, read
+from tests.pages import CONTRIBUTING, PAGES, README, ROOT, blocks, broken_links, contributing, current, prose, read
 from tests.study.examples import write
 
 TEXT = README.read_text("utf-8")
@@ -389,7 +389,7 @@ def test_the_citation_bears_the_version_and_the_license_of_the_package() -> None
 def test_the_attack_of_the_contributing_page_runs_and_beats_the_mean_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    page = contributing()
     code = re.search(r"   ```python\n(   \"\"\"Nearest.*?)   ```", page, re.DOTALL)
     assert code is not None
     (tmp_path / "nearest_release.py").write_text(textwrap.dedent(code[1]), "utf-8")
@@ -407,7 +407,7 @@ def test_the_attack_of_the_contributing_page_runs_and_beats_the_mean_image(
 def test_the_attack_of_the_contributing_page_is_called_by_hand_as_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    page = contributing()
     code = re.search(r"   ```python\n(   \"\"\"Nearest.*?)   ```", page, re.DOTALL)
     by_hand = re.search(r"   ```python\n(   message = .*?)   ```", page, re.DOTALL)
     assert code is not None
@@ -428,7 +428,7 @@ def test_the_attack_of_the_contributing_page_is_called_by_hand_as_it_says(
 
 
 def test_the_study_of_the_contributing_page_is_valid(tmp_path: Path) -> None:
-    study = next(text for text in blocks(ROOT / "CONTRIBUTING.md", "toml") if "[study]" in text)
+    study = next(text for text in blocks(ROOT / "docs" / "contributing" / "recipes.md", "toml") if "[study]" in text)
     (tmp_path / "study.toml").write_text(study, "utf-8")
     assert len(session.prepare_study(tmp_path / "study.toml").grid.cells) == 2
 
@@ -436,7 +436,7 @@ def test_the_study_of_the_contributing_page_is_valid(tmp_path: Path) -> None:
 def test_the_training_attack_of_the_contributing_page_beats_the_mean_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    page = contributing()
     code = re.search(r"   ```python\n(   \"\"\"Class regression.*?)   ```", page, re.DOTALL)
     assert code is not None
     (tmp_path / "class_regression.py").write_text(textwrap.dedent(code[1]), "utf-8")
@@ -449,7 +449,7 @@ def test_the_training_attack_of_the_contributing_page_beats_the_mean_row(
         go(attack, "u_shaped")
 
 
-@pytest.mark.parametrize("page", [*PAGES, *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG"))])
+@pytest.mark.parametrize("page", [*PAGES, *CONTRIBUTING, *(ROOT / f"{name}.md" for name in ("SECURITY", "CHANGELOG"))])
 def test_links_lead_to_a_file_and_to_a_heading(page: Path) -> None:
     assert broken_links(page) == []
 
@@ -470,7 +470,7 @@ def test_the_two_commands_stand_at_the_top() -> None:
 
 
 def test_where_is_what_names_what_is_there() -> None:
-    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    page = contributing()
     table = page.partition("## Where is what")[2].partition("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith("| ") and "`" in line]
     assert len(rows) >= 10

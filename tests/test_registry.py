@@ -18,6 +18,7 @@ import splitfed
 from splitfed import registry
 from splitfed.core.errors import InvalidInput
 from splitfed.registry import SINGULAR, TABLES, load, read_head
+from tests.pages import contributing
 
 ROWS = [(kind, name) for kind, table in TABLES.items() for name in table]
 FOLDERS = {kind: kind for kind in TABLES} | {
@@ -26,8 +27,7 @@ FOLDERS = {kind: kind for kind in TABLES} | {
     "poisoning": "poisoning",
 }
 CITED = ("topologies", "schedules", "defenses", "attacks", "methods")
-PAGE = Path(__file__).resolve().parent.parent / "CONTRIBUTING.md"
-EXAMPLES = re.findall(r'^   ```python\n(   """.*?)^   ```', PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+EXAMPLES = re.findall(r'^   ```python\n(   """.*?)^   ```', contributing(), re.DOTALL | re.MULTILINE)
 rows = pytest.mark.parametrize(("kind", "name"), ROWS, ids=["-".join(row) for row in ROWS])
 
 
