@@ -22,26 +22,6 @@ from tests.sources import nodes, parsed
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# The floors, lowest first: a room imports rooms of lower floors only, for the type checker as well.
-FLOORS: tuple[tuple[str, ...], ...] = (
-    ("core",),
-    ("package_links",),
-    ("encryption", "registry"),
-    ("secure_sum",),
-    ("aggregation", "stats", "data", "topologies", "privacy", "costs", "detectors", "drawing"),
-    ("engines", "attacks", "defenses", "models", "matching"),
-    ("schedules", "federated", "poisoning"),
-    ("planning",),
-    ("threats",),
-    ("training", "study.config"),
-    ("study.report",),
-    ("study.run",),
-    ("splitfed",),  # splitfed/__init__.py: what people type
-    ("cli",),
-    ("__main__",),
-)
-FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-
 # Inside the core, lowest first. A module of the core that stands in neither table is a helper: it may import the base,
 # the rest of the core and other helpers, and whoever imports it answers for all that it reaches.
 BASE = (
@@ -142,7 +122,7 @@ AUTOGRAD = {"core.party", "core.equivalence_sides", "core.model_loss", "attacks"
 AUTOGRAD |= {"costs", "privacy", "matching", "core.row_losses", "core.shape_rules", "core.tracer"}
 # Slow or optional: the only packages that a function may import when it is called. The command line may delay
 # anything, for a help page must not wait for torch.
-HEAVY = {"sklearn", "mlxtend", "pandas", "scipy", "matplotlib", "torchmetrics", "PIL", "pyarrow", "optuna"}
+HEAVY = {"sklearn", "mlxtend", "pandas", "scipy", "matplotlib", "PIL", "pyarrow", "optuna"}
 HEAVY |= {"private_set_intersection", "ray", "tenseal", "opacus", "dp_accounting", "torchvision", "transformers"}
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 # An algorithm's own file is for the registry alone; what two siblings share stands in a file that no table names,
@@ -250,19 +230,6 @@ def _targets(file: File, node: ast.Import | ast.ImportFrom, files: Files) -> Ite
     for alias in node.names:
         name = f"{base}.{alias.name}"
         yield name if name in files else base
-
-
-def floors(files: Files) -> list[str]:
-    """A room imports rooms of lower floors only; every module is in a room."""
-    packages = ("splitfed.core", "splitfed.study")
-    complaints = [f"{m} is in no room" for m in files if room(m) not in FLOOR and m not in packages]
-    for found in imports(files):
-        source, target = room(found.source), room(found.target)
-        if found.target.split(".")[0] != "splitfed" or source == target or found.target in packages:
-            continue
-        if FLOOR.get(target, 0) >= FLOOR.get(source, len(FLOORS)):
-            complaints.append(f"{found}: {source} may not import {target}")
-    return complaints
 
 
 def layers(files: Files) -> list[str]:
@@ -393,7 +360,6 @@ def engines_by_contract(files: Files) -> list[str]:
 
 Rule = Callable[[Files], list[str]]
 RULES: list[Rule] = [
-    floors,
     layers,
     cycles,
     top_of_file,
@@ -445,22 +411,6 @@ def test_links_are_followed_and_no_file_is_read_twice() -> None:
 
 A, B, C = "splitfed/core/executor.py", "splitfed/core/messages.py", "splitfed/attacks/a.py"
 BREAKS: list[tuple[Rule, dict[str, str], list[str]]] = [
-    (
-        floors,
-        {"splitfed/data/a.py": "import splitfed.data.b\nimport splitfed.engines.local", "splitfed/registry.py": ""},
-        ["splitfed/data/a.py:2 imports splitfed.engines.local: data may not import engines"],
-    ),
-    (
-        floors,
-        {"splitfed/attacks/a.py": "if TYPE_CHECKING:\n    from splitfed.defenses.noise import Noise"},
-        ["splitfed/attacks/a.py:2 imports splitfed.defenses.noise: attacks may not import defenses"],
-    ),
-    (floors, {"splitfed/loose.py": ""}, ["splitfed.loose is in no room"]),
-    (
-        floors,
-        {A: "from splitfed.registry import load", "splitfed/cli.py": "import splitfed.registry"},
-        [f"{A}:1 imports splitfed.registry: core may not import registry"],
-    ),
     (
         layers,
         {B: "import splitfed.core.party"},

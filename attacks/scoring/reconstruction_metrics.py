@@ -19,6 +19,7 @@ from torch import Tensor
 from splitfed.core.errors import InvalidInput, check_number
 from splitfed.core.random import derive
 from splitfed.stats.intervals import Interval, bootstrap_interval
+from splitfed.stats.structural_similarity import similarity_map
 
 PSNR_CAP = 100.0  # dB
 _CHUNK = 256  # images at a time: SSIM holds five filtered copies
@@ -54,21 +55,11 @@ def ssim(truth: Tensor, prediction: Tensor, data_range: float) -> Tensor:
     truth, prediction = _pair(truth, prediction)
     if truth.dim() != 4:
         raise InvalidInput(f"images have shape {tuple(truth.shape)}; expected (n, c, h, w)")
-    from torchmetrics.functional.image import structural_similarity_index_measure
-
-    height, width = truth.shape[2:]
-    window = min(11, height, width)
-    window -= 1 - window % 2
-    margin = window // 2
-    # torchmetrics derives a Gaussian window from the deviation and ignores its argument kernel_size; 1.5 in
-    # proportion gives exactly the windows 1, 3, ..., 11. It averages over a mirrored border too: that is cut here.
     parts = [
-        structural_similarity_index_measure(
-            b, a, sigma=1.5 * window / 11, data_range=float(data_range), reduction="none", return_full_image=True
-        )[1][..., margin : height - margin, margin : width - margin]
+        similarity_map(a, b, float(data_range)).flatten(1).mean(1)
         for a, b in zip(truth.split(_CHUNK), prediction.split(_CHUNK), strict=True)
     ]
-    return torch.cat(parts).flatten(1).mean(1)
+    return torch.cat(parts)
 
 
 def r2(truth: Tensor, prediction: Tensor) -> Tensor:

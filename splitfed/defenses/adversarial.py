@@ -30,7 +30,7 @@ from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.defenses.adversary import Adversary, check_raw, concatenate_inputs
 from splitfed.defenses.fitted_layers import Layer, append_layers, check_readers, prepend_layers, values_of
-from splitfed.defenses.ssim import ssim
+from splitfed.stats.structural_similarity import similarity_map
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Adversarial(PenaltyDefense, LearnedDefense, LayerDefense):
         """Return `weight` times the decoder's mean SSIM above the threshold."""
         adversary: Adversary = context.state
         adversary.accumulate_gradient(z, context)
-        similarity = ssim(adversary.decode(z), concatenate_inputs(context.inputs), self.data_range)
+        similarity = similarity_map(adversary.decode(z), concatenate_inputs(context.inputs), self.data_range).mean()
         return self.weight * torch.relu(similarity - self.threshold)
 
 

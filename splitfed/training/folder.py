@@ -265,7 +265,7 @@ def _equal_noise_text(twins: Sequence[str], seed: int) -> str:
 
 def environment() -> dict[str, Any]:
     """Return what a result depends on beside its configuration: versions, machine, commit."""
-    packages = ("splitfed", "torch", "numpy", "scipy", "torchmetrics", "optuna")
+    packages = ("splitfed", "torch", "numpy", "scipy", "optuna")
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -30,7 +30,6 @@ from splitfed.defenses.adversary import Adversary
 from splitfed.defenses.channel_pruning import Pruner
 from splitfed.defenses.fitted_layers import Layer, OutputLayers
 from splitfed.defenses.shredder import NoiseSet
-from splitfed.defenses.ssim import ssim
 from splitfed.defenses.variational_encoder import Variational, divergence
 from tests.defenses.wire_formats import pack_bits, pack_levels, pack_top_k, unpack_levels, unpack_top_k
 from tests.examples import assert_refuses
@@ -229,14 +228,6 @@ def test_an_adversary_learns_in_training_only_and_comes_back_from_its_state() ->
     assert defense.start(DefenseSite("server", EDGE, {"z": (2, 4, 4)}, {}, 0)) is None
 
 
-@pytest.mark.parametrize("side", [8, 28])
-def test_similarity_is_the_attacks_metric(side: int) -> None:
-    x, y = (torch.rand(4, 2, side, side, generator=generator(i)) for i in range(2))
-    y = 0.7 * x + 0.3 * y
-    assert number(ssim(x, y, 1.0)) == pytest.approx(number(reconstruction_metrics.ssim(x, y, 1.0).mean()), abs=1e-5)
-    assert number(ssim(x, x, 1.0)) == single(1.0)
-
-
 def test_adversarial_pays_for_similarity_above_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that sees everything: .3 (1 - .5); one that sees nothing is below the threshold and costs nothing."""
     defense, x = Adversarial(width=4), torch.rand(3, 1, 8, 8, generator=generator(0))
@@ -246,7 +237,9 @@ def test_adversarial_pays_for_similarity_above_the_threshold(monkeypatch: pytest
     assert number(defense.penalty(z, here(x=x, state=adversary))) == single(0.3 * 0.5)
     half = (0.5 * z).detach().requires_grad_()
     penalty = defense.penalty(half, here(x=x, state=adversary))
-    assert number(penalty) == pytest.approx(0.3 * (number(ssim(half.detach(), x, 1.0)) - 0.5), abs=1e-6)
+    assert number(penalty) == pytest.approx(
+        0.3 * (number(reconstruction_metrics.ssim(half.detach(), x, 1.0).mean()) - 0.5), abs=1e-6
+    )
     penalty.backward()
     assert number(half.grad.abs().max()) > 0
     monkeypatch.undo()

@@ -1,10 +1,10 @@
-"""Structural similarity as part of a loss: differentiable in both images.
+"""Structural similarity of images, as a measure and as part of a loss: differentiable in both.
 
 Paper: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to structural similarity",
 IEEE Transactions on Image Processing 2004.
 
 Gaussian windows of 11x11 with deviation 1.5, K1 = .01, K2 = .03; on smaller images the largest odd window that fits,
-with the deviation in proportion; windows that reach over the border are left out. The attacks' metric is the same.
+with the deviation in proportion; windows that reach over the border are left out, as in the paper.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def ssim(x: Tensor, y: Tensor, data_range: float) -> Tensor:
-    """Return the mean structural similarity over all images, a scalar in [-1, 1]; x and y: (n, c, h, w)."""
+def similarity_map(x: Tensor, y: Tensor, data_range: float) -> Tensor:
+    """Return the structural similarity in every window, (n, c, h', w'), in [-1, 1]; x and y: (n, c, h, w).
+
+    Its mean over an image is the image's similarity. `data_range`: the width of the range that the images live in.
+    """
     channels, side = x.shape[1], min(11, x.shape[2], x.shape[3])
     side -= 1 - side % 2
     offsets = torch.arange(side, device=x.device, dtype=x.dtype) - side // 2
@@ -30,4 +33,4 @@ def ssim(x: Tensor, y: Tensor, data_range: float) -> Tensor:
     shared = smooth(x * y) - mean_x * mean_y
     c1, c2 = (0.01 * data_range) ** 2, (0.03 * data_range) ** 2
     luminance = (2 * mean_x * mean_y + c1) / (mean_x**2 + mean_y**2 + c1)
-    return (luminance * (2 * shared + c2) / (variance_x + variance_y + c2)).mean()
+    return luminance * (2 * shared + c2) / (variance_x + variance_y + c2)
