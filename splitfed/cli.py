@@ -90,7 +90,7 @@ def _check_before_imports(options: Options) -> None:
         raise InvalidInput(f"workers={workers} is not allowed; expected a whole number of at least 1")
     if options.command not in ("run", "plan"):
         return
-    from splitfed.study.config.static_check import check_file
+    from splitfed.study.config.table_check import check_file
 
     check_file(Path(options.study))
     if "torch" in sys.modules or not gc.isenabled():

@@ -12,19 +12,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from splitfed.core.equivalence import check_original
 from splitfed.core.equivalence_sides import LR, MOMENTUM, WEIGHT_DECAY, RehearsalStep
 from splitfed.core.optimizers import Optim
 from splitfed.costs.memory import COPIES, optim_copies
-from splitfed.registry import TABLES, load
+from splitfed.models.import_paths import Code
 from splitfed.study.config.mistakes import InvalidStudy
-from splitfed.study.config.parameters import parameters_of
-from splitfed.study.config.static_check import check_statically
-from splitfed.study.config.static_parameters import optimizer_options, read_parameters, scheduler_options
+from splitfed.study.config.table_check import check_tables
 from splitfed.study.report import planned_costs
-from splitfed.study.run import session
+from splitfed.study.run import checked_study, session
 from tests.examples import assert_same
 from tests.study.examples import PLACED, SMALL, placed, small, write
 from tests.study.search_examples import searching
@@ -75,7 +72,7 @@ KEYS: dict[str, tuple[dict[str, Any], str]] = {
     "attack": (small(attack=[{"name": "rmle", "budgte": "fast"}]), "attack[0].budgte: unknown key 'budgte'"),
     "method": (small(method=[{"name": "fedprox", "nu": 1.0}]), "method[0].nu: unknown key 'nu'; did you mean 'mu'"),
     "none": (small(method=[{"name": "none", "mu": 1.0}]), "method[0].mu: unknown key 'mu' (allowed: name)"),
-    "encryption": (small(encryption={"bond": 1.0}), "encryption.bond: unknown key 'bond'; did you mean 'bound'"),
+    "encryption": (small(encryption={"bond": 1.0}), "encryption[0].bond: unknown key 'bond'; did you mean 'bound'"),
     "a piece": (
         placed("vertical", top={"model": "mlp", "hiddne": [3]}),
         "topology[0].top.hiddne: unknown key 'hiddne'; did you mean 'hidden'",
@@ -94,20 +91,32 @@ KEYS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a search": (searching({"samplr": "tpe"}), "search.samplr: unknown key 'samplr'"),
     "in a choice": (
-        searching(method={"choice": [{"name": "fedavg"}, {"name": "fedprox", "nu": {"low": 0.1, "high": 1.0}}]}),
-        "method[1].nu: unknown key 'nu'",
+        searching(method=[{"choice": [{"name": "fedavg"}, {"name": "fedprox", "nu": {"low": 0.1, "high": 1.0}}]}]),
+        "method[0].nu: unknown key 'nu'",
     ),
 }
 
 
-def test_a_misspelt_key_is_told_without_torch(tmp_path: Path) -> None:
-    paths = [write(tmp_path, study, f"{number}.toml") for number, (study, _) in enumerate(KEYS.values())]
+FIRST = ("a table", "training", "a search")
+"""Of `KEYS`, those of tables and not of a piece: they are told without torch, as are names."""
+
+
+def test_a_misspelt_key_of_a_table_is_told_without_torch(tmp_path: Path) -> None:
+    given = [KEYS[name] for name in FIRST] + [(small(attack=[{"name": "rlme"}]), "attack[0].name: unknown attack")]
+    paths = [write(tmp_path, study, f"{number}.toml") for number, (study, _) in enumerate(given)]
     codes, modules, errors = imported(*(["run", str(path)] for path in paths), ["plan", str(paths[0])], ["rnu"])
-    assert codes == [2] * (len(KEYS) + 2)
+    assert codes == [2] * (len(given) + 2)
     assert not {"torch", "numpy", *SLOW} & modules
-    for number, (_, expected) in enumerate(KEYS.values()):
-        own = [line for line in errors.splitlines() if line.startswith(f"{number}.toml: ")]
-        assert any(line.startswith(f"{number}.toml: {expected}") for line in own), (expected, own)
+    for number, (_, expected) in enumerate(given):
+        assert [line for line in errors.splitlines() if line.startswith(f"{number}.toml: {expected}")], errors
+
+
+@pytest.mark.parametrize("where", KEYS)
+def test_a_misspelt_key_is_told_before_anything_is_computed(where: str) -> None:
+    study, expected = KEYS[where]
+    with pytest.raises(InvalidStudy) as caught:
+        checked_study.check_raw(study, "s.toml", Path(), Code(Path()), "", None)
+    assert any(line.startswith(f"s.toml: {expected}") for line in caught.value.lines), caught.value.lines
 
 
 def test_a_wrong_name_a_wrong_cut_and_a_plan_import_little(tmp_path: Path) -> None:
@@ -123,58 +132,46 @@ def test_a_wrong_name_a_wrong_cut_and_a_plan_import_little(tmp_path: Path) -> No
     assert cut_line.startswith("cut.toml: topology[0]: unknown submodule of Mlp 'relu'; did you mean")
 
 
-def test_all_mistakes_are_told_at_once_in_the_order_of_the_file() -> None:
+def test_mistakes_are_told_together_in_the_order_of_the_file_names_and_tables_first() -> None:
     study = {
         "attack": [{"name": "inverse_netwrk"}],
         "defense": [{"name": "noise", "scal": 2.0}, {"name": "noise", "scale": [1.0, -1.0]}],
         "study": {"name": "s"},
         "training": {"schedule": "sequencial", "ruonds": 5, "optimizer": {"lrr": 0.1}},
         "data": {"name": "digits", "victims": "many"},
+        "topology": [{"name": "vertical", "top": {"model": "mpl", "hidden": "x"}, "botoms": {}}],
+    }
+    with pytest.raises(InvalidStudy) as caught:
+        check_tables(study, "s.toml")
+    assert [line.split(": ")[1] for line in caught.value.lines] == [
+        *("attack[0].name", "training.schedule.name", "training.ruonds", "data.victims", "topology[0].top.model")
+    ]
+    right = {
+        **study,
+        "attack": [{"name": "inverse_network"}],
+        "training": {"schedule": "sequential", "optimizer": {"lrr": 0.1}},
+        "data": {"name": "digits"},
         "topology": [{"name": "vertical", "top": {"model": "mlp", "hidden": "x"}, "botoms": {}}],
     }
     with pytest.raises(InvalidStudy) as caught:
-        check_statically(study, "s.toml")
+        checked_study.check_study(right, "s.toml", Path())
     assert [line.split(": ")[1] for line in caught.value.lines] == [
-        *("attack[0].name", "defense[0].scal", "defense[1].scale", "training.schedule.name", "training.ruonds"),
-        *("training.optimizer", "data.victims", "topology[0].top.hidden", "topology[0].botoms", "topology[0].labels"),
+        *("defense[0].scal", "defense[1].scale", "training.optimizer"),
+        *("topology[0].top.hidden", "topology[0].botoms", "topology[0].labels", "topology[0].bottoms"),
     ]
 
 
-def test_right_studies_pass_the_static_check() -> None:
+def test_right_studies_pass_the_first_check() -> None:
     for study in (*(placed(name) for name in PLACED), searching(), searching(topology=[{"name": "vanilla", "cut": 1}])):
-        check_statically(study, "s.toml")
+        check_tables(study, "s.toml")
 
 
-def test_a_wrong_name_hides_nothing_that_needs_torch() -> None:
+def test_a_wrong_name_is_told_before_what_needs_torch() -> None:
     study = {**training(optimizer={"name": "SDG"}), "attack": [{"name": "rlme"}]}
-    with pytest.raises(InvalidStudy) as caught:
-        session.check_study(study, "s.toml", Path())
-    assert [line.split(": ")[1] for line in caught.value.lines] == ["training.optimizer", "attack[0].name"]
-
-
-def test_parameters_are_read_from_the_source_as_they_are_imported() -> None:
-    for kind, table in TABLES.items():
-        for name, target in table.items():
-            if (found := read_parameters(target)) is None:
-                raise AssertionError(f"{kind}/{name} cannot be read")
-            expected = parameters_of(load(kind, name))
-            assert set(found) == set(expected), (kind, name)
-            for key, parameter in found.items():
-                assert parameter.required == expected[key].required, (kind, name, key)
-                assert parameter.hint in (Any, expected[key].hint), (kind, name, key)
-
-
-def test_options_of_optimizers_and_schedulers_are_those_of_torch() -> None:
-    for module, base, read in (
-        (torch.optim, torch.optim.Optimizer, optimizer_options),
-        (torch.optim.lr_scheduler, LRScheduler, scheduler_options),
-    ):
-        kinds = {n: c for n, c in vars(module).items() if inspect.isclass(c) and issubclass(c, base) and c is not base}
-        read_names = {name: options for name in kinds if (options := read(name)) is not None}
-        assert {"SGD", "AdamW"} <= set(read_names) or {"StepLR", "OneCycleLR"} <= set(read_names)
-        for name, options in read_names.items():
-            assert options == list(inspect.signature(kinds[name]).parameters)[1:], name
-    assert optimizer_options("SDG") is None
+    for wrong, places in ((study, ["attack[0].name"]), ({**study, "attack": []}, ["training.optimizer"])):
+        with pytest.raises(InvalidStudy) as caught:
+            session.check_study(wrong, "s.toml", Path())
+        assert [line.split(": ")[1] for line in caught.value.lines] == places
 
 
 def test_the_step_of_the_rehearsal_is_that_of_torch() -> None:

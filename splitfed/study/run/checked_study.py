@@ -15,7 +15,7 @@ from splitfed.study.config.grid import Grid, expand
 from splitfed.study.config.mistakes import Mistakes, in_file_order
 from splitfed.study.config.search import SearchStudy, read_search
 from splitfed.study.config.search_space import Assignment
-from splitfed.study.config.static_check import check_statically
+from splitfed.study.config.table_check import check_tables
 from splitfed.study.run.checked import key_of, recall
 from splitfed.study.run.preflight import check_grid
 from splitfed.study.run.search_check import check_search
@@ -74,7 +74,7 @@ def check_study(raw: Mapping[str, Any], source: str, base: Path, code: Code | No
 
     `code`: where import paths of models may lead (default: to the Python files in `base` as well).
     """
-    check_statically(raw, source)
+    check_tables(raw, source)
     with in_file_order(raw):
         grid = expand(schema.parse_study(raw, source), source, base, Code(base) if code is None else code)
         return check_grid(grid, source)
@@ -84,7 +84,7 @@ def check_raw(
     raw: Mapping[str, Any], source: str, base: Path, code: Code, text: str, folder: Path | None, token: str = ""
 ) -> CheckedStudy:
     """Check the study `raw`, unless `folder` keeps what an earlier check of it found; see `recall` for `token`."""
-    check_statically(raw, source)
+    check_tables(raw, source)
     with in_file_order(raw):
         if "search" in raw:
             search, first = read_search(raw, source, base, code)
