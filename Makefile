@@ -94,13 +94,13 @@ golden: $(STAMP) ## compare every small run with those of BASE=commit, in minute
 	@$(PY) -m tests.golden.compare $(BASE) --only '$(ONLY)'
 
 bench: $(STAMP) ## time the split step against the uncut one
-	@$(PY) -m tests.benchmarks.steps
+	@$(PY) -m experiments.benchmarks.steps
 
 papers: $(STAMP) ## published figures beside ours, for hours; resumable; TABLE=name for one of them
-	@$(PY) -m tests.papers $(TABLE)
+	@$(PY) -m experiments.papers $(TABLE)
 
 board: $(STAMP) ## which defense buys what (docs/board), for hours; resumable; STUDY=name, SHOW=1, RETRY=1
-	@$(PY) -m tests.board $(STUDY) $(if $(SHOW),--show) $(if $(RETRY),--retry)
+	@$(PY) -m experiments.board $(STUDY) $(if $(SHOW),--show) $(if $(RETRY),--retry)
 
 lint: $(STAMP) ## ruff: rules and format; the floors that imports may cross
 	@$(BIN)/ruff check --quiet .

@@ -482,3 +482,9 @@ def test_where_is_what_names_what_is_there() -> None:
         text = "".join(file.read_text("utf-8") for file in files if file.is_file())
         for name in (name.rpartition(".")[2] for name in quoted if "/" not in name):
             assert re.search(rf"\b(def|class) {name}\b", text), f"{name} in {row}"
+
+
+def test_every_answer_of_the_twenty_questions_is_a_file() -> None:
+    answers = re.findall(r"\| `([^`]+)` \|$", read(ROOT / "docs" / "contributing" / "questions.md"), re.MULTILINE)
+    assert len(answers) == 20
+    assert [name for name in answers if not (ROOT / name).is_file()] == []

@@ -1,0 +1,1 @@
+"""What reproduces papers, measures costs and fills the board; none of it is part of the package."""

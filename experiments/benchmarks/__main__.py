@@ -1,0 +1,5 @@
+"""Prints all benchmarks: `python -m experiments.benchmarks`."""
+
+from experiments.benchmarks.steps import main
+
+main()

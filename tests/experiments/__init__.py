@@ -1,0 +1,1 @@
+"""Tests of what measures: tables of papers, benchmarks and the board."""
