@@ -20,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
+from splitfed.attacks.budgets import Budgets, quick_look, usual_budget
 from splitfed.attacks.knowledge import Knowledge, unwrap
 from splitfed.attacks.local_models import Clone, DefenseStates, Imitate, Imitation, Releases, TrainedAttack
 from splitfed.attacks.search_space import Space
@@ -64,8 +65,6 @@ __all__ = [
     "unwrap",
 ]
 
-# Name of a budget -> the parameters that it sets.
-Budgets = Mapping[str, Mapping[str, Any]]
 Progress = Callable[[int, int], None]
 
 
@@ -202,7 +201,7 @@ class Attack:
     @classmethod
     def usual(cls) -> str:
         """Return the budget that is meant where none is named: "default", or "fast" where there is no such budget."""
-        return "default" if "default" in cls.budgets else "fast"
+        return usual_budget(cls.budgets)
 
     @classmethod
     def with_budget(cls, name: str | None = None, **changes: Any) -> Self:
@@ -214,7 +213,7 @@ class Attack:
     @property
     def quick(self) -> bool:
         """Whether all that the budget "fast" sets is as it says, a quick look."""
-        return quick_look(type(self), "fast") and all(getattr(self, k) == v for k, v in self.budgets["fast"].items())
+        return quick_look(self.budgets, "fast") and all(getattr(self, k) == v for k, v in self.budgets["fast"].items())
 
     def run(
         self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress
@@ -288,8 +287,3 @@ def hints_of(attack: Attack, classes: int | None) -> Mapping[int, int]:
 def label_set_of(attack: Attack) -> str | None:
     """Return which label set of the data `attack` predicts, if it predicts labels; None is the main one."""
     return attack.label_set if isinstance(attack, PredictsLabelSet) else None
-
-
-def quick_look(kind: type[Attack], budget: str) -> bool:
-    """Return whether `budget` is "fast" with other settings than "paper", so that a longer attack may find more."""
-    return budget == "fast" and kind.budgets["fast"] != kind.budgets["paper"]

@@ -1,9 +1,8 @@
-"""What attacks that choose among several share: their budgets, when more work is tried, and what they tell of it."""
+"""What attacks that choose among several tell of their choice: what was tried, and whether more work would gain."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -87,31 +86,6 @@ class Selection:
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain data, with the gain and whether it has converged."""
         return {**asdict(self), "gain": self.gain, "converged": self.converged}
-
-
-def name_budgets(
-    quick: Mapping[str, Any], standard: Mapping[str, Any], full: Mapping[str, Any]
-) -> dict[str, Mapping[str, Any]]:
-    """Return budgets by both their names: "fast", "default" and "paper" are "quick", "standard" and "full"."""
-    return {"fast": quick, "default": standard, "paper": full, "quick": quick, "standard": standard, "full": full}
-
-
-def double_work(
-    metric: str, size: int, doublings: int, attempt: Callable[[int], float], before: float | None = None
-) -> None:
-    """Call `attempt(size)`, and with twice the size as long as that gains what `CONVERGED` says of `metric`.
-
-    At most `doublings` times, and never where the error that `attempt` returns is NaN: nothing judges then. `before`:
-    the error at `size`, where that was tried already.
-    """
-    before = attempt(size) if before is None else before
-    for doubling in range(1, doublings + 1):
-        if math.isnan(before):
-            return
-        after = attempt(size * 2**doubling)
-        if gain_of(metric, before, after) < CONVERGED[metric]:
-            return
-        before = after
 
 
 def gain_of(metric: str, before: float, after: float) -> float:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
+from splitfed.cli_options import Options, build_parser, parse_options
 from splitfed.core.errors import InvalidInput, SplitfedError, unknown
 from splitfed.study.run import failures
-from splitfed.study.run.command_options import Options, build_parser, parse_options
 from splitfed.study.run.request import RunRequest
 from splitfed.study.run.terminal_messages import (
     abandon_output,

@@ -20,10 +20,10 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 import splitfed
+from splitfed import cli_options
 from splitfed.core.lazy_package import LazyPackage
 from splitfed.registry import TABLES, load
 from splitfed.study.config.schema import StudyConfig
-from splitfed.study.run import command_options
 
 FILE = Path(__file__).parent / "api.txt"
 PLAIN = (bool, int, float, str, type(None))
@@ -132,7 +132,7 @@ def registered() -> Iterator[str]:
 
 def commands() -> Iterator[str]:
     """Yield the options of every command."""
-    parser, found = command_options.build_parser()
+    parser, found = cli_options.build_parser()
     for name, command in {"": parser, **found}.items():
         for action in command._actions:
             if not isinstance(action, (argparse._SubParsersAction, argparse._HelpAction)):

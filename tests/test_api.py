@@ -25,7 +25,7 @@ def test_a_lost_name_and_a_changed_signature_are_told(monkeypatch: pytest.Monkey
     # As a whole: an entry that is deleted and put back would come last.
     monkeypatch.setitem(TABLES, "attacks", {name: to for name, to in TABLES["attacks"].items() if name != "norm"})
     monkeypatch.setattr(dependence, "permutation_test", _stand_in)
-    options = api.command_options
+    options = api.cli_options
     monkeypatch.setattr(options, "build_parser", _fewer(options.build_parser))
     told = [line for line in api.difference(before, api.text()).splitlines() if line[:3] not in ("---", "+++")]
     starts = [line.partition("(")[0].strip() for line in told]

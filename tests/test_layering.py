@@ -67,7 +67,7 @@ CORE = (
     "executor",
     "replay_passes",
     "meta_copies",
-    "replay_courses",
+    "replay_branches",
     "replay_constants",
     "replay_plan",
     "replay",
@@ -514,4 +514,4 @@ def test_rule_finds(rule: Rule, sources: dict[str, str], expected: list[str]) ->
 
 def test_the_root_is_small() -> None:
     modules = sorted(path.name for path in (ROOT / "splitfed").glob("*.py"))
-    assert modules == ["__init__.py", "__main__.py", "cli.py", "package_links.py", "registry.py"]
+    assert modules == ["__init__.py", "__main__.py", "cli.py", "cli_options.py", "package_links.py", "registry.py"]

@@ -47,12 +47,13 @@ from splitfed.attacks.base import (
     Progress,
     unwrap,
 )
+from splitfed.attacks.budgets import double_work, name_budgets
 from splitfed.attacks.labels.agreement import most_agreed
 from splitfed.attacks.labels.cut_gradients import check_classes
 from splitfed.attacks.labels.known_labels import name_clusters
 from splitfed.attacks.labels.known_victims import ROUNDING, KnownVictims
 from splitfed.attacks.labels.label_attack import LabelAttack
-from splitfed.attacks.selection import Attempt, LeftOut, Selection, double_work, name_budgets
+from splitfed.attacks.selection import Attempt, LeftOut, Selection
 from splitfed.core.errors import InvalidInput, require_count, require_share
 from splitfed.core.messages import View
 from splitfed.core.random import derive

@@ -34,10 +34,11 @@ from splitfed.attacks.base import (
     Target,
     unwrap,
 )
+from splitfed.attacks.budgets import double_work, name_budgets
 from splitfed.attacks.membership.confidence import check_classes
 from splitfed.attacks.membership.copied_models import Copies, copies_work
 from splitfed.attacks.scoring.label_metrics import auc
-from splitfed.attacks.selection import Attempt, Selection, double_work, name_budgets
+from splitfed.attacks.selection import Attempt, Selection
 from splitfed.attacks.work import OneOf, Work
 from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.messages import View

@@ -49,10 +49,10 @@ from splitfed.attacks.base import (
     TrainedAttack,
     unwrap,
 )
+from splitfed.attacks.budgets import name_budgets
 from splitfed.attacks.reconstruction.held_out import HeldOut, count_folds, hold_out, hold_out_in_folds
 from splitfed.attacks.reconstruction.race import EnsembleMember, Trials, attempts_of, rungs
 from splitfed.attacks.reconstruction.refinement import Refinement, measure_noise
-from splitfed.attacks.selection import name_budgets
 from splitfed.attacks.threat_model import BLACK_BOX, WHITE_BOX
 from splitfed.attacks.work import BATCHES, OneOf, Work
 from splitfed.core.errors import require_count, require_counts, require_name, require_number, require_share

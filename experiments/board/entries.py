@@ -16,7 +16,7 @@ import torch
 from experiments.board.studies import BoardRun
 from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.study.report.metrics import FLOORS, LABEL_FLOORS, METRICS
-from splitfed.study.run.store import promised_epsilon
+from splitfed.study.run.results_csv import promised_epsilon
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.folder import environment
 

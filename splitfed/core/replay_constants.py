@@ -20,7 +20,7 @@ from splitfed.core.model_call import ModelCall
 from splitfed.core.module_copies import open_compiled
 from splitfed.core.nested_tensors import tensors_of
 from splitfed.core.replay_answers import Answer, SeenCall, answer, numbers_in
-from splitfed.core.replay_courses import ForwardCourse
+from splitfed.core.replay_branches import ForwardCourse
 from splitfed.core.replay_passes import Operation, RecordingPass, Stop, mark_whole_modules, storage_of
 from splitfed.core.replay_way import Made
 from splitfed.core.tracer import catches_errors

@@ -202,7 +202,7 @@ class Operation:
     `results`: of all tensors in what it returned, None for a weight or buffer. `deep`: whether it is a call of a
     submodule that may read a value more than once. `draws`: the packages that it drew random numbers from.
     `answer`: what it returned where that is a plain number, else nothing. `form`: what it was called with, for
-    `replay_courses.same_course`.
+    `replay_branches.same_course`.
     `alone`: whether all that it does is to change one weight or buffer by constants, as whoever holds that one can do.
     `whole`: whether it is a call of a submodule; then `given` are the tensors that it was given, and `returned` is what
     it returned.

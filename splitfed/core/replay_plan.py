@@ -27,8 +27,8 @@ from splitfed.core.model_call import ModelCall
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.module_copies import open_compiled
 from splitfed.core.nested_tensors import autograd_nodes
+from splitfed.core.replay_branches import ForwardCourse, courses_beyond, find_courses
 from splitfed.core.replay_constants import OtherCalls, find_constants
-from splitfed.core.replay_courses import ForwardCourse, courses_beyond, find_courses
 from splitfed.core.replay_passes import RecordingPass, mark_whole_modules
 from splitfed.core.replay_values import CrossingValues
 from splitfed.core.replay_way import Made, Way
@@ -82,7 +82,7 @@ def plan_ways(
 ) -> tuple[Way, ...]:
     """Return the ways that a copy of `model`, in the modes in which it is, takes: first that of the example.
 
-    The others follow from other numbers in tensors; see `replay_courses`. `inputs`: argument -> example; `output`: the
+    The others follow from other numbers in tensors; see `replay_branches`. `inputs`: argument -> example; `output`: the
     only result that is used. `after`: a result behind which there is one more cut, the last. Raises `InvalidInput` for
     what cannot be cut there.
     """

@@ -78,7 +78,7 @@ class Way:
     place. `reads`: crossing value -> segment -> in how many places it is read, its own segment included;
     `upstream`: crossing value -> the weights that it is computed from. `after`: the result behind which the last
     cut stands, if a result was named. `numbers`: operations that ask a tensor for a number -> what it is in this
-    way, of which those `told` are asked by everybody, and those `free` may be any; see `replay_courses`. `labels`:
+    way, of which those `told` are asked by everybody, and those `free` may be any; see `replay_branches`. `labels`:
     what crosses or is returned -> its name; `forms`: name -> shape a row, type, and whether a gradient comes back.
     `kept`: weight or buffer -> the segments that change it by constants and nothing else, as whoever holds it and
     comes no earlier does too. `attributes`: what is read of the model's objects; `calls`: of

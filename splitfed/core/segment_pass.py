@@ -32,8 +32,8 @@ class ReplayPlan:
     """How the segments of one model are replayed: training, gradients -> the ways; input -> its shape a row and type.
 
     The first way of each mode is that of the example; others follow from other numbers in tensors, see
-    `replay_courses`. `forms`: what crosses -> what it looks like. `call`: how `forward` takes its rows. `memory`: for a
-    mode, segment, number of rows, device and way, what operations of other segments return, on the meta device.
+    `replay_branches`. `forms`: what crosses -> what it looks like. `call`: how `forward` takes its rows. `memory`: for
+    a mode, segment, number of rows, device and way, what operations of other segments return, on the meta device.
     `rows`: of the example; `sizes`: other numbers of rows -> mode -> their ways, where these are others; `tried`: what
     `replay_rows` has found of other numbers of rows. `output`: the only result that is used. `beyond`: ways that part
     behind the last cut. Shared by all copies of a segment.

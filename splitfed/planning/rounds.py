@@ -14,7 +14,7 @@ from splitfed.federated.base import Method
 from splitfed.federated.learner import Learner
 from splitfed.planning.forwarding import ForwardingTrainer
 from splitfed.schedules.base import Round, Schedule, Training
-from splitfed.schedules.sampling import Sampled, list_clients
+from splitfed.schedules.sampling_and_dropout import Sampled, list_clients
 
 
 def query(

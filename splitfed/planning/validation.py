@@ -39,7 +39,7 @@ from splitfed.planning.probes import Probes, check_outputs, probe_with
 from splitfed.planning.row_trial import promises_passes, promises_rows, protects_labels, with_findings
 from splitfed.registry import load
 from splitfed.schedules.base import Schedule, Training, shared_roles
-from splitfed.schedules.sampling import Sampled
+from splitfed.schedules.sampling_and_dropout import Sampled
 from splitfed.topologies.heterogeneous import heterogeneous
 
 

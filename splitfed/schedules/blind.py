@@ -16,7 +16,7 @@ from splitfed.core.topology import Topology
 from splitfed.engines.base import FED, Placement, Source, Trainer
 from splitfed.schedules.base import Round, State, Training, client_roles
 from splitfed.schedules.joint_step import JointStep, by_rows
-from splitfed.schedules.sampling import dropped_clients, examples, list_clients
+from splitfed.schedules.sampling_and_dropout import dropped_clients, examples, list_clients
 
 
 @dataclass(frozen=True, kw_only=True)

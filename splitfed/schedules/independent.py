@@ -19,7 +19,7 @@ from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.topology import Topology
 from splitfed.engines.base import Trainer
 from splitfed.schedules.base import Round, State, Training, shared_roles
-from splitfed.schedules.sampling import Sampled, Turn, dropped_clients, list_clients, shorten_turn
+from splitfed.schedules.sampling_and_dropout import Sampled, Turn, dropped_clients, list_clients, shorten_turn
 
 
 @dataclass(frozen=True, kw_only=True)

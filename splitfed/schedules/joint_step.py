@@ -10,7 +10,7 @@ from torch import Tensor
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
 from splitfed.schedules.base import Training, shared_roles
-from splitfed.schedules.sampling import Averaged, Turn
+from splitfed.schedules.sampling_and_dropout import Averaged, Turn
 
 
 @dataclass(frozen=True, kw_only=True)

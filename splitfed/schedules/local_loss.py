@@ -24,7 +24,7 @@ from splitfed.core.random import derive, stream
 from splitfed.core.topology import Edge, Head, Segment, Topology
 from splitfed.engines.base import Placement, Trainer
 from splitfed.schedules.base import Round, State, Training, client_roles, shared_roles
-from splitfed.schedules.sampling import Averaged, train_in_parallel
+from splitfed.schedules.sampling_and_dropout import Averaged, train_in_parallel
 
 
 class AuxiliaryHead(nn.Module):

@@ -8,7 +8,7 @@ from splitfed.core.errors import InvalidInput, require_name
 from splitfed.core.topology import Topology
 from splitfed.engines.base import Trainer
 from splitfed.schedules.base import State, client_roles, shared_roles
-from splitfed.schedules.sampling import Sampled
+from splitfed.schedules.sampling_and_dropout import Sampled
 
 HAND_OVERS = ("peer", "server", "none")
 

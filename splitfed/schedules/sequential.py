@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from splitfed.engines.base import Trainer
 from splitfed.schedules.base import Round, State, Training
-from splitfed.schedules.sampling import dropped_clients, list_clients
+from splitfed.schedules.sampling_and_dropout import dropped_clients, list_clients
 from splitfed.schedules.segment_handover import SegmentHandover
 
 

@@ -27,7 +27,7 @@ from splitfed.core.topology import Topology
 from splitfed.engines.base import Trainer
 from splitfed.schedules.base import Round, State, Training, shared_roles
 from splitfed.schedules.joint_step import JointStep, by_rows
-from splitfed.schedules.sampling import dropped_clients, list_clients
+from splitfed.schedules.sampling_and_dropout import dropped_clients, list_clients
 
 
 @dataclass(frozen=True, kw_only=True)

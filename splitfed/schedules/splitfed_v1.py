@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from splitfed.core.topology import Topology
 from splitfed.engines.base import Placement, Trainer
 from splitfed.schedules.base import Round, State, Training, client_roles, shared_roles
-from splitfed.schedules.sampling import Averaged, train_in_parallel
+from splitfed.schedules.sampling_and_dropout import Averaged, train_in_parallel
 
 
 @dataclass(frozen=True, kw_only=True)

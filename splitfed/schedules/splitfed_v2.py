@@ -17,7 +17,7 @@ from splitfed.core.random import generator
 from splitfed.core.topology import Topology
 from splitfed.engines.base import Placement, Trainer
 from splitfed.schedules.base import Round, State, Training, client_roles
-from splitfed.schedules.sampling import Averaged, dropped_clients, examples, list_clients
+from splitfed.schedules.sampling_and_dropout import Averaged, dropped_clients, examples, list_clients
 
 
 @dataclass(frozen=True, kw_only=True)

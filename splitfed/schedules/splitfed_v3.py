@@ -15,7 +15,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
 from splitfed.engines.base import Placement, Trainer
 from splitfed.schedules.base import Round, State, Training, shared_roles
-from splitfed.schedules.sampling import Averaged, dropped_clients, examples, list_clients
+from splitfed.schedules.sampling_and_dropout import Averaged, dropped_clients, examples, list_clients
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from splitfed.engines.base import FED, Source
 from splitfed.engines.engine import Engine
 from splitfed.federated.base import Method
 from splitfed.schedules.base import Schedule, Training
-from splitfed.schedules.sampling import Sampled
+from splitfed.schedules.sampling_and_dropout import Sampled
 from splitfed.threats.fresh_segments import Architecture
 from splitfed.threats.imitated_defenses import Feed
 from splitfed.threats.repeated_releases import ReleaseMean, release_seed

@@ -23,7 +23,7 @@ from splitfed.core.errors import (
 from splitfed.core.messages import LocalLink, Recording
 from splitfed.costs.speeds import Speeds
 from splitfed.detectors.base import Detector
-from splitfed.engines.byte_link import ByteLink
+from splitfed.engines.wire_format import ByteLink
 from splitfed.poisoning.base import Poisoning
 from splitfed.poisoning.injection import check_poisonings
 from splitfed.schedules.base import LocalUpdate

@@ -21,7 +21,7 @@ from splitfed.models.mlp import mlp
 from splitfed.poisoning import Backdoor, ByzantineNoise, LabelFlip, Poisoning, Scaling, SignFlip, success_rate
 from splitfed.schedules import Blind, LocalLoss, Sglr, SplitFedV1, SplitFedV2, SplitFedV3
 from splitfed.schedules.base import Schedule, Training
-from splitfed.schedules.sampling import Averaged
+from splitfed.schedules.sampling_and_dropout import Averaged
 from splitfed.secure_sum import EncryptedSum, SecureSum
 from splitfed.study.config.build import schedule
 from splitfed.topologies import vanilla

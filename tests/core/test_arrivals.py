@@ -14,7 +14,7 @@ from splitfed.core.payload import Layout
 from splitfed.core.probe import probe
 from splitfed.core.traffic import Traffic
 from splitfed.costs.bytes import backward_bytes, forward_bytes
-from splitfed.engines.byte_link import ByteLink
+from splitfed.engines.wire_format import ByteLink
 from tests.core.cut_idioms import Net
 from tests.core.idioms import Idiom, build, check_training, rows, topology_of
 from tests.examples import engine_of

@@ -18,8 +18,8 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.probe import probe
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Head, Segment, Topology
-from splitfed.engines.byte_link import ByteLink
 from splitfed.engines.local import LocalEngine
+from splitfed.engines.wire_format import ByteLink
 from splitfed.matching.matcher import _Post
 from splitfed.topologies import vanilla
 from tests.core.test_isolation import FiniteCheck, assert_own, shared

@@ -12,7 +12,7 @@ from splitfed.schedules.alternate import Alternate
 from splitfed.schedules.base import Round, Schedule, Training
 from splitfed.schedules.blind import Blind
 from splitfed.schedules.local_loss import LocalLoss
-from splitfed.schedules.sampling import Sampled
+from splitfed.schedules.sampling_and_dropout import Sampled
 from splitfed.schedules.sequential import Sequential
 from splitfed.schedules.sglr import Sglr
 from splitfed.schedules.splitfed_v1 import SplitFedV1

@@ -16,7 +16,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import probe
 from splitfed.core.replay import ReplayedSegment
 from splitfed.core.replay_passes import RecordingPass
-from splitfed.engines.byte_link import ByteLink
+from splitfed.engines.wire_format import ByteLink
 from splitfed.topologies import vanilla
 from tests.core.cut_idioms import Net
 from tests.core.idioms import DECAY

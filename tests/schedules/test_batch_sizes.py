@@ -130,7 +130,7 @@ def test_batches_of_random_size_are_divided_by_each_clients_own() -> None:
 
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     check_resumed(go("fedavg", 4, batch_size=SIZES), "fedavg", tmp_path / "run", batch_size=SIZES)
-    with pytest.raises(InvalidInput, match=r"holds another run: its training\.batch_sizes is \[5, 7, 30\], not None"):
+    with pytest.raises(InvalidInput, match=r"holds another run: its training\.batch_sizes is \[5, 7, 30\], not \[\]"):
         go("fedavg", 4, batch_size=30, logging=sf.Logging(folder=tmp_path / "run", resume=True))
 
 

@@ -134,7 +134,7 @@ def test_the_ledger_counts_the_rows_that_take_part() -> None:
 
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     check_resumed(go("fedavg", 4, local=DROP), "fedavg", tmp_path / "run", local=DROP)
-    with pytest.raises(InvalidInput, match=r"holds another run: its training\.drop_last is True, not None"):
+    with pytest.raises(InvalidInput, match=r"holds another run: its training\.drop_last is True, not False"):
         go("fedavg", 4, logging=sf.Logging(folder=tmp_path / "run", resume=True))
 
 

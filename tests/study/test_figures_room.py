@@ -14,7 +14,6 @@ from splitfed.study.report.document import summarise, write_report
 from splitfed.study.report.figures import style
 from splitfed.study.report.figures.federated import plot_client_scores
 from splitfed.study.report.figures.leakage import plot_scores
-from splitfed.study.report.figures.plots import plot_tradeoff
 from splitfed.study.report.figures.rounds import plot_training_curves, plot_utility_by_round
 from splitfed.study.report.figures.strength import plot_leakage_by_strength
 from splitfed.study.report.figures.style import (
@@ -26,6 +25,7 @@ from splitfed.study.report.figures.style import (
     keep_room,
     wrap_label,
 )
+from splitfed.study.report.figures.tradeoff_front import plot_tradeoff
 from tests.study.test_report import parsed, put, result
 from tests.thinning import thin
 

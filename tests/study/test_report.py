@@ -37,7 +37,7 @@ from splitfed.study.report.remarks import reversals
 from splitfed.study.report.summary import pareto_front, short_names
 from splitfed.study.report.topology_data import graph_of
 from splitfed.study.report.units import format_bytes, format_seconds
-from splitfed.study.run import reattack, results_table, session
+from splitfed.study.run import reattack, session, terminal_table
 from tests.blank_figures import PICTURES
 from tests.drawing.test_svg import VANILLA
 from tests.study.report_page import check
@@ -94,7 +94,7 @@ def result(defense: str, seed: int, strength: float, accuracy: float, scores: Ma
         "defense": {
             "label": defense,
             "name": name,
-            "strength": strength,
+            "strength": None if name == "none" else strength,
             "guarantee": "no formal guarantee",
             "parts": [] if name == "none" else [{"name": name, "parameters": {"scale": strength}}],
         },
@@ -502,7 +502,7 @@ def test_a_model_that_is_no_better_than_one_answer_is_named(tmp_path: Path) -> N
     assert sentences == [f"noise(scale=9): {said}, so this model is of no use."]
     assert session.format_outcome(found).endswith(f"; {said}")
     console = Console(file=io.StringIO(), width=200)
-    results_table.print_table([found], console)
+    terminal_table.print_table([found], console)
     assert f"noise(scale=9): {said}" in console.file.getvalue()  # type: ignore[attr-defined]
     page = write_report(folder).read_text("utf-8")
     assert said in page
@@ -874,7 +874,7 @@ def test_table_means_leave_out_what_is_no_number() -> None:
     other = copy.deepcopy(found)
     other["attacks"][0]["scores"]["psnr"]["attack"]["mean"] = None
     other["attacks"][0]["scores"]["psnr"]["mean_image"]["mean"] = 13.0
-    (row,) = results_table.setting_rows([found, other])
+    (row,) = terminal_table.setting_rows([found, other])
     scores = row["attacks"]["inverse_network"]["psnr"]
     assert (scores["attack"], scores["mean_image"]) == (26.0, 12.0)
 
@@ -887,12 +887,12 @@ def test_remarks_of_all_seeds_and_notes_on_epsilon_stand_below_the_table() -> No
         found["privacy"] = {"ledger": {"epsilon": 2.0, "totals": [total]}}
         if seed:
             found |= {"stopped": "worse", "rounds": seed, "rounds_planned": 9}
-    (row,) = results_table.setting_rows(seeds)
+    (row,) = terminal_table.setting_rows(seeds)
     assert row["remarks"] == [
         "training ended after 1 of 9 rounds: worse (seed 1; 2 of 3 seeds)",
         "epsilon for labels: what the weights cost is another line",
     ]
-    assert "training ended after 2 of 9 rounds: worse" in results_table.setting_rows(seeds[2:])[0]["remarks"]
+    assert "training ended after 2 of 9 rounds: worse" in terminal_table.setting_rows(seeds[2:])[0]["remarks"]
 
 
 def test_remarks_of_one_seed_on_several_attacks_stay_apart() -> None:
@@ -901,5 +901,5 @@ def test_remarks_of_one_seed_on_several_attacks_stay_apart() -> None:
     for found in seeds:
         (attack,) = found["attacks"]
         found["attacks"] = [{**attack, "label": f"width {n}", "floors": False} for n in (16, 32)]
-    (row,) = results_table.setting_rows(seeds)
+    (row,) = terminal_table.setting_rows(seeds)
     assert [said.split(" stands")[0] for said in row["remarks"]] == ["width 16", "width 32"]

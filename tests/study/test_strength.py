@@ -24,7 +24,7 @@ from splitfed.study.report.figures.strength import (
     undefended_position,
 )
 from splitfed.study.report.figures.style import SeriesStyles
-from splitfed.study.run import store
+from splitfed.study.run import results_csv
 from splitfed.study.run.runner import _describe_strength
 from tests.study.test_report import parsed, put, result
 
@@ -167,8 +167,8 @@ def test_the_report_names_parameter_and_unit_and_rises_to_the_right(tmp_path: Pa
 def test_the_table_of_results_has_parameter_unit_and_direction() -> None:
     found = result("noise(scale=2)", 0, 2.0, 0.8, {"psnr": 20.0})
     found["defense"] |= {"strength_parameter": "scale", "strength_unit": "units of the release", "stronger": "more"}
-    (row,) = store.table_rows(found)
-    assert [row[key] for key in store.STRENGTH] == [2.0, "scale", "units of the release", "more"]
+    (row,) = results_csv.table_rows(found)
+    assert [row[key] for key in results_csv.STRENGTH] == [2.0, "scale", "units of the release", "more"]
 
 
 def test_strength_follows_a_replaced_parameter() -> None:

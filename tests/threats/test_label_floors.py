@@ -26,7 +26,7 @@ from splitfed.core.random import generator, stream
 from splitfed.core.tasks import binary
 from splitfed.data.dataset import Dataset
 from splitfed.study.report.text import baseline, beats_baseline, beside_baseline
-from splitfed.study.run.results_table import BASELINES
+from splitfed.study.run.terminal_table import BASELINES
 from splitfed.threats.floors import LABELS, predict_own_labels
 from splitfed.topologies import vertical
 from splitfed.training.run import AttackResult, Run

@@ -187,7 +187,7 @@ def test_folders_that_cannot_be_loaded_say_why(tmp_path: Path) -> None:
     path.write_text(changed)
     assert_refuses(lambda: sf.load(tmp_path / "run", model(), data()), "arguments.json is damaged")
     path.unlink()
-    assert_refuses(lambda: sf.load(tmp_path / "run", model(), data()), "keeps no arguments, as folders of earlier")
+    assert_refuses(lambda: sf.load(tmp_path / "run", model(), data()), "keeps no arguments: go on with it by")
     go(1, tmp_path / "run", resume=True)
     assert sf.load(tmp_path / "run", model(), data()).history
 

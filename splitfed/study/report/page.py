@@ -29,7 +29,6 @@ from splitfed.study.report.figures.images import (
     read_pairs,
 )
 from splitfed.study.report.figures.leakage import plot_roc_curves, plot_scores
-from splitfed.study.report.figures.plots import plot_tradeoff, scored_metrics
 from splitfed.study.report.figures.rounds import (
     plot_epsilon_by_round,
     plot_error_by_round,
@@ -38,6 +37,7 @@ from splitfed.study.report.figures.rounds import (
 )
 from splitfed.study.report.figures.strength import families_without_strength, plot_leakage_by_strength
 from splitfed.study.report.figures.style import SeriesStyles
+from splitfed.study.report.figures.tradeoff_front import plot_tradeoff, scored_metrics
 from splitfed.study.report.metrics import CLONES, METRICS, TARGETS
 from splitfed.study.report.text import (
     baseline,

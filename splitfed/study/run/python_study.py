@@ -23,11 +23,11 @@ from splitfed.study.run.checked_study import CheckedStudy, check_raw
 from splitfed.study.run.compare import compare
 from splitfed.study.run.comparison import Comparison
 from splitfed.study.run.loading import load
-from splitfed.study.run.results_table import setting_rows
+from splitfed.study.run.results_csv import table_rows, trials_frame
 from splitfed.study.run.runner import Json, read_result
 from splitfed.study.run.search_plan import describe_dimensions, plan_search
 from splitfed.study.run.session import run_study
-from splitfed.study.run.store import table_rows, trials_frame
+from splitfed.study.run.terminal_table import setting_rows
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.frames import round_row
 from splitfed.training.run import Run

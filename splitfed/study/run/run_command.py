@@ -14,7 +14,7 @@ from splitfed.study.report import search_table
 from splitfed.study.report.document import write_report
 from splitfed.study.report.refused import read_refused
 from splitfed.study.report.search_data import read_search_outcome, search_to_json
-from splitfed.study.run import results_table, session
+from splitfed.study.run import session, terminal_table
 from splitfed.study.run.checked_study import CheckedStudy
 from splitfed.study.run.dry_run import list_runs, print_runs
 from splitfed.study.run.request import RunRequest
@@ -57,7 +57,7 @@ def _print_results(results: Sequence[Any], home: Path, as_json: bool, trust: boo
     outcome, refused = read_search_outcome(home), read_refused(home)
     if as_json:
         found = {"folder": str(home), "report": None if report is None else str(report)}
-        rows = {"settings": results_table.setting_rows(results)}
+        rows = {"settings": terminal_table.setting_rows(results)}
         left = {"refused": [{"run": run, "reason": reason} for run, reason in refused]} if refused else {}
         _print(json.dumps(found | (rows if outcome is None else search_to_json(outcome)) | left))
         return
@@ -65,7 +65,7 @@ def _print_results(results: Sequence[Any], home: Path, as_json: bool, trust: boo
     if outcome is not None:
         search_table.print_front(outcome, console)
     else:
-        results_table.print_table(results, console)
+        terminal_table.print_table(results, console)
     for run, reason in refused[:SHOWN]:
         console.print(f"refused: {run}: {reason}", highlight=False, markup=False, soft_wrap=True)
     if len(refused) > SHOWN:

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from splitfed.attacks.base import Attack, Needs, Target, quick_look
+from splitfed.attacks.base import Attack, Needs, Target
+from splitfed.attacks.budgets import quick_look
 from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.attacks.work import StatesWork
 from splitfed.core import digests
@@ -272,7 +273,7 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher, guard: Gu
         **({} if probe.floors else {"floors": False}),
         **({} if outcome.repeated is None else {"releases": outcome.repeated.to_json()}),
         **({} if probe.round is None else {"round": probe.round}),
-        "quick": quick_look(type(attack), str(probe.attack.label_values.get("budget"))),
+        "quick": quick_look(attack.budgets, str(probe.attack.label_values.get("budget"))),
         "depth": input_depth(run.engine.topology, run.engine.parties[outcome.adversary].role),
         **({} if outcome.stolen is None else {"stolen": _score_table(outcome.stolen)}),
         **({} if outcome.selection is None else {"selection": outcome.selection.to_json()}),

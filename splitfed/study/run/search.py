@@ -23,11 +23,12 @@ from splitfed.study.report.data import Json, scored_utility
 from splitfed.study.run import trials
 from splitfed.study.run.ownership import Locks, LostRun, new_call
 from splitfed.study.run.progress import Watcher
+from splitfed.study.run.results_csv import promised_epsilon
 from splitfed.study.run.runner import identity_of, run_cell, write_result
 from splitfed.study.run.search_check import check_setting
 from splitfed.study.run.search_queue import SearchQueue, TrialInHand
 from splitfed.study.run.search_values import MissingMetric, measure_metric
-from splitfed.study.run.store import StudyFolder, promised_epsilon
+from splitfed.study.run.store import StudyFolder
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.folder import RunFolder
 

@@ -10,7 +10,7 @@ from splitfed.core.errors import SplitfedError
 from splitfed.study.config.search_metrics import SearchMetric
 from splitfed.study.report.data import Json, bounds_of, estimate
 from splitfed.study.report.metrics import METRICS
-from splitfed.study.run.store import table_rows
+from splitfed.study.run.results_csv import table_rows
 
 
 class MissingMetric(SplitfedError):

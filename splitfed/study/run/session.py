@@ -27,10 +27,11 @@ from splitfed.study.run.checked_study import read_study_file as read_study_file
 from splitfed.study.run.encryption_keys import check_keys
 from splitfed.study.run.ownership import MOST_DEATHS, Locks, new_call
 from splitfed.study.run.progress import Reports, Watcher, open_watcher
+from splitfed.study.run.results_csv import write_trials_table
 from splitfed.study.run.run_queue import HeldRun, RunQueue, work_queue
 from splitfed.study.run.runner import Json, read_result, run_cell
 from splitfed.study.run.search import collect_records, do_trials, open_search
-from splitfed.study.run.store import StudyFolder, write_trials_table
+from splitfed.study.run.store import StudyFolder
 from splitfed.study.run.terminal_messages import others_print_aside
 from splitfed.study.run.trials import check_search_database
 from splitfed.study.run.trust import check_links, write_mark

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from splitfed.engines.base import Trainer
 from splitfed.schedules.base import Round, State, Training
-from splitfed.schedules.sampling import Sampled, list_clients
+from splitfed.schedules.sampling_and_dropout import Sampled, list_clients
 
 
 @dataclass(frozen=True, kw_only=True)

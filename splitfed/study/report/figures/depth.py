@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from splitfed.study.report.data import Summary, error_bars, group_by
-from splitfed.study.report.figures.plots import draw_baselines, metric_title
 from splitfed.study.report.figures.style import as_svg, canvas, numbered_look, wrap_label
+from splitfed.study.report.figures.tradeoff_front import draw_baselines, metric_title
 
 _CUT = re.compile(r"\bcuts?=([^,)]+)")
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from splitfed.attacks.scoring.member_metrics import roc
 from splitfed.study.report.data import NO_DEFENSE, Summary, interval_ends
-from splitfed.study.report.figures.plots import BASELINE_STYLES, metric_title
 from splitfed.study.report.figures.style import INK, MUTED, SeriesStyles, as_svg, canvas, numbered_look, wrap_label
+from splitfed.study.report.figures.tradeoff_front import BASELINE_STYLES, metric_title
 from splitfed.study.report.metrics import METRICS
 from splitfed.study.report.text import name_of
 

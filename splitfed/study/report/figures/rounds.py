@@ -16,7 +16,6 @@ from splitfed.study.report.data import (
     scored_utility,
     shared_rounds,
 )
-from splitfed.study.report.figures.plots import draw_baseline
 from splitfed.study.report.figures.style import (
     INK,
     MARKERS,
@@ -25,6 +24,7 @@ from splitfed.study.report.figures.style import (
     canvas,
     numbered_look,
 )
+from splitfed.study.report.figures.tradeoff_front import draw_baseline
 from splitfed.study.report.privacy import epsilon_per_round
 
 LabeledSettings = Sequence[tuple[str, Setting]]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from splitfed.study.report.data import NO_DEFENSE, Summary, error_bars
-from splitfed.study.report.figures.plots import draw_baselines, metric_title, points_of, scored_metrics
 from splitfed.study.report.figures.style import PALETTE, SeriesStyles, as_svg, canvas, wrap_label
+from splitfed.study.report.figures.tradeoff_front import draw_baselines, metric_title, points_of, scored_metrics
 
 Panel = tuple[str, str, bool]
 """Family, title of the parameter, and whether more of it is stronger."""

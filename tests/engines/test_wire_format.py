@@ -20,8 +20,8 @@ from splitfed.core.messages import Message, Recorder, Stamp
 from splitfed.core.random import stream
 from splitfed.core.tasks import classification
 from splitfed.data.federation import Federation
-from splitfed.engines import byte_link
-from splitfed.engines.byte_link import ByteLink, from_bytes, to_bytes
+from splitfed.engines import wire_format
+from splitfed.engines.wire_format import ByteLink, from_bytes, to_bytes
 from splitfed.registry import TABLES, load
 from splitfed.schedules import SplitFedV1
 from splitfed.secure_sum.plan import SecureSum
@@ -35,7 +35,7 @@ from tests.thinning import thin
 
 STAMP = Stamp("train", 2, 3, 4)
 TENSORS: dict[str, Tensor] = {
-    **{f"zeros and ones of {name}": torch.eye(3).to(dtype) for name, dtype in byte_link._DTYPES.items()},
+    **{f"zeros and ones of {name}": torch.eye(3).to(dtype) for name, dtype in wire_format._DTYPES.items()},
     "no rows": torch.empty(0, 4),
     "a number": torch.tensor(0.1, dtype=torch.float64),
     "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),

@@ -1,0 +1,120 @@
+"""The columns of results.csv, a row a run and attack, and of trials.csv, a row a trial of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from splitfed.privacy.ledger import describe_ledger
+from splitfed.training.checkpoint import write_atomic
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Json = dict[str, Any]
+STRENGTH = ("strength", "strength_parameter", "strength_unit", "stronger")
+
+
+def write_trials_table(folder: Path, records: Iterable[Json], front: Collection[int]) -> None:
+    """Write trials.csv into the study's `folder`; see `trials_frame`."""
+    write_atomic(folder / "trials.csv", trials_frame(records, front).to_csv(index=False).encode())
+
+
+def trials_frame(records: Iterable[Mapping[str, Any]], front: Collection[int]) -> pd.DataFrame:
+    """Return a table with a row a trial: how it ended, whether it is on the front, what it tried, its metrics."""
+    # pandas takes half a second to import.
+    import pandas as pd
+
+    rows = []
+    for record in records:
+        row = {key: record[key] for key in ("trial", "state", "reason", "feasible")}
+        row |= {"front": record["trial"] in front, **(record["setting"] or {}), **record["parameters"]}
+        for name, found in record["metrics"].items():
+            row |= {name: found["mean"], f"{name}_low": found["low"], f"{name}_high": found["high"]}
+        row |= {f"objective {name}": value for name, value in record["objectives"].items()}
+        row |= {f"violation of {text}": value for text, value in record["violations"].items()}
+        rows.append(row | {"runs": " ".join(record["runs"])})
+    return pd.DataFrame(rows)
+
+
+def promised_epsilon(ledger: Json) -> float | None:
+    """Return the largest epsilon of a ledger's promises, whatever else crosses; None where one has no bound."""
+    found = [total["epsilon"] for total in ledger["totals"]]
+    return max(found) if found and None not in found else None
+
+
+def table_rows(result: Json) -> Iterator[dict[str, Any]]:
+    """Yield one flat row an attack of `result`, that of a run; one alone where there was no attack."""
+    run = {
+        "run": result["id"],
+        "failed": result.get("failed"),
+        "topology": result["topology"]["name"],
+        "topology_label": result["topology"]["label"],
+        "defense": result["defense"]["name"],
+        "defense_label": result["defense"]["label"],
+        **{key: result["defense"].get(key) for key in STRENGTH},
+        "guarantee": result["defense"]["guarantee"],
+        **{key: result[key] for key in ("seed", "schedule", "model", "data", "clients")},
+        "method": result.get("method", "none"),
+        "encryption": result.get("encryption", "none"),
+        **({"variant": result["variant"]} if result.get("variant") else {}),
+        **({"training_attack": result["training_attack"]} if result.get("training_attack") else {}),
+    }
+    if "failed" in result:
+        yield run
+        return
+    utility, dependence = result["utility"], result["dependence"] or {}
+    last, bounds = result["history"][-1], utility.get("interval") or {}
+    run |= {
+        "metric": utility["metric"],
+        "utility": utility["test"],
+        "utility_validation": utility["validation"],
+        "utility_low": bounds.get("low"),
+        "utility_high": bounds.get("high"),
+        "utility_interval": bounds.get("kind"),
+        "utility_of_constant_answer": (utility.get("constant") or {}).get("score"),
+        **_client_columns(result),
+        **{key: result.get(key) for key in ("restart_optimizers", "starts")},
+        **{key: result[key] for key in ("bytes", "messages", "seconds", "rounds")},
+        **{key: result[key] for key in ("stopped",) if key in result},
+        **{f"bytes_{kind.replace(' ', '_')}": n for kind, n in result["bytes_by_kind"].items()},
+        **{key: last[key] for key in ("simulated_seconds",) if key in last},
+    }
+    if sealed := (result.get("predicted") or {}).get("encryption"):
+        names = ("protocol", "parameters", "layout", "keys", "key_holder")
+        run |= {f"encryption_{name}": sealed[name] for name in names}
+    if result.get("privacy"):
+        ledger = result["privacy"]["ledger"]
+        told = {"promise": " | ".join(describe_ledger(ledger)), "epsilon_promised": promised_epsilon(ledger)}
+        run |= {"epsilon": ledger["epsilon"], "delta": ledger["delta"], **told}
+    run |= {key: dependence.get(key) for key in ("u_distance_correlation_sqr", "p_value")}
+    for attack in result["attacks"]:
+        scored = {
+            "attack": attack["attack"],
+            "attack_label": attack["label"],
+            "adversary": attack["adversary"],
+            "target": attack.get("target", "inputs"),
+            "victims": attack["victims"],
+            "attack_seconds": attack["seconds"],
+        }
+        for metric, who in attack["scores"].items():
+            score = who["attack"]
+            scored |= {metric: score["mean"], f"{metric}_low": score["low"], f"{metric}_high": score["high"]}
+            scored |= {f"{metric}_{name}": score["mean"] for name, score in who.items() if name != "attack"}
+        yield run | scored
+    if not result["attacks"]:
+        yield run
+
+
+def _client_columns(result: Json) -> dict[str, Any]:
+    """Return what a result says of its clients one by one, of further scores, of the round chosen, and its target."""
+    utility, target = result["utility"], result.get("target")
+    columns = {f"client_{name}": value for name, value in (utility.get("spread") or {}).items()}
+    for kind in ("method", "across"):
+        columns |= {f"{kind}_{name}": scores["mean"] for name, scores in (utility.get(kind) or {}).items() if scores}
+    if result.get("selected"):
+        columns |= {"selected_round": result["selected"]["round"], "selected_utility": result["selected"]["test"]}
+    if target is not None:
+        columns |= {"target": target["value"], "rounds_to_target": target["rounds"], "bytes_to_target": target["bytes"]}
+    return columns
