@@ -181,12 +181,11 @@ def test_a_mistake_is_one_line(study: dict[str, Any], pattern: str) -> None:
 
 
 def test_several_mistakes_are_several_lines() -> None:
+    """Names of pieces first, and what is inside of these once they are right."""
     study = small(defense=[{"name": "nose"}, {"name": "noise", "scale": -1.0}], attack=[{"name": "rlme"}])
-    assert [line.split(": ")[1] for line in lines_of(study)] == [
-        "defense[0].name",
-        "defense[1].scale",
-        "attack[0].name",
-    ]
+    assert [line.split(": ")[1] for line in lines_of(study)] == ["defense[0].name", "attack[0].name"]
+    inside = small(defense=[{"name": "noise", "scal": 1}, {"name": "noise", "scale": -1.0}])
+    assert [line.split(": ")[1] for line in lines_of(inside)] == ["defense[0].scal", "defense[1].scale"]
 
 
 def test_batch_of_one_with_batch_norm_is_refused() -> None:

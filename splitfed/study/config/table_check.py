@@ -45,7 +45,9 @@ def check_tables(raw: Mapping[str, Any], source: str) -> None:
         except InvalidStudy as error:
             mistakes.take_lines(error.lines, error.more)
         for where, kind, name in _names({key: _all_options(table) for key, table in raw.items()} if searched else raw):
-            if ":" not in name and name not in TABLES[kind] and not (name == "none" and kind in WITHOUT):
+            # With a colon or a dot it is meant for a file of the user's.
+            own = ":" in name or "." in name
+            if not own and name not in TABLES[kind] and not (name == "none" and kind in WITHOUT):
                 known = [*TABLES[kind], *(["none"] if kind in WITHOUT else [])]
                 mistakes.add(where, unknown(SINGULAR[kind], name, known))
         mistakes.stop()
@@ -54,7 +56,9 @@ def check_tables(raw: Mapping[str, Any], source: str) -> None:
 def _names(raw: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield where a piece is named, its kind, and the name."""
     for key, kind in NAMING.items():
-        for where, table in _tables(key, raw.get(key)):
+        given = raw.get(key)
+        too_many = isinstance(given, list) and len(given) > schema.TABLES
+        for where, table in () if too_many else _tables(key, given):
             parts = table.get("combine")
             named = _tables(f"{where}.combine", parts) if isinstance(parts, list) else [(where, table)]
             yield from ((f"{at}.name", kind, one["name"]) for at, one in named if isinstance(one.get("name"), str))
@@ -86,7 +90,7 @@ def _tables(where: str, given: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _entries(where: str, given: Any) -> Iterator[tuple[str, Any]]:
     """Yield `given`, or where it is a list its entries, with their places."""
     if isinstance(given, list):
-        yield from ((f"{where}[{i}]", one) for i, one in enumerate(given[: schema.TABLES]))
+        yield from ((f"{where}[{i}]", one) for i, one in enumerate(given))
     else:
         yield where, given
 
