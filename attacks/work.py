@@ -77,8 +77,3 @@ class StatesWork(Protocol):
     def work(self, view: View, knowledge: Knowledge) -> Sequence[Work | OneOf]:
         """Return the pieces of its work on what it would be given."""
         ...
-
-
-def sum_doublings(size: int, doublings: int) -> tuple[int, int]:
-    """Return the sum of the sizes that are tried at least and at most: `size`, doubled once, or `doublings` times."""
-    return size * (2 ** (min(doublings, 1) + 1) - 1), size * (2 ** (doublings + 1) - 1)

@@ -143,7 +143,6 @@ class World:
             "load": {"folder": "run", "topology": self.topology, "data": self.clients},
             "model_task": {"example": {"input": tensor, "labels": DATA.y}},
             "Steps": {"steps": ((0, 0.1),)},
-            "last_number": {"course": sf.annealing.Linear(0.0, 1.0, 2)},
             "made": {"table": {"name": "constant", "value": 1.0}},
             "number_or_course": {"value": 1.0},
             "Feature": {"positions": torch.arange(3), "shape": (3,)},

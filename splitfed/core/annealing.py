@@ -158,12 +158,6 @@ def number_at(value: float | Course, epoch: int) -> float:
     return value.at(epoch) if isinstance(value, Course) else value
 
 
-@guarded
-def last_number(course: Course) -> float:
-    """Return where a course stops."""
-    return list(course.ends.values())[-1]
-
-
 def numbers_of(value: float | Course) -> tuple[float, ...]:
     """Return a number, or those between which a course stays."""
     return tuple(value.ends.values()) if isinstance(value, Course) else (value,)

@@ -60,10 +60,6 @@ class Cost:
         own = self.clients[replica]
         return sum(n for flow, (_, n) in self.flows.items() if flow.sender in own or flow.receiver in own)
 
-    def client_flops(self, replica: int) -> float:
-        """Operations of the parties of one client."""
-        return sum(self.flops.get(party, 0.0) for party in self.clients[replica])
-
 
 def cost(prepared: Prepared, rounds: int, speeds: Speeds | None = None) -> Cost:
     """Play `rounds` rounds of the schedule of `prepared` without training, and return what they cost."""

@@ -27,7 +27,7 @@ from splitfed.attacks.reconstruction.race import rungs
 from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.reconstruction.shadow import Shadow
 from splitfed.attacks.reconstruction.strongest import LOOK, SEARCHED, Strongest
-from splitfed.attacks.work import BATCHES, OneOf, StatesWork, Work, sum_doublings
+from splitfed.attacks.work import BATCHES, OneOf, StatesWork, Work
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
@@ -67,12 +67,6 @@ def test_the_arithmetic() -> None:
     assert begun.sizes == [0, 0]
     busy = Clock(8.0, 0.0)
     assert Work(busy.run, 10, 10).seconds(busy) == (40.0, 40.0), "8 s for two units"
-
-
-@pytest.mark.parametrize(("doublings", "wanted"), [(0, (10, 10)), (1, (30, 30)), (3, (30, 150))])
-def test_doublings(doublings: int, wanted: tuple[int, int]) -> None:
-    """10, 20, 40, 80: the first doubling is always tried, for without it nobody knows whether it gains."""
-    assert sum_doublings(10, doublings) == wanted
 
 
 def test_the_line() -> None:
