@@ -56,7 +56,7 @@ class PrototypeInversion(Attack):
     stay: float = field(default=0.1, metadata=require_number("prototype_inversion stay", low=0.0))
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
-        """Return (classes, *shape)."""
+        """Return for each class a row whose features are the class's prototype, (classes, *shape)."""
         classes = check_classes("prototype_inversion", knowledge.classes)
         known, embed = unwrap(knowledge.auxiliary), unwrap(knowledge.extractor)
         with torch.no_grad():

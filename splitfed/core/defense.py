@@ -66,11 +66,11 @@ class Terms:
 
     `topologies`, `facts` and `rows` (of training): of each client. `others`: the run's other defenses. `poisson`: how
     batches are drawn, each row with the chance `rate`, or in a new order every epoch. `batch_size`: of all clients, the
-    largest where they differ; then each client's in `batch_sizes`. `steps` of each client over the whole run, and
-    `epochs`: how many of them the row is in that is in most. `obstacle`: what else is in the run that nobody could
-    account for; `doubt`: why nothing is promised although it trains. `calibrate(uses, epsilon, delta, accountant)`
-    returns the least noise multiplier with which the (event, times) that `uses(multiplier)` returns keep to epsilon
-    and delta.
+    largest where they differ; then each client's in `batch_sizes`. `steps` of each client over the whole run. `epochs`:
+    the largest number of a client's steps that one of its rows takes part in. `obstacle`: what else is in the run that
+    nobody could account for; `doubt`: why nothing is promised although it trains. `calibrate(uses, epsilon, delta,
+    accountant)` returns the least noise multiplier with which the (event, times) that `uses(multiplier)` returns keep
+    to epsilon and delta.
     """
 
     topologies: tuple[Topology, ...]

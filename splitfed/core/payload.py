@@ -117,7 +117,9 @@ def _overlap(tensors: list[Tensor]) -> bool:
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return over how many places of memory the numbers of `shape` reach; 0 where two may share a place."""
+    """Return how many elements of memory lie between the first and the last number of `shape`, both included.
+
+    `strides`: in elements, one for each dimension. 0 where two numbers may share one element."""
     reach = 1
     for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1):
         if stride < reach:

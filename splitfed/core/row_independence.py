@@ -48,10 +48,10 @@ class _Course(NamedTuple):
 
 
 def findings(topology: Topology, facts: Facts, names: Collection[str]) -> Sequence[Finding]:
-    """Return where a row shows in others, in the segments `names`, which need nothing that others make.
+    """Return where one row of a batch changes what the segments `names` compute of another row.
 
-    As the run has found it, else tried with made-up rows; then raises one of `FAILURES` where a segment cannot work on
-    those.
+    `names`: segments that read inputs alone. What the run has found on its own rows is returned where it has, else the
+    segments are tried with rows made up for it; raises one of `FAILURES` where a segment cannot compute on these.
     """
     if facts.row_findings is not None:
         return [finding for finding in facts.row_findings if finding.segment in names]

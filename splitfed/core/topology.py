@@ -120,12 +120,12 @@ class Head:
 class Topology:
     """Segments in the order they run, `inputs` (value -> role that owns it) and heads. Checked when made.
 
-    `forward_only`: names of crossings on which no gradient comes back; what stands before them learns from losses
-    of its own alone. `lessons`: names of segments that are there to train on, for who teaches their party (see
-    `splitfed.core.local_objective`): no prediction waits for them, unless one asks for a head on them by name, and
-    nobody else needs to read what they return. `cut_choice`: which cuts a rule has chosen and why, in a line, where
-    they were left to it. `sent_inputs`: the inputs that may cross as they are, or changed by constants alone, to roles
-    that do not own them.
+    `forward_only`: names of crossings on which no gradient comes back; what stands before them learns from losses of
+    its own alone. `lessons`: names of segments that serve training alone, such as a second model at a party that a
+    local objective trains (see `splitfed.core.local_objective`): they are left out of predictions, unless a head on
+    them is asked for by name, and their outputs need no reader. `cut_choice`: which cuts a rule has chosen and why, in
+    a line, where they were left to it. `sent_inputs`: the inputs that may cross as they are, or changed by constants
+    alone, to roles that do not own them.
     """
 
     name: str

@@ -35,9 +35,10 @@ from splitfed.stats.structural_similarity import similarity_map
 
 @dataclass(frozen=True)
 class Adversarial(PenaltyDefense, LearnedDefense, LayerDefense):
-    """`weight` >= 0 of the similarity above `threshold`, in [-1, 1]; `bottleneck` channels, 0 for none.
+    """A penalty on the structural similarity that a decoder, trained against the client, reaches above a threshold.
 
-    `data_range`: the width of the range of the pixels, > 0. `width` and `lr`: of the decoder.
+    `weight` >= 0 of the penalty; `threshold` in [-1, 1]; `bottleneck`: channels of the layer added to the client, 0 for
+    none. `data_range`: the width of the range of the pixels, > 0. `width` and `lr`: of the decoder.
     """
 
     weight: float = field(

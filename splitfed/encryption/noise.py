@@ -52,7 +52,7 @@ def scalar_noise(features: int, bound: float, scale: float) -> float:
 
 
 def vector_noise(degree: int, features: int, bound: float, scale: float) -> float:
-    """Return the same where weights differ from slot to slot: each coefficient of a polynomial is rounded."""
+    """Return what rounding the weights adds to such a sum where weights differ from slot to slot, as a deviation."""
     return math.sqrt(features * degree / 24) * bound / scale
 
 

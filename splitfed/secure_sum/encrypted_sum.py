@@ -113,7 +113,7 @@ class EncryptedSum(SecureSumPlan):
         return EncryptedSummation(self, names, carrier)
 
     def setup_flows(self, members: Sequence[int], name: Callable[[int], str], server: str) -> Iterator[Flow]:
-        """Nothing is sent before it is known who has finished."""
+        """Return no flow: this sum sends nothing before it is known which clients have finished."""
         return iter(())
 
     def upload_flows(

@@ -109,7 +109,7 @@ def parse_attack(reader: StudyReader, where: str, table: AttackTable) -> Probe |
 
 
 def expand_table(reader: StudyReader, where: str, kind: str, table: Mapping[str, Any]) -> Algorithms:
-    """Return the algorithm that `table` names, in it or at a point of its grid."""
+    """Return what `table` names: the table with all defaults, and an algorithm for each point of its grid."""
     name, rest = reader.take_name(where, table)
     return ({}, []) if name is None else expand_algorithm(reader, where, kind, name, rest)
 

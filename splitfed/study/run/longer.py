@@ -1,4 +1,4 @@
-"""Trains a finished run of a study for more rounds: it becomes what it were, had it been planned so from the start.
+"""Trains a finished run of a study for more rounds, with the result of a run that had them all from the start.
 
 Weights, metrics and messages of the rounds it has stay; what was measured after the last of them is measured anew after
 the last one now, and every attack runs again. `previous.json` keeps the earlier result until then, so that a
