@@ -1,26 +1,35 @@
 """Arguments of optimizers and schedulers checked without making one, which would load torch's compiler.
 
-Names are compared with the signature. Ranges are those of torch itself: the constructor of its class is run as far as
-the call of its base class, which stands behind the checks of the arguments, and ends there.
+Names and types are compared with the signature. Ranges are those of torch itself: the constructor of its class is run
+as far as the call of its base class, which stands behind the checks of the arguments, and ends there. Torch checks
+hardly any argument of a scheduler: it is made over an optimizer without weights, and takes its first steps.
 """
 
 from __future__ import annotations
 
+import collections.abc
 import inspect
 import math
+import types
+import typing
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from splitfed.core.errors import InvalidInput, check_names, describe_error, first_line
+from splitfed.core.errors import InvalidInput, check_names, describe_error, first_line, short
 
 Factory = Callable[..., torch.optim.Optimizer]
 
-# They need a closure, or a metric, at every step.
-_UNFIT = ("LBFGS", "LRScheduler", "ReduceLROnPlateau")
+# They need a closure or a metric at every step, or other schedulers.
+_UNFIT = ("LBFGS", "LRScheduler", "ReduceLROnPlateau", "ChainedScheduler", "SequentialLR")
+# True, they ask for what no party does: CUDA graphs, and gradients of a step.
+_NEVER = ("capturable", "differentiable")
+FIRST_STEPS = 3
+"""Steps that a scheduler takes when its options are checked."""
 
 
 class _Reached(Exception):
@@ -111,11 +120,33 @@ def check_scheduler(name: str, options: Mapping[str, Any], defaults: Mapping[str
     """
     kind, what = find_scheduler(name), f"scheduler {name}"
     _check_options(what, kind, options)
+    for name, value in options.items():
+        required = name in _required(kind)
+        low = -1 if name == "last_epoch" else 1 if required and isinstance(value, int) else 0
+        if isinstance(value, (int, float)) and not low <= value <= (-1 if name == "last_epoch" else math.inf):
+            raise InvalidInput(f"{name}={value} of {what} is not allowed; expected {'-1' if low < 0 else f'>= {low}'}")
     optimizer = object.__new__(torch.optim.SGD)
     optimizer.defaults = dict(defaults)
     optimizer.param_groups = [{"params": [], "lr": 0.0, **defaults} for _ in range(groups)]
     if defaults or _required(kind).difference(options):
         check_ranges(what, kind, _SchedulerEnd, optimizer, options)
+    if defaults:
+        _take_first_steps(what, kind, optimizer, options)
+
+
+def _take_first_steps(what: str, kind: Any, optimizer: torch.optim.Optimizer, options: Mapping[str, Any]) -> None:
+    """Refuse a scheduler that fails in its first steps; one that ends before them is compared with the rounds later."""
+    with warnings.catch_warnings():
+        # No optimizer takes a step here.
+        warnings.simplefilter("ignore")
+        try:
+            scheduler = kind(optimizer, **options)
+            for _ in range(FIRST_STEPS):
+                scheduler.step()
+        except ValueError:
+            return
+        except Exception as error:
+            raise _refusal(what, options, error) from error
 
 
 def check_ranges(what: str, kind: Any, end: type, first: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -160,11 +191,59 @@ def _check_options(what: str, factory: Any, options: Mapping[str, Any]) -> None:
     parameters = list(inspect.signature(factory).parameters.values())
     any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
     allowed = [p.name for p in parameters[1:]]
+    hints = _hints(factory)
     for option, value in options.items():
         if not any_name:
             check_names(f"option of {what}", allowed, option)
         if isinstance(value, float) and not math.isfinite(value):
             raise InvalidInput(f"{option}={value} of {what} is not allowed; expected a finite number")
+        if not _fits(value, hint := hints.get(option, Any)):
+            raise InvalidInput(
+                f"{option}={short(value)} of {what} is not allowed; expected {inspect.formatannotation(hint)}"
+            )
+        if option in _NEVER and value:
+            raise InvalidInput(f"{option}={value} of {what} is not allowed; expected False")
+    if options.get("foreach") and options.get("fused"):
+        raise InvalidInput(f"foreach=True of {what} is not allowed with fused=True; expected one of them")
+
+
+def _hints(factory: Any) -> Mapping[str, Any]:
+    """Return the types of the arguments of a class of torch, by name; none of a user's own."""
+    if not inspect.isclass(factory) or not factory.__module__.startswith("torch.optim"):
+        return {}
+    try:
+        # Names that torch imports for type checkers alone.
+        return get_type_hints(
+            factory.__init__, localns={n: getattr(collections.abc, n) for n in ("Iterable", "Callable")}
+        )
+    except (NameError, TypeError):
+        return {}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether `value` is of the type that `hint` says; a whole number is a number, and a truth value none."""
+    args = get_args(hint)
+    match get_origin(hint):
+        case None:
+            if hint is float:
+                return isinstance(value, (int, float)) and not isinstance(value, bool)
+            if hint is int:
+                return isinstance(value, int) and not isinstance(value, bool)
+            return hint is Any or not inspect.isclass(hint) or isinstance(value, hint)
+        case typing.Union | types.UnionType:
+            return any(_fits(value, one) for one in args)
+        case typing.Literal:
+            return value in args
+        case origin if origin is tuple:
+            return isinstance(value, (list, tuple)) and len(value) == len(args) and all(map(_fits, value, args))
+        case origin if origin in (list, collections.abc.Iterable):
+            return isinstance(value, (list, tuple)) and all(_fits(one, args[0]) for one in value)
+    return callable(value)
+
+
+def options_of(name: str | Factory) -> list[str]:
+    """Return the options that the optimizer `name` takes."""
+    return [p.name for p in list(inspect.signature(find_optimizer(name)).parameters.values())[1:]]
 
 
 def _required(kind: Any) -> set[str]:

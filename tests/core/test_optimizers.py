@@ -34,6 +34,34 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "scheduler misses one": ({"scheduler": "StepLR"}, "scheduler StepLR() is refused by torch"),
     "needs a metric": ({"scheduler": "ReduceLROnPlateau"}, "ReduceLROnPlateau"),
+    "text for a truth value": (
+        {"options": {"lr": 0.1, "maximize": "false"}},
+        "maximize='false' of optimizer SGD is not allowed; expected bool",
+    ),
+    "truth value for a number": (
+        {"options": {"lr": True}},
+        "lr=True of optimizer SGD is not allowed; expected",
+    ),
+    "text for a number": ({"options": {"lr": 0.1, "dampening": "x"}}, "dampening='x' of optimizer SGD is not allowed"),
+    "betas": ({"name": "Adam", "options": {"betas": [0.9]}}, "betas=[0.9] of optimizer Adam is not allowed; expected"),
+    "foreach": ({"name": "Adam", "options": {"foreach": "yes"}}, "foreach='yes' of optimizer Adam is not allowed"),
+    "both": ({"name": "Adam", "options": {"foreach": True, "fused": True}}, "foreach=True of optimizer Adam is not"),
+    "capturable": ({"name": "Adam", "options": {"capturable": True}}, "capturable=True of optimizer Adam is not"),
+    **{
+        f"{name} {given}": ({"scheduler": name, "scheduler_options": given}, f"of scheduler {name} is not allowed")
+        for name, given in (
+            ("StepLR", {"step_size": 0}),
+            ("StepLR", {"step_size": -1}),
+            ("StepLR", {"step_size": 1.5}),
+            ("StepLR", {"step_size": "1"}),
+            ("StepLR", {"step_size": 2, "gamma": -1.0}),
+            ("StepLR", {"step_size": 2, "last_epoch": 5}),
+            ("MultiStepLR", {"milestones": ["2"]}),
+            ("CosineAnnealingLR", {"T_max": 0}),
+            ("ExponentialLR", {"gamma": "0.5"}),
+            ("LinearLR", {"total_iters": "4"}),
+        )
+    },
 }
 
 
@@ -43,6 +71,17 @@ def test_refused_in_one_line(case: str) -> None:
     with pytest.raises(InvalidInput, match=re.escape(text)) as caught:
         Optim(**arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_a_scheduler_that_fails_in_its_first_steps_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"scheduler LambdaLR\(lr_lambda=.*\) is refused by torch: nothing to halve"):
+        Optim(scheduler="LambdaLR", scheduler_options={"lr_lambda": halve})
+
+
+def halve(epoch: int) -> float:
+    if epoch == 2:
+        raise ArithmeticError("nothing to halve")
+    return 0.5**epoch
 
 
 def test_the_default_is_sgd_with_momentum() -> None:

@@ -66,6 +66,18 @@ KEYS: dict[str, tuple[dict[str, Any], str]] = {
         training(optimizer={"lr": 0.1, "scheduler": {"name": "StepLR", "steps": 1}}),
         "training.optimizer: unknown option of scheduler StepLR 'steps'",
     ),
+    "clipping": (
+        training(optimizer={"lr": 0.1, "clip_nrm": 1.0}),
+        "training.optimizer: unknown option of optimizer SGD 'clip_nrm'; did you mean 'clip_norm'",
+    ),
+    "a group": (
+        training(optimizer={"lr": 0.1, "groups": [{"lr": 0.0}]}),
+        "training.optimizer: groups=[{'lr': 0.0}] is not allowed; expected match or max_dims in each of them",
+    ),
+    "no scheduler": (
+        training(optimizer={"lr": 0.1, "scheduler": {"step_size": 3}}),
+        "training.optimizer: scheduler={'step_size': 3} is not allowed; expected a name, or a table with one",
+    ),
     "speeds": (training(speeds={"defalt": {}}), "training.speeds.defalt: unknown key 'defalt'"),
     "machine": (training(speeds={"named": {"server": {"upp": 1}}}), "training.speeds.named.server.upp: unknown key"),
     "defense": (small(defense=[{"combine": [{"name": "noise", "scal": 1}]}]), "defense[0].combine[0].scal: unknown"),

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from splitfed.core.errors import InvalidInput, check_count
+from splitfed.core.errors import InvalidInput, check_count, check_names
 from splitfed.core.messages import Recording
+from splitfed.core.optimizer_arguments import options_of
 from splitfed.core.optimizers import Optim
 from splitfed.core.parameter_groups import ParameterGroup
 from splitfed.core.topology import Topology
@@ -90,9 +91,15 @@ def _parse_optimizer(reader: StudyReader, where: str, table: Mapping[str, Any]) 
     name, scheduler = options.pop("name", "SGD"), options.pop("scheduler", None)
     rest = dict(scheduler) if isinstance(scheduler, Mapping) else {"name": scheduler}
     with mistakes.at(where):
-        for text in (name, *([] if scheduler is None else [rest.get("name")])):
-            if not isinstance(text, str):
-                raise InvalidInput(f"name={short_repr(text)} is not allowed; expected text")
+        if not isinstance(name, str):
+            raise InvalidInput(f"name={short_repr(name)} is not allowed; expected text")
+        if scheduler is not None and not isinstance(rest.get("name"), str):
+            raise InvalidInput(
+                f"scheduler={short_repr(scheduler)} is not allowed; expected a name, or a table with one such as "
+                '{name = "StepLR", step_size = 10}'
+            )
+        if ":" not in name:
+            check_names(f"option of optimizer {name}", [*OPTIMIZER, *options_of(name)], *table)
         clip_norm, every = options.pop("clip_norm", None), rest.pop("every", "round")
         groups = _parse_groups(options.pop("groups", []))
         kind: Any = name
@@ -113,6 +120,8 @@ def _parse_groups(given: Any) -> tuple[ParameterGroup, ...]:
     groups = []
     for one in given:
         options = dict(one)
+        if not options.keys() & {"match", "max_dims"}:
+            raise InvalidInput(f"groups={short_repr(given)} is not allowed; expected match or max_dims in each of them")
         match = options.pop("match", "*")
         groups.append(ParameterGroup(match, max_dims=options.pop("max_dims", None), options=options))
     return tuple(groups)
@@ -133,6 +142,8 @@ def _optimizer_table(name: str, optim: Optim) -> dict[str, Any]:
     return {"name": name, **optim.options, **clip, **({"groups": groups} if groups else {}), **scheduler}
 
 
+OPTIMIZER = ("name", "scheduler", "clip_norm", "groups")
+"""Keys of an optimizer's table beside the options of the optimizer."""
 EXAMPLE = "{compute = 1e9, up = 1e6, down = 1e6, latency = 0.01}"
 
 

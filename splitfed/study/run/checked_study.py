@@ -51,7 +51,7 @@ def prepare_study(
     an earlier call may have left what it has checked.
     """
     raw, base, code = read_study_file(path, advice, trust=trust)
-    return check_raw(raw, path.name, base, code, path.read_text("utf-8"), folder)
+    return check_raw(raw, path.name, base, code, path.read_text("utf-8-sig"), folder)
 
 
 def folder_named_after(path: Path) -> Path | None:

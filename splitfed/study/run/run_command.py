@@ -25,7 +25,7 @@ SHOWN = 20
 
 
 def run_command(request: RunRequest, ready: CheckedStudy, home: Path) -> bool:
-    """Do what is asked in `home` and print it; return whether every run has ended, in a result or its own failure."""
+    """Do what is asked in `home` and print it; return whether every run has ended, and not all in their own failure."""
     if request.dry_run:
         with others_print_aside():
             session.check_folder(ready, home, resume=request.resume, workers=request.workers, trust=request.trust)
@@ -40,6 +40,8 @@ def run_command(request: RunRequest, ready: CheckedStudy, home: Path) -> bool:
     _print_results(results, home, request.as_json, request.trust)
     outcome = read_search_outcome(home)
     wanted = len(ready.grid.cells) if ready.search is None else ready.search.trials
+    if results and all("failed" in found for found in results):
+        return False
     return (len(results) if outcome is None else len(outcome.records)) >= wanted
 
 
