@@ -18,6 +18,7 @@ from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.models.mlp import mlp
 from splitfed.study.config.schema import StudyConfig, _table_of, parse_study
+from splitfed.study.config.toml import dumps
 from splitfed.study.run import session
 from splitfed.study.run.runner import read_result
 from tests.examples import assert_refuses, assert_same
@@ -74,6 +75,16 @@ def test_short_forms_mean_the_tables() -> None:
     )
     assert short.checked.grid.resolved == full.checked.grid.resolved
     assert len(short.runs) == 2
+
+
+def test_numbers_of_numpy_and_torch_are_numbers() -> None:
+    """As text they would be kept in the folder, which nobody could open again."""
+    given = {**SMALL["training"], "optimizer": {"lr": np.float64(0.25), "momentum": torch.tensor(0.5)}}
+    text = dumps(sf.study(**{**TABLES, "training": given}).checked.grid.resolved)
+    assert "lr = 0.25" in text
+    assert "momentum = 0.5" in text
+    with pytest.raises(InvalidInput, match="<object object> is not allowed in a study; expected text, a number"):
+        dumps({"data": {"name": object()}})
 
 
 def test_mistakes_are_those_of_a_file() -> None:

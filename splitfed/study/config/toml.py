@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from splitfed.core.errors import InvalidInput, short
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -53,4 +56,8 @@ def _value(value: Any) -> str:
             return str(value).lower()
         case int() | float():
             return repr(value)
-    return _text(str(value))
+        case str() | Path():
+            return _text(str(value))
+    raise InvalidInput(
+        f"{short(value)} is not allowed in a study; expected text, a number, true or false, a list or a table"
+    )

@@ -269,7 +269,8 @@ def _plain(value: Any) -> Any:
             return [_plain(one) for one in value]
         case Path():
             return str(value)
-    return value
+    # Numbers, arrays and tensors of NumPy and torch.
+    return _plain(value.tolist()) if hasattr(value, "tolist") else value
 
 
 def _first_score(scores: Mapping[str, Mapping[str, float]]) -> str | None:
