@@ -81,6 +81,10 @@ KEYS: dict[str, tuple[dict[str, Any], str]] = {
     "speeds": (training(speeds={"defalt": {}}), "training.speeds.defalt: unknown key 'defalt'"),
     "machine": (training(speeds={"named": {"server": {"upp": 1}}}), "training.speeds.named.server.upp: unknown key"),
     "defense": (small(defense=[{"combine": [{"name": "noise", "scal": 1}]}]), "defense[0].combine[0].scal: unknown"),
+    "none among parts": (
+        small(defense=[{"combine": [{"name": "none"}]}]),
+        "defense[0].combine[0].name: unknown defense 'none'; did you mean",
+    ),
     "attack": (small(attack=[{"name": "rmle", "budgte": "fast"}]), "attack[0].budgte: unknown key 'budgte'"),
     "method": (small(method=[{"name": "fedprox", "nu": 1.0}]), "method[0].nu: unknown key 'nu'; did you mean 'mu'"),
     "none": (small(method=[{"name": "none", "mu": 1.0}]), "method[0].mu: unknown key 'mu' (allowed: name)"),

@@ -47,8 +47,8 @@ def check_tables(raw: Mapping[str, Any], source: str) -> None:
         for where, kind, name in _names({key: _all_options(table) for key, table in raw.items()} if searched else raw):
             # With a colon or a dot it is meant for a file of the user's.
             own = ":" in name or "." in name
-            if not own and name not in TABLES[kind] and not (name == "none" and kind in WITHOUT):
-                known = [*TABLES[kind], *(["none"] if kind in WITHOUT else [])]
+            known = [*TABLES[kind], *(["none"] if kind in WITHOUT and ".combine[" not in where else [])]
+            if not own and name not in known:
                 mistakes.add(where, unknown(SINGULAR[kind], name, known))
         mistakes.stop()
 
