@@ -11,8 +11,8 @@ labels. Why the others took no part is in `Selection.left_out`.
 No party can have a step taken with rows of its own and labels of its choice, so nothing but victims can judge what is
 read from gradients. The adversary therefore knows `hints` of each class, which are not scored. All members predict
 these as well, and the one with the greatest AUC (two classes) or accuracy on them makes the prediction; but
-`co_training`, which reads what all others do, where it is behind that one by no more than a standard deviation of what
-so few victims show. Of others that are equal it is the one that agrees most with the others of these in what it
+`co_training`, which reads what all others do, where it is behind that one by no more than a standard deviation of its
+own error on so few victims. Of others that are equal it is the one that agrees most with the others of these in what it
 predicts of all victims; of sizes of a member's work that are equal the least. A member that learns from known victims
 is judged on half of them after it has learnt from the other half, in turn, and then learns from all.
 `model_completion`, which predicts rows that took no step, is judged on the share `validation` of the labelled auxiliary
@@ -206,8 +206,9 @@ class LabelTrials:
         if not self._known.judges:
             return next(iter(self.found))
         least = min(found.error for found in self.found.values())
-        by_chance = least + self._known.deviation(least) + ROUNDING
-        fusing = (n for n, found in self.found.items() if found.member.fuses and found.error <= by_chance)
+        # Of no error at all there is no deviation to be seen: that of the error of who may be behind by chance counts.
+        within = {n: found.error - least <= self._known.deviation(found.error) for n, found in self.found.items()}
+        fusing = (n for n, found in self.found.items() if found.member.fuses and within[n])
         equal = {n: self._judged(n) for n, found in self.found.items() if found.error <= least + ROUNDING}
         return next(fusing, None) or most_agreed(equal)
 

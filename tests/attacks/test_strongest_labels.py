@@ -496,6 +496,23 @@ def test_the_fusion_is_taken_where_known_victims_do_not_tell_it_apart(monkeypatc
         assert chosen(choose(*members, monkeypatch=monkeypatch)) == expected
 
 
+@pytest.mark.parametrize(("behind", "expected"), [(1, "fusion"), (2, "fusion"), (6, "best")])
+def test_an_area_of_one_has_no_deviation_and_leaves_the_fusion_its_own(
+    behind: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six known victims of each class: one pair of 36 in the wrong order is .028, with a deviation of .05."""
+    known = Knowledge((1,), classes=2, hints={0: torch.arange(6), 1: torch.arange(6, 12)})
+    best = torch.arange(VICTIMS, dtype=torch.float64)
+    fusion = best.clone()
+    # The highest of class 0 stands above so many of class 1.
+    fusion[5] = 5.5 + behind
+    members = [
+        fake("best", lambda known, size: best),
+        fake("fusion", lambda known, size: fusion, fuses=True),
+    ]
+    assert chosen(choose(*members, known=known, monkeypatch=monkeypatch)) == expected
+
+
 def test_the_deviation_of_an_auc_is_that_over_draws_of_known_victims() -> None:
     """Scores of two exponential distributions, for which Hanley and McNeil's formula is exact."""
     drawn, found = generator(3), []
