@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,11 +34,16 @@ _BENDS = 4
 Array = np.ndarray[Any, Any]
 
 
-def lines_told(topology: Topology, facts: Facts) -> list[str]:
-    """Return what a user should know of `topology`: what parties learn or hold, what is not proved, a line each."""
+def lines_told(topology: Topology, facts: Facts, parts: Collection[str] = ()) -> list[str]:
+    """Return what a user should know of `topology`, a line each: what parties learn or hold, and what is not proved.
+
+    `parts`: the named parts of a row of the data, of which those that nobody reads are named where others are read.
+    """
     proof = describe_proof(count_weights(segment.module for segment in topology.segments))
     held = [f"{role} holds {what}" for role, what in _named(topology)]
-    return [*map(str, facts.told(topology)), *held, *([proof] if proof else [])]
+    unread = sorted(set(parts).difference(topology.inputs)) if set(parts).intersection(topology.inputs) else []
+    unused = [f"{name!r} of the data is read by no segment" for name in unread]
+    return [*map(str, facts.told(topology)), *held, *([proof] if proof else []), *unused]
 
 
 def arrays_of(topology: Topology, role: str) -> list[str]:

@@ -42,10 +42,11 @@ def describe(
     data = prepared.data
     # Which of the topologies, the first and the others, every client has.
     makes = [next(i for i, one in enumerate(kinds) if one is t) for t in prepared.topologies]
+    told = lines_told(prepared.topology, prepared.facts[0], data.clients[0].train.features)
     return {
         "topology": prepared.topology.name,
         **({"cut_choice": prepared.topology.cut_choice} if prepared.topology.cut_choice else {}),
-        **({"told": told} if (told := lines_told(prepared.topology, prepared.facts[0])) else {}),
+        **({"told": told} if told else {}),
         **({"encryption": _encryption(prepared.topology.encryption)} if prepared.topology.encryption else {}),
         **_graph(prepared.topology),
         **({"others": [_graph(t) for t in kinds[1:]], "makes": makes} if len(kinds) > 1 else {}),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 
 import splitfed as sf
 from splitfed.planning.held_rows import lines_told
@@ -53,3 +54,13 @@ def test_plan_run_and_report_name_what_crosses(kind: Any, rows: Any, sent: tuple
     (entry,) = (one for one in server["receives"] if "tells" in one)
     assert entry["tells"] == said
     assert said in str(_party_rows({"parties": [server]}, [], {"names": {}}))
+
+
+def test_a_part_of_the_data_that_nobody_reads_is_named() -> None:
+    """Else a party's columns would be left out of a vertical run without a word."""
+    data = sf.data.breast_cancer().vertical({"left": range(15), "right": range(15, 30)}).clients(1, victims=8, seed=0)
+    bottoms = {"left": nn.Sequential(nn.Linear(15, 4), nn.ReLU())}
+    topology = sf.topologies.vertical(bottoms, nn.Linear(4, 1), labels="right")
+    given: dict[str, Any] = {"schedule": "joint", "defenses": (), "optimizer": None, "probes": Probes()}
+    prepared = prepare(topology, data, training=Training(4, 1), **given)
+    assert "'right' of the data is read by no segment" in describe(prepared, 1, None, "cpu")["told"]

@@ -238,7 +238,7 @@ def _topology_costs(cell: Cell, builder: build.StudyBuilder, own: Sequence[Cell]
             for schedule, method, encrypted, in_study, costs in (*studied, *compared)
         ],
         "cut_choice": plain.cut_choice,
-        "told": lines_told(plain, facts),
+        "told": lines_told(plain, facts, ready.data.clients[0].train.features),
         "replayed": any(isinstance(segment.module, ReplayedSegment) for segment in plain.segments),
         "formulas": None if known is None else formulas(known),
         "federated_averaging_bytes": federated_bytes(bare, cell.training.rounds) if alone else None,
