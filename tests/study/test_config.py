@@ -45,6 +45,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (changed("study", name="a/b"), r"study\.name: 'a/b' is not allowed; expected "),
     (changed("data", name="digit"), r"data\.name: unknown data set 'digit'; did you mean 'digits'\?"),
     (changed("data", victim=1), r"data\.victim: unknown key 'victim'; did you mean 'victims'"),
+    (
+        small(topology={"name": "vanilla", "cut": "relu1"}),
+        r"topology: is one table; expected a list .* \[\[topology\]\]",
+    ),
     (changed("data", victims="many"), r"data\.victims: 'many' is not allowed; expected a valid integer"),
     (changed("data", clients=1766), r"data: client\d+ has no training rows|data: digits has 1797 rows: "),
     (changed("data", dirichlet=-0.5), r"data: dirichlet=-0\.5 is not allowed; expected a number in \("),

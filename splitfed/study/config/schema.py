@@ -354,6 +354,8 @@ def _describe_mistake(detail: ErrorDetails) -> tuple[str, object]:
             return where, f"is no table of a study; expected in a table, as {' or '.join(found)}"
         case "extra_forbidden":
             return where, unknown("key", str(loc[-1]), table)
+        case "list_type" if len(loc) == 1 and isinstance(detail["input"], dict):
+            return where, f"is one table; expected a list of them: write [[{where}]], or {where} = [{{...}}]"
         case "model_type":
             return where, f"{short_repr(detail['input'])} is not allowed; expected a table"
         case "missing":
