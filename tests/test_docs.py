@@ -449,7 +449,15 @@ def test_the_training_attack_of_the_contributing_page_beats_the_mean_row(
         go(attack, "u_shaped")
 
 
-@pytest.mark.parametrize("page", [*PAGES, *CONTRIBUTING, *(ROOT / f"{name}.md" for name in ("SECURITY", "CHANGELOG"))])
+@pytest.mark.parametrize(
+    "page",
+    [
+        *PAGES,
+        *CONTRIBUTING,
+        *(ROOT / "experiments").glob("*.md"),
+        *(ROOT / f"{name}.md" for name in ("SECURITY", "CHANGELOG")),
+    ],
+)
 def test_links_lead_to_a_file_and_to_a_heading(page: Path) -> None:
     assert broken_links(page) == []
 
