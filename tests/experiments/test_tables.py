@@ -285,7 +285,8 @@ def test_what_a_table_changes_of_the_library_is_something_that_the_library_calls
 
 def test_every_section_names_the_command_that_measures_it() -> None:
     heads = [line for line in RESULTS.read_text("utf-8").splitlines() if line.startswith("## ")]
-    targets = Path("Makefile").read_text("utf-8")
+    root = RESULTS.parents[1]
+    targets = (root / "Makefile").read_text("utf-8")
     for head in heads:
         (told,) = re.findall(r"\(`([^`]+)`\)$", head)
         word, *rest = told.split()
@@ -296,7 +297,7 @@ def test_every_section_names_the_command_that_measures_it() -> None:
             assert importlib.util.find_spec(rest[1]), head
         else:
             assert word == "pytest", head
-            assert Path(rest[-1]).is_file(), head
+            assert (root / rest[-1]).is_file(), head
 
 
 @pytest.mark.parametrize("name", command.tables())
