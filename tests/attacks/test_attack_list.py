@@ -270,7 +270,7 @@ def test_any_attack_anywhere_is_fine_or_refused_in_lines(study: dict[str, Any], 
 def test_an_attack_that_fails_after_training_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # That a batch has several rows is known only when one was recorded.
     study = {**FEDERATED, "attack": [{"name": "idlg"}]}
-    assert main(["run", str(write(tmp_path, study)), "--folder", str(tmp_path / "out")]) == 0
+    assert main(["run", str(write(tmp_path, study)), "--folder", str(tmp_path / "out")]) == 1, "its only run"
     (folder,) = (tmp_path / "out" / "runs").iterdir()
     failed = json.loads((folder / "result.json").read_text("utf-8"))["failed"]
     assert failed.startswith("attack idlg: Idlg reads one class off a gradient; the client's batch has ")
