@@ -23,7 +23,6 @@ ALLOWED = {
     "splitfed/core/argument_kinds.py:guarded.checked": "raised again, or said of an argument of a wrong kind",
     "splitfed/core/errors.py:others_code": "whatever users wrote runs within, and what it raises is raised in one line",
     "splitfed/core/optimizer_arguments.py:construct": "a user's own optimizer or scheduler is made",
-    "splitfed/core/optimizer_arguments.py:_take_first_steps": "a user's function gives a rate; torch checks little",
     "splitfed/core/replay_plan.py:_record": "a user's own forward runs",
     "splitfed/core/replay_constants.py:_find_by_shapes": "a user's own forward runs, on tensors without numbers",
     "splitfed/core/replay_constants.py:_ConstantsPass.operation": "torch asks a tensor without numbers for one",

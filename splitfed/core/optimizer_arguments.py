@@ -30,6 +30,8 @@ _UNFIT = ("LBFGS", "LRScheduler", "ReduceLROnPlateau", "ChainedScheduler", "Sequ
 _NEVER = ("capturable", "differentiable")
 FIRST_STEPS = 3
 """Steps that a scheduler takes when its options are checked."""
+# What arguments that are not allowed raise in torch, which looks at few of them before it computes with them.
+_OF_TORCH = (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError)
 
 
 class _Reached(Exception):
@@ -45,13 +47,6 @@ class _OptimizerEnd(torch.optim.Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         raise _Reached(defaults)
-
-
-class _SchedulerEnd(LRScheduler):
-    """Stands between a class of `torch.optim.lr_scheduler` and its base."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        raise _Reached({})
 
 
 def classes_of(module: Any, base: type) -> dict[str, type]:
@@ -107,9 +102,9 @@ def check_optimizer(
     defaults: Mapping[str, Any] = {}
     for given in (options, *groups):
         _check_options(what, factory, given)
-        defaults = check_ranges(what, factory, _OptimizerEnd, [nn.Parameter(torch.zeros(1))], {**options, **given})
+        defaults = check_ranges(what, factory, [nn.Parameter(torch.zeros(1))], {**options, **given})
     if groups:
-        return check_ranges(what, factory, _OptimizerEnd, [nn.Parameter(torch.zeros(1))], options)
+        return check_ranges(what, factory, [nn.Parameter(torch.zeros(1))], options)
     return defaults
 
 
@@ -128,40 +123,37 @@ def check_scheduler(name: str, options: Mapping[str, Any], defaults: Mapping[str
     optimizer = object.__new__(torch.optim.SGD)
     optimizer.defaults = dict(defaults)
     optimizer.param_groups = [{"params": [], "lr": 0.0, **defaults} for _ in range(groups)]
-    if defaults or _required(kind).difference(options):
-        check_ranges(what, kind, _SchedulerEnd, optimizer, options)
-    if defaults:
-        _take_first_steps(what, kind, optimizer, options)
+    try:
+        inspect.signature(kind).bind(optimizer, **options)
+        # A function of the user's is not called before training.
+        if defaults and not any(map(callable, options.values())):
+            _take_first_steps(kind(optimizer, **options))
+    except _OF_TORCH as error:
+        raise _refusal(what, options, error) from error
 
 
-def _take_first_steps(what: str, kind: Any, optimizer: torch.optim.Optimizer, options: Mapping[str, Any]) -> None:
-    """Refuse a scheduler that fails in its first steps; one that ends before them is compared with the rounds later."""
+def _take_first_steps(scheduler: LRScheduler) -> None:
+    """Take `FIRST_STEPS` steps, fewer where it ends before: that is compared with the rounds of a run, later."""
     with warnings.catch_warnings():
         # No optimizer takes a step here.
         warnings.simplefilter("ignore")
-        try:
-            scheduler = kind(optimizer, **options)
-            for _ in range(FIRST_STEPS):
-                scheduler.step()
-        except ValueError:
-            return
-        except Exception as error:
-            raise _refusal(what, options, error) from error
+        for _ in range(min(FIRST_STEPS, getattr(scheduler, "total_steps", FIRST_STEPS))):
+            scheduler.step()
 
 
-def check_ranges(what: str, kind: Any, end: type, first: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Run the constructor of `kind`, a class of torch, up to its base; return the defaults that it hands over there.
+def check_ranges(what: str, kind: Any, first: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Run the constructor of an optimizer of torch up to its base; return the defaults that it hands over there.
 
     A user's own class or function is not run: nothing is returned.
     """
     if not inspect.isclass(kind) or not kind.__module__.startswith("torch.optim"):
         return {}
-    checked = type(f"Checked{kind.__name__}", (kind, end), {})
+    checked = type(f"Checked{kind.__name__}", (kind, _OptimizerEnd), {})
     try:
         checked(first, **options)
     except _Reached as reached:
         return reached.defaults
-    except (ValueError, TypeError, RuntimeError) as error:
+    except _OF_TORCH as error:
         raise _refusal(what, options, error) from error
     return {}
 

@@ -73,15 +73,17 @@ def test_refused_in_one_line(case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_scheduler_that_fails_in_its_first_steps_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"scheduler LambdaLR\(lr_lambda=.*\) is refused by torch: nothing to halve"):
-        Optim(scheduler="LambdaLR", scheduler_options={"lr_lambda": halve})
+def test_a_function_of_the_users_is_not_called_before_training() -> None:
+    def count(epoch: int) -> float:
+        raise AssertionError("called")
+
+    assert Optim(scheduler="LambdaLR", scheduler_options={"lr_lambda": count}).scheduler == "LambdaLR"
 
 
-def halve(epoch: int) -> float:
-    if epoch == 2:
-        raise ArithmeticError("nothing to halve")
-    return 0.5**epoch
+def test_a_scheduler_that_ends_before_its_first_steps_is_no_mistake_yet() -> None:
+    Optim(scheduler="OneCycleLR", scheduler_options={"max_lr": 0.1, "total_steps": 2})
+    with pytest.raises(InvalidInput, match=r"scheduler OneCycleLR\(.*\) is refused by torch: .*total_steps"):
+        Optim(scheduler="OneCycleLR", scheduler_options={"max_lr": 0.1})
 
 
 def test_the_default_is_sgd_with_momentum() -> None:
