@@ -275,6 +275,9 @@ class LabelOutsider(Attack):
     phase: ClassVar[Phase] = Phase.STEP
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.GRADIENTS, Needs.OWN_INPUTS})
 
+    def asks(self, classes: int | None) -> Mapping[int, int]:
+        return dict.fromkeys(range(classes or 0), self.hints)
+
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         own = beside(knowledge.own or view.select(kind="activation").tensors()).double()
         known = torch.cat(list(knowledge.hints.values()))
