@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from splitfed.core.defense_context import Context
     from splitfed.core.errors import InvalidInput, NonFinite, SplitfedError
+    from splitfed.core.local_update import LocalUpdate
     from splitfed.core.messages import Message, Recording, View
     from splitfed.core.model_loss import model_task
     from splitfed.core.optimizers import Optim
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from splitfed.costs.speeds import Machine, Speeds
     from splitfed.data.dataset import Dataset
     from splitfed.data.federation import Federation
-    from splitfed.schedules.base import LocalUpdate
     from splitfed.stats import dependence
     from splitfed.study.run.audit import audit_run as audit
     from splitfed.study.run.compare import compare

@@ -201,7 +201,7 @@ TABLES = {"a": sf.data.Table([1], torch.rand(1, 3), torch.tensor([1.0])), "b": s
         (lambda: sf.data.beats(noise=10**30), "expected a number below 2**63"),
         (lambda: sf.models.mlp((3,), 2**64), "a whole number of at least 1 and at most"),
         (lambda: sf.compare(None), "folder=None is not allowed; expected a path of names"),
-        (lambda: sf.LocalUpdate(epochs=10**30), "a whole number of at least 1 and at most"),
+        (lambda: sf.LocalUpdate(local_epochs=10**30), "a whole number of at least 1 and at most"),
     ],
 )
 def test_values_of_wrong_kinds_are_refused_before_anything_runs(make: Callable[[], object], said: str) -> None:

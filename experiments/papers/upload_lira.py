@@ -53,7 +53,7 @@ def trained(setting: str, method: str, seed: int) -> Run:
         schedule="independent",
         method=load("methods", method)(),
         rounds=ROUNDS[setting],
-        local=splitfed.LocalUpdate(epochs=EPOCHS[setting]),
+        local=splitfed.LocalUpdate(local_epochs=EPOCHS[setting]),
         batch_size=20,
         evaluation=splitfed.Evaluation(every=ROUNDS[setting]),
         logging=splitfed.Logging(record=Recording((FED,))),

@@ -15,9 +15,6 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Topology
 
-STARTS = ("shared", "own")
-"""What may be asked for; None leaves it to the topologies."""
-
 GIVEN = "given"
 """Topologies that were given one a client keep their weights, whatever those are."""
 

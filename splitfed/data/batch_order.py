@@ -10,8 +10,6 @@ from torch import Tensor
 from splitfed.core.errors import check_count
 from splitfed.core.random import generator, wide_generator
 
-SAMPLINGS = ("shuffle", "poisson")
-
 
 def batches(
     count: int, size: int, seed: int, epoch: int, *words: str | int, drop_last: bool = False

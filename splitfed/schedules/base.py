@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_count, check_fields, require_count, require_name, unknown
-from splitfed.core.initial_weights import GIVEN, STARTS
+from splitfed.core.errors import InvalidInput, check_count, check_fields, require_count, require_name
+from splitfed.core.initial_weights import GIVEN
+from splitfed.core.local_update import LocalUpdate, Start
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
-from splitfed.data.batch_order import SAMPLINGS, batches, poisson_batches
+from splitfed.data.batch_order import batches, poisson_batches
 from splitfed.engines.base import Placement, Source, Trainer
 
 State = dict[str, Any]
@@ -29,57 +30,40 @@ def spread_counts(most: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Training:
-    """How every client trains: rows a batch, epochs a round, the seed of the data order, and how rows are drawn.
+class Training(LocalUpdate):
+    """How every client trains: its local update, rows a batch, and the seed of the data order.
 
-    `sampling`: "shuffle", every row once an epoch, or "poisson": every row with chance batch_size / rows at each of
-    ceil(rows / batch_size) steps an epoch, where losses are summed and divided by the expected size of a batch.
-
-    `restart_optimizers`: whether every party's optimizer forgets its state (momentum, Adam's moments) at the start of
-    every round, or keeps it as long as the run lasts. `starts`: whether clients start from one "shared" state or each
-    from weights of its "own"; None: as the topologies have it. `drop_last`: whether the last batch of an epoch is left
-    out where it is incomplete, with other rows in every epoch; a client with fewer rows than a batch keeps its one.
-    What weighs clients by their rows, such as an average of weights, counts all of them nevertheless.
+    `starts` may also be "given": topologies that were given one a client keep their weights.
 
     `batch_sizes`: rows a batch of every client by number, where they differ; () where all have `batch_size`, which is
     otherwise the largest of them. What is asked of one client is asked of `of_client`.
-    `accumulate`: behind how many batches every party's optimizer takes a step, on the mean of the batches' losses; the
-    last step of an epoch, or of a client that leaves, has those that are left. Messages cross a batch at a time.
     """
 
+    starts: str | None = field(  # type: ignore[assignment]
+        default=None, metadata=require_name("starts", (*get_args(Start), GIVEN)), kw_only=True
+    )
     batch_size: int = field(default=64, metadata=require_count("batch_size", low=1))
-    local_epochs: int = field(default=1, metadata=require_count("local_epochs", low=1))
-    seed: int = 0
-    sampling: str = field(default="shuffle", metadata=require_name("sampling", SAMPLINGS))
-    restart_optimizers: bool = False
-    starts: str | None = None
-    drop_last: bool = False
-    accumulate: int = field(default=1, metadata=require_count("accumulate", low=1))
-    batch_sizes: tuple[int, ...] = ()
+    seed: int = field(default=0, kw_only=True)
+    batch_sizes: tuple[int, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse counts below one, unknown names, switches that are none, and what batches of random size cannot be."""
+        """Refuse values out of their range, and sizes that do not go together."""
+        super().__post_init__()
         for client, size in enumerate(self.batch_sizes):
             check_count(f"batch_size of client {client}", size, low=1)
         if self.batch_sizes and self.batch_size != max(self.batch_sizes):
             raise InvalidInput(f"batch_size={self.batch_size} is not the largest of batch_sizes={self.batch_sizes}")
-        for name in ("restart_optimizers", "drop_last"):
-            if not isinstance(given := getattr(self, name), bool):
-                raise InvalidInput(f"{name}={given!r} is not allowed; expected True or False")
-        # "given" is what `prepare` says of topologies that clients were given one each.
-        if not (self.starts is None or (isinstance(self.starts, str) and self.starts in (GIVEN, *STARTS))):
-            raise unknown("starts", self.starts, STARTS)
-        check_fields(self)
-        if self.drop_last and self.sampling == "poisson":
-            raise InvalidInput(
-                "drop_last=True is not allowed with sampling='poisson': every batch is of random size, none is a last "
-                "incomplete one; take 'shuffle'"
-            )
-        if self.accumulate > 1 and self.sampling == "poisson":
-            raise InvalidInput(
-                f"accumulate={self.accumulate} is not allowed with sampling='poisson': every batch drawn by chance is "
-                "a step of its own; take a larger batch_size"
-            )
+
+    @classmethod
+    def of(cls, update: LocalUpdate, batch_size: int | Sequence[int] = 64, seed: int = 0) -> Training:
+        """Return the training of an update in batches of `batch_size`, one for all clients or one a client."""
+        if not isinstance(batch_size, (list, tuple)):
+            return cls(batch_size, seed=seed, **vars(update))  # type: ignore[arg-type]
+        if not batch_size:
+            raise InvalidInput(f"batch_size={batch_size!r} is not allowed; expected a whole number, or one a client")
+        for client, size in enumerate(batch_size):
+            check_count(f"batch_size of client {client}", size, low=1)
+        return cls(max(batch_size), seed=seed, batch_sizes=tuple(batch_size), **vars(update))
 
     def of_client(self, client: int) -> Training:
         """Return how `client` trains, with the batch size that it has."""
@@ -134,42 +118,6 @@ class Training:
     def epochs(self, number: int) -> range:
         """Return the epochs of round `number`, counted from the start of the run."""
         return range(number * self.local_epochs, (number + 1) * self.local_epochs)
-
-
-@dataclass(frozen=True)
-class LocalUpdate:
-    """What a client does with its rows in a round: how often it goes over them, how it draws them, what it starts from.
-
-    `epochs`: passes a round. `sampling`, `restart_optimizers`, `starts`, `drop_last` and `accumulate` as in `Training`,
-    `starts` without "given".
-    """
-
-    epochs: int = 1
-    sampling: str = "shuffle"
-    restart_optimizers: bool = False
-    starts: str | None = None
-    drop_last: bool = False
-    accumulate: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuse what `Training` refuses, and starts that only topologies can have."""
-        if isinstance(self.starts, str) and self.starts == GIVEN:
-            raise unknown("starts", self.starts, STARTS)
-        self.training()
-
-    def training(self, batch_size: int | Sequence[int] = 64, seed: int = 0) -> Training:
-        """Return the training of these updates in batches of `batch_size`, with the data order of `seed`.
-
-        `batch_size`: one for all clients, or one a client.
-        """
-        more = self.restart_optimizers, self.starts, self.drop_last, self.accumulate
-        if not isinstance(batch_size, (list, tuple)):
-            return Training(batch_size, self.epochs, seed, self.sampling, *more)  # type: ignore[arg-type]
-        if not batch_size:
-            raise InvalidInput(f"batch_size={batch_size!r} is not allowed; expected a whole number, or one a client")
-        for client, size in enumerate(batch_size):
-            check_count(f"batch_size of client {client}", size, low=1)
-        return Training(max(batch_size), self.epochs, seed, self.sampling, *more, tuple(batch_size))
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ PLACES = (
     *(
         "costs.speeds",
         "core.annealing",
+        "core.local_update",
         "core.optimizers",
         "core.parameter_groups",
         "core.messages",

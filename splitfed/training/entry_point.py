@@ -11,6 +11,7 @@ import torch
 
 from splitfed.core.defense import Defense, privacy_event
 from splitfed.core.errors import InvalidInput, about, check_count, check_kind, short
+from splitfed.core.local_update import LocalUpdate
 from splitfed.core.messages import LocalLink, Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import read_seed
@@ -27,7 +28,7 @@ from splitfed.planning.validation import Prepared, labels_of, prepare, rows_of
 from splitfed.poisoning import injection
 from splitfed.poisoning.base import Poisoning
 from splitfed.poisoning.injection import poison_data
-from splitfed.schedules.base import LocalUpdate, Schedule, Training
+from splitfed.schedules.base import Schedule, Training
 from splitfed.threats.training_time import check_questions, place_attacks
 from splitfed.training.arguments import read_arguments, write_arguments
 from splitfed.training.callbacks import check_deciding, committed_ledger, deciding, describe_callbacks
@@ -117,7 +118,7 @@ def begin_run(
         schedule=arguments["schedule"],
         defenses=arguments["defenses"],
         optimizer=arguments["optimizer"],
-        training=arguments["local"].training(arguments["batch_size"], arguments["seed"]),
+        training=Training.of(arguments["local"], arguments["batch_size"], arguments["seed"]),
         method=arguments["method"],
     )
     run = open_run(prepared, rounds, device, adversaries, evaluation, logging)

@@ -20,13 +20,13 @@ from splitfed.core.errors import (
     require_number,
     short,
 )
+from splitfed.core.local_update import LocalUpdate
 from splitfed.core.messages import LocalLink, Recording
 from splitfed.costs.speeds import Speeds
 from splitfed.detectors.base import Detector
 from splitfed.engines.wire_format import ByteLink
 from splitfed.poisoning.base import Poisoning
 from splitfed.poisoning.injection import check_poisonings
-from splitfed.schedules.base import LocalUpdate
 from splitfed.threats.training_time import resolve_attack
 from splitfed.training.callbacks import Callback, check_callbacks
 

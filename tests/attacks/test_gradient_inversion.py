@@ -171,7 +171,7 @@ def test_cosine_and_variation_by_hand() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], Attack, str]] = {
     "several steps": ({"batch": 4, "batch_size": 2}, {}, Dlg(), "the client takes 2 steps a round"),
-    "several epochs": ({"local": splitfed.LocalUpdate(epochs=3)}, {}, Dlg(), "the client takes 3 steps a round"),
+    "several epochs": ({"local": splitfed.LocalUpdate(local_epochs=3)}, {}, Dlg(), "the client takes 3 steps a round"),
     "optimizer": ({"optimizer": Optim("Adam", {})}, {}, Dlg(), "optimizer 'Adam' is not allowed here"),
     "nesterov": ({"optimizer": sgd(momentum=0.9, nesterov=True)}, {}, Dlg(), "nesterov=True of SGD is not allowed"),
     "scheduler": (

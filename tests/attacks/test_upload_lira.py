@@ -357,7 +357,7 @@ def test_the_server_knows_the_protocol_and_how_many_rows_a_round_has() -> None:
         schedule="independent",
         method=FedAvg(),
         rounds=1,
-        local=sf.LocalUpdate(epochs=3, accumulate=2, restart_optimizers=True),
+        local=sf.LocalUpdate(local_epochs=3, accumulate=2, restart_optimizers=True),
         batch_size=16,
         logging=sf.Logging(record=sf.Recording((FED,))),
     )

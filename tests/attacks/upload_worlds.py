@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import splitfed
+from splitfed.core.local_update import LocalUpdate
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
@@ -32,7 +33,6 @@ from splitfed.data.federation import ClientData, Federation
 from splitfed.engines.base import FED
 from splitfed.models.mlp import mlp
 from splitfed.registry import load
-from splitfed.schedules.base import LocalUpdate
 from splitfed.threats.evaluator import Evaluator
 from splitfed.threats.upload_attacks import Uploads
 from splitfed.topologies import local
@@ -147,7 +147,7 @@ def _train(name: str, topology: Topology, data: Federation, rounds: int, epochs:
         schedule="independent",
         method=load("methods", name)(),
         rounds=rounds,
-        local=LocalUpdate(epochs=epochs),
+        local=LocalUpdate(local_epochs=epochs),
         batch_size=20,
         optimizer=optimizer,
         evaluation=splitfed.Evaluation(every=rounds),

@@ -24,6 +24,7 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
 from splitfed.core.step_state import forward_seed
 from splitfed.core.topology import Topology
+from splitfed.schedules.base import Training
 from splitfed.topologies import u_shaped, vanilla
 from tests.core.fresh_models_by_hand import SEEN
 from tests.core.idioms import left_alone
@@ -88,7 +89,7 @@ def train_split(fresh: Fresh, model: nn.Module) -> sf.Run:
 def train_whole(fresh: Fresh, model: nn.Module, positions: Tensor) -> None:
     """Train the uncut model as anybody would, on the same rows in the same order."""
     rows, labels = fresh.inputs(TRAIN + TEST), torch.arange(TRAIN + TEST) % 4
-    order = sf.LocalUpdate().training(SIZE, SEED)
+    order = Training.of(sf.LocalUpdate(), SIZE, SEED)
     model.train()
     optimizer, _ = OPTIM.build([p for p in model.parameters() if p.requires_grad])
     for epoch in range(ROUNDS):

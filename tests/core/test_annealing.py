@@ -138,7 +138,7 @@ def trained(alpha: float | Course, shape: str = "u_shaped", **options: Any) -> R
     given = {
         "rounds": 3,
         "batch_size": 20,
-        "local": splitfed.LocalUpdate(epochs=2),
+        "local": splitfed.LocalUpdate(local_epochs=2),
         "schedule": "splitfed_v1",
         **options,
     }

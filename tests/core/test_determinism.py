@@ -33,7 +33,7 @@ def train(topology: Topology, seed: int, engine_type: type[LocalEngine] = LocalE
     engine = engine_of(topology, *images(60), replicas=3, **options)  # type: ignore[arg-type]
     plan = Sequential()
     state = plan.start(3)
-    losses = [plan.round(engine, Training(8, 1, seed), number, state).losses for number in range(2)]
+    losses = [plan.round(engine, Training(8, seed=seed), number, state).losses for number in range(2)]
     return {"losses": losses, "parties": engine.state()["parties"]}
 
 

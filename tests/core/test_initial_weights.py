@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.local_update import LocalUpdate
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
 from splitfed.core.topology import Topology
@@ -17,7 +18,7 @@ from splitfed.federated import FedAvg, FedGen, FedKD
 from splitfed.planning.validation import prepare
 from splitfed.registry import TABLES, load
 from splitfed.schedules import Sequential
-from splitfed.schedules.base import LocalUpdate, Training
+from splitfed.schedules.base import Training
 from splitfed.topologies import local, vanilla
 from splitfed.training.run import Run
 from splitfed.training.settings import Logging

@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize, prune
 
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
+from splitfed.schedules.base import Training
 from splitfed.topologies import vanilla
 
 
@@ -191,7 +192,7 @@ def test_what_a_party_runs_as_it_is_written_is_exact(kind: type[Layers]) -> None
     run, plain = train(vanilla(made(kind), "a", example=torch.randn(8, 8))), made(kind)
     steps = torch.optim.SGD(plain.parameters(), lr=0.05)
     x, y = data().clients[0].train.x, data().clients[0].train.y
-    for batch in sf.LocalUpdate().training(6, 0).batches(len(x), 0, 0):
+    for batch in Training.of(sf.LocalUpdate(), 6, 0).batches(len(x), 0, 0):
         steps.zero_grad()
         nn.functional.cross_entropy(plain(x[batch]), y[batch]).backward()
         steps.step()

@@ -87,7 +87,7 @@ def test_the_ledger_counts_a_lesson_in_training_alone() -> None:
         schedule="splitfed_v1",
         defenses=defense,
         optimizer=None,
-        training=Training(16, 1, 0),
+        training=Training(16),
         method=FML(),
     )
     run = go("vanilla", FML(), defenses=defense)

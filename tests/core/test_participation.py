@@ -41,7 +41,7 @@ def quiet(plan: Schedule, replicas: int, rows: int) -> LocalEngine:
 
 def rounds(engine: LocalEngine, plan: Schedule, count: int, seed: int = 0) -> list[Round]:
     state = plan.start(engine.replicas)
-    return [plan.round(engine, Training(1, 1, seed), number, state) for number in range(count)]
+    return [plan.round(engine, Training(1, seed=seed), number, state) for number in range(count)]
 
 
 @pytest.mark.parametrize("kind", SHARED)
@@ -135,7 +135,7 @@ def test_a_sequence_goes_on_from_the_last_client_that_finished() -> None:
     for seed in range(40):
         engine = engine_for(plan, 3)
         state = plan.start(3)
-        done = plan.round(engine, Training(1, 1, seed), 0, state)
+        done = plan.round(engine, Training(1, seed=seed), 0, state)
         if done.dropped == (1,):
             assert state["newest"] == 2
             pairs = [(f.sender, f.receiver) for f in engine.traffic.flows if f.kind == "weights"]

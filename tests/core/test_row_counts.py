@@ -14,6 +14,7 @@ import splitfed as sf
 from splitfed.core.errors import InvalidInput
 from splitfed.core.replay import ReplayedSegment
 from splitfed.planning.batch_counts import check_ways
+from splitfed.schedules.base import Training
 from splitfed.topologies import vanilla
 from tests.thinning import thin
 
@@ -144,7 +145,7 @@ def check_trained(kind: type[ByRows], odd: Callable[[int, bool], bool]) -> None:
     plain = model_of(kind, odd)
     steps = torch.optim.SGD(plain.parameters(), lr=0.05)
     x, y = rows.clients[0].train.x, rows.clients[0].train.y
-    for batch in sf.LocalUpdate().training(8, 0).batches(len(x), 0, 0):
+    for batch in Training.of(sf.LocalUpdate(), 8, 0).batches(len(x), 0, 0):
         steps.zero_grad()
         nn.functional.cross_entropy(plain(x[batch]), y[batch]).backward()
         steps.step()
@@ -315,7 +316,7 @@ def test_of_batches_by_chance_numbers_near_the_expected_one_and_near_powers_of_t
 
 def test_rows_that_a_method_passes_by_itself_are_tried() -> None:
     topology = cut(model_of(ByRows, lambda rows, training: rows == 16 and not training))
-    training = sf.LocalUpdate().training(8, 0)
+    training = Training.of(sf.LocalUpdate(), 8, 0)
     check_ways([topology], data(), training)
     with pytest.raises(InvalidInput, match=r"with 16 rows \(rows that FedMD may pass\)"):
         check_ways([topology], data(), training, sf.federated.FedMD())
@@ -328,7 +329,7 @@ def test_clients_are_tried_with_the_test_rows_of_others() -> None:
     first, second = (len(client.test) for client in clients.clients)
     assert first != second > 8
     odd = cut(model_of(ByRows, lambda found, training: found == second and not training))
-    training = sf.LocalUpdate().training(8, 0)
+    training = Training.of(sf.LocalUpdate(), 8, 0)
     with pytest.raises(InvalidInput, match=rf"with {second} rows \(test rows of client1, scored by 256 at a time\)"):
         check_ways([odd, cut(model_of(ByRows, never))], clients, training)
 

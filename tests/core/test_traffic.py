@@ -42,7 +42,7 @@ def rounds_of(engine: LocalEngine, plan: Sequential, training: Training, rounds:
 @pytest.mark.parametrize("name", thin(TOPOLOGIES, 2))
 def test_counted_equals_predicted(name: str, replicas: int, hand_over: str) -> None:
     """Two rounds of two local epochs, and a last batch of 3 (one client) or of 7 and 6 (three) beside those of 10."""
-    topology, plan, training = TOPOLOGIES[name](), Sequential(hand_over=hand_over), Training(10, 2)
+    topology, plan, training = TOPOLOGIES[name](), Sequential(hand_over=hand_over), Training(10, local_epochs=2)
     engine = engine_of(topology, *images(53 if replicas == 1 else 50), replicas=replicas)
     rounds_of(engine, plan, training, 2)
     epochs = [

@@ -157,7 +157,7 @@ def test_the_order_of_rows_depends_on_seed_epoch_and_client() -> None:
     engine.__class__ = Spy
     plan = Sequential(hand_over="none")
     for seed in (0, 1):
-        plan.round(engine, Training(8, 2, seed), 1, plan.start(2))
+        plan.round(engine, Training(8, local_epochs=2, seed=seed), 1, plan.start(2))
     assert [(replica, epoch) for replica, epoch, _ in seen] == [(0, 2), (0, 3), (1, 2), (1, 3)] * 2
     assert all(sorted(rows) == list(range(16)) for *_, rows in seen)
     assert len({tuple(rows) for *_, rows in seen}) == 8

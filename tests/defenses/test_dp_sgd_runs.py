@@ -109,7 +109,7 @@ def test_the_joint_event_with_poisson_sampling() -> None:
 
 
 def test_shuffled_an_epoch_is_one_use_of_twice_the_sensitivity() -> None:
-    run = go(DpSgd(noise_multiplier=1.2), local=splitfed.LocalUpdate(epochs=2))
+    run = go(DpSgd(noise_multiplier=1.2), local=splitfed.LocalUpdate(local_epochs=2))
     event = Event(Gaussian(1.2 / math.sqrt(2) / 2), Protects.WEIGHTS, neighbours=Neighbours.REPLACE)
     assert uses_of(run) == (event, 4)
 
@@ -193,7 +193,7 @@ def test_planned_equals_counted(schedule: str, sampling: str) -> None:
             schedule=schedule,
             defenses=defense,
             optimizer=None,
-            training=Training(2, 1, 0, sampling),
+            training=Training(2, sampling=sampling),
             probes=PROBES,
         ),
         2,

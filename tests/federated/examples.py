@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import splitfed
+from splitfed.core.local_update import LocalUpdate
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
 from splitfed.core.tasks import regression
@@ -25,7 +26,7 @@ from splitfed.planning import validation
 from splitfed.planning.plan import cost
 from splitfed.planning.probes import Probes
 from splitfed.planning.validation import prepare
-from splitfed.schedules.base import LocalUpdate, Training
+from splitfed.schedules.base import Training
 from splitfed.topologies import local
 from splitfed.training.run import Run
 from tests.examples import assert_same, toy_data
@@ -146,7 +147,7 @@ def check_planned(run: Run, method: Any, **changes: Any) -> None:
     """Planned messages and bytes are those counted."""
     given = arguments(**changes)
     names = ("topology", "data", "schedule", "optimizer")
-    training = given.pop("local", LocalUpdate()).training(given.pop("batch_size", 7))
+    training = Training.of(given.pop("local", LocalUpdate()), given.pop("batch_size", 7))
     defenses = given.pop("defenses", ())
     fixed = {"defenses": defenses, "training": training, "method": method, "probes": PROBES}
     ready = prepare(**{n: given[n] for n in names}, **fixed)

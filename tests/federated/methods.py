@@ -67,7 +67,7 @@ def planned(shape: str, method: Any, rounds: int = 2, **changes: Any) -> Any:
     rows = changes.pop("data", None) or data()
     topology = changes.pop("topology", None) or built(shape)
     plan = changes.pop("schedule", None) or plan_of(shape)
-    defenses, training = changes.pop("defenses", ()), Training(16, 1, 0)
+    defenses, training = changes.pop("defenses", ()), Training(16)
     fixed = {"defenses": defenses, "optimizer": None, "training": training, "method": method, "probes": PROBES}
     return cost(prepare(topology, rows, schedule=plan, **fixed), rounds)
 

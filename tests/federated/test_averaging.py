@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from splitfed.attacks.gradients.dlg import Dlg
 from splitfed.core.errors import InvalidInput
+from splitfed.core.local_update import LocalUpdate
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
@@ -39,7 +40,6 @@ from splitfed.federated.averaging import Averaging
 from splitfed.poisoning import SignFlip
 from splitfed.registry import TABLES, load
 from splitfed.schedules import Blind, Independent, Sequential, SplitFedV1, SplitFedV3
-from splitfed.schedules.base import LocalUpdate
 from splitfed.topologies import local, u_shaped, vanilla
 from splitfed.training.settings import Adversaries, Logging
 from tests.examples import assert_same
@@ -92,11 +92,11 @@ def test_every_method_that_inherits_averaging_is_here() -> None:
 @pytest.mark.parametrize("name", thin(METHODS, 2))
 def test_sampled_clients_leave_bytes_are_planned_and_a_resumed_run_is_the_same(name: str, tmp_path: Path) -> None:
     method = made(name)
-    run = go(method, 3, schedule=SOME, local=LocalUpdate(epochs=2))
+    run = go(method, 3, schedule=SOME, local=LocalUpdate(local_epochs=2))
     assert any(entry["dropped"] for entry in run.history)
     assert run.bytes > 0
-    check_planned(run, method, schedule=SOME, local=LocalUpdate(epochs=2))
-    check_resumed(run, method, tmp_path / "run", schedule=SOME, local=LocalUpdate(epochs=2))
+    check_planned(run, method, schedule=SOME, local=LocalUpdate(local_epochs=2))
+    check_resumed(run, method, tmp_path / "run", schedule=SOME, local=LocalUpdate(local_epochs=2))
 
 
 @pytest.mark.parametrize("name", METHODS)

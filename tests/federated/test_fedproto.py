@@ -136,7 +136,7 @@ def test_planned_bytes_are_counted_bytes(shape: str) -> None:
         schedule=ALONE,
         defenses=(),
         optimizer=None,
-        training=Training(64, 1, 0),
+        training=Training(64),
         method=FedProto(),
     )
     counted = {flow: found for flow, found in run.engine.traffic.flows.items() if flow.phase == "train"}
@@ -240,7 +240,7 @@ def test_a_plan_of_further_training_is_an_upper_bound() -> None:
     for shape in ("local", "vanilla"):
         with stream(0):
             topology = BUILDERS[shape](mlp((1, 8, 8), 10, (16, 12), seed=None))
-        training = Training(64, 1, 0)
+        training = Training(64)
         ready = prepare(topology, data(), schedule=ALONE, defenses=(), optimizer=None, training=training, method=method)
         found, run = cost(ready, 3), go(shape, rounds=3, method=method)
         counted = {flow: numbers for flow, numbers in run.engine.traffic.flows.items() if flow.phase == "train"}

@@ -124,7 +124,7 @@ def by_hand(topology: Topology, rows: Any, rounds: int, epochs: bool, method: MA
     own = {r: {s.name: s.module for s in topology.segments_of(r)} for r in topology.roles}
     shared = {r: Bare(own[r]) for r in own if r not in topology.data_roles}
     crew = [{r: Bare(own[r]) for r in topology.data_roles} | shared for _ in range(replicas)]
-    training, turned = Training(16, 1, 0), 0
+    training, turned = Training(16), 0
 
     def scores(replica: int, x: Tensor) -> Tensor:
         made = {x_name: x}

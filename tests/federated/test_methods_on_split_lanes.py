@@ -135,7 +135,7 @@ def test_without_further_training_fedproto_leads_nobody() -> None:
 
 
 def test_the_loss_that_a_client_sends_is_that_of_its_whole_round() -> None:
-    run = go(FedProto(further=1), rounds=1, local=splitfed.LocalUpdate(epochs=2))
+    run = go(FedProto(further=1), rounds=1, local=splitfed.LocalUpdate(local_epochs=2))
     sent = run.method_state["losses"]
     sizes = [-(-run.engine.rows(replica, "train") // 7) * 2 for replica in range(3)]
     mean = sum(sent[str(replica)] * size for replica, size in enumerate(sizes)) / sum(sizes)
@@ -240,7 +240,7 @@ def test_rows_that_a_gradient_counts_twice_are_searched_once() -> None:
     """Several epochs of FedSGD are at the same weights; steps that end within an epoch count some rows more."""
     given: dict[str, Any] = {"logging": splitfed.Logging(record=Recording((FED,))), "batch_size": 4}
     attack = Dlg(iterations=1, restarts=1)
-    run = go("fedsgd", local(model()), local=splitfed.LocalUpdate(epochs=2), **given)
+    run = go("fedsgd", local(model()), local=splitfed.LocalUpdate(local_epochs=2), **given)
     found = run.attack(attack, adversary=FED)[0]
     assert len(found.prediction) == len(found.truth) == len(run.data.clients[0].train)
     rows = len(run.data.clients[0].train)
@@ -273,7 +273,7 @@ def test_steps_besides_the_schedule_count_as_the_epoch_the_client_has_come_to() 
                 learner.hold("besides", x, {"out": y})
                 learner.train(number, [torch.arange(4)], part="besides")
 
-    run = go(Besides(), rounds=3, local=splitfed.LocalUpdate(epochs=2))
+    run = go(Besides(), rounds=3, local=splitfed.LocalUpdate(local_epochs=2))
     assert [taken.newest for taken in run.engine.run_parties.participation] == [5, 5, 5]
     assert run.engine.run_parties.participation[0].most == 6
 

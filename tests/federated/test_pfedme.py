@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.local_update import LocalUpdate
 from splitfed.core.optimizers import Optim
 from splitfed.federated import PFedMe
-from splitfed.schedules.base import LocalUpdate
 from tests.federated.examples import common, hand, own
 from tests.rounding import single
 
@@ -44,7 +44,7 @@ def test_two_rounds_by_hand() -> None:
 
 
 def test_several_epochs_go_on() -> None:
-    run = hand(PFedMe(**PLAIN), local=LocalUpdate(epochs=2))
+    run = hand(PFedMe(**PLAIN), local=LocalUpdate(local_epochs=2))
     assert own(run, 1) == single(by_hand(2.0, 2, -3.0)[0])
     assert common(run) == single(0.75 * by_hand(2.0, 6, 1.0)[1] + 0.25 * by_hand(2.0, 2, -3.0)[1])
 

@@ -96,9 +96,7 @@ MAKES: dict[str, Callable[[nn.Module], Topology]] = {
 
 
 def start(topology: Topology, data: Federation) -> None:
-    prepare(
-        topology, data, schedule="sequential", defenses=(), optimizer=None, training=Training(4, 1), probes=Probes()
-    )
+    prepare(topology, data, schedule="sequential", defenses=(), optimizer=None, training=Training(4), probes=Probes())
 
 
 @pytest.mark.parametrize(("make", "table"), thin(itertools.product(MAKES, ["a tensor", "an array"]), 3))
@@ -271,7 +269,7 @@ def test_a_traced_piece_keeps_what_a_hook_may_read() -> None:
 def test_report_and_run_name_what_is_held() -> None:
     data, topology = federation(), by_hand(Bank(ANCHORS))
     prepared = prepare(
-        topology, data, schedule="sequential", defenses=(), optimizer=None, training=Training(4, 1), probes=Probes()
+        topology, data, schedule="sequential", defenses=(), optimizer=None, training=Training(4), probes=Probes()
     )
     line = "the array 'table' of '0' (6, 8)"
     assert describe(prepared, 1, None, "cpu")["told"] == [f"server holds {line}"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.local_update import LocalUpdate
 from splitfed.core.topology import Topology
 from splitfed.costs.speeds import Machine, Speeds
 from splitfed.data.federation import Federation
@@ -16,7 +17,7 @@ from splitfed.models.lenet import lenet
 from splitfed.planning.plan import Cost, compare, cost, federated_bytes
 from splitfed.planning.validation import Prepared, prepare
 from splitfed.registry import TABLES, load
-from splitfed.schedules.base import LocalUpdate, Schedule, Training
+from splitfed.schedules.base import Schedule, Training
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.entry_point import train
 from splitfed.training.settings import Evaluation
@@ -50,7 +51,12 @@ def federation(clients: int, rows: int = 150) -> Federation:
 
 
 def ready(topology: Topology, plan: Schedule, data: Federation) -> Prepared:
-    given: dict[str, Any] = {"defenses": (), "optimizer": None, "training": Training(10, 2), "probes": PROBES}
+    given: dict[str, Any] = {
+        "defenses": (),
+        "optimizer": None,
+        "training": Training(10, local_epochs=2),
+        "probes": PROBES,
+    }
     return prepare(topology, data, schedule=plan, **given)
 
 
@@ -70,7 +76,9 @@ def test_planned_equals_counted(name: str, shape: str, chance: dict[str, object]
         plan = load("schedules", name)(**options, **chance)
         planned = cost(ready(topology(shape), plan, data), 2)
         with shared_probes():
-            run = train(topology(shape), data, schedule=plan, rounds=2, batch_size=10, local=LocalUpdate(epochs=2))
+            run = train(
+                topology(shape), data, schedule=plan, rounds=2, batch_size=10, local=LocalUpdate(local_epochs=2)
+            )
         counted = {flow: n for flow, n in run.engine.traffic.flows.items() if flow.phase == "train"}
         assert planned.flows == counted
         assert planned.bytes == run.bytes > 0
@@ -87,7 +95,7 @@ def test_the_clock_beside_training_shows_what_was_planned() -> None:
             schedule=plan,
             rounds=2,
             batch_size=10,
-            local=LocalUpdate(epochs=2),
+            local=LocalUpdate(local_epochs=2),
             evaluation=Evaluation(speeds=MACHINES),
         )
         assert run.history[-1]["simulated_seconds"] == pytest.approx(planned.seconds, rel=1e-12)

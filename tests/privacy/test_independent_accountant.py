@@ -104,7 +104,7 @@ def draw(drawn: random.Random, method: Any, mechanism: str) -> dict[str, Any]:
         "defenses": [kinds[name] for name in chosen],
         "batch_size": drawn.choice((8, 16)),
         "rounds": drawn.choice((1, 2)),
-        "local": sf.LocalUpdate(sampling=sampling, epochs=drawn.choice((1, 2))),
+        "local": sf.LocalUpdate(sampling=sampling, local_epochs=drawn.choice((1, 2))),
         "optimizer": sf.Optim("SGD", {"lr": 0.01}),
         "seed": drawn.randrange(100),
     }

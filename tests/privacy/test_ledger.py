@@ -70,7 +70,7 @@ def planned(
         schedule=schedule,
         defenses=defense,
         optimizer=SLOW,
-        training=Training(20, 1, 0),
+        training=Training(20),
     )
     return planned_ledger(calibrate_defenses(ready, 2), 2, every)
 

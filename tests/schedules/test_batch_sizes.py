@@ -12,13 +12,14 @@ import torch
 
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
+from splitfed.core.local_update import LocalUpdate
 from splitfed.defenses import DpSgd
 from splitfed.planning import calibration
 from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.plan import cost
 from splitfed.planning.validation import prepare
 from splitfed.schedules import Independent
-from splitfed.schedules.base import LocalUpdate, Training
+from splitfed.schedules.base import Training
 from splitfed.topologies import local, vanilla
 from splitfed.training.entry_point import _expected_batch_sizes
 from tests.federated.examples import check_planned, check_resumed, go, hand, model, own, pictures
@@ -30,7 +31,7 @@ PLAIN = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4), torch.nn
 
 
 def test_every_client_has_batches_of_its_own_size() -> None:
-    training = LocalUpdate().training(SIZES, seed=3)
+    training = Training.of(LocalUpdate(), SIZES, seed=3)
     assert training.batch_size == 30
     for client, size in enumerate(SIZES):
         alone = Training(size, seed=3)
@@ -77,7 +78,7 @@ def test_planned_bytes_are_those_counted(case: str) -> None:
 def test_memory_is_that_of_the_largest() -> None:
     def needed(size: Any) -> int:
         given: dict[str, Any] = {"schedule": "sequential", "defenses": (), "optimizer": None}
-        ready = prepare(vanilla(model(), "relu"), pictures(), training=LocalUpdate().training(size), **given)
+        ready = prepare(vanilla(model(), "relu"), pictures(), training=Training.of(LocalUpdate(), size), **given)
         return cost(ready, 1).memory["client"].total
 
     assert needed([9, 30, 9]) == needed(30) > needed(9)
@@ -96,7 +97,7 @@ def test_what_is_promised_follows_each_client(monkeypatch: pytest.MonkeyPatch) -
 
     def settled(size: Any, **how: Any) -> DpSgd:
         given: dict[str, Any] = {"schedule": "independent", "optimizer": None, "defenses": [DpSgd(**how)]}
-        training = LocalUpdate(sampling="poisson").training(size)
+        training = Training.of(LocalUpdate(sampling="poisson"), size)
         (defense,) = calibrate_defenses(prepare(local(PLAIN), DATA, training=training, **given), 2).defenses
         assert isinstance(defense, DpSgd)
         return defense

@@ -12,6 +12,7 @@ import torch
 
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
+from splitfed.core.local_update import LocalUpdate
 from splitfed.defenses import DpSgd, GaussianRelease
 from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.plan import cost
@@ -19,7 +20,7 @@ from splitfed.planning.private import planned_ledger
 from splitfed.planning.probes import probe_with
 from splitfed.planning.validation import check_batches, prepare
 from splitfed.schedules import Independent
-from splitfed.schedules.base import LocalUpdate, Training
+from splitfed.schedules.base import Training
 from splitfed.topologies import local, vanilla
 from tests.federated.examples import check_planned, check_resumed, constants, go, hand, model, own
 
@@ -92,7 +93,7 @@ def test_clock_and_operations_are_those_of_the_plan() -> None:
             schedule="sequential",
             defenses=(),
             optimizer=None,
-            training=local_update.training(100),
+            training=Training.of(local_update, 100),
         )
         planned = cost(ready, 1, speeds)
         assert run.history[0]["simulated_seconds"] == pytest.approx(planned.seconds, rel=1e-12)
@@ -116,7 +117,7 @@ def test_the_ledger_counts_the_rows_that_take_part() -> None:
             schedule="sequential",
             defenses=[defense],
             optimizer=None,
-            training=DROP.training(7),
+            training=Training.of(DROP, 7),
         )
         planned = planned_ledger(calibrate_defenses(ready, 3), 3)
         assert run.ledger.lines == planned.lines
@@ -127,7 +128,7 @@ def test_the_ledger_counts_the_rows_that_take_part() -> None:
         assert int(counts.state()["rows"].sum()) == 7 * 9
         assert counts.most <= 3
     uses = torch.bincount(
-        torch.cat([b for e in range(3) for b in DROP.training(7).batches(rows, e, 0)]), minlength=rows
+        torch.cat([b for e in range(3) for b in Training.of(DROP, 7).batches(rows, e, 0)]), minlength=rows
     )
     assert counts.state()["rows"].tolist() == uses.tolist()
 

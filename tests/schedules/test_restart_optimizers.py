@@ -11,6 +11,7 @@ import torch
 
 from splitfed.attacks.gradients.gradient_matching import newest_step
 from splitfed.core.errors import InvalidInput
+from splitfed.core.local_update import LocalUpdate
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.engines.base import FED
@@ -19,7 +20,7 @@ from splitfed.federated.scaffold import Steer
 from splitfed.planning.validation import prepare
 from splitfed.registry import TABLES, load
 from splitfed.schedules import Independent
-from splitfed.schedules.base import LocalUpdate, Training
+from splitfed.schedules.base import Training
 from splitfed.topologies import vanilla
 from splitfed.training.run import Run
 from splitfed.training.settings import Logging
@@ -167,7 +168,7 @@ def test_fednova_knows_the_momentum_of_a_client_that_left_and_of_a_resumed_run(t
     some = {
         "schedule": Independent(clients_per_round=2, drop_out=0.4),
         "optimizer": MOMENTUM,
-        "local": LocalUpdate(epochs=2),
+        "local": LocalUpdate(local_epochs=2),
     }
     run = go(FedNova(), 4, **some)
     assert any(entry["dropped"] for entry in run.history)

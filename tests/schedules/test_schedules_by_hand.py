@@ -79,7 +79,7 @@ def test_splitfed_v3() -> None:
     """Server copies .8 and .2 meet at .5 after every epoch; clients keep theirs, and nothing is sent between them."""
     plan = SplitFedV3()
     engine = placed(plan)
-    one_round(engine, plan, Training(1, 2))
+    one_round(engine, plan, Training(1, local_epochs=2))
     # Second epoch, v = .5. Client 0, w = .8: gradients 2 x .5 x .64 = .64, 2 x .25 x .8 = .4.
     # Client 1, w = .2: gradients 2 x .5 x .04 x 4 = .16, 2 x .25 x .2 x 4 = .4.
     assert weight(engine, "client0") == single(0.8 - 0.04)
@@ -91,7 +91,7 @@ def test_splitfed_v3() -> None:
 def test_alternate_hands_over_after_every_batch() -> None:
     """Two local epochs of one batch each: client 0, 1, 0, 1, every one from the weights of the one before."""
     engine = placed(Alternate())
-    done = one_round(engine, Alternate(), Training(1, 2))
+    done = one_round(engine, Alternate(), Training(1, local_epochs=2))
     v = w = 1.0
     expected = []
     for x in (1.0, 2.0, 1.0, 2.0):

@@ -88,7 +88,7 @@ def test_one_client_is_plain_training_bit_for_bit(plan: Schedule, shape: str) ->
     make = SmallUNet if "unet" in shape else lambda: lenet((1, 8, 8), 10)
     uncut = seeded(make)
     topology = vanilla(seeded(make), "pool1") if "lenet" in shape else u_shaped(seeded(make), ("pool1", "up2"))
-    training = Training(16, 2, seed=5)
+    training = Training(16, local_epochs=2, seed=5)
     engine = trained(topology, x, y, plan, training, 1, 2, MOMENTUM)
     optimizer = torch.optim.SGD(uncut.train().parameters(), lr=0.05, momentum=0.9)
     for epoch in range(4):
@@ -100,7 +100,7 @@ def test_one_client_is_plain_training_bit_for_bit(plan: Schedule, shape: str) ->
 def test_local_loss_with_one_client_is_training_of_the_two_halves_apart() -> None:
     """The bottom learns from its auxiliary head, the top from the detached activations, bit for bit."""
     x, y = images(40)
-    plan, training = LocalLoss(), Training(16, 1, seed=5)
+    plan, training = LocalLoss(), Training(16, local_epochs=1, seed=5)
     topology = vanilla(seeded(lambda: lenet((1, 8, 8), 10)), "pool1")
     engine = trained(topology, x, y, plan, training, 1, 2, MOMENTUM)
     model = seeded(lambda: lenet((1, 8, 8), 10))
@@ -164,7 +164,7 @@ def test_splitfed_v1_is_federated_averaging_of_the_uncut_model(epochs: int, rows
     x, y = doubles(rows)
     plan = SplitFedV1()
     topology = vanilla(seeded(small).double(), "1")
-    engine = trained(topology, x, y, plan, Training(100, epochs), 4, 3, Optim("SGD", {"lr": 0.3}))
+    engine = trained(topology, x, y, plan, Training(100, local_epochs=epochs), 4, 3, Optim("SGD", {"lr": 0.3}))
     shards = list(zip(x.chunk(4), y.chunk(4), strict=True))
     reference = fedavg(seeded(small).double(), shards, 3, epochs, 0.3)
     for client in range(4):

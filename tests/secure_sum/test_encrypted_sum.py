@@ -338,7 +338,7 @@ def test_without_tenseal_a_run_is_planned_and_refused_in_one_line(monkeypatch: p
         torch.manual_seed(0)
         topology = vanilla(Eventful(), "drop1")
     data = toy_data(60).clients(3, auxiliary=10, victims=10)
-    ready = prepare(topology, data, schedule=CKKS, defenses=(), optimizer=None, training=Training(20, 1))
+    ready = prepare(topology, data, schedule=CKKS, defenses=(), optimizer=None, training=Training(20))
     assert cost(ready, 1).flows
     with pytest.raises(InvalidInput, match=r"^encryption needs the package tenseal: pip install"):
         splitfed.train(topology, data, schedule=CKKS, rounds=1, batch_size=20)

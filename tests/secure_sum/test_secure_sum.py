@@ -195,7 +195,7 @@ def assert_planned_is_counted(plan: Schedule, kind: str, rows: int, rounds: int,
         torch.manual_seed(0)
         topology = vanilla(Eventful(), "drop1")
     data = toy_data(rows).clients(3, auxiliary=10, victims=10)
-    ready = prepare(topology, data, schedule=plan, defenses=(), optimizer=None, training=Training(batch_size, 1))
+    ready = prepare(topology, data, schedule=plan, defenses=(), optimizer=None, training=Training(batch_size))
     planned = cost(ready, rounds)
     run = splitfed.train(topology, data, schedule=plan, rounds=rounds, batch_size=batch_size)
     counted = {flow: n for flow, n in run.engine.traffic.flows.items() if flow.phase == "train"}

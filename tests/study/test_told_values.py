@@ -35,7 +35,7 @@ def test_plan_run_and_report_name_what_crosses(kind: Any, rows: Any, sent: tuple
         schedule="sequential",
         defenses=(),
         optimizer=None,
-        training=Training(4, 1),
+        training=Training(4),
         probes=Probes(),
     )
     (line,) = lines_told(prepared.topology, prepared.facts[0])
@@ -62,5 +62,5 @@ def test_a_part_of_the_data_that_nobody_reads_is_named() -> None:
     bottoms = {"left": nn.Sequential(nn.Linear(15, 4), nn.ReLU())}
     topology = sf.topologies.vertical(bottoms, nn.Linear(4, 1), labels="right")
     given: dict[str, Any] = {"schedule": "joint", "defenses": (), "optimizer": None, "probes": Probes()}
-    prepared = prepare(topology, data, training=Training(4, 1), **given)
+    prepared = prepare(topology, data, training=Training(4), **given)
     assert "'right' of the data is read by no segment" in describe(prepared, 1, None, "cpu")["told"]

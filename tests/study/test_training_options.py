@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from splitfed.core.optimizers import Optim
@@ -40,8 +39,8 @@ def test_every_key_reaches_the_run() -> None:
     found = cell(config)
     assert found.training.optimizer == Optim("SGD", {"lr": 0.1}, "StepLR", {"step_size": 3}, "step", 2)
     assert found.training.local.drop_last
-    size, epochs = found.training.batch_size, found.training.local_epochs
-    assert found.training.training(5) == Training(size, epochs, 5, drop_last=True)
+    size, epochs = found.training.batch_size, found.training.local.local_epochs
+    assert found.training.training(5) == Training(size, local_epochs=epochs, seed=5, drop_last=True)
     data = build.dataset(found.data)
     output, y = torch.randn(7, 10), torch.arange(7)
     assert torch.equal(data.task.loss(output, y), classification(10, WEIGHTS).loss(output, y))
@@ -57,11 +56,3 @@ def test_a_table_a_role_may_clip() -> None:
     assert isinstance(found.training.optimizer, dict)
     assert found.training.optimizer["client"].clip_norm == 1.5
     assert found.config["training"]["optimizer"]["server"] == OPTIMIZER
-
-
-@pytest.mark.parametrize("key", ["drop_last", "clip_norm", "every", "class_weights"])
-def test_a_study_without_a_key_is_written_as_before(key: str) -> None:
-    """Folders of earlier studies hold this text, and are resumed by it."""
-    config = changed("training", optimizer={"lr": 0.1, "scheduler": {"name": "StepLR", "step_size": 3}})
-    assert f"'{key}'" not in str(cell(config).config)
-    assert f"'{key}'" not in str(cell(small()).config)

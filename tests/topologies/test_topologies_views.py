@@ -223,7 +223,7 @@ def federation(topology: Topology, clients: int) -> sf.data.Federation:
 def test_counted_bytes_are_the_predicted_ones(name: str) -> None:
     topology = BUILDERS[name]()
     data = federation(topology, 2)
-    options = {"schedule": "alternate", "defenses": (), "optimizer": None, "training": Training(16, 1, 0)}
+    options = {"schedule": "alternate", "defenses": (), "optimizer": None, "training": Training(16)}
     prepared = prepare(topology, data, **options)  # type: ignore[arg-type]
     planned = cost(prepared, 2)
     run = sf.train(topology, data, schedule="alternate", rounds=2, batch_size=16)

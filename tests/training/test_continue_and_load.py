@@ -136,7 +136,7 @@ def test_all_kinds_of_arguments_come_back_from_the_folder(tmp_path: Path) -> Non
             sf.defenses.Noise(clients=(1,)),
         ),
         "seed": 3,
-        "local": sf.LocalUpdate(2, restart_optimizers=True),
+        "local": sf.LocalUpdate(local_epochs=2, restart_optimizers=True),
         "adversaries": sf.Adversaries(poisoning=sf.poisoning.LabelFlip(clients=(1,))),
         "evaluation": sf.Evaluation(speeds=sf.Speeds(named={"server": sf.Machine(compute=1e9)})),
     }

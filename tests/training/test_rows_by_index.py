@@ -153,7 +153,7 @@ def test_a_run_draws_for_its_training_rows_and_epochs_and_for_nothing_else(memor
         batch_size=7,
         schedule="splitfed_v1",
         seed=4,
-        local=sf.LocalUpdate(epochs=2),
+        local=sf.LocalUpdate(local_epochs=2),
     )
     run.evaluate("test")
     run.observe()

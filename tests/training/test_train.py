@@ -113,7 +113,7 @@ def test_train_has_fourteen_parameters_of_which_four_are_values() -> None:
 
 
 VALUES: dict[str, tuple[Callable[[], Any], str]] = {
-    "epochs": (lambda: splitfed.LocalUpdate(epochs=-1), "local_epochs=-1 is not allowed"),
+    "local_epochs": (lambda: splitfed.LocalUpdate(local_epochs=-1), "local_epochs=-1 is not allowed"),
     "sampling": (lambda: splitfed.LocalUpdate(sampling="poison"), "unknown sampling 'poison'; did you mean 'poisson'"),
     "starts": (lambda: splitfed.LocalUpdate(starts="given"), "unknown starts 'given'"),
     "restart": (lambda: splitfed.LocalUpdate(restart_optimizers="yes"), "restart_optimizers='yes' is not allowed"),  # type: ignore[arg-type]

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
+from splitfed.core.local_update import LocalUpdate
 from splitfed.defenses import Adversarial, DpSgd, GaussianRelease, Noise
 from splitfed.detectors import SplitGuard
 from splitfed.planning.private import planned_ledger
-from splitfed.schedules.base import LocalUpdate, Training
+from splitfed.schedules.base import Training
 from splitfed.threats.retraining import Rerun
 from splitfed.topologies import local, vanilla
 from tests.examples import assert_same
@@ -58,7 +59,7 @@ def compare(cut: str, case: str, update: LocalUpdate = LocalUpdate()) -> dict[st
     """Hold a run against the loop, to the bit; return the weights."""
     optimizer, loop = CASES[case]
     run = train_cut(cut, optimizer, local=update)
-    expected = train_uncut(cut, loop, run.data.clients[0].train, update.training(8, 3))
+    expected = train_uncut(cut, loop, run.data.clients[0].train, Training.of(update, 8, 3))
     found = weights_of(run)
     assert_same(found, expected)
     return found
@@ -152,7 +153,9 @@ def test_steps_by_hand() -> None:
     assert run.history[0]["steps"] == 3, "batches"
     assert own(hand(None, 1, clients=((3, 1.0),)), 0) == pytest.approx(1.512)
     # Labels 1 and 3 in one step: the mean of their gradients is 0.
-    assert own(hand(None, 1, clients=((4, 1.0),), local=LocalUpdate(epochs=2, accumulate=4)), 0) == pytest.approx(1.64)
+    assert own(hand(None, 1, clients=((4, 1.0),), local=LocalUpdate(local_epochs=2, accumulate=4)), 0) == pytest.approx(
+        1.64
+    )
 
 
 def test_a_scheduler_follows_the_steps_that_are_taken() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from splitfed.aggregation.base import AggregationRule
 from splitfed.core.annealing import course_of
 from splitfed.core.defense import Defense, Strength
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import unknown
 from splitfed.core.topology import Topology
 from splitfed.registry import CONTRACTS
 from splitfed.study.config.cell import DefenseSetting, MethodSetting, NamedAlgorithm, Probe, TopologySetting, slug
@@ -172,14 +172,10 @@ def _can_construct(
     mistakes: Mistakes, where: str, point: GridPoint, name_point: Callable[[GridPoint], NamedAlgorithm]
 ) -> bool:
     """Return whether an algorithm takes its parameters; the one it refuses is put into the place."""
-    try:
+    with mistakes.blaming(where, point.full):
         name_point(point).construct()
-    except InvalidInput as error:
-        text = str(error)
-        blamed = [p for p in point.full if f"{p}=" in text] or [p for p in point.full if p in text.split()]
-        mistakes.add(f"{where}.{blamed[0]}" if blamed else where, error)
-        return False
-    return True
+        return True
+    return False
 
 
 def _first_number(kind: Any, point: Mapping[str, Any]) -> str | None:

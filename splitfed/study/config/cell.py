@@ -14,6 +14,7 @@ from splitfed.core.annealing import course_of
 from splitfed.core.defense import Strength
 from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput, describe_error
+from splitfed.core.local_update import LocalUpdate
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
@@ -22,7 +23,7 @@ from splitfed.data.dataset import Dataset
 from splitfed.data.transform import Transform
 from splitfed.models.import_paths import NOUNS, Code
 from splitfed.registry import is_foreign
-from splitfed.schedules.base import LocalUpdate, Training
+from splitfed.schedules.base import Training
 from splitfed.study.config.parameters import lists_to_tuples
 
 RETURNS: Mapping[str, type] = {"topologies": Topology, "data": Dataset}
@@ -233,29 +234,18 @@ class TrainingPlan:
     optimizer: Optim | Mapping[str, Optim]
     rounds: int
     batch_size: int | tuple[int, ...]
-    local_epochs: int
+    local: LocalUpdate
     evaluate_every: int
     device: str
     record: Recording
     speeds: Speeds | None = None
     where: str = field(default="training.schedule", compare=False)
-    sampling: str = "shuffle"
     delta: float | None = None
     across: bool = False
-    restart_optimizers: bool = False
-    starts: str | None = None
-    drop_last: bool = False
-    accumulate: int = 1
 
     def training(self, seed: int) -> Training:
         """Return the same for the run with `seed`, as a schedule gets it."""
-        return self.local.training(self.batch_size, seed)
-
-    @property
-    def local(self) -> LocalUpdate:
-        """What a client does in a round, as `splitfed.train` takes it."""
-        more = self.restart_optimizers, self.starts, self.drop_last, self.accumulate
-        return LocalUpdate(self.local_epochs, self.sampling, *more)
+        return Training.of(self.local, self.batch_size, seed)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -90,6 +90,10 @@ class Mistakes:
         """Note an `InvalidInput` raised inside the block as a mistake at `where`, and go on after it."""
         return Place(self, where)
 
+    def blaming(self, where: str, parameters: Collection[str]) -> Place:
+        """Do as `at`, at the first of the `parameters` of the table `where` that the error names."""
+        return Place(self, where, tuple(parameters))
+
     @contextmanager
     def part(self) -> Iterator[Mistakes]:
         """Yield an empty collection for one part of the study; its mistakes are added to this one after the block."""
@@ -133,10 +137,11 @@ class Mistakes:
 
 @dataclass(frozen=True)
 class Place:
-    """A block whose mistake is noted in `mistakes` at `where`, a place of the study."""
+    """A block whose mistake is noted in `mistakes` at `where`, a place of the study, or at a parameter below it."""
 
     mistakes: Mistakes
     where: str
+    parameters: tuple[str, ...] = ()
 
     def __enter__(self) -> None:
         """Nothing to prepare."""
@@ -147,7 +152,12 @@ class Place:
         """Note what the user got wrong; anything else goes on its way."""
         if not isinstance(error, InvalidInput):
             return False
-        self.mistakes.add(self.where, error)
+        text = str(error)
+        named = sorted(
+            (name for name in self.parameters if f"{name}=" in text), key=lambda name: text.index(f"{name}=")
+        )
+        named = named or [name for name in self.parameters if name in text.split()]
+        self.mistakes.add(f"{self.where}.{named[0]}" if named else self.where, error)
         return True
 
 

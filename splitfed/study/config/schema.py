@@ -10,15 +10,17 @@ import difflib
 import errno
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 from pydantic_core import ErrorDetails
 
 from splitfed.core import digests
 from splitfed.core.encryption_settings import WEIGHT_SHARES
 from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.local_update import LocalUpdate
 from splitfed.study.config.mistakes import Mistakes, short_repr
 
 LIMIT = 10_000
@@ -150,8 +152,12 @@ class RecordTable(StrictTable):
     budget: Count = 256 * 2**20
 
 
-class TrainingTable(StrictTable):
-    """`[training]`: as the arguments of `splitfed.train`; a list of schedules gives a grid.
+_LOCAL: dict[str, Any] = {one.name: (get_type_hints(LocalUpdate)[one.name], one.default) for one in fields(LocalUpdate)}
+_LocalUpdateTable: Any = create_model("_LocalUpdateTable", __base__=StrictTable, **_LOCAL)
+
+
+class TrainingTable(_LocalUpdateTable):  # type: ignore[misc]
+    """`[training]`: as the arguments of `splitfed.train`, with the fields of `local`; a list of schedules gives a grid.
 
     What stands in `schedule` and `speeds` is checked by `splitfed.study.config.training_table`, `batch_size`, one for
     all clients or one a client, by `splitfed.study.config.client_tables`.
@@ -159,15 +165,9 @@ class TrainingTable(StrictTable):
 
     rounds: Count = 10
     batch_size: Any = 64
-    local_epochs: Count = 1
-    sampling: Literal["shuffle", "poisson"] = "shuffle"
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     schedule: Any = "sequential"
-    optimizer: dict[str, Any] = {}
-    restart_optimizers: bool = False
-    starts: Literal["shared", "own"] | None = None
-    drop_last: bool = False
-    accumulate: Count = 1
+    optimizer: dict[str, Any] = Field(default={})
     evaluate_every: Count = 1
     across: bool = False
     device: Name = "cpu"

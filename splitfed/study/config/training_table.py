@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from splitfed.core.errors import InvalidInput, check_count, check_names
+from splitfed.core.local_update import LocalUpdate
 from splitfed.core.messages import Recording
 from splitfed.core.optimizer_arguments import options_of
 from splitfed.core.optimizers import Optim
@@ -16,16 +17,13 @@ from splitfed.core.topology import Topology
 from splitfed.costs.clock import party_names
 from splitfed.costs.speeds import Machine, Speeds
 from splitfed.engines.base import FED
-from splitfed.schedules.base import LocalUpdate, Schedule
+from splitfed.schedules.base import Schedule
 from splitfed.study.config.algorithm_tables import expand_table
 from splitfed.study.config.cell import NamedAlgorithm, TrainingPlan
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes, short_repr
 from splitfed.study.config.parameters import check_parameters, parameters_of
 from splitfed.study.config.schema import TrainingTable
-
-LATER = {"drop_last": False, "accumulate": 1}
-"""Keys that studies of the first release do not have, with their defaults, at which a run's study leaves them out."""
 
 
 def expand_training(reader: StudyReader, table: TrainingTable) -> tuple[dict[str, Any], list[TrainingPlan]]:
@@ -35,18 +33,20 @@ def expand_training(reader: StudyReader, table: TrainingTable) -> tuple[dict[str
     record = Recording() if recorded is None else Recording(tuple(recorded.parties), recorded.every, recorded.budget)
     speeds_written, speeds = parse_speeds(mistakes, "training.speeds", table.speeds)
     schedules_written, schedules = _expand_schedules(reader, table.schedule)
-    resolved = {key: value for key, value in table.model_dump().items() if key not in LATER or value != LATER[key]} | {
+    resolved = table.model_dump() | {
         "schedule": schedules_written,
         "optimizer": optimizer_written,
         "speeds": speeds_written,
     }
-    names = ("rounds", "batch_size", "local_epochs", "evaluate_every", "device", "sampling", "delta", "across")
-    plain = {name: getattr(table, name) for name in (*names, "restart_optimizers", "starts", "drop_last", "accumulate")}
-    for key in LATER:
-        with mistakes.at(f"training.{key}"):
-            LocalUpdate(sampling=table.sampling, **{key: getattr(table, key)})
+    plain = {
+        name: getattr(table, name) for name in ("rounds", "batch_size", "evaluate_every", "device", "delta", "across")
+    }
+    own = {one.name: getattr(table, one.name) for one in fields(LocalUpdate)}
+    local = LocalUpdate()
+    with mistakes.blaming("training", own):
+        local = LocalUpdate(**own)
     return resolved, [
-        TrainingPlan(schedule, optimizer, record=record, speeds=speeds, where=where, **plain)
+        TrainingPlan(schedule, optimizer, record=record, speeds=speeds, where=where, local=local, **plain)
         for where, schedule in schedules
     ]
 

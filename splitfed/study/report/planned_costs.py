@@ -175,10 +175,10 @@ def plan_study(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:
         "seeds": len({c.seed for c in grid.cells}),
         "clients": first.data.clients,
         "rounds": first.training.rounds,
-        "local_epochs": first.training.local_epochs,
+        "local_epochs": first.training.local.local_epochs,
         "speeds": first.training.speeds is not None,
         "clients_differ": describe_clients(first),
-        "starts_asked": first.training.starts,
+        "starts_asked": first.training.local.starts,
         "topologies": [
             {"topology": label, **_topology_costs(cell, builder, _study_cells(grid, label, first.seed), others)}
             for label, cell in shapes.items()

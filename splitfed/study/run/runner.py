@@ -379,7 +379,7 @@ def _measure_run(run: Run, cell: Cell) -> Json:
         "turned_off": None if run.method is None else run.method.traits(run.engine.topology).turned_off,
         "restart_optimizers": run.restart_optimizers,
         "starts": run.starts,
-        "starts_asked": cell.training.starts,
+        "starts_asked": cell.training.local.starts,
         "bytes": run.bytes,
         "messages": run.engine.traffic.messages(),
         "bytes_by_kind": dict(run.engine.traffic.by_kind()),
