@@ -19,10 +19,4 @@ if TYPE_CHECKING:
 
 
 _TARGETS = (target.partition(":") for target in TABLES["attacks"].values())
-_HOMES = {
-    **{name: module.removeprefix(f"{__name__}.") for module, _, name in _TARGETS if module.startswith(f"{__name__}.")},
-    **dict.fromkeys(("Attack", "Knowledge", "Needs", "Outcome", "Phase", "Target"), "base"),
-}
-__all__ = sorted(_HOMES)
-
-make_lazy(__name__, _HOMES)
+make_lazy(__name__, {name: (module, name) for module, _, name in _TARGETS if module.startswith(f"{__name__}.")})

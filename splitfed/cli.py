@@ -244,7 +244,7 @@ def _audit_run(options: Options) -> None:
     from splitfed.study.run import audit
 
     with others_print_aside():
-        findings = audit.audit(Path(options.run), options.trials, trust=options.trust)
+        findings = audit.audit_folder(Path(options.run), options.trials, trust=options.trust)
     print(json.dumps(findings) if options.json else audit.format_audit(findings))
     if not findings["held"]:
         raise SystemExit(1)

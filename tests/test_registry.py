@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -69,14 +68,6 @@ def test_row_is_shown_by_its_package(kind: str, name: str) -> None:
     told = f"{package.__name__} does not show {found.__name__}: import it in its __init__.py, or name it in its table"
     assert found.__name__ in shown, told
     assert inspect.unwrap(getattr(package, found.__name__)) is inspect.unwrap(found), told
-
-
-@pytest.mark.parametrize("package", [splitfed.data, splitfed.models], ids=lambda package: package.__name__)
-def test_what_is_shown_on_first_use_is_shown_to_the_type_checker(package: ModuleType) -> None:
-    tree = ast.parse(Path(str(package.__file__)).read_text("utf-8"))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    told = {alias.asname for line in block.body if isinstance(line, ast.ImportFrom) for alias in line.names}
-    assert told == set(dir(package)), f"the block TYPE_CHECKING of {package.__name__} and its table differ"
 
 
 @pytest.mark.parametrize("name", TABLES["attacks"])

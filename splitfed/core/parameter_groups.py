@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from splitfed.core.errors import InvalidInput, require_count, unknown
-from splitfed.core.errors import check_fields as check_metadata
+from splitfed.core.errors import InvalidInput, check_fields as check_metadata, require_count, unknown
 
 
 @dataclass(frozen=True)

@@ -9,25 +9,20 @@ from splitfed.core.lazy_package import make_lazy
 if TYPE_CHECKING:
     from splitfed.core.rows import RowSource as RowSource
     from splitfed.data.alignment.align import align as align
-    from splitfed.data.alignment.keyed_hash import keyed_hash as keyed_hash
-    from splitfed.data.alignment.keyed_hash import new_secret as new_secret
+    from splitfed.data.alignment.keyed_hash import keyed_hash as keyed_hash, new_secret as new_secret
     from splitfed.data.alignment.keys import in_clear as in_clear
     from splitfed.data.alignment.private_intersection import private_intersection as private_intersection
     from splitfed.data.alignment.report import Alignment as Alignment
     from splitfed.data.alignment.table import Table as Table
     from splitfed.data.batch_order import batches as batches
     from splitfed.data.dataset import Dataset as Dataset
-    from splitfed.data.features import Feature as Feature
-    from splitfed.data.features import feed as feed
-    from splitfed.data.federation import ClientData as ClientData
-    from splitfed.data.federation import Federation as Federation
-    from splitfed.data.from_python import from_arrays as from_arrays
-    from splitfed.data.from_python import from_torch as from_torch
+    from splitfed.data.features import Feature as Feature, feed as feed
+    from splitfed.data.federation import ClientData as ClientData, Federation as Federation
+    from splitfed.data.from_python import from_arrays as from_arrays, from_torch as from_torch
     from splitfed.data.item_rows import PadSequences as PadSequences
     from splitfed.data.labels import LabelSet as LabelSet
     from splitfed.data.sequences import from_sequences as from_sequences
-    from splitfed.data.sources.beats import beats as beats
-    from splitfed.data.sources.beats import mean_beats as mean_beats
+    from splitfed.data.sources.beats import beats as beats, mean_beats as mean_beats
     from splitfed.data.sources.breast_cancer import breast_cancer as breast_cancer
     from splitfed.data.sources.cifar import cifar as cifar
     from splitfed.data.sources.csv import csv as csv
@@ -36,8 +31,7 @@ if TYPE_CHECKING:
     from splitfed.data.sources.idx import idx as idx
     from splitfed.data.sources.image_folder import image_folder as image_folder
     from splitfed.data.sources.leaf import leaf as leaf
-    from splitfed.data.sources.markov_tokens import MarkovChains as MarkovChains
-    from splitfed.data.sources.markov_tokens import markov_tokens as markov_tokens
+    from splitfed.data.sources.markov_tokens import MarkovChains as MarkovChains, markov_tokens as markov_tokens
     from splitfed.data.sources.mnist5k import mnist5k as mnist5k
     from splitfed.data.sources.npy import npy as npy
     from splitfed.data.sources.npz import npz as npz
@@ -45,45 +39,4 @@ if TYPE_CHECKING:
     from splitfed.data.sources.rotated_mnist import rotated_mnist as rotated_mnist
     from splitfed.data.sources.synthetic import synthetic as synthetic
 
-make_lazy(
-    __name__,
-    {
-        "align": "alignment.align",
-        "Alignment": "alignment.report",
-        "beats": "sources.beats",
-        "breast_cancer": "sources.breast_cancer",
-        "cifar": "sources.cifar",
-        "csv": "sources.csv",
-        "Dataset": "dataset",
-        "digits": "sources.digits",
-        "domain_folder": "sources.domain_folder",
-        "Feature": "features",
-        "feed": "features",
-        "ClientData": "federation",
-        "Federation": "federation",
-        "from_arrays": "from_python",
-        "from_sequences": "sequences",
-        "from_torch": "from_python",
-        "idx": "sources.idx",
-        "image_folder": "sources.image_folder",
-        "keyed_hash": "alignment.keyed_hash",
-        "new_secret": "alignment.keyed_hash",
-        "in_clear": "alignment.keys",
-        "LabelSet": "labels",
-        "leaf": "sources.leaf",
-        "MarkovChains": "sources.markov_tokens",
-        "markov_tokens": "sources.markov_tokens",
-        "mean_beats": "sources.beats",
-        "mnist5k": "sources.mnist5k",
-        "npy": "sources.npy",
-        "npz": "sources.npz",
-        "PadSequences": "item_rows",
-        "parquet": "sources.parquet",
-        "batches": "batch_order",
-        "private_intersection": "alignment.private_intersection",
-        "rotated_mnist": "sources.rotated_mnist",
-        "RowSource": "dataset",
-        "synthetic": "sources.synthetic",
-        "Table": "alignment.table",
-    },
-)
+make_lazy(__name__)

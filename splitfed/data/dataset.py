@@ -35,8 +35,7 @@ from splitfed.data.mixup import MixedRows
 from splitfed.data.rotation import ANGLES, rotated
 from splitfed.data.split import split
 from splitfed.data.transform import Transform, TransformedRows
-from splitfed.data.vertical import columns as columns_by_party
-from splitfed.data.vertical import strips
+from splitfed.data.vertical import columns as columns_by_party, strips
 
 
 @guard_class

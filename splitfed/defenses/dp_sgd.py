@@ -23,8 +23,7 @@ import copy
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from dataclasses import replace as changed
+from dataclasses import dataclass, field, replace as changed
 from functools import partial
 
 from torch import nn

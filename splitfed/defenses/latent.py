@@ -27,8 +27,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, field
-from dataclasses import replace as changed
+from dataclasses import dataclass, field, replace as changed
 
 import torch
 from torch import Tensor, nn

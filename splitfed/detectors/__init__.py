@@ -1,7 +1,12 @@
-"""Detectors: how a client may notice that the gradients it gets back do not serve the task; one a file."""
+"""Detectors: how a client may notice that its gradients do not serve the task; one a file, imported on first use."""
 
-from splitfed.detectors.base import Detector
-from splitfed.detectors.splitguard import SplitGuard
-from splitfed.detectors.splitout import SplitOut
+from typing import TYPE_CHECKING
 
-__all__ = ["Detector", "SplitGuard", "SplitOut"]
+from splitfed.core.lazy_package import make_lazy
+
+if TYPE_CHECKING:
+    from splitfed.detectors.base import Detector as Detector
+    from splitfed.detectors.splitguard import SplitGuard as SplitGuard
+    from splitfed.detectors.splitout import SplitOut as SplitOut
+
+make_lazy(__name__)

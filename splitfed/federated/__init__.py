@@ -5,111 +5,42 @@ from typing import TYPE_CHECKING
 from splitfed.core.lazy_package import make_lazy
 
 if TYPE_CHECKING:
-    from splitfed.federated.aggregation import Aggregation
-    from splitfed.federated.apfl import Apfl
-    from splitfed.federated.base import Method, MethodContext, ObjectivePlacement
-    from splitfed.federated.ditto import Ditto
-    from splitfed.federated.fedakt import FedAKT
-    from splitfed.federated.fedavg import FedAvg
-    from splitfed.federated.feddistill import FedDistill
-    from splitfed.federated.fedgen import FedGen
-    from splitfed.federated.fedkd import FedKD
-    from splitfed.federated.fedmd import FedMD
-    from splitfed.federated.fednova import FedNova
-    from splitfed.federated.fedper import FedPer
-    from splitfed.federated.fedproto import FedProto
-    from splitfed.federated.fedprox import FedProx
-    from splitfed.federated.fedsgd import FedSgd
-    from splitfed.federated.fml import FML
-    from splitfed.federated.ifca import Ifca
-    from splitfed.federated.learner import (
-        Learner,
-        LearnerData,
-        LearnerIdentity,
-        LearnerMessages,
-        LearnerOutputs,
-        LearnerTraining,
-        LearnerWeights,
+    from splitfed.federated.aggregation import Aggregation as Aggregation
+    from splitfed.federated.apfl import Apfl as Apfl
+    from splitfed.federated.base import (
+        Method as Method,
+        MethodContext as MethodContext,
+        ObjectivePlacement as ObjectivePlacement,
     )
-    from splitfed.federated.lg_fedavg import LgFedAvg
-    from splitfed.federated.mafml import MAFML
-    from splitfed.federated.per_fedavg import PerFedAvg
-    from splitfed.federated.pfedme import PFedMe
-    from splitfed.federated.scaffold import Scaffold
-    from splitfed.federated.standalone import Standalone
-    from splitfed.federated.traits import MethodTraits
+    from splitfed.federated.ditto import Ditto as Ditto
+    from splitfed.federated.fedakt import FedAKT as FedAKT
+    from splitfed.federated.fedavg import FedAvg as FedAvg
+    from splitfed.federated.feddistill import FedDistill as FedDistill
+    from splitfed.federated.fedgen import FedGen as FedGen
+    from splitfed.federated.fedkd import FedKD as FedKD
+    from splitfed.federated.fedmd import FedMD as FedMD
+    from splitfed.federated.fednova import FedNova as FedNova
+    from splitfed.federated.fedper import FedPer as FedPer
+    from splitfed.federated.fedproto import FedProto as FedProto
+    from splitfed.federated.fedprox import FedProx as FedProx
+    from splitfed.federated.fedsgd import FedSgd as FedSgd
+    from splitfed.federated.fml import FML as FML
+    from splitfed.federated.ifca import Ifca as Ifca
+    from splitfed.federated.learner import (
+        Learner as Learner,
+        LearnerData as LearnerData,
+        LearnerIdentity as LearnerIdentity,
+        LearnerMessages as LearnerMessages,
+        LearnerOutputs as LearnerOutputs,
+        LearnerTraining as LearnerTraining,
+        LearnerWeights as LearnerWeights,
+    )
+    from splitfed.federated.lg_fedavg import LgFedAvg as LgFedAvg
+    from splitfed.federated.mafml import MAFML as MAFML
+    from splitfed.federated.per_fedavg import PerFedAvg as PerFedAvg
+    from splitfed.federated.pfedme import PFedMe as PFedMe
+    from splitfed.federated.scaffold import Scaffold as Scaffold
+    from splitfed.federated.standalone import Standalone as Standalone
+    from splitfed.federated.traits import MethodTraits as MethodTraits
 
-__all__ = [
-    "FML",
-    "MAFML",
-    "Aggregation",
-    "Apfl",
-    "Ditto",
-    "FedAKT",
-    "FedAvg",
-    "FedDistill",
-    "FedGen",
-    "FedKD",
-    "FedMD",
-    "FedNova",
-    "FedPer",
-    "FedProto",
-    "FedProx",
-    "FedSgd",
-    "Ifca",
-    "Learner",
-    "LearnerData",
-    "LearnerIdentity",
-    "LearnerMessages",
-    "LearnerOutputs",
-    "LearnerTraining",
-    "LearnerWeights",
-    "LgFedAvg",
-    "Method",
-    "MethodContext",
-    "MethodTraits",
-    "ObjectivePlacement",
-    "PFedMe",
-    "PerFedAvg",
-    "Scaffold",
-    "Standalone",
-]
-
-make_lazy(
-    __name__,
-    {
-        "Aggregation": "aggregation",
-        "Apfl": "apfl",
-        "Learner": "learner",
-        "LearnerData": "learner",
-        "LearnerIdentity": "learner",
-        "LearnerMessages": "learner",
-        "LearnerOutputs": "learner",
-        "LearnerTraining": "learner",
-        "LearnerWeights": "learner",
-        "Method": "base",
-        "MethodContext": "base",
-        "ObjectivePlacement": "base",
-        "Ditto": "ditto",
-        "FedAKT": "fedakt",
-        "FedAvg": "fedavg",
-        "FedDistill": "feddistill",
-        "FedGen": "fedgen",
-        "FedKD": "fedkd",
-        "FedMD": "fedmd",
-        "FedNova": "fednova",
-        "FedPer": "fedper",
-        "FedProto": "fedproto",
-        "FedProx": "fedprox",
-        "FedSgd": "fedsgd",
-        "FML": "fml",
-        "Ifca": "ifca",
-        "LgFedAvg": "lg_fedavg",
-        "MAFML": "mafml",
-        "PerFedAvg": "per_fedavg",
-        "PFedMe": "pfedme",
-        "Scaffold": "scaffold",
-        "Standalone": "standalone",
-        "MethodTraits": "traits",
-    },
-)
+make_lazy(__name__)

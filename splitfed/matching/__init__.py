@@ -9,21 +9,8 @@ from splitfed.core.lazy_package import make_lazy
 if TYPE_CHECKING:
     from splitfed.matching.autoencoder import Autoencoder as Autoencoder
     from splitfed.matching.client import Client as Client
-    from splitfed.matching.matcher import Match as Match
-    from splitfed.matching.matcher import Matcher as Matcher
+    from splitfed.matching.matcher import Match as Match, Matcher as Matcher
     from splitfed.matching.measures import MEASURES as MEASURES
-    from splitfed.matching.repository import Expert as Expert
-    from splitfed.matching.repository import Repository as Repository
+    from splitfed.matching.repository import Expert as Expert, Repository as Repository
 
-make_lazy(
-    __name__,
-    {
-        "Autoencoder": "autoencoder",
-        "Client": "client",
-        "Expert": "repository",
-        "MEASURES": "measures",
-        "Match": "matcher",
-        "Matcher": "matcher",
-        "Repository": "repository",
-    },
-)
+make_lazy(__name__)

@@ -17,5 +17,4 @@ if TYPE_CHECKING:
     from splitfed.models.transformers import transformers as transformers
     from splitfed.models.vgg11 import vgg11 as vgg11
 
-_NAMES = ("build", "ecg_cnn", "fedavg_cnn", "lenet", "mlp", "resnet8", "resnet18", "transformers", "vgg11")
-make_lazy(__name__, {name: name for name in _NAMES})
+make_lazy(__name__)

@@ -1,27 +1,19 @@
 """Poisonings: clients that misbehave, one way a file, and what it does to the model."""
 
-from splitfed.poisoning.backdoor import Backdoor
-from splitfed.poisoning.base import Poisoning
-from splitfed.poisoning.byzantine_noise import ByzantineNoise
-from splitfed.poisoning.effect import Effect, effect, success_rate
-from splitfed.poisoning.gradient_replacement import GradientReplacement
-from splitfed.poisoning.label_flip import LabelFlip
-from splitfed.poisoning.malicious_optimizer import MaliciousOptimizer
-from splitfed.poisoning.replay import Replay
-from splitfed.poisoning.scaling import Scaling
-from splitfed.poisoning.sign_flip import SignFlip
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Backdoor",
-    "ByzantineNoise",
-    "Effect",
-    "GradientReplacement",
-    "LabelFlip",
-    "MaliciousOptimizer",
-    "Poisoning",
-    "Replay",
-    "Scaling",
-    "SignFlip",
-    "effect",
-    "success_rate",
-]
+from splitfed.core.lazy_package import make_lazy
+
+if TYPE_CHECKING:
+    from splitfed.poisoning.backdoor import Backdoor as Backdoor
+    from splitfed.poisoning.base import Poisoning as Poisoning
+    from splitfed.poisoning.byzantine_noise import ByzantineNoise as ByzantineNoise
+    from splitfed.poisoning.effect import Effect as Effect, effect as effect, success_rate as success_rate
+    from splitfed.poisoning.gradient_replacement import GradientReplacement as GradientReplacement
+    from splitfed.poisoning.label_flip import LabelFlip as LabelFlip
+    from splitfed.poisoning.malicious_optimizer import MaliciousOptimizer as MaliciousOptimizer
+    from splitfed.poisoning.replay import Replay as Replay
+    from splitfed.poisoning.scaling import Scaling as Scaling
+    from splitfed.poisoning.sign_flip import SignFlip as SignFlip
+
+make_lazy(__name__)

@@ -24,8 +24,7 @@ import numpy as np
 from splitfed.core.errors import InvalidInput, check_count, check_names, check_number
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours
 from splitfed.privacy.accountant_pld import LEAST_DELTA, MOST_REACH, MOST_USES, loss_epsilon
-from splitfed.privacy.accountant_prv import NAME as VARIABLES
-from splitfed.privacy.accountant_prv import prv_epsilon
+from splitfed.privacy.accountant_prv import NAME as VARIABLES, prv_epsilon
 from splitfed.privacy.accountant_rdp import (
     ORDERS,
     SAMPLED_ORDERS,

@@ -1,7 +1,12 @@
 """Secure sums: a server learns what its clients' uploads add up to, and no upload."""
 
-from splitfed.secure_sum.base import SecureSumPlan
-from splitfed.secure_sum.encrypted_sum import EncryptedSum
-from splitfed.secure_sum.plan import SecureSum
+from typing import TYPE_CHECKING
 
-__all__ = ["EncryptedSum", "SecureSum", "SecureSumPlan"]
+from splitfed.core.lazy_package import make_lazy
+
+if TYPE_CHECKING:
+    from splitfed.secure_sum.base import SecureSumPlan as SecureSumPlan
+    from splitfed.secure_sum.encrypted_sum import EncryptedSum as EncryptedSum
+    from splitfed.secure_sum.plan import SecureSum as SecureSum
+
+make_lazy(__name__)

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_fields, check_number, require_count, require_number
-from splitfed.secure_sum.base import Carrier, Flow, SecureSumPlan
-from splitfed.secure_sum.base import Residues as Residues
+from splitfed.secure_sum.base import Carrier, Flow, Residues as Residues, SecureSumPlan
 from splitfed.secure_sum.keys import Setup
 from splitfed.secure_sum.masked_sum import MaskedSummation
 from splitfed.secure_sum.shamir import SIZE

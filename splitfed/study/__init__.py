@@ -15,8 +15,8 @@ class _StudyPackage(ModuleType):
     """A package that can be called: importing one of its modules would hide a function of its name."""
 
     def __call__(self, name: str = "study", **tables: Any) -> Any:
-        """Return what `splitfed.study.run.python_study.build_study` makes of these tables."""
-        return import_module(f"{__name__}.run.python_study").build_study(name, **tables)
+        """Return what `splitfed.study.run.python_study.study` makes of these tables."""
+        return import_module(f"{__name__}.run.python_study").study(name, **tables)
 
 
 sys.modules[__name__].__class__ = _StudyPackage

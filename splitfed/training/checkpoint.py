@@ -16,8 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
-from safetensors import torch as files
+from safetensors import SafetensorError, torch as files
 
 from splitfed.core import digests
 from splitfed.core.digests import Damaged

@@ -10,8 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput

@@ -25,8 +25,7 @@ from splitfed.core.messages import View
 from splitfed.core.random import generator
 from splitfed.defenses import Noise
 from splitfed.training.run import AttackResult, Run
-from tests.attacks.examples import digits as federation
-from tests.attacks.examples import lenet_run as trained
+from tests.attacks.examples import digits as federation, lenet_run as trained
 from tests.examples import assert_same
 from tests.object_graph import reachable
 

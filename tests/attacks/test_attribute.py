@@ -22,8 +22,7 @@ from splitfed.defenses import Noise
 from splitfed.models.mlp import mlp
 from splitfed.topologies import vanilla
 from splitfed.training.run import AttackResult, Run
-from tests.attacks.examples import odd_digits as federation
-from tests.attacks.examples import odd_run as trained
+from tests.attacks.examples import odd_digits as federation, odd_run as trained
 from tests.examples import toy_data
 
 ODD = Attribute(attribute="odd", queries=2)

@@ -24,9 +24,7 @@ from splitfed.core.random import stream
 from splitfed.core.topology import Topology
 from splitfed.topologies import vanilla
 from splitfed.training.run import Run
-from tests.attacks.examples import fed_run as trained
-from tests.attacks.examples import network, sgd, whole
-from tests.attacks.examples import perceptron as WHOLE
+from tests.attacks.examples import fed_run as trained, network, perceptron as WHOLE, sgd, whole
 from tests.rounding import single
 
 FAST: dict[str, Attack] = {

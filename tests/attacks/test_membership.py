@@ -33,10 +33,12 @@ from splitfed.models.mlp import mlp
 from splitfed.threats.retraining import Rerun, fresh
 from splitfed.topologies import multi_task, u_shaped, vanilla, vertical
 from splitfed.training.run import Run
-from tests.attacks.examples import MEMBER_BATCH as BATCH
-from tests.attacks.examples import MEMBER_ROUNDS as ROUNDS
-from tests.attacks.examples import by_heart as trained
-from tests.attacks.examples import noted as federation
+from tests.attacks.examples import (
+    MEMBER_BATCH as BATCH,
+    MEMBER_ROUNDS as ROUNDS,
+    by_heart as trained,
+    noted as federation,
+)
 from tests.examples import Scale, assert_same, toy_data
 from tests.object_graph import holdings, reachable
 from tests.rounding import single

@@ -28,8 +28,7 @@ from splitfed.defenses import Noise
 from splitfed.models.mlp import mlp
 from splitfed.topologies import vanilla
 from splitfed.training.run import AttackResult, Run
-from tests.attacks.examples import classes_run as trained
-from tests.attacks.examples import more_digits as federation
+from tests.attacks.examples import classes_run as trained, more_digits as federation
 from tests.examples import toy_data
 from tests.rounding import single
 

@@ -26,8 +26,7 @@ from splitfed.core.messages import Message, Stamp, View
 from splitfed.defenses import Dropout, Noise, Quantization, TopK
 from splitfed.registry import load
 from splitfed.training.run import AttackResult
-from tests.attacks.examples import digits as federation
-from tests.attacks.examples import lenet_run
+from tests.attacks.examples import digits as federation, lenet_run
 from tests.thinning import thin
 
 SMALL = Strongest(widths=(4,), passes=9000, queries=1, validation=0.25, prior=False, threat_model="white_box")

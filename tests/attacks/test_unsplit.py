@@ -24,8 +24,7 @@ from splitfed.threats.fresh_segments import Architecture
 from splitfed.threats.segment_runner import SegmentRunner
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.run import Run
-from tests.attacks.examples import digits as federation
-from tests.attacks.examples import lenet_run
+from tests.attacks.examples import digits as federation, lenet_run
 from tests.examples import InPlaceAfterCut, Scale, toy_data
 from tests.object_graph import holdings, reachable
 

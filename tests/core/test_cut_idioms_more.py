@@ -13,11 +13,13 @@ from torch import nn
 from splitfed.core.cut_names import read_cuts
 from splitfed.core.errors import InvalidInput
 from splitfed.core.replay import replay
-from tests.core import cut_idioms_convolutions as convolutions
-from tests.core import cut_idioms_images as images
-from tests.core import cut_idioms_sequences as sequences
-from tests.core import cut_idioms_tables as tables
-from tests.core import cut_idioms_transformers as transformers
+from tests.core import (
+    cut_idioms_convolutions as convolutions,
+    cut_idioms_images as images,
+    cut_idioms_sequences as sequences,
+    cut_idioms_tables as tables,
+    cut_idioms_transformers as transformers,
+)
 from tests.core.idioms import Idiom, build, check_training, left_alone, rows, topology_of
 from tests.thinning import thin
 

@@ -11,10 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
-from tests.core import fresh_models as made
-from tests.core import fresh_models_by_hand as by_hand
-from tests.core import fresh_models_more as more
-from tests.core import fresh_runs
+from tests.core import fresh_models as made, fresh_models_by_hand as by_hand, fresh_models_more as more, fresh_runs
 from tests.core.fresh_runs import TEST, TRAIN, Fresh, Rows, check
 from tests.thinning import thin
 

@@ -25,13 +25,11 @@ from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
 from splitfed.engines.local import LocalEngine
 from splitfed.planning.probes import probe_with
-from splitfed.planning.validation import labels_of
-from splitfed.planning.validation import rows_of as rows_of_inputs
+from splitfed.planning.validation import labels_of, rows_of as rows_of_inputs
 from splitfed.topologies import u_shaped, vanilla
 from tests.examples import SmallUNet, toy_data
 from tests.object_graph import holdings, leaves, reachable
-from tests.test_every_combination import CLIENTS, digits
-from tests.test_every_combination import TOPOLOGIES as EVERY
+from tests.test_every_combination import CLIENTS, TOPOLOGIES as EVERY, digits
 
 BUILDERS = {
     "vanilla": lambda: vanilla(SmallUNet(), "down2"),

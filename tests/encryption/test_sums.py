@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
-from splitfed.encryption import ciphertexts
-from splitfed.encryption import keys as key_frames
+from splitfed.encryption import ciphertexts, keys as key_frames
 from splitfed.encryption.ciphertexts import (
     SLOTS,
     EncryptedTensor,

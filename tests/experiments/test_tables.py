@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from experiments import papers
-from experiments.papers import __main__ as command
-from experiments.papers import he_mnist, mafml, method_accuracy, unsplit_depth
+from experiments.papers import __main__ as command, he_mnist, mafml, method_accuracy, unsplit_depth
 from experiments.papers.he_lenet import he_lenet
 from experiments.papers.table import ANY, RESULTS, SHARE, Cell, Measured, Table, markdown, mean, write
 from splitfed.attacks.base import AsksForHints, Knowledge

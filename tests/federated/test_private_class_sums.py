@@ -27,7 +27,7 @@ from splitfed.privacy.accountants import compose
 from splitfed.privacy.gaussian_mechanism import gaussian_epsilon
 from splitfed.schedules import Sequential
 from splitfed.schedules.base import Training
-from splitfed.study.run.audit import audit_run
+from splitfed.study.run.audit import audit
 from splitfed.topologies import local, vanilla
 
 ONE, TEN = "one release", "ten releases in a row"
@@ -145,7 +145,7 @@ def test_every_client_sends_every_class_and_few_noisy_rows_are_left_out() -> Non
 def audited(mechanism: PrivateClassSums) -> dict[str, bool]:
     """What was audited -> whether it is compatible with the claim, at every one of the clients."""
     held: dict[str, bool] = {}
-    for line in audit_run(go(mechanism, rounds=1), 4000)["mechanisms"]:
+    for line in audit(go(mechanism, rounds=1), 4000)["mechanisms"]:
         assert line["place"] == "prototype->fed_server"
         held[line["audited"]] = held.get(line["audited"], True) and line["held"]
     return held
@@ -183,7 +183,7 @@ class RepeatedNoise(PrivateClassSums):
 
 
 def test_the_audit_finds_no_more_than_the_claim_and_nearly_all_of_it() -> None:
-    found = audit_run(private_run(), 8000)
+    found = audit(private_run(), 8000)
     assert found["held"]
     assert {line["party"] for line in found["mechanisms"]} == {f"client{i}" for i in range(3)}
     for line in found["mechanisms"]:

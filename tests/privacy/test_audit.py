@@ -17,7 +17,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.defenses import GaussianRelease, LaplaceRelease, Latent, Noise
 from splitfed.privacy.audit import clopper_pearson, lower_bound
-from splitfed.study.run.audit import audit_run, format_audit
+from splitfed.study.run.audit import audit, format_audit
 from splitfed.topologies import vanilla
 from tests.examples import InPlaceAfterCut
 
@@ -85,7 +85,7 @@ def trained(*defenses: Defense, test: float = 0.2) -> sf.Run:
     ids=lambda d: type(d).__name__,
 )
 def test_a_mechanism_that_keeps_its_claim(defense: Defense) -> None:
-    found = audit_run(trained(defense), trials=3000)
+    found = audit(trained(defense), trials=3000)
     assert found["held"]
     data, worst, ten = found["mechanisms"]
     assert [line["audited"] for line in (data, worst, ten)] == ["one release"] * 2 + ["ten releases in a row"]
@@ -105,15 +105,15 @@ def test_a_mechanism_that_keeps_its_claim(defense: Defense) -> None:
 
 def test_nothing_to_audit_is_refused() -> None:
     with pytest.raises(InvalidInput, match="the run has no private mechanism to audit: nothing in it carries a claim"):
-        audit_run(trained(Noise(0.5)))
+        audit(trained(Noise(0.5)))
     with pytest.raises(InvalidInput, match="trials=39 is not allowed; expected a whole number of at least 40"):
-        audit_run(trained(Noise(0.5)), trials=39)
+        audit(trained(Noise(0.5)), trials=39)
     with pytest.raises(InvalidInput, match=r"confidence=1.0 is not allowed; expected a number in \(0, 1\)"):
-        audit_run(trained(Noise(0.5)), confidence=1.0)
+        audit(trained(Noise(0.5)), confidence=1.0)
 
 
 def test_without_test_rows_those_of_training_are_used() -> None:
-    assert audit_run(trained(GaussianRelease(epsilon=1.0, freeze=True), test=0.0), trials=200)["held"]
+    assert audit(trained(GaussianRelease(epsilon=1.0, freeze=True), test=0.0), trials=200)["held"]
 
 
 STUDY = """

@@ -27,7 +27,7 @@ from splitfed.defenses.private_step import PrivateStep
 from splitfed.federated import FedDistill, FedMD, FedProto
 from splitfed.models.mlp import mlp
 from splitfed.privacy.accountants import SUM
-from splitfed.study.run.audit import audit_run, format_audit
+from splitfed.study.run.audit import audit, format_audit
 from splitfed.study.run.audit_labels import SEQUENCES
 from splitfed.topologies import local, u_shaped, vanilla
 from splitfed.training.run import Run
@@ -52,7 +52,7 @@ def run_of(*defenses: Defense, clients: int = 1, shape: str = "vanilla", public:
 
 def audited(run: Run, trials: int = 20_000) -> dict[tuple[str, str], bool]:
     """Audit a run: (party, what was audited) -> whether all that was found of it is compatible with the claim."""
-    found = audit_run(run, trials)
+    found = audit(run, trials)
     text = format_audit(found)
     assert ("a claim is violated" in text) == (not found["held"]) == (": violated" in text)
     held: dict[tuple[str, str], bool] = {}
@@ -122,7 +122,7 @@ def test_less_noise_than_claimed(epsilon: float, share: float) -> None:
 
 def test_mu_is_that_of_the_claim() -> None:
     """Two rows at distance 2 C under noise of 4 times that: mu is 1/4, and √10 / 4 for ten releases in a row."""
-    found = audit_run(run_of(GaussianRelease(clip=3.0, noise_multiplier=4.0, freeze=True)), 20_000)
+    found = audit(run_of(GaussianRelease(clip=3.0, noise_multiplier=4.0, freeze=True)), 20_000)
     _, worst, ten = found["mechanisms"]
     assert 0.7 < worst["found"]["mu"] / (1 / 4) <= 1
     assert 0.8 < ten["found"]["mu"] / (math.sqrt(10) / 4) <= 1
@@ -131,11 +131,11 @@ def test_mu_is_that_of_the_claim() -> None:
 def test_what_there_is_no_game_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("splitfed.study.run.audit.release_games", lambda run, client: ())
     run = run_of(GaussianRelease(noise_multiplier=1.0, freeze=True), LabelDp(1.0), seed=1)
-    found = audit_run(run, 200)
+    found = audit(run, 200)
     assert found["unaudited"] == ["GaussianRelease"]
     assert "GaussianRelease: not audited, there is no game for it" in format_audit(found)
     with pytest.raises(InvalidInput, match="the run has no private mechanism to audit: there is no game for Gaussian"):
-        audit_run(run_of(GaussianRelease(noise_multiplier=1.0, freeze=True)), 200)
+        audit(run_of(GaussianRelease(noise_multiplier=1.0, freeze=True)), 200)
 
 
 @pytest.mark.parametrize("forgets", thin(["all", "steps", "epochs", "scoring"], 2))
@@ -151,7 +151,7 @@ def test_noise_in_common() -> None:
 
 
 def test_a_release_without_its_clipping() -> None:
-    found = audit_run(run_of(Unclipped(epsilon=1.0, delta=1e-3, freeze=True)), trials=2000)
+    found = audit(run_of(Unclipped(epsilon=1.0, delta=1e-3, freeze=True)), trials=2000)
     worst = found["mechanisms"][1]
     assert worst["found"]["epsilon"] > 4 > worst["claimed"]
     assert worst["sensitivity"]["measured"] > 100 * worst["sensitivity"]["claimed"]
@@ -275,7 +275,7 @@ def test_private_steps(fault: str) -> None:
 def test_steps_whose_norm_is_joint() -> None:
     """Two parties that clip by their joint norm are one of the stated multiplier, and no more."""
     defense = DpSgd(noise_multiplier=1.2, clip="joint")
-    found = audit_run(run_of(defense, local=sf.LocalUpdate(sampling="poisson")), 6000)
+    found = audit(run_of(defense, local=sf.LocalUpdate(sampling="poisson")), 6000)
     present = found["mechanisms"][0]
     assert found["held"]
     assert present["found"]["mu"] > 0.8 / 1.2
@@ -315,7 +315,7 @@ class Truthful(LabelDp):
 def test_labels(mode: str, epsilon: float) -> None:
     """The answers show more than .8 of epsilon; one and a half times of it is found out."""
     shape = "vanilla" if mode == "labels" else "u_shaped"
-    right, wrong = (audit_run(run_of(make(epsilon, mode), shape=shape, seed=2), 20_000) for make in (LabelDp, Truthful))
+    right, wrong = (audit(run_of(make(epsilon, mode), shape=shape, seed=2), 20_000) for make in (LabelDp, Truthful))
     assert right["held"]
     assert not wrong["held"]
     first, broken = right["mechanisms"][0], wrong["mechanisms"][0]
@@ -365,7 +365,7 @@ def test_parties_are_after_an_audit_what_they_were_before() -> None:
         id(m): m.training for p in run.engine.parties.values() for s in p.state.modules.values() for m in s.modules()
     }
     before, held = run.state(), {name: set(party.state.data) for name, party in run.engine.parties.items()}
-    audit_run(run, 40)
+    audit(run, 40)
     assert_same(run.state(), before)
     assert {name: set(party.state.data) for name, party in run.engine.parties.items()} == held
     assert all(

@@ -23,8 +23,7 @@ from splitfed.study.run.runner import run_cell
 from tests.study.examples import checked, small, write
 from tests.study.report_page import check
 from tests.study.search_examples import run, searching
-from tests.study.test_encryption import SHARES
-from tests.study.test_encryption import study as encrypted
+from tests.study.test_encryption import SHARES, study as encrypted
 
 # Sequential training has no average that a method could work on.
 MIXED: dict[str, Any] = {

@@ -17,8 +17,7 @@ import pytest
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.study.report.search_data import read_search_outcome
-from splitfed.study.run import search as search_runs
-from splitfed.study.run import session
+from splitfed.study.run import search as search_runs, session
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.search_queue import SearchQueue
 from splitfed.study.run.search_session import SearchSession

@@ -25,8 +25,7 @@ from splitfed.topologies import vanilla
 from splitfed.training.entry_point import train
 from splitfed.training.settings import Adversaries
 from tests.attacks.training_time_examples import ALL, Spy, go, ramps, small
-from tests.study.examples import checked, placed, write
-from tests.study.examples import small as small_study
+from tests.study.examples import checked, placed, small as small_study, write
 
 SDAR: dict[str, Any] = {"name": "sdar", "width": 8, "every": 2}
 FSHA: dict[str, Any] = {"name": "fsha", "width": 8, "every": 1}

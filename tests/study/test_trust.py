@@ -20,8 +20,7 @@ import splitfed
 from splitfed.cli import main
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
-from splitfed.registry import TABLES
-from splitfed.registry import load as load_algorithm
+from splitfed.registry import TABLES, load as load_algorithm
 from splitfed.study.config.parameters import _flatten_hint, parameters_of
 from splitfed.study.config.schema import DataTable, StudyConfig
 from splitfed.study.config.toml import dumps

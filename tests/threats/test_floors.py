@@ -30,8 +30,7 @@ from splitfed.core.random import generator
 from splitfed.defenses import Noise
 from splitfed.study.config.grid import attack_table
 from splitfed.study.report.document import summarise
-from splitfed.study.report.metrics import FLOORS as REPORTED_FLOORS
-from splitfed.study.report.metrics import ORACLES as REPORTED_ORACLES
+from splitfed.study.report.metrics import FLOORS as REPORTED_FLOORS, ORACLES as REPORTED_ORACLES
 from splitfed.study.report.remarks import under_training
 from splitfed.threats import floors
 from splitfed.threats.floors import FLOORS, Floors, compared_floors

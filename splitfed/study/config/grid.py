@@ -12,9 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from splitfed.attacks.base import Needs
 from splitfed.models.import_paths import Code
-from splitfed.study.config import client_tables
-from splitfed.study.config import data_table as data_tables
-from splitfed.study.config import training_table as training_tables
+from splitfed.study.config import client_tables, data_table as data_tables, training_table as training_tables
 from splitfed.study.config.algorithm_tables import (
     expand_algorithm,
     expand_defense,

@@ -28,13 +28,13 @@ from splitfed.study.run.reattack import rebuild_run
 from splitfed.training.run import Run
 
 
-def audit(folder: Path, trials: int = 20_000, confidence: float = 0.95, *, trust: bool = False) -> Json:
-    """Audit the run in `folder` with `trials` releases of each of two inputs; see `audit_run`, `load_finished_run`."""
+def audit_folder(folder: Path, trials: int = 20_000, confidence: float = 0.95, *, trust: bool = False) -> Json:
+    """Audit the run in `folder` with `trials` releases of each of two inputs; see `audit`, `load_finished_run`."""
     check_count("trials", trials, low=40)
-    return audit_run(rebuild_run(folder, trust=trust), trials, confidence)
+    return audit(rebuild_run(folder, trust=trust), trials, confidence)
 
 
-def audit_run(run: Run, trials: int = 20_000, confidence: float = 0.95) -> Json:
+def audit(run: Run, trials: int = 20_000, confidence: float = 0.95) -> Json:
     """Return what was measured of the mechanisms that have a game, whether these claims held, and what has no game.
 
     `trials`: samples of each of two inputs, >= 40. `confidence`: the probability, in (0, 1), with which a run that

@@ -9,8 +9,7 @@ import torch
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
 from splitfed.stats.dependence import permutation_test
-from splitfed.stats.hsic import LEAST as LEAST_ROWS
-from splitfed.stats.hsic import permutation_test_hsic
+from splitfed.stats.hsic import LEAST as LEAST_ROWS, permutation_test_hsic
 from splitfed.stats.token_points import as_points
 from splitfed.training.run import Run
 

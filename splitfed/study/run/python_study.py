@@ -216,9 +216,7 @@ class StudyResults:
         return html_table(repr(self), ("topology", "defense", "seeds", "utility", "epsilon", *attacks), cells)
 
 
-def build_study(
-    name: str = "study", *, seeds: Sequence[int] = (0,), base: str | Path = ".", **tables: Any
-) -> PreparedStudy:
+def study(name: str = "study", *, seeds: Sequence[int] = (0,), base: str | Path = ".", **tables: Any) -> PreparedStudy:
     """Return the study that a TOML file with these tables would be, checked as a whole; nothing is written.
 
     `tables`: by the keys of the file, `data={...}`, `model={...}`, `training={...}`, `topology=[...]`,

@@ -19,11 +19,13 @@ from splitfed.study.report.remarks import remarks
 from splitfed.study.report.search_data import read_search_outcome
 from splitfed.study.run import failures
 from splitfed.study.run.checked import Checked, key_of, write_checked
-from splitfed.study.run.checked_study import CheckedStudy as CheckedStudy
-from splitfed.study.run.checked_study import check_raw
-from splitfed.study.run.checked_study import check_study as check_study
-from splitfed.study.run.checked_study import prepare_study as prepare_study
-from splitfed.study.run.checked_study import read_study_file as read_study_file
+from splitfed.study.run.checked_study import (
+    CheckedStudy as CheckedStudy,
+    check_raw,
+    check_study as check_study,
+    prepare_study as prepare_study,
+    read_study_file as read_study_file,
+)
 from splitfed.study.run.encryption_keys import check_keys
 from splitfed.study.run.ownership import MOST_DEATHS, Locks, new_call
 from splitfed.study.run.progress import Reports, Watcher, open_watcher
