@@ -309,7 +309,7 @@ def _work(options: Options) -> None:
     from splitfed.models.import_paths import Code
     from splitfed.study.run import session
 
-    session.run_worker(Path(options.folder), Code.from_json(options.code), options.token, options.call)
+    session.run_worker(Path(options.folder), Code.from_json(options.code), options.token, int(options.channel))
 
 
 COMMANDS: dict[str, Callable[[Options], None]] = {

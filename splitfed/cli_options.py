@@ -220,7 +220,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         for names, options in (*_EVERYWHERE, *arguments):
             command.add_argument(*names, **options)
     worker = commands.add_parser("_worker")
-    for name in ("folder", "code", "token", "call"):
+    for name in ("folder", "code", "token", "channel"):
         worker.add_argument(name)
     worker.add_argument("--debug", action="store_true")
     worker.set_defaults(command="_worker")

@@ -15,7 +15,6 @@ from splitfed.core import digests
 from splitfed.core.errors import InvalidInput, SplitfedError
 from splitfed.data.dataset import Dataset
 from splitfed.study.config import build
-from splitfed.study.run.ownership import LostRun
 from splitfed.study.run.preflight import check_grid
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.reattack import attack_run
@@ -122,7 +121,7 @@ class Measurement:
             given = dict(question.given)
             place = self._home / "runs" / run.folder, [question.name], given.pop("budget"), given.pop("adversary")
             (found,) = attack_run(*place, **given)
-        except (digests.Damaged, LostRun):
+        except digests.Damaged:
             raise
         except SplitfedError as error:
             kind = "refused" if isinstance(error, InvalidInput) else "failed"

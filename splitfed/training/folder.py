@@ -176,8 +176,7 @@ class RunFolder:
         """
         line = digests.link(self._chain, metrics)
         self._chain = digests.chain(self._chain, metrics)
-        if not (self.path / "run.json").is_file():
-            raise FolderGone(self.path)
+        self.check_there()
         if self._kept is not None:
             checkpoint.write_atomic(self.path / "metrics.jsonl", self._kept)
             self._kept = None
@@ -186,6 +185,11 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
         return checkpoint.save(self.path / "checkpoints", int(metrics["round"]), run.state(), self._chain)
+
+    def check_there(self) -> None:
+        """Raise `FolderGone` where the folder is not there any more, before it would be made anew."""
+        if not (self.path / "run.json").is_file():
+            raise FolderGone(self.path)
 
     def lengthen(self, rounds: int) -> None:
         """Note that the run is to have `rounds` rounds in all, more than it began with."""

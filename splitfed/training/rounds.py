@@ -50,6 +50,8 @@ def train_rounds(run: Run, plan: RunPlan) -> None:
             if run.stopped is not None:
                 break
             metrics = _train_round(run, plan, number)
+            if run.folder is not None:
+                run.folder.check_there()
             _end_round(run, plan, metrics)
             if run.folder is not None:
                 path = run.folder.save(run, metrics)

@@ -89,7 +89,7 @@ def check_raw(
         if "search" in raw:
             search, first = read_search(raw, source, base, code)
             written = search.resolved(raw, first)
-            if (found := recall(folder, written)) is not None and found.setting is not None:
+            if (found := recall(folder, written, token)) is not None and found.setting is not None:
                 setting, data = found.setting, build.dataset(first.cells[0].data)
                 grid = _with_cuts(search.expand(setting), data, source)
             else:

@@ -21,11 +21,10 @@ from splitfed.study.config.cell import Cell
 from splitfed.study.config.toml import dumps
 from splitfed.study.report.document import write_report
 from splitfed.study.run import session
-from splitfed.study.run.ownership import hold_run, study_of
 from splitfed.study.run.progress import Lines, open_watcher
 from splitfed.study.run.reattack import load_finished_run, rewrite_results_table
 from splitfed.study.run.runner import Json, identity_of, read_result, run_cell, train_cell, with_rounds, write_result
-from splitfed.study.run.store import StudyFolder
+from splitfed.study.run.store import StudyFolder, hold_run, study_of
 from splitfed.study.run.trust import MARK, check_links, code_of, read_own_files, write_mark
 from splitfed.training.checkpoint import make_folder, write_atomic
 from splitfed.training.folder import RunFolder

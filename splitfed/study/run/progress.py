@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -16,6 +15,9 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from rich.text import Text
+
+Event = Mapping[str, Any]
+"""What has happened, under "event" the name of a method of `Watcher`, and its arguments."""
 
 
 class Watcher(Protocol):
@@ -237,10 +239,10 @@ class LiveTable:
 
 
 class Reports:
-    """Tells another process: one line of JSON an event, read back by `relay_event`."""
+    """Hands every event to `tell` as plain values, for another process, where `relay_event` reads it."""
 
-    def __init__(self, file: TextIO | None = None) -> None:
-        self._file = file or sys.stdout
+    def __init__(self, tell: Callable[[Event], None]) -> None:
+        self._tell = tell
         self._said: set[str] = set()
 
     def start(self, run: str) -> None:
@@ -270,20 +272,15 @@ class Reports:
             self._say(event="note_once", key=key, line=make())
 
     def _say(self, **event: Any) -> None:
-        print(json.dumps(event), file=self._file, flush=True)
+        self._tell(event)
 
 
-def relay_event(line: str, watcher: Watcher) -> Mapping[str, Any]:
-    """Tell `watcher` the event that another process wrote as `line`; return it. Raises `ValueError` for no event."""
-    event: Mapping[str, Any] = json.loads(line)
-    known = ("start", "round", "attack", "finish", "note", "note_once")
-    if not isinstance(event, dict) or event.get("event") not in known:
-        raise ValueError(line)
+def relay_event(event: Event, watcher: Watcher) -> None:
+    """Tell `watcher` an event of `Reports`."""
     if event["event"] == "note_once":
         watcher.note_once(event["key"], lambda: str(event["line"]))
     else:
         getattr(watcher, event["event"])(**{key: value for key, value in event.items() if key != "event"})
-    return event
 
 
 @contextmanager

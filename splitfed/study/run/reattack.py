@@ -18,11 +18,10 @@ from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.toml import dumps
 from splitfed.study.run import session
-from splitfed.study.run.ownership import Locks, hold_run, study_of
 from splitfed.study.run.preflight import check_attack
 from splitfed.study.run.progress import open_watcher
 from splitfed.study.run.runner import Json, read_result, run_attack, train_cell, write_result
-from splitfed.study.run.store import StudyFolder
+from splitfed.study.run.store import StudyFolder, hold_run, study_of
 from splitfed.study.run.trust import check_links, code_of, read_own_files, write_mark
 from splitfed.training.checkpoint import newest_round, write_atomic
 from splitfed.training.run import Run
@@ -152,9 +151,5 @@ def _attack_key(known: Json, label: str, name: str) -> str:
 @digests.reads_folder
 def rewrite_results_table(folder: Path) -> None:
     """Write the table of the study again that the run in `folder` belongs to, where there is one."""
-    study = study_of(folder)
-    if study is None:
-        return
-    home = StudyFolder(study)
-    with Locks(study, "").turn():  # between reading and writing nobody else's row may come in
-        home.write_table(home.results(sorted(path.name for path in (study / "runs").iterdir())))
+    if (study := study_of(folder)) is not None:
+        StudyFolder(study).write_table(sorted(path.name for path in (study / "runs").iterdir()))

@@ -16,7 +16,7 @@ Json = dict[str, Any]
 STRENGTH = ("strength", "strength_parameter", "strength_unit", "stronger")
 
 
-def write_trials_table(folder: Path, records: Iterable[Json], front: Collection[int]) -> None:
+def write_trials_table(folder: Path, records: Iterable[Mapping[str, Any]], front: Collection[int]) -> None:
     """Write trials.csv into the study's `folder`; see `trials_frame`."""
     write_atomic(folder / "trials.csv", trials_frame(records, front).to_csv(index=False).encode())
 

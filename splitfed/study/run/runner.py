@@ -51,11 +51,10 @@ from splitfed.study.report.figures.federated import save_prototypes
 from splitfed.study.report.topology_data import graph_of, input_depth
 from splitfed.study.run.encryption_keys import with_key_folder
 from splitfed.study.run.measured_releases import measure_dependence, measure_information
-from splitfed.study.run.ownership import LostRun
 from splitfed.study.run.preflight import adversaries_of, evaluation_of
 from splitfed.study.run.progress import Watcher
 from splitfed.study.run.trust import write_mark
-from splitfed.training.callbacks import Callback, deciding
+from splitfed.training.callbacks import deciding
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.client_scores import find_best_round, find_first_reaching, summarize_clients
 from splitfed.training.description import data_digest
@@ -65,28 +64,27 @@ from splitfed.training.run import Run
 from splitfed.training.settings import Logging
 
 Json = dict[str, Any]
-Guard = Callable[[], None]
-"""Asked before anything is written: raises `LostRun` where the run is no longer this process's."""
+Judge = Callable[[int, int], None]
+"""Told after every round how many of how many are trained; what it raises ends the run."""
 
 
-def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard: Guard = lambda: None) -> Json:
+def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, judge: Judge | None = None) -> Json:
     """Do the run `cell` in `folder`, or what is left of it; return its result, as written to result.json.
 
-    A training that diverges is a result too: `{"id", ..., "failed": one line}`. Raises what `guard` does.
+    A training that diverges is a result too: `{"id", ..., "failed": one line}`. Raises what `judge` does.
     """
     if (done := read_result(folder, cell.id)) is not None:
         return done
-    cell, guard = at_length(cell, folder), partial(_check_there, folder, guard)
+    cell = at_length(cell, folder)
     if folder.is_dir() and not (folder / "run.json").is_file():
         # A crash came before the run had been described: nothing has been computed yet.
         shutil.rmtree(folder)
     builder, rows = build.StudyBuilder(data), {"data_digest": data_digest(data)}
     try:
-        run = train_cell(cell, data, folder, watcher, guard, builder)
+        run = train_cell(cell, data, folder, watcher, builder, judge)
     except NonFinite as error:
-        guard()
         return write_result(folder, {**identity_of(cell), **rows, "failed": str(error)})
-    guard()
+    RunFolder(folder).check_there()
     write_atomic(folder / "config.toml", digests.toml_with_digest(dumps(cell.config)))
     write_mark(folder, cell.code.sources())
     measurements = {
@@ -105,32 +103,12 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, guard: G
             measurements.setdefault("refused", []).append({"attack": probe.label, "why": why})
             continue
         try:
-            measurements["attacks"].append(run_attack(run, probe, folder, watcher, guard))
-        except (digests.Damaged, FolderGone, LostRun):
+            measurements["attacks"].append(run_attack(run, probe, folder, watcher))
+        except (digests.Damaged, FolderGone):
             raise
         except SplitfedError as error:
-            guard()
             return write_result(folder, {**identity_of(cell), **rows, "failed": f"attack {probe.key}: {error}"})
-    guard()
     return write_result(folder, measurements)
-
-
-def _check_there(folder: Path, guard: Guard) -> None:
-    """Raise what `guard` does, and `FolderGone` where the run's folder is not there any more."""
-    guard()
-    if not (folder / "run.json").is_file():
-        raise FolderGone(folder)
-
-
-class _Guarded(Callback):
-    """Asks `guard` after every round, before its metrics and its checkpoint are written."""
-
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-
-    def on_round_end(self, run: Run, metrics: Mapping[str, Any]) -> None:
-        """Raise what the guard does."""
-        self._guard()
 
 
 def _encryption_refusal(run: Run, probe: Probe) -> str | None:
@@ -178,12 +156,13 @@ def train_cell(
     data: Dataset,
     folder: Path,
     watcher: Watcher,
-    guard: Guard = lambda: None,
     builder: build.StudyBuilder | None = None,
+    judge: Judge | None = None,
 ) -> Run:
     """Train the run of `cell` in `folder`, from its newest checkpoint if there is one.
 
     `builder`: who has made the run's topology and split, or will be asked for them again; None for one of its own.
+    Raises what `judge` does.
     """
     builder = builder or build.StudyBuilder(data)
     plan, built, schedule = cell.training, builder.topologies(cell), build.schedule(cell)
@@ -198,6 +177,8 @@ def train_cell(
     def progress(done: int, total: int, metrics: Mapping[str, Any]) -> None:
         epsilon = metrics.get("epsilon")
         watcher.round(done, total, **({} if epsilon is None else {"epsilon": epsilon}))
+        if judge is not None:
+            judge(done, total)
 
     with warnings.catch_warnings():
         # Plan and report say it once of all runs.
@@ -216,15 +197,12 @@ def train_cell(
             local=plan.local,
             adversaries=adversaries_of(cell, topology),
             evaluation=evaluation_of(plan, names),
-            logging=Logging(folder, True, plan.record, progress=progress, callbacks=[_Guarded(guard), *callbacks]),
+            logging=Logging(folder, True, plan.record, progress=progress, callbacks=callbacks),
         )
 
 
-def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher, guard: Guard = lambda: None) -> Json:
-    """Run one attack and write prediction, truth and scores; scores that are there already are read back.
-
-    Raises what `guard` does, which is asked before anything is written.
-    """
+def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
+    """Run one attack and write prediction, truth and scores; scores that are there already are read back."""
     scores = folder / "attacks" / f"{probe.key}.json"
     if scores.is_file():
         advice = "delete it and repeat the command: the attack is then run anew"
@@ -254,7 +232,7 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher, guard: Gu
     # As float32 token ids above 16777216 would become others.
     kind = torch.int64 if attack.target is Target.TOKENS else torch.float32
     tensors = save({key: getattr(outcome, key).to(kind).contiguous() for key in ("prediction", "truth")})
-    guard()
+    RunFolder(folder).check_there()
     write_atomic(folder / file, tensors)
     entry = {
         "attack": probe.key,
@@ -482,7 +460,8 @@ def _plain(found: Interval) -> Json:
 
 
 def write_result(folder: Path, found: Json) -> Json:
-    """Write `found` as the result of the run in `folder`, and return it."""
+    """Write `found` as the result of the run in `folder`, and return it; raises `FolderGone`."""
+    RunFolder(folder).check_there()
     write_atomic(folder / "result.json", digests.json_with_digest(_without_infinities(found)))
     return found
 

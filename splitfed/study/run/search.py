@@ -7,8 +7,8 @@ is over is decided there, and Optuna is told. So a crash between any two steps c
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,60 +20,74 @@ from splitfed.study.config.schema import PruneTable
 from splitfed.study.config.search import SearchStudy
 from splitfed.study.config.search_space import describe
 from splitfed.study.report.data import Json, scored_utility
-from splitfed.study.run import trials
-from splitfed.study.run.ownership import Locks, LostRun, new_call
+from splitfed.study.report.search_data import ADVICE, read_search_outcome, read_trials
 from splitfed.study.run.progress import Watcher
-from splitfed.study.run.results_csv import promised_epsilon
+from splitfed.study.run.results_csv import promised_epsilon, write_trials_table
 from splitfed.study.run.runner import identity_of, run_cell, write_result
 from splitfed.study.run.search_check import check_setting
-from splitfed.study.run.search_queue import SearchQueue, TrialInHand
+from splitfed.study.run.search_queue import DrawnTrial, SearchQueue
 from splitfed.study.run.search_values import MissingMetric, measure_metric
-from splitfed.study.run.store import StudyFolder
+from splitfed.study.run.store import StudyFolder, hold_run
+from splitfed.study.run.workers import Task
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.folder import RunFolder
-
-ADVICE = "delete it and go on with --resume: its runs are kept"
 
 
 class HopelessRun(SplitfedError):
     """A run was ended early, for runs before it did better by the same round."""
 
 
-def open_search(search: SearchStudy, folder: Path, call: str | None = None) -> SearchQueue:
-    """Open the trials of `search` that are done in `folder`; raises `Damaged` where study.db is.
+class SearchWork:
+    """The trials of `search` on `data` in the folder `home`, as tasks; whoever asks for `tasks` has its database."""
 
-    `call`: a mark of the call that this process works for, by default one of its own.
-    """
-    owner = "" if search.table.storage is None else _folder_mark(folder)
-    with trials.detect_damage(folder / "study.db"):
-        return SearchQueue(search, folder, Locks(folder, call or new_call()), owner)
+    def __init__(self, search: SearchStudy, data: Dataset, home: StudyFolder) -> None:
+        self._search, self._data, self._home = search, data, home
+        self.total = search.trials
+
+    @cached_property
+    def _queue(self) -> SearchQueue:
+        return SearchQueue(self._search, self._home.path)
+
+    @property
+    def finished(self) -> int:
+        """How many trials are over."""
+        return len(self._queue.records())
+
+    def tasks(self) -> Iterator[Task]:
+        """Yield the trials that are to be done here, each drawn when it is asked for."""
+        while (drawn := self._queue.take()) is not None:
+            write_missing_records(self._home.path, self._queue)
+            yield Task(f"trial {drawn.number}", drawn)
+
+    def do(self, task: Task, watcher: Watcher) -> None:
+        """Do a trial."""
+        do_trial(self._search, self._data, self._home.path, DrawnTrial(*task.value), watcher)
+
+    def done(self, task: Task) -> None:
+        """Tell Optuna what came out of a trial."""
+        number = DrawnTrial(*task.value).number
+        record = read_record(self._home.path, number)
+        assert record is not None
+        self._queue.tell(number, record)
+
+    def results(self) -> list[Json]:
+        """Write the tables of all runs and trials, and return the results of the runs."""
+        write_missing_records(self._home.path, self._queue)
+        outcome = read_search_outcome(self._home.path)
+        assert outcome is not None
+        results = self._home.write_table(dict.fromkeys(run for record in outcome.records for run in record["runs"]))
+        write_trials_table(self._home.path, outcome.records, outcome.front)
+        return results
 
 
-def do_trials(search: SearchStudy, data: Dataset, folder: Path, queue: SearchQueue, watcher: Watcher) -> None:
-    """Do trials until all are done, or are being done by others."""
-    try:
-        while (hand := queue.take()) is not None:
-            try:
-                do_trial(search, data, folder, queue, hand, watcher)
-            except LostRun as error:
-                queue.release(hand.number)
-                watcher.note(f"trial {hand.number} is left to another process: {error}")
-    finally:
-        queue.release()
-
-
-def do_trial(
-    search: SearchStudy, data: Dataset, folder: Path, queue: SearchQueue, hand: TrialInHand, watcher: Watcher
-) -> Json:
-    """Do the trial `hand`, or what is left of it; return its record, as written."""
-    record = read_record(folder, hand.number)
+def do_trial(search: SearchStudy, data: Dataset, folder: Path, drawn: DrawnTrial, watcher: Watcher) -> Json:
+    """Do the trial `drawn`, or what is left of it; return its record, as written."""
+    record = read_record(folder, drawn.number)
     if record is None:
-        record = _carry_out(search, data, folder, queue, hand, watcher)
-        queue.check(hand.number)
+        record = blank_record(search, drawn) | _carry_out(search, data, folder, drawn, watcher)
         write_record(folder, record)
-    queue.tell(hand, record)
     failed = {"failed": True} if record["state"] == "failed" else {}
-    watcher.finish(f"trial {hand.number}", format_record(record), **failed)
+    watcher.finish(f"trial {drawn.number}", format_record(record), **failed)
     return record
 
 
@@ -88,13 +102,11 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     write_atomic(_record_path(folder, int(record["trial"])), digests.json_with_digest(record))
 
 
-def collect_records(folder: Path, queue: SearchQueue) -> list[Json]:
-    """Return the records of all trials that are over by number, those of other folders written down here as well."""
+def write_missing_records(folder: Path, queue: SearchQueue) -> None:
+    """Write into the study's `folder` the records of trials that are over and were done in another one."""
     for number, record in queue.records().items():
-        if read_record(folder, number) is None:
+        if not _record_path(folder, number).is_file():
             write_record(folder, record)
-    found = (read_record(folder, number) for number in sorted(queue.records()))
-    return [record for record in found if record is not None]
 
 
 def format_record(record: Mapping[str, Any]) -> str:
@@ -113,62 +125,47 @@ def format_mean(found: Mapping[str, Any]) -> str:
     return "none" if found["mean"] is None else f"{found['mean']:.4g}"
 
 
-def _carry_out(
-    search: SearchStudy, data: Dataset, folder: Path, queue: SearchQueue, hand: TrialInHand, watcher: Watcher
-) -> Json:
-    record = blank_record(search, hand)
+def _carry_out(search: SearchStudy, data: Dataset, folder: Path, drawn: DrawnTrial, watcher: Watcher) -> Json:
+    """Return what of a trial's record is known when its runs are done."""
     try:
-        cells = check_setting(search, hand.assignment, data).cells
+        cells = check_setting(search, drawn.assignment, data).cells
     except digests.Damaged:
         raise
     except InvalidInput as error:
         reason = str(error).splitlines()[0].removeprefix(f"{search.source}: ")
-        return record | {"state": "refused", "reason": reason}
-    record |= {"runs": [cell.id for cell in cells], "setting": _setting_of(cells[0])}
+        return {"state": "refused", "reason": reason}
+    known = {"runs": [cell.id for cell in cells], "setting": _setting_of(cells[0])}
     results: list[Json] = []
+    rises = data.task.higher_is_better
     for cell in cells:
-        watcher.start(f"trial {hand.number}, {cell.id}")
-        try:
-            others = [] if results else list(queue.records().values())
-            result = _run_once(search, cell, data, folder, watcher, others, queue, hand.number)
-        except HopelessRun as error:
-            history = RunFolder(StudyFolder(folder).run(cell.id)).metrics()
-            curve = best_so_far(history, data.task.higher_is_better)
-            return record | {"state": "pruned", "reason": f"{cell.id}: {error}", "curve": curve}
+        watcher.start(f"trial {drawn.number}, {cell.id}")
+        # Trials are set side by side by their first seed.
+        others = [] if results else read_trials(folder)
+        home = StudyFolder(folder).run(cell.id)
+        judge = None if search.table.prune is None else partial(_judge_round, search.table.prune, home, rises, others)
+        with hold_run(home):  # trials may ask for the same run
+            try:
+                result = run_cell(cell, data, home, watcher, judge)
+            except HopelessRun as error:
+                result = write_result(home, {**identity_of(cell), "failed": str(error)})
         if "failed" in result:
             pruned = str(result["failed"]).startswith("pruned")
-            return record | {"state": "pruned" if pruned else "failed", "reason": f"{cell.id}: {result['failed']}"}
+            curve = best_so_far(RunFolder(home).metrics(), rises) if pruned else []
+            state = "pruned" if pruned else "failed"
+            return known | {"state": state, "reason": f"{cell.id}: {result['failed']}", "curve": curve}
         results.append(result)
-    return record | _judge(search, results) | {"curve": best_so_far(results[0]["history"], data.task.higher_is_better)}
+    return known | _judge(search, results) | {"curve": best_so_far(results[0]["history"], rises)}
 
 
-def _run_once(
-    search: SearchStudy,
-    cell: Cell,
-    data: Dataset,
-    folder: Path,
-    watcher: Watcher,
-    others: Sequence[Mapping[str, Any]],
-    queue: SearchQueue,
-    number: int,
-) -> Json:
-    """Do one run, which no other process of this folder does at the same time: trials may ask for the same one."""
-    home, rule = StudyFolder(folder).run(cell.id), search.table.prune
-    claim = queue.locks.claim(cell.id, wait=True)
-    assert claim is not None
-
-    def guard() -> None:
-        claim.check()
-        queue.check(number)
-
-    with claim:
-        judge = watcher if rule is None else _Judge(watcher, rule, home, data.task.higher_is_better, others)
-        try:
-            return run_cell(cell, data, home, judge, guard)
-        except HopelessRun as error:
-            guard()
-            write_result(home, {**identity_of(cell), "failed": str(error)})
-            raise
+def _judge_round(
+    rule: PruneTable, home: Path, rises: bool, others: Sequence[Mapping[str, Any]], done: int, total: int
+) -> None:
+    """Raise `HopelessRun` where the rule says so of the run in `home`, which has the round written, beside `others`."""
+    if done == total:
+        return
+    curves = [one["curve"] for one in others if one["curve"]]
+    if (reason := find_hopeless(rule, best_so_far(RunFolder(home).metrics(), rises), curves, rises)) is not None:
+        raise HopelessRun(reason)
 
 
 def _judge(search: SearchStudy, results: Sequence[Json]) -> Json:
@@ -204,13 +201,13 @@ def _sum_epsilons(results: Sequence[Json]) -> float | None:
     return math.fsum(known) if len(known) == len(spent) else None
 
 
-def blank_record(search: SearchStudy, hand: TrialInHand) -> Json:
+def blank_record(search: SearchStudy, drawn: DrawnTrial) -> Json:
     """Return the record of a trial of which nothing is known but what it tries."""
     return {
-        "trial": hand.number,
+        "trial": drawn.number,
         "state": "failed",
         "reason": None,
-        "parameters": describe(search.tree, hand.assignment),
+        "parameters": describe(search.tree, drawn.assignment),
         "setting": None,
         "runs": [],
         "metrics": {},
@@ -265,52 +262,5 @@ def find_hopeless(
     )
 
 
-class _Judge:
-    """Watches a run for `watcher` and ends it by `HopelessRun` where the rule says so; its folder has the rounds."""
-
-    def __init__(
-        self, watcher: Watcher, rule: PruneTable, home: Path, rises: bool, others: Sequence[Mapping[str, Any]]
-    ) -> None:
-        self._watcher, self._rule, self._home, self._rises = watcher, rule, home, rises
-        self._others = [one["curve"] for one in others if one["curve"]]
-
-    def start(self, run: str) -> None:
-        """Pass it on."""
-        self._watcher.start(run)
-
-    def attack(self, name: str, done: int, total: int) -> None:
-        """Pass it on."""
-        self._watcher.attack(name, done, total)
-
-    def finish(self, run: str, line: str, failed: bool = False) -> None:
-        """Pass it on."""
-        self._watcher.finish(run, line, **({"failed": True} if failed else {}))
-
-    def note(self, line: str) -> None:
-        """Pass it on."""
-        self._watcher.note(line)
-
-    def note_once(self, key: str, make: Callable[[], str]) -> None:
-        """Pass it on."""
-        self._watcher.note_once(key, make)
-
-    def round(self, done: int, total: int, epsilon: float | None = None) -> None:
-        """Pass it on, and look whether the run is worth going on with."""
-        self._watcher.round(done, total, **({} if epsilon is None else {"epsilon": epsilon}))
-        if done == total:
-            return
-        curve = best_so_far(RunFolder(self._home).metrics(), self._rises)
-        if (reason := find_hopeless(self._rule, curve, self._others, self._rises)) is not None:
-            raise HopelessRun(reason)
-
-
 def _record_path(folder: Path, number: int) -> Path:
     return folder / "trials" / f"{number:05d}.json"
-
-
-def _folder_mark(folder: Path) -> str:
-    """Return the mark by which a storage that several folders share knows this one, made at first use."""
-    path = folder / ".folder"
-    if not path.is_file():
-        write_atomic(path, os.urandom(16).hex().encode())
-    return path.read_text("utf-8")

@@ -1,9 +1,8 @@
 """The trials of a search in Optuna: which are being done, which are over, and what the next one tries.
 
 A trial is made in the state in which it is done, with the mark of the folder it is done in, and stays the same until it
-is over: one whose worker died is taken up again under its number, with what it had drawn. Who lives is decided by a
-lock that ends with its process (`splitfed.study.run.ownership`), so that a machine that slept finds its trial as it
-left it.
+is over: one that a crash left half done is taken up again under its number, with what it had drawn. One process a
+folder draws and tells its trials, so only folders that share a storage can meet in it.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.samplers import BaseSampler
+from optuna.samplers import BaseSampler, PartialFixedSampler, RandomSampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
@@ -30,32 +28,38 @@ from splitfed.core.random import derive
 from splitfed.study.config.search import FIXED, GENETIC, POPULATION, STARTUP, SearchStudy
 from splitfed.study.config.search_space import Assignment, Dimension, SearchChoice, active, dimensions, resolve
 from splitfed.study.run.distinct_sampler import DistinctSampler, draw_points, spread_points
-from splitfed.study.run.ownership import MOST_DEATHS, Claim, Locks
-from splitfed.study.run.trials import LOCKED_SECONDS, open_database
+from splitfed.study.run.trials import LOCKED_SECONDS, detect_damage, open_database
+from splitfed.training.checkpoint import write_atomic
 
 OWNER, RECORD, VIOLATIONS, SURPLUS, SEARCH = "folder", "record", "violations", "surplus", "search"
 """Attributes of trials: whose it is, what came out, by how much constraints are violated, that it is one too many; of
 the study: which search it is."""
 
 
+class DrawnTrial(NamedTuple):
+    """A trial to do: its `number`, and what it tries."""
+
+    number: int
+    assignment: Assignment
+
+
 class SearchQueue:
-    """The trials of `search` that are done in `folder`, held by `locks` there.
+    """The trials of `search` that are done in `folder`; raises `Damaged` where its study.db is."""
 
-    `owner`: the folder's mark, "" where no other folder shares the trials.
-    """
-
-    def __init__(self, search: SearchStudy, folder: Path, locks: Locks, owner: str = "") -> None:
-        self._search, self.locks, self._owner = search, locks, owner
+    def __init__(self, search: SearchStudy, folder: Path) -> None:
+        self._search = search
+        # Known to other folders only where they share the trials.
+        self._owner = "" if search.table.storage is None else _folder_mark(folder)
         self._space = {name: dimension for name, (dimension, _) in dimensions(search.tree).items()}
         self._points: list[Assignment] | None = None
         self._first: list[dict[str, Any]] | None = None
-        self._held: dict[int, Claim] = {}
-        with _quiet():
+        self._taken: set[int] = set()
+        with detect_damage(folder / "study.db"), _quiet():
             self._storage = open_storage(folder / "study.db", search.table.storage)
             self._study = optuna.create_study(
                 storage=self._storage,
                 study_name=search.name,
-                sampler=optuna.samplers.RandomSampler(seed=0),
+                sampler=RandomSampler(seed=0),
                 directions=[one.direction for one in search.objectives],
                 load_if_exists=True,
             )
@@ -73,13 +77,14 @@ class SearchQueue:
                 f"search.storage holds another search called {self._search.name!r}; give the study another name"
             )
 
-    def take(self) -> TrialInHand | None:
-        """Return a trial to do: one whose worker died, else a new one; None where all are done, held or left out."""
-        with self.locks.turn(), _quiet():
+    def take(self) -> DrawnTrial | None:
+        """Return a trial to do: one that was begun before this call, else a new one; None where there is none."""
+        with _quiet():
             trials = self.trials()
-            for number in self._begun(trials):
-                if self.locks.deaths(lock_of(number)) < MOST_DEATHS and self._hold(number):
-                    return self._draw(self._identifier(number), number)
+            for trial in trials:
+                own = trial.state is TrialState.RUNNING and trial.user_attrs.get(OWNER) == self._owner
+                if own and trial.number not in self._taken:
+                    return self._draw(trial.number)
             if len(trials) >= self._search.trials:
                 return None
             blank = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={OWNER: self._owner})
@@ -89,56 +94,25 @@ class SearchQueue:
                 self._storage.set_trial_user_attr(identifier, SURPLUS, True)
                 self._study.tell(number, state=TrialState.FAIL)
                 return None
-            self._hold(number)
             self.trials()  # Optuna's cache knows a trial only once it has read it
-            return self._draw(identifier, number)
-
-    def has_work(self) -> bool:
-        """Return whether there is a trial for another worker to take."""
-        with self.locks.turn(), _quiet():
-            trials = self.trials()
-            free = (n for n in self._begun(trials) if self.locks.deaths(lock_of(n)) < MOST_DEATHS)
-            return len(trials) < self._search.trials or any(not self.locks.is_held(lock_of(n)) for n in free)
-
-    def left_out(self) -> list[str]:
-        """Return the trials that are not over since as many workers as may have died at them."""
-        begun = self._begun(self.trials())
-        return [f"trial {n}" for n in begun if self.locks.deaths(lock_of(n)) >= MOST_DEATHS]
-
-    def _begun(self, trials: Sequence[FrozenTrial]) -> list[int]:
-        """Return the numbers of those `trials` of this folder that are not over."""
-        return [t.number for t in trials if t.state is TrialState.RUNNING and t.user_attrs.get(OWNER) == self._owner]
+            return self._draw(number)
 
     def trials(self) -> list[FrozenTrial]:
         """Return the trials that there are, by number."""
         return [t for t in self._study.get_trials(deepcopy=False) if SURPLUS not in t.user_attrs]
 
-    def tell(self, trial: TrialInHand, record: Mapping[str, Any]) -> None:
-        """End `trial`: its `record` says how, and with which values. Raises `LostRun` for one taken over by another."""
-        self.check(trial.number)
+    def tell(self, number: int, record: Mapping[str, Any]) -> None:
+        """End the trial with this number: its `record` says how, and with which values."""
         with _quiet():
-            self._study.sampler = self._sampler(trial.number)
-            trial.optuna.set_user_attr(RECORD, dict(record))
-            trial.optuna.set_user_attr(VIOLATIONS, list(record["violations"].values()))
+            self._study.sampler = self._sampler(number)
+            self._storage.set_trial_user_attr(self._identifier(number), RECORD, dict(record))
+            violations = list(record["violations"].values())
+            self._storage.set_trial_user_attr(self._identifier(number), VIOLATIONS, violations)
             if record["state"] == "complete":
-                self._study.tell(
-                    trial.number, [record["objectives"][one.metric.name] for one in self._search.objectives]
-                )
+                self._study.tell(number, [record["objectives"][one.metric.name] for one in self._search.objectives])
             else:
                 pruned = record["state"] == "pruned"
-                self._study.tell(trial.number, state=TrialState.PRUNED if pruned else TrialState.FAIL)
-        self.release(trial.number)
-
-    def check(self, number: int) -> None:
-        """Raise `LostRun` unless the trial with this number is held by this process."""
-        if number in self._held:
-            self._held[number].check()
-
-    def release(self, number: int | None = None) -> None:
-        """Let go of the trial with this number, by default of all: whoever is next takes up what is not over."""
-        for one in [*self._held] if number is None else [number]:
-            if (claim := self._held.pop(one, None)) is not None:
-                claim.release()
+                self._study.tell(number, state=TrialState.PRUNED if pruned else TrialState.FAIL)
 
     def records(self) -> dict[int, Mapping[str, Any]]:
         """Return number -> the record of every trial that is over, in whatever folder."""
@@ -149,10 +123,11 @@ class SearchQueue:
     def _identifier(self, number: int) -> int:
         return int(self._storage.get_trial_id_from_study_id_trial_number(self._id, number))
 
-    def _draw(self, identifier: int, number: int) -> TrialInHand:
+    def _draw(self, number: int) -> DrawnTrial:
         """Let the sampler say what the trial tries; of one taken up again it is what it was."""
+        self._taken.add(number)
         self._study.sampler = self._sampler(number)
-        trial = optuna.trial.Trial(self._study, identifier)
+        trial = optuna.trial.Trial(self._study, self._identifier(number))
 
         def suggest(dimension: Dimension) -> Any:
             return _read_drawn(dimension, _suggest(trial, dimension))
@@ -160,7 +135,7 @@ class SearchQueue:
         if self._search.table.sampler in GENETIC:
             # What decides nothing in this trial is inherited all the same.
             everything = {name: suggest(dimension) for name, dimension in self._space.items()}
-            return TrialInHand(number, active(self._search.tree, everything), trial)
+            return DrawnTrial(number, active(self._search.tree, everything))
         drawn: Assignment = {}
 
         def pick(dimension: Dimension) -> Any:
@@ -168,7 +143,7 @@ class SearchQueue:
             return drawn[dimension.name]
 
         resolve(self._search.tree, pick)
-        return TrialInHand(number, drawn, trial)
+        return DrawnTrial(number, drawn)
 
     def _sampler(self, number: int) -> BaseSampler:
         """Return the sampler of the trial with this number: what it draws depends on that, the seed and the history."""
@@ -194,57 +169,13 @@ class SearchQueue:
                 return DistinctSampler(inner, wanted, self._first, self._setting_of)
         if self._points is None:
             self._points = list_fixed_points(self._search)
-        return FixedPoints(self._points, self._space)
+        point = {name: _write_drawn(self._space[name], value) for name, value in self._points[number].items()}
+        return PartialFixedSampler(point, RandomSampler(seed=0))
 
     def _setting_of(self, drawn: Mapping[str, Any]) -> str:
         """Return what tells the setting that was drawn from others: what decides something in it, rounded."""
         read = {name: _read_drawn(self._space[name], value) for name, value in drawn.items()}
         return json.dumps(active(self._search.tree, read), sort_keys=True)
-
-    def _hold(self, number: int) -> bool:
-        """Hold the lock of a trial; False where somebody holds it."""
-        if (claim := self.locks.claim(lock_of(number))) is None:
-            return False
-        self._held[number] = claim
-        return True
-
-
-def lock_of(number: int) -> str:
-    """Return what the lock of the trial with this number is called."""
-    return f"trial-{number:05d}"
-
-
-@dataclass(frozen=True)
-class TrialInHand:
-    """A trial that this process does: its `number`, and what it tries; `optuna` is the trial there."""
-
-    number: int
-    assignment: Assignment
-    optuna: optuna.Trial
-
-
-class FixedPoints(BaseSampler):
-    """Draws what is in a list: for the trial with number i its entry i."""
-
-    def __init__(self, points: Sequence[Assignment], space: Mapping[str, Dimension]) -> None:
-        self._points, self._space = points, space
-
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return nothing: every parameter is read by itself."""
-        return {}
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Return nothing."""
-        return {}
-
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        """Return what the list has."""
-        value, dimension = self._points[trial.number][param_name], self._space[param_name]
-        return dimension.labels[value] if isinstance(dimension, SearchChoice) else value
 
 
 def list_fixed_points(search: SearchStudy) -> list[Assignment]:
@@ -262,7 +193,7 @@ def list_fixed_points(search: SearchStudy) -> list[Assignment]:
         if search.table.sampler == "qmc":
             drawn = spread_points(wanted, search.trials, seed)
         else:
-            drawn = draw_points(optuna.samplers.RandomSampler(seed=seed), wanted, search.trials)
+            drawn = draw_points(RandomSampler(seed=seed), wanted, search.trials)
     return [
         active(search.tree, {name: _read_drawn(space[name], value) for name, value in point.items()}) for point in drawn
     ]
@@ -311,6 +242,18 @@ def _suggest(trial: optuna.Trial, dimension: Dimension) -> Any:
         step = 1 if dimension.step is None else int(dimension.step)
         return trial.suggest_int(dimension.name, low, high, step=step, log=dimension.log)
     return trial.suggest_float(dimension.name, low, high, step=dimension.step, log=dimension.log)
+
+
+def _folder_mark(folder: Path) -> str:
+    """Return the mark by which a storage that several folders share knows this one, made at first use."""
+    path = folder / ".folder"
+    if not path.is_file():
+        write_atomic(path, os.urandom(16).hex().encode())
+    return path.read_text("utf-8")
+
+
+def _write_drawn(dimension: Dimension, value: Any) -> Any:
+    return dimension.labels[value] if isinstance(dimension, SearchChoice) else value
 
 
 def _read_drawn(dimension: Dimension, drawn: Any) -> Any:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,34 +12,29 @@ from typing import Any
 from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.models.import_paths import Code
-from splitfed.study.config.search import read_search
 from splitfed.study.config.search_space import describe
 from splitfed.study.config.toml import dumps
 from splitfed.study.report.data import Json
 from splitfed.study.report.search_data import SearchOutcome, read_search_outcome
+from splitfed.study.run.checked_study import check_raw
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.search import (
     blank_record,
-    collect_records,
     do_trial,
     judge_metrics,
-    open_search,
     read_record,
+    write_missing_records,
     write_record,
 )
-from splitfed.study.run.search_check import check_search
-from splitfed.study.run.search_queue import TrialInHand
-from splitfed.study.run.store import StudyFolder
-from splitfed.study.run.trials import check_search_database
-from splitfed.study.run.trust import write_mark
-from splitfed.training.description import data_digest
+from splitfed.study.run.search_queue import DrawnTrial, SearchQueue
+from splitfed.study.run.session import check_folder, claim_folder
 
 
 class SearchTrial:
     """A trial that was asked for: `number`, `parameters` by their places in the study, and `study`, its own tables."""
 
-    def __init__(self, hand: TrialInHand, parameters: Json, study: Json) -> None:
-        self.hand, self.number = hand, hand.number
+    def __init__(self, drawn: DrawnTrial, parameters: Json, study: Json) -> None:
+        self.drawn, self.number = drawn, drawn.number
         self.parameters, self.study = parameters, study
 
     def __repr__(self) -> str:
@@ -63,24 +56,16 @@ class SearchSession:
     ) -> None:
         if "search" not in study:
             raise InvalidInput("the study has no table [search]; expected one with objectives")
-        code, self.folder = Code(Path(base).resolve()), Path(folder)
-        self._search, first = read_search(study, "study", Path(base).resolve(), code)
-        _, grid, self._data = check_search(self._search, first)
-        self._grid = replace(grid, resolved=self._search.resolved(study, grid))
-        self._text, self._code, self._trust = dumps(study), code, trust
+        home, self.folder, self._trust = Path(base).resolve(), Path(folder), trust
+        self._ready = check_raw(study, "study", home, Code(home), dumps(study), None)
+        assert self._ready.search is not None
+        self._search, self._data = self._ready.search, self._ready.data
         self._stack = ExitStack()
 
     def __enter__(self) -> SearchSession:
-        home = StudyFolder(self.folder)
-        rows = data_digest(self._data)
-        home.check(self._grid, rows, resume=True)
-        check_search_database(self.folder, self._trust)
-        self._stack.enter_context(home.lock())
-        home.claim(self._grid, self._text, rows)
-        if not self._trust:
-            write_mark(self.folder, self._code.sources(), tomllib.loads(self._text))
-        self._queue = open_search(self._search, self.folder)
-        self._stack.callback(self._queue.release)
+        check_folder(self._ready, self.folder, resume=True, workers=1, trust=self._trust)
+        self._stack.enter_context(claim_folder(self._ready, self.folder, trust=self._trust))
+        self._queue = SearchQueue(self._search, self.folder)
         return self
 
     def __exit__(
@@ -90,14 +75,16 @@ class SearchSession:
 
     def ask(self) -> SearchTrial | None:
         """Return a trial to do, first those that were asked for and never told; None when all are done."""
-        if (hand := self._queue.take()) is None:
+        if (drawn := self._queue.take()) is None:
             return None
-        return SearchTrial(hand, describe(self._search.tree, hand.assignment), self._search.study_of(hand.assignment))
+        tried = drawn.assignment
+        return SearchTrial(drawn, describe(self._search.tree, tried), self._search.study_of(tried))
 
     def run(self, trial: SearchTrial) -> Json:
         """Do `trial` as `splitfed run` does, its runs in the folder, and return its record; it is told then."""
-        given = (self._search, self._data, self.folder, self._queue, trial.hand, Lines(self._search.trials))
-        return do_trial(*given)
+        record = do_trial(self._search, self._data, self.folder, trial.drawn, Lines(self._search.trials))
+        self._queue.tell(trial.number, record)
+        return record
 
     def tell(self, trial: SearchTrial, metrics: Mapping[str, float] | None = None, *, failed: str = "") -> Json:
         """End `trial` with the `metrics` of its objectives and constraints, or as one that `failed` for a reason.
@@ -109,19 +96,19 @@ class SearchSession:
             raise InvalidInput(f"trial {trial.number} has been told already")
         if (metrics is None) == (not failed):
             raise InvalidInput("expected the metrics of the trial, or failed='why'")
-        record = blank_record(self._search, trial.hand)
+        record = blank_record(self._search, trial.drawn)
         if metrics is None:
             record |= {"reason": failed}
         else:
             record |= judge_metrics(self._search, self._read_metrics(metrics))
         write_record(self.folder, record)
-        self._queue.tell(trial.hand, record)
+        self._queue.tell(trial.number, record)
         return record
 
     @property
     def outcome(self) -> SearchOutcome:
         """All trials that are over, and the front."""
-        collect_records(self.folder, self._queue)
+        write_missing_records(self.folder, self._queue)
         found = read_search_outcome(self.folder)
         assert found is not None
         return found

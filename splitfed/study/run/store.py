@@ -1,4 +1,8 @@
-"""A study's folder: what was asked, the runs, and one table of all results."""
+"""A study's folder: what was asked, the runs, one table of all results, and who may write to them.
+
+Who writes is decided by locks of the operating system, which end with their process: one on the folder for a call that
+does its runs, one on a run for each that works on it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from splitfed.core import digests
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import FolderGone, InvalidInput
 from splitfed.study.config import schema
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import short_repr
@@ -113,14 +117,44 @@ class StudyFolder:
         """Return the results of those runs that have one, in the order of `names`."""
         return [found for name in names if (found := read_result(self.run(name), name)) is not None]
 
-    def write_table(self, results: Iterable[Json]) -> None:
-        """Write results.csv and results.parquet, a row a run and attack."""
+    def write_table(self, names: Iterable[str]) -> list[Json]:
+        """Write results.csv and results.parquet, a row a run in `names` and attack; return their results."""
         # pandas takes half a second to import.
         import pandas as pd
 
-        table = pd.DataFrame([row for found in results for row in table_rows(found)])
-        write_atomic(self.path / "results.csv", table.to_csv(index=False).encode())
-        write_atomic(self.path / "results.parquet", table.to_parquet(index=False))
+        with _hold(self.path / ".turn"):  # between reading and writing nobody else's row may come in
+            results = self.results(names)
+            table = pd.DataFrame([row for found in results for row in table_rows(found)])
+            write_atomic(self.path / "results.csv", table.to_csv(index=False).encode())
+            write_atomic(self.path / "results.parquet", table.to_parquet(index=False))
+        return results
+
+
+def study_of(folder: Path) -> Path | None:
+    """Return the folder of the study that the run in `folder` belongs to, None for a run that was moved out of it."""
+    home = folder.resolve().parent.parent
+    return home if (home / "study.toml").is_file() else None
+
+
+@contextmanager
+def hold_run(folder: Path) -> Iterator[None]:
+    """Let nobody else write to the run in `folder` inside the block; who does so now is waited for."""
+    home = study_of(folder)
+    place, name = (folder.resolve(), "run") if home is None else (home, folder.resolve().name)
+    (place / ".locks").mkdir(exist_ok=True)
+    with _hold(place / ".locks" / f"{name}.lock"):
+        yield
+
+
+@contextmanager
+def _hold(path: Path) -> Iterator[None]:
+    """Hold the lock of the file `path` inside the block; another process or thread that has it is waited for."""
+    if not path.parent.is_dir():
+        raise FolderGone(path.parent)
+    with path.open("w") as file:
+        if sys.platform != "win32":
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _take(file: IO[str]) -> bool:

@@ -1,101 +1,207 @@
-"""Several processes at the runs of one study: started, heard, and replaced where one dies before its work is done."""
+"""Several processes at the tasks of one study: they are handed one at a time, heard, and replaced where they die.
+
+The process that starts them decides alone who does what: a task is at one worker until that says it is done or ends,
+however long it is suspended, and then goes to another one.
+"""
 
 from __future__ import annotations
 
-import queue
+import json
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import IO
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe, wait
+from threading import Thread
+from typing import Any, NamedTuple
 
 from splitfed.core.errors import InvalidInput, SplitfedError
 from splitfed.study.run import failures
-from splitfed.study.run.ownership import MOST_DEATHS
-from splitfed.study.run.progress import StudyWatcher, Watcher, relay_event
+from splitfed.study.run.progress import Event, Reports, StudyWatcher, Watcher, relay_event
 
 PATIENCE = 2.0
-"""Seconds that workers get to end by themselves."""
+"""Seconds that workers get to end by themselves, and after which one that cannot be heard is looked at."""
+
+MOST_DEATHS = 3
+"""How many workers may die at one task in one call; then it is left out."""
+
+DONE = "done"
+"""The event by which a worker says that its task is done."""
 
 
 class WorkerDied(SplitfedError):
     """Worker processes end before they have begun anything."""
 
 
-def run_workers(
-    command: Sequence[str], count: int, lock: int | None, watcher: StudyWatcher, has_work: Callable[[], bool]
-) -> None:
-    """Keep `count` processes of `command` at work until none of them finds any; pass on what they report.
+class Task(NamedTuple):
+    """What one worker does at a time: a run or a trial by its `name`, and what else it needs, as plain values."""
 
-    For one that dies another is started, as long as `has_work()`: it takes up what was left. `lock`: a descriptor that
-    they inherit. Raises `InvalidInput` for what a worker says of a mistake of the user's or a refusal of the machine,
-    when all others have ended, and `WorkerDied` where workers die before they have begun anything.
+    name: str
+    value: Any = None
+
+
+class Employer:
+    """The process that has started this one, at the other end of `channel`, a descriptor; hands it tasks."""
+
+    def __init__(self, channel: int) -> None:
+        self._connection = Connection(channel)
+        self.reports = Reports(self._tell)
+
+    def tasks(self) -> Iterator[Task]:
+        """Yield tasks until there are none, or the other process has ended; each is done when the next is asked for."""
+        with suppress(EOFError, ConnectionError):
+            while (found := json.loads(self._connection.recv_bytes())) is not None:
+                yield Task(*found)
+                self._tell({"event": DONE})
+
+    def _tell(self, event: Event) -> None:
+        self._connection.send_bytes(json.dumps(event).encode())
+
+
+class Worker:
+    """A process of `command` with its first `task`; `lock`: a descriptor that it inherits.
+
+    `watcher`: receives what it reports; `began`: whether it has reported anything.
     """
-    ended: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-    together = threading.Lock()
-    alive: dict[int, Worker] = {}
-    refusal, early = "", 0
-    start = partial(_start, command, lock)
-    try:
-        for number in range(count):
-            alive[number] = Worker(number, start(), watcher, together, ended)
-        while alive:
-            worker = ended.get()
-            code = worker.process.wait()
-            worker.close()
-            del alive[worker.number]
-            with together:
-                watcher.gone(worker.number)
-            if code == 0:
-                continue
-            why = _describe_end(code, worker.complaint)
-            if code == 2:
-                refusal = refusal or why
-                continue
-            if not worker.began:
-                early += 1
-                if early >= MOST_DEATHS:
-                    raise WorkerDied(f"{early} workers ended before they began a run ({why}); go on with --resume")
-            with together:
-                watcher.note(_describe_death(worker, why))
-            if has_work():
-                alive[worker.number] = Worker(worker.number, start(), watcher, together, ended)
-    except BaseException:
-        failures.ignore_signals()
-        stop_workers([worker.process for worker in alive.values()])
-        for worker in alive.values():
-            worker.close()
-        raise
-    if refusal:
-        raise InvalidInput(refusal)
 
+    def __init__(self, number: int, command: Sequence[str], lock: int | None, task: Task, watcher: Watcher) -> None:
+        self.number, self.watcher, self.began = number, watcher, False
+        self.connection, there = Pipe()
+        self.give(task)
+        with there:
+            channel = there.fileno()
+            self.process = _start([*command, str(channel)], [channel] if lock is None else [channel, lock])
+        assert self.process.stderr is not None
+        self._stderr, self._last = self.process.stderr, deque[str](maxlen=1)
+        # Read all the time: a worker whose pipe is full would wait for ever.
+        self._reader = Thread(target=self._last.extend, args=(filter(str.strip, self._stderr),), daemon=True)
+        self._reader.start()
 
-def _start(command: Sequence[str], lock: int | None) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        pass_fds=() if lock is None else (lock,),
-    )
+    def give(self, task: Task | None) -> None:
+        """Hand it the next task; None ends it."""
+        self.task = task
+        with suppress(ConnectionError):  # that it has died is seen when it is heard
+            self.connection.send_bytes(json.dumps(task).encode())
 
-
-def _describe_end(code: int, complaint: str) -> str:
-    """Return why a process ended early: the last line that it wrote, or by which signal."""
-    if code < 0:
+    def hear(self) -> Event | None:
+        """Return the next event; None where it has ended."""
         try:
-            return f"killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"killed by signal {-code}"
-    lines = complaint.splitlines()
-    return lines[-1] if lines else f"exit code {code}"
+            event: Event = json.loads(self.connection.recv_bytes())
+        except (EOFError, OSError):
+            return None
+        self.began = True
+        return event
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended with nothing left to hear, though a process that it had started lives on."""
+        return self.process.poll() is not None and not self.connection.poll()
+
+    def close(self) -> str:
+        """Wait for its end; return why it ended early: its last line on standard error, or by which signal."""
+        code = self.process.wait()
+        self.connection.close()
+        self._reader.join(PATIENCE)
+        if not self._reader.is_alive():  # else a process that it had started still writes into it
+            self._stderr.close()
+        if code < 0:
+            return f"killed by {_name_signal(-code)}"
+        return self._last[0].strip() if self._last else f"exit code {code}"
 
 
-def _describe_death(worker: Worker, why: str) -> str:
-    what = f"worker {worker.number + 1} ended early ({why})"
-    return f"{what}; {worker.run} is taken again" if worker.run else what
+class Workers:
+    """Processes of `command` that do `tasks` and report to `watcher`; `done` is told of every task that is over.
+
+    `lock`: a descriptor that they inherit.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        lock: int | None,
+        watcher: StudyWatcher,
+        tasks: Iterator[Task],
+        done: Callable[[Task], None],
+    ) -> None:
+        self._command, self._lock, self._watcher, self._tasks, self._done = command, lock, watcher, tasks, done
+        self._alive: list[Worker] = []
+        self._again: list[Task] = []
+        self._deaths: Counter[str] = Counter()
+        self._early, self._refusal = 0, ""
+
+    def run(self, count: int) -> None:
+        """Keep `count` of them at work until no task is left; one that dies is replaced, and its task taken again.
+
+        A task at which `MOST_DEATHS` have died is left out, and said to be. Raises `InvalidInput` for what a worker
+        says of a mistake of the user's or a refusal of the machine, when all others have ended, and `WorkerDied` where
+        workers die before they have begun anything.
+        """
+        try:
+            for number in range(count):
+                self._start_worker(number)
+            while self._alive:
+                heard = wait([worker.connection for worker in self._alive], PATIENCE)
+                for worker in list(self._alive):
+                    if worker.connection in heard:
+                        self._follow(worker, worker.hear())
+                    elif worker.has_ended():
+                        self._replace(worker)
+        except BaseException:
+            failures.ignore_signals()
+            stop_workers([worker.process for worker in self._alive])
+            for worker in self._alive:
+                worker.close()
+            raise
+        if self._refusal:
+            raise InvalidInput(self._refusal)
+
+    def _start_worker(self, number: int) -> None:
+        """Start the worker with this number, where there is a task for it."""
+        if (task := self._next_task()) is not None:
+            watcher = self._watcher.worker(number)
+            self._alive.append(Worker(number, self._command, self._lock, task, watcher))
+
+    def _next_task(self) -> Task | None:
+        return self._again.pop() if self._again else next(self._tasks, None)
+
+    def _follow(self, worker: Worker, event: Event | None) -> None:
+        """Do what an event of `worker` asks for; None: it has ended."""
+        if event is None:
+            self._replace(worker)
+        elif event["event"] == DONE:
+            assert worker.task is not None
+            self._done(worker.task)
+            worker.give(self._next_task())
+        else:
+            relay_event(event, worker.watcher)
+
+    def _replace(self, worker: Worker) -> None:
+        """Start another worker in place of one that has ended, unless it had nothing left to do or was refused."""
+        self._alive.remove(worker)
+        why, task = worker.close(), worker.task
+        self._watcher.gone(worker.number)
+        if task is None:
+            return
+        if worker.process.returncode == 2:
+            self._refusal = self._refusal or why
+            self._again.append(task)
+            return
+        if worker.began:
+            self._deaths[task.name] += 1
+        else:
+            self._early += 1
+            if self._early >= MOST_DEATHS:
+                raise WorkerDied(f"{self._early} workers ended before they began a run ({why}); go on with --resume")
+        self._watcher.note(f"worker {worker.number + 1} ended early ({why}); {self._take_again(task)}")
+        self._start_worker(worker.number)
+
+    def _take_again(self, task: Task) -> str:
+        """Have `task` done again, unless too many have died at it; return what becomes of it, in words."""
+        if self._deaths[task.name] < MOST_DEATHS:
+            self._again.append(task)
+            return f"{task.name} is taken again"
+        return f"{task.name} is left out: {MOST_DEATHS} workers died at it; go on with --resume to try it again"
 
 
 def stop_workers(workers: Sequence[subprocess.Popen[str]]) -> None:
@@ -111,61 +217,19 @@ def stop_workers(workers: Sequence[subprocess.Popen[str]]) -> None:
             worker.wait()
 
 
-class Worker:
-    """One process, with threads that read what it writes; it is put into `ended` after its end.
+def _start(command: Sequence[str], inherited: Sequence[int]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        pass_fds=tuple(inherited),
+    )
 
-    `run`: what it is at, "" where that is nothing; `began`: whether it has begun any; `complaint`: what it wrote on
-    standard error.
-    """
 
-    def __init__(
-        self,
-        number: int,
-        process: subprocess.Popen[str],
-        watcher: StudyWatcher,
-        together: threading.Lock,
-        ended: queue.SimpleQueue[Worker],
-    ) -> None:
-        self.number, self.process = number, process
-        self.run, self.began, self.complaint = "", False, ""
-        self._together = together
-        with together:
-            self._watcher: Watcher = watcher.worker(number)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        # Read all the time: a worker whose pipe is full would wait for ever.
-        self._readers = {
-            threading.Thread(target=self._read_events, args=(process.stdout,), daemon=True): process.stdout,
-            threading.Thread(target=self._read_errors, args=(process.stderr,), daemon=True): process.stderr,
-        }
-        for reader in self._readers:
-            reader.start()
-        threading.Thread(target=self._wait, args=(ended,), daemon=True).start()
-
-    def close(self) -> None:
-        """Close its pipes after its end, unless a process that it had started still writes into them."""
-        for reader, stream in self._readers.items():
-            reader.join(PATIENCE)
-            if not reader.is_alive():
-                stream.close()
-
-    def _wait(self, ended: queue.SimpleQueue[Worker]) -> None:
-        self.process.wait()
-        for reader in self._readers:
-            reader.join(PATIENCE)
-        ended.put(self)
-
-    def _read_events(self, stream: IO[str]) -> None:
-        for line in stream:
-            with self._together:
-                try:
-                    event = relay_event(line, self._watcher)
-                except ValueError:  # what a library prints, or what a worker that was killed has left of a line
-                    continue
-            if event["event"] == "start":
-                self.run, self.began = str(event["run"]), True
-            elif event["event"] == "finish":
-                self.run = ""
-
-    def _read_errors(self, stream: IO[str]) -> None:
-        self.complaint = stream.read().strip()
+def _name_signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
