@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -179,14 +178,11 @@ def _with_resolved_text(given: Any, resolved: Any) -> Any:
     return {key: resolved.get(key, value) if isinstance(value, str) else value for key, value in given.items()}
 
 
-def read_search(
-    raw: Mapping[str, Any], source: str, base: Path, code: Code, *, checked: bool = False
-) -> tuple[SearchStudy, Grid]:
+def read_search(raw: Mapping[str, Any], source: str, base: Path, code: Code) -> tuple[SearchStudy, Grid]:
     """Return the search that the study `raw` asks for, and the runs of its first setting.
 
     Every setting in which one parameter is at an end of its range, or at one of its options, and all others at their
-    first, is put together as far as is possible without data; of a search that has been `checked`, the first one alone.
-    Raises `InvalidStudy` naming every mistake.
+    first, is put together as far as is possible without data. Raises `InvalidStudy` naming every mistake.
     """
     mistakes = Mistakes(source)
     tree = read_space(mistakes, {key: table for key, table in raw.items() if key != "search"})
@@ -202,7 +198,7 @@ def read_search(
     if dict(raw["study"]).get("skip_refused"):
         mistakes.add("study.skip_refused", "is for grids: a search refuses a trial that does not fit, and goes on")
     grid = None
-    for assignment in itertools.islice(list_variations(tree), 1 if checked else None):
+    for assignment in list_variations(tree):
         mistakes.stop_if_many()
         try:
             found = bare.expand(assignment)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,8 +20,11 @@ Event = Mapping[str, Any]
 """What has happened, under "event" the name of a method of `Watcher`, and its arguments."""
 
 
-class Watcher(Protocol):
-    """Contract: receives the progress of a study's runs and shows it."""
+class Watcher:
+    """Contract: receives the progress of a study's runs; what is not overridden is not shown."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
 
     def start(self, run: str) -> None:
         """Report that the run called `run` begins or is resumed."""
@@ -40,33 +43,28 @@ class Watcher(Protocol):
 
     def note_once(self, key: str, make: Callable[[], str]) -> None:
         """Report the line that `make` returns, which is not asked again for a `key` that was reported already."""
+        if key not in self._said:
+            self._said.add(key)
+            self.note(make())
 
 
-class StudyWatcher(Watcher, Protocol):
+class StudyWatcher(Watcher):
     """Contract: the same of several workers."""
 
     def worker(self, number: int) -> Watcher:
-        """Return what receives the progress of the worker with this number, from 0."""
+        """Return what receives the progress of the worker with this number, from 0: itself, where all are alike."""
+        return self
 
     def gone(self, number: int) -> None:
         """Report that the worker with this number has ended."""
 
 
-class Lines:
+class Lines(StudyWatcher):
     """One line a run, for logs and pipes."""
 
     def __init__(self, total: int, finished: int = 0, file: TextIO | None = None) -> None:
+        super().__init__()
         self._total, self._done, self._file = total, finished, file
-        self._said: set[str] = set()
-
-    def start(self, run: str) -> None:
-        """Say nothing."""
-
-    def round(self, done: int, total: int, epsilon: float | None = None) -> None:
-        """Say nothing."""
-
-    def attack(self, name: str, done: int, total: int) -> None:
-        """Say nothing."""
 
     def finish(self, run: str, line: str, failed: bool = False) -> None:
         """Say how the run ended."""
@@ -76,19 +74,6 @@ class Lines:
     def note(self, line: str) -> None:
         """Say it."""
         print(_printable(line), file=self._file or sys.stderr, flush=True)
-
-    def note_once(self, key: str, make: Callable[[], str]) -> None:
-        """Say it, the first time."""
-        if key not in self._said:
-            self._said.add(key)
-            self.note(make())
-
-    def worker(self, number: int) -> Lines:
-        """Return itself: lines tell no worker from another."""
-        return self
-
-    def gone(self, number: int) -> None:
-        """Say nothing."""
 
 
 @dataclass
@@ -116,10 +101,11 @@ class Pace:
         return max(0.0, whole - (now - self.last))
 
 
-class WorkerRow:
+class WorkerRow(Watcher):
     """What one worker is at: a row of the table; times are seconds of `clock`."""
 
     def __init__(self, table: LiveTable, number: int, clock: Callable[[], float]) -> None:
+        super().__init__()
         self._table, self._number, self._clock = table, number, clock
         self.run = self.attacked = ""
         self.epsilon: float | None = None
@@ -165,17 +151,17 @@ class WorkerRow:
         return [str(self._number + 1), self.run, rounds, attack, _format_left(left)]
 
 
-class LiveTable:
+class LiveTable(StudyWatcher):
     """A row a worker, and below how many runs are over; lines of runs that have ended stay above."""
 
     def __init__(
         self, total: int, finished: int, console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        super().__init__()
         self._total, self._done, self._failed = total, finished, 0
         self._clock, self._console, self._lock = clock, console, threading.Lock()
         self._pace = Pace(clock(), finished, finished, total, clock())
         self._rows: dict[int, WorkerRow] = {}
-        self._said: set[str] = set()
 
     def worker(self, number: int) -> WorkerRow:
         """Return the row of a worker, a new one where it is new or was gone."""
@@ -213,12 +199,6 @@ class LiveTable:
         """Leave a line above the table."""
         self._console.print(_printable(line), highlight=False, markup=False)
 
-    def note_once(self, key: str, make: Callable[[], str]) -> None:
-        """Leave the line above the table, the first time."""
-        if key not in self._said:
-            self._said.add(key)
-            self.note(make())
-
     def __rich__(self) -> Group:
         """Return the table as it is now."""
         now = self._clock()
@@ -238,12 +218,12 @@ class LiveTable:
             return Group(table, Text(f"{self._done} of {self._total} done{failed}{rest}"))
 
 
-class Reports:
+class Reports(Watcher):
     """Hands every event to `tell` as plain values, for another process, where `relay_event` reads it."""
 
     def __init__(self, tell: Callable[[Event], None]) -> None:
+        super().__init__()
         self._tell = tell
-        self._said: set[str] = set()
 
     def start(self, run: str) -> None:
         """Report that the run named `run` begins."""
