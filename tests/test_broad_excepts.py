@@ -40,9 +40,8 @@ ALLOWED = {
     "splitfed/study/config/assembly.py:build_model": "a user's own model is made",
     "splitfed/study/config/cell.py:NamedAlgorithm.call": "an algorithm of a user's own is made",
     "splitfed/study/config/lookup.py:StudyReader.find": "hints of a user's own class are run to be read",
-    "splitfed/study/run/ownership.py:Locks.claim": "a file is closed before whatever it was goes on",
     "splitfed/study/run/trials.py:detect_damage": "three libraries read a damaged file, each failing in its own way",
-    "splitfed/study/run/workers.py:run_workers": "workers are stopped before whatever it was goes on",
+    "splitfed/study/run/workers.py:Workers.run": "workers are stopped before whatever it was goes on",
     "splitfed/training/description.py:_shown": "a user's own module shows itself, maybe by what it does not hold",
     "splitfed/training/checkpoint.py:write_atomic": "half a file is deleted before whatever it was goes on",
 }

@@ -16,9 +16,9 @@ from splitfed.core.errors import FolderGone
 from splitfed.models.mlp import mlp
 from splitfed.study.run import runner
 from splitfed.study.run.longer import continue_run
-from splitfed.study.run.ownership import hold_run
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.reattack import attack_run
+from splitfed.study.run.store import hold_run
 from splitfed.topologies import vanilla
 from tests.examples import toy_data
 from tests.study.examples import small, write
@@ -125,4 +125,5 @@ def test_a_run_of_train_whose_folder_goes_away_ends_in_one_line(tmp_path: Path) 
 
 def test_what_is_measured_for_a_folder_that_is_gone_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(FolderGone):
-        runner._check_there(tmp_path / "gone", lambda: None)
+        runner.write_result(tmp_path / "gone", {})
+    assert not (tmp_path / "gone").exists()

@@ -28,13 +28,10 @@ from splitfed.study.config import training_table
 from splitfed.study.config.mistakes import InvalidStudy, Mistakes
 from splitfed.study.config.toml import dumps
 from splitfed.study.report.exposure import role_holdings
-from splitfed.study.run.ownership import Locks
 from splitfed.study.run.progress import Lines
-from splitfed.study.run.run_queue import HeldRun, RunQueue, work_queue
 from splitfed.study.run.store import StudyFolder
 from splitfed.topologies import vanilla
 from splitfed.training import checkpoint
-from splitfed.training.checkpoint import write_atomic
 from tests.examples import images
 from tests.study.examples import checked, small, write
 from tests.study.test_config import JUNK, mutate
@@ -313,28 +310,6 @@ def test_attack_refuses_what_is_no_run(tmp_path: Path, finished: Path, capsys: p
     assert "holds no finished run; expected a folder .../runs/NAME" in capsys.readouterr().err
     assert main(["attack", str(finished / "runs" / IDS[0]), "--attack", "rlme"]) == 2
     assert capsys.readouterr().err.startswith("attack: rlme.name: unknown attack 'rlme'; did you mean 'rmle'")
-
-
-def test_a_queue_gives_each_run_once_and_takes_back_what_a_crash_left(tmp_path: Path) -> None:
-    home, locks, done = StudyFolder(tmp_path), Locks(tmp_path, "call"), []
-    for name in "abc":
-        home.run(name).mkdir(parents=True)
-    write_atomic(home.run("b") / "result.json", b"")
-    queue = RunQueue(home, ["a", "b", "c"], locks)
-    died = locks.claim("a")  # a process took "a" and died
-    assert died is not None
-    assert queue.has_work()
-    died.release()
-
-    def do(held: HeldRun) -> None:
-        assert locks.claim(held.name) is None, "what is held is given to nobody else"
-        done.append(held.name)
-        write_atomic(home.run(held.name) / "result.json", b"")
-
-    work_queue(queue, do, pytest.fail)  # type: ignore[arg-type]
-    assert done == ["a", "c"]
-    assert not queue.has_work()
-    work_queue(queue, lambda held: pytest.fail("nothing was left"), pytest.fail)  # type: ignore[arg-type]
 
 
 SPEEDS: dict[str, Any] = {

@@ -105,10 +105,10 @@ class Forked:
         os.kill(self.pid, signal.SIGKILL)
 
 
-def fork_worker(command: list[str], lock: int | None) -> Any:
+def fork_worker(command: list[str], inherited: list[int]) -> Any:
     """Start a worker as `workers._start` does, by a fork."""
-    folder, code, token, call = command[-4:]
-    return Forked(lambda: session.run_worker(Path(folder), Code.from_json(code), token, call), leads=False)
+    folder, code, token, channel = command[-4:]
+    return Forked(lambda: session.run_worker(Path(folder), Code.from_json(code), token, int(channel)), leads=False)
 
 
 def fork_call(path: Path, folder: Path) -> Any:
@@ -221,7 +221,7 @@ def kill_and_suspend(path: Path, folder: Path) -> None:
         assert process.stderr is not None
         said = process.stderr.read()
         assert "ended early (killed by SIGKILL)" in said, said
-        assert not any("left to another process" in line for line in said.splitlines()), said
+        assert not any("is left out" in line for line in said.splitlines()), said
 
 
 def kill_often(sampler: str, begin: Callable[[Path, Path], Any], path: Path, folder: Path, times: int) -> None:

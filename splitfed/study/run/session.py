@@ -29,11 +29,11 @@ from splitfed.study.run.encryption_keys import check_keys
 from splitfed.study.run.progress import Watcher, open_watcher
 from splitfed.study.run.runner import Json, read_result, run_cell
 from splitfed.study.run.search import SearchWork
-from splitfed.study.run.store import StudyFolder
+from splitfed.study.run.store import StudyFolder, hold_run
 from splitfed.study.run.terminal_messages import others_print_aside
 from splitfed.study.run.trials import check_search_database
 from splitfed.study.run.trust import check_links, write_mark
-from splitfed.study.run.workers import Employer, Task, Workers
+from splitfed.study.run.workers import Parent, Task, Workers
 from splitfed.training.description import data_digest
 
 
@@ -105,8 +105,10 @@ class GridWork:
 
     def do(self, task: Task, watcher: Watcher) -> None:
         """Do a run."""
+        folder = self._home.run(task.name)
         watcher.start(task.name)
-        result = run_cell(self._cells[task.name], self._data, self._home.run(task.name), watcher)
+        with hold_run(folder):  # who attacks it waits for its end
+            result = run_cell(self._cells[task.name], self._data, folder, watcher)
         failed = "failed" in result
         watcher.finish(task.name, format_outcome(result), **({"failed": True} if failed else {}))
 
@@ -143,14 +145,14 @@ def run_worker(folder: Path, code: Code, token: str, channel: int) -> None:
     `code`: where import paths may lead, as the process says that has checked all this. `token`: the key of its check,
     on which this process relies if it finds the same study and versions.
     """
-    employer = Employer(channel)
+    parent = Parent(channel)
     with others_print_aside():
         raw = schema.read_toml(folder / "config.toml", digests.STUDY_CONFIG)
         ready = check_raw(raw, "config.toml", folder, code, "", folder, token)
         StudyFolder(folder).check_data(data_digest(ready.data))
         work = _open_work(ready, folder)
-        for task in employer.tasks():
-            work.do(task, employer.reports)
+        for task in parent.tasks():
+            work.do(task, parent.reports)
 
 
 def format_outcome(result: Json) -> str:

@@ -1,4 +1,4 @@
-"""Several processes at the tasks of one study: they are handed one at a time, heard, and replaced where they die.
+"""Several processes at the tasks of one study: they get one at a time, report, and are replaced where they die.
 
 The process that starts them decides alone who does what: a task is at one worker until that says it is done or ends,
 however long it is suspended, and then goes to another one.
@@ -22,7 +22,7 @@ from splitfed.study.run import failures
 from splitfed.study.run.progress import Event, Reports, StudyWatcher, Watcher, relay_event
 
 PATIENCE = 2.0
-"""Seconds that workers get to end by themselves, and after which one that cannot be heard is looked at."""
+"""Seconds that workers get to end by themselves, and after which it is looked whether one that is silent lives."""
 
 MOST_DEATHS = 3
 """How many workers may die at one task in one call; then it is left out."""
@@ -42,7 +42,7 @@ class Task(NamedTuple):
     value: Any = None
 
 
-class Employer:
+class Parent:
     """The process that has started this one, at the other end of `channel`, a descriptor; hands it tasks."""
 
     def __init__(self, channel: int) -> None:
@@ -73,19 +73,18 @@ class Worker:
         with there:
             channel = there.fileno()
             self.process = _start([*command, str(channel)], [channel] if lock is None else [channel, lock])
-        assert self.process.stderr is not None
-        self._stderr, self._last = self.process.stderr, deque[str](maxlen=1)
+        self._last = deque[str](maxlen=1)
         # Read all the time: a worker whose pipe is full would wait for ever.
-        self._reader = Thread(target=self._last.extend, args=(filter(str.strip, self._stderr),), daemon=True)
+        self._reader = Thread(target=self._read_errors, daemon=True)
         self._reader.start()
 
     def give(self, task: Task | None) -> None:
         """Hand it the next task; None ends it."""
         self.task = task
-        with suppress(ConnectionError):  # that it has died is seen when it is heard
+        with suppress(ConnectionError):  # that it has died is seen when it is received from
             self.connection.send_bytes(json.dumps(task).encode())
 
-    def hear(self) -> Event | None:
+    def receive(self) -> Event | None:
         """Return the next event; None where it has ended."""
         try:
             event: Event = json.loads(self.connection.recv_bytes())
@@ -95,19 +94,22 @@ class Worker:
         return event
 
     def has_ended(self) -> bool:
-        """Return whether it has ended with nothing left to hear, though a process that it had started lives on."""
+        """Return whether it has ended with nothing left to receive, though a process that it had started lives on."""
         return self.process.poll() is not None and not self.connection.poll()
 
     def close(self) -> str:
         """Wait for its end; return why it ended early: its last line on standard error, or by which signal."""
         code = self.process.wait()
         self.connection.close()
-        self._reader.join(PATIENCE)
-        if not self._reader.is_alive():  # else a process that it had started still writes into it
-            self._stderr.close()
+        self._reader.join(PATIENCE)  # a process that it had started may still write
         if code < 0:
             return f"killed by {_name_signal(-code)}"
         return self._last[0].strip() if self._last else f"exit code {code}"
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as lines:
+            self._last.extend(filter(str.strip, lines))
 
 
 class Workers:
@@ -141,10 +143,10 @@ class Workers:
             for number in range(count):
                 self._start_worker(number)
             while self._alive:
-                heard = wait([worker.connection for worker in self._alive], PATIENCE)
+                ready = wait([worker.connection for worker in self._alive], PATIENCE)
                 for worker in list(self._alive):
-                    if worker.connection in heard:
-                        self._follow(worker, worker.hear())
+                    if worker.connection in ready:
+                        self._follow(worker, worker.receive())
                     elif worker.has_ended():
                         self._replace(worker)
         except BaseException:
