@@ -24,6 +24,7 @@ from splitfed.study.config.search_metrics import MetricReader, SearchConstraint,
 from splitfed.study.config.search_space import (
     KINDS,
     Assignment,
+    Dimension,
     SearchChoice,
     count_points,
     describe,
@@ -91,6 +92,11 @@ class SearchStudy:
         named = [one.metric for one in self.objectives] + [one.metric for one in self.constraints]
         return {metric.name: metric for metric in named}
 
+    @cached_property
+    def space(self) -> dict[str, Dimension]:
+        """Everything that varies, by name."""
+        return {name: dimension for name, (dimension, _) in dimensions(self.tree).items()}
+
     def points(self) -> list[Assignment]:
         """Return every combination of what varies, for a grid."""
         return list_points(self.tree)
@@ -151,7 +157,7 @@ class SearchStudy:
 
     def _with_place(self, line: str, assignment: Mapping[str, Any]) -> str:
         for key in (*KINDS, "training.schedule"):
-            found = dimensions(self.tree).get(key)
+            found = self.space.get(key)
             old = key if key == "training.schedule" else f"{key}[0]"
             start = f"{self.source}: {old}"
             if found is not None and line.startswith(start) and line[len(start) : len(start) + 1] in (".", ":"):
@@ -188,7 +194,7 @@ def read_search(raw: Mapping[str, Any], source: str, base: Path, code: Code) -> 
     tree = read_space(mistakes, {key: table for key, table in raw.items() if key != "search"})
     table = _read_table(mistakes, raw["search"], source)
     bare = SearchStudy(tree, table or SearchTable(objectives={"utility": "maximize"}), (), (), source, base, code)
-    first = {name: dimension.ends[0] for name, (dimension, _) in dimensions(tree).items()}
+    first = {name: dimension.ends[0] for name, dimension in bare.space.items()}
     try:
         schema.parse_study(bare.study_of(first), source)
     except InvalidStudy as error:

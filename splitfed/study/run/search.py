@@ -136,13 +136,12 @@ def _carry_out(search: SearchStudy, data: Dataset, folder: Path, drawn: DrawnTri
         return {"state": "refused", "reason": reason}
     known = {"runs": [cell.id for cell in cells], "setting": _setting_of(cells[0])}
     results: list[Json] = []
-    rises = data.task.higher_is_better
+    rule, rises = search.table.prune, data.task.higher_is_better
     for cell in cells:
         watcher.start(f"trial {drawn.number}, {cell.id}")
-        # Trials are set side by side by their first seed.
-        others = [] if results else read_trials(folder)
-        home = StudyFolder(folder).run(cell.id)
-        judge = None if search.table.prune is None else partial(_judge_round, search.table.prune, home, rises, others)
+        home, judge = StudyFolder(folder).run(cell.id), None
+        if rule is not None and not results:  # trials are set side by side by their first seed
+            judge = partial(_judge_round, rule, home, rises, [one["curve"] for one in read_trials(folder)])
         with hold_run(home):  # trials may ask for the same run
             try:
                 result = run_cell(cell, data, home, watcher, judge)
@@ -157,14 +156,14 @@ def _carry_out(search: SearchStudy, data: Dataset, folder: Path, drawn: DrawnTri
     return known | _judge(search, results) | {"curve": best_so_far(results[0]["history"], rises)}
 
 
-def _judge_round(
-    rule: PruneTable, home: Path, rises: bool, others: Sequence[Mapping[str, Any]], done: int, total: int
-) -> None:
-    """Raise `HopelessRun` where the rule says so of the run in `home`, which has the round written, beside `others`."""
+def _judge_round(rule: PruneTable, home: Path, rises: bool, others: Sequence[Any], done: int, total: int) -> None:
+    """Raise `HopelessRun` where the rule says so of the run in `home`, beside the curves of `others`.
+
+    `done` of `total` rounds are trained and written.
+    """
     if done == total:
         return
-    curves = [one["curve"] for one in others if one["curve"]]
-    if (reason := find_hopeless(rule, best_so_far(RunFolder(home).metrics(), rises), curves, rises)) is not None:
+    if (reason := find_hopeless(rule, best_so_far(RunFolder(home).metrics(), rises), others, rises)) is not None:
         raise HopelessRun(reason)
 
 

@@ -16,7 +16,7 @@ from splitfed.data.federation import Federation
 from splitfed.study.config import build
 from splitfed.study.config.cell import Cell, DefenseSetting, format_value
 from splitfed.study.config.search import PRICE, SearchStudy
-from splitfed.study.config.search_space import Assignment, Dimension, SearchChoice, dimensions, list_variations
+from splitfed.study.config.search_space import Assignment, Dimension, SearchChoice, list_variations
 from splitfed.study.report.data import Json
 from splitfed.study.report.units import count_noun, format_seconds
 from splitfed.study.run.preflight import adversaries_of
@@ -48,7 +48,7 @@ def plan_search(search: SearchStudy, cells: Sequence[Cell], data: Dataset) -> Js
 
 def describe_dimensions(search: SearchStudy) -> dict[str, str]:
     """Return name of a parameter that varies -> the values it may take, in words."""
-    return {name: _describe(dimension) for name, (dimension, _) in dimensions(search.tree).items()}
+    return {name: _describe(dimension) for name, dimension in search.space.items()}
 
 
 def print_search_plan(plan: Json, console: Console) -> None:

@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,14 +27,14 @@ from sqlalchemy.pool import NullPool
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive
 from splitfed.study.config.search import FIXED, GENETIC, POPULATION, STARTUP, SearchStudy
-from splitfed.study.config.search_space import Assignment, Dimension, SearchChoice, active, dimensions, resolve
+from splitfed.study.config.search_space import Assignment, Dimension, SearchChoice, active, resolve
 from splitfed.study.run.distinct_sampler import DistinctSampler, draw_points, spread_points
 from splitfed.study.run.trials import LOCKED_SECONDS, detect_damage, open_database
 from splitfed.training.checkpoint import write_atomic
 
-OWNER, RECORD, VIOLATIONS, SURPLUS, SEARCH = "folder", "record", "violations", "surplus", "search"
-"""Attributes of trials: whose it is, what came out, by how much constraints are violated, that it is one too many; of
-the study: which search it is."""
+OWNER, RECORD, VIOLATIONS, SEARCH = "folder", "record", "violations", "search"
+"""Attributes of trials: whose it is, what came out, by how much constraints are violated; of the study: which search
+it is."""
 
 
 class DrawnTrial(NamedTuple):
@@ -50,9 +51,6 @@ class SearchQueue:
         self._search = search
         # Known to other folders only where they share the trials.
         self._owner = "" if search.table.storage is None else _folder_mark(folder)
-        self._space = {name: dimension for name, (dimension, _) in dimensions(search.tree).items()}
-        self._points: list[Assignment] | None = None
-        self._first: list[dict[str, Any]] | None = None
         self._taken: set[int] = set()
         with detect_damage(folder / "study.db"), _quiet():
             self._storage = open_storage(folder / "study.db", search.table.storage)
@@ -65,6 +63,20 @@ class SearchQueue:
             )
         self._id = self._storage.get_study_id_from_name(search.name)
         self._check_same()
+
+    @cached_property
+    def _points(self) -> list[Assignment]:
+        return list_fixed_points(self._search)
+
+    @cached_property
+    def _distributions(self) -> dict[str, BaseDistribution]:
+        return {name: distribution_of(dimension) for name, dimension in self._search.space.items()}
+
+    @cached_property
+    def _first_points(self) -> list[dict[str, Any]]:
+        """What the first generation tries."""
+        seed = derive(self._search.seed, "search", "first") % 2**32
+        return spread_points(self._distributions, self._search.table.population or POPULATION, seed)
 
     def _check_same(self) -> None:
         """Refuse a storage in which a search of this name varies something else."""
@@ -91,15 +103,14 @@ class SearchQueue:
             identifier = self._storage.create_new_trial(self._id, template_trial=blank)
             number = self._storage.get_trial(identifier).number
             if number >= self._search.trials:  # another machine was faster
-                self._storage.set_trial_user_attr(identifier, SURPLUS, True)
                 self._study.tell(number, state=TrialState.FAIL)
                 return None
             self.trials()  # Optuna's cache knows a trial only once it has read it
             return self._draw(number)
 
     def trials(self) -> list[FrozenTrial]:
-        """Return the trials that there are, by number."""
-        return [t for t in self._study.get_trials(deepcopy=False) if SURPLUS not in t.user_attrs]
+        """Return the trials that there are, by number; two machines at once may have begun one too many."""
+        return [t for t in self._study.get_trials(deepcopy=False) if t.number < self._search.trials]
 
     def tell(self, number: int, record: Mapping[str, Any]) -> None:
         """End the trial with this number: its `record` says how, and with which values."""
@@ -134,7 +145,7 @@ class SearchQueue:
 
         if self._search.table.sampler in GENETIC:
             # What decides nothing in this trial is inherited all the same.
-            everything = {name: suggest(dimension) for name, dimension in self._space.items()}
+            everything = {name: suggest(dimension) for name, dimension in self._search.space.items()}
             return DrawnTrial(number, active(self._search.tree, everything))
         drawn: Assignment = {}
 
@@ -161,20 +172,14 @@ class SearchQueue:
                 )
             case "nsga2" | "nsga3":
                 kind = optuna.samplers.NSGAIISampler if table.sampler == "nsga2" else optuna.samplers.NSGAIIISampler
-                size = table.population or POPULATION
-                inner = kind(population_size=size, seed=seed, constraints_func=limits)
-                wanted = {name: distribution_of(one) for name, one in self._space.items()}
-                if self._first is None:
-                    self._first = spread_points(wanted, size, derive(self._search.seed, "search", "first") % 2**32)
-                return DistinctSampler(inner, wanted, self._first, self._setting_of)
-        if self._points is None:
-            self._points = list_fixed_points(self._search)
-        point = {name: _write_drawn(self._space[name], value) for name, value in self._points[number].items()}
+                inner = kind(population_size=table.population or POPULATION, seed=seed, constraints_func=limits)
+                return DistinctSampler(inner, self._distributions, self._first_points, self._setting_of)
+        point = {name: _write_drawn(self._search.space[name], value) for name, value in self._points[number].items()}
         return PartialFixedSampler(point, RandomSampler(seed=0))
 
     def _setting_of(self, drawn: Mapping[str, Any]) -> str:
         """Return what tells the setting that was drawn from others: what decides something in it, rounded."""
-        read = {name: _read_drawn(self._space[name], value) for name, value in drawn.items()}
+        read = {name: _read_drawn(self._search.space[name], value) for name, value in drawn.items()}
         return json.dumps(active(self._search.tree, read), sort_keys=True)
 
 
@@ -186,8 +191,7 @@ def list_fixed_points(search: SearchStudy) -> list[Assignment]:
     assert search.table.sampler in FIXED
     if search.table.sampler == "grid":
         return search.points()
-    space = {name: dimension for name, (dimension, _) in dimensions(search.tree).items()}
-    wanted = {name: distribution_of(dimension) for name, dimension in space.items()}
+    wanted = {name: distribution_of(dimension) for name, dimension in search.space.items()}
     seed = derive(search.seed, "search") % 2**32
     with _quiet():
         if search.table.sampler == "qmc":
@@ -195,7 +199,8 @@ def list_fixed_points(search: SearchStudy) -> list[Assignment]:
         else:
             drawn = draw_points(RandomSampler(seed=seed), wanted, search.trials)
     return [
-        active(search.tree, {name: _read_drawn(space[name], value) for name, value in point.items()}) for point in drawn
+        active(search.tree, {name: _read_drawn(search.space[name], value) for name, value in point.items()})
+        for point in drawn
     ]
 
 
@@ -227,7 +232,7 @@ def open_storage(path: Path, address: str | None) -> RDBStorage:
 
 def fingerprint(search: SearchStudy) -> str:
     """Return what tells one search from another: what varies, and what it goes by."""
-    space = {name: str(distribution_of(one)) for name, (one, _) in dimensions(search.tree).items()}
+    space = {name: str(distribution_of(one)) for name, one in search.space.items()}
     goals = [f"{one.direction} {one.metric.name} {one.cap}" for one in search.objectives]
     return json.dumps(
         [search.table.sampler, space, goals, [one.text for one in search.constraints], list(search.seeds)]
