@@ -8,12 +8,14 @@ from splitfed.core.lazy_package import make_lazy
 from splitfed.registry import TABLES
 
 if TYPE_CHECKING:
-    from splitfed.attacks.base import Attack as Attack
-    from splitfed.attacks.base import Knowledge as Knowledge
-    from splitfed.attacks.base import Needs as Needs
-    from splitfed.attacks.base import Outcome as Outcome
-    from splitfed.attacks.base import Phase as Phase
-    from splitfed.attacks.base import Target as Target
+    from splitfed.attacks.base import (
+        Attack as Attack,
+        Knowledge as Knowledge,
+        Needs as Needs,
+        Outcome as Outcome,
+        Phase as Phase,
+        Target as Target,
+    )
 
     def __getattr__(name: str) -> Any: ...
 

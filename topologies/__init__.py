@@ -7,8 +7,7 @@ from splitfed.core.lazy_package import make_lazy
 if TYPE_CHECKING:
     from splitfed.topologies.custom import custom as custom
     from splitfed.topologies.extended_vanilla import extended_vanilla as extended_vanilla
-    from splitfed.topologies.fusion import Fusion as Fusion
-    from splitfed.topologies.fusion import Output as Output
+    from splitfed.topologies.fusion import Fusion as Fusion, Output as Output
     from splitfed.topologies.heterogeneous import heterogeneous as heterogeneous
     from splitfed.topologies.local import local as local
     from splitfed.topologies.multi_hop import multi_hop as multi_hop

@@ -216,9 +216,10 @@ def test_on_a_terminal_it_is_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.stderr", terminal)
         with open_watcher(2, 0) as watcher:
             assert isinstance(watcher, LiveTable)
-            watcher.start("a")
-            watcher.round(1, 3)
-            watcher.finish("a", "a: 0.5")
+            row = watcher.worker(0)
+            row.start("a")
+            row.round(1, 3)
+            row.finish("a", "a: 0.5")
         monkeypatch.setenv("TERM", "dumb")
         with open_watcher(2, 0) as watcher:
             assert isinstance(watcher, Lines)

@@ -45,7 +45,8 @@ def continue_run(folder: Path, rounds: int, *, trust: bool = False) -> Json:
         # What is trusted for one call is not the user's own for ever.
         own = (folder / "config.toml").is_file() and read_own_files(folder) is not None
         previous, cell, data = _begin(folder, rounds, trust) if started is None else (started, *_open(folder, trust))
-        with open_watcher(1, 0) as watcher:
+        with open_watcher(1, 0) as workers:
+            watcher = workers.worker(0)
             watcher.start(folder.resolve().name)
             result = run_cell(cell, data, folder, watcher)
         # Labels say more than the configuration that the folder keeps, such as that a cut was chosen.

@@ -49,7 +49,7 @@ class Watcher:
 
 
 class StudyWatcher(Watcher):
-    """Contract: the same of several workers."""
+    """Contract: the same of several workers: what one of them is at is reported to `worker(number)`."""
 
     def worker(self, number: int) -> Watcher:
         """Return what receives the progress of the worker with this number, from 0: itself, where all are alike."""
@@ -173,26 +173,12 @@ class LiveTable(StudyWatcher):
         with self._lock:
             self._rows.pop(number, None)
 
-    def start(self, run: str) -> None:
-        """Show it in the row of the only worker, this process."""
-        self.worker(0).start(run)
-
-    def round(self, done: int, total: int, epsilon: float | None = None) -> None:
-        """Show it in the row of the only worker."""
-        self.worker(0).round(done, total, epsilon)
-
-    def attack(self, name: str, done: int, total: int) -> None:
-        """Show it in the row of the only worker."""
-        self.worker(0).attack(name, done, total)
-
     def finish(self, run: str, line: str, failed: bool = False) -> None:
         """Leave the line of the run above the table."""
         with self._lock:
             self._done += 1
             self._failed += failed
             self._pace.done, self._pace.last = self._done, self._clock()
-            if 0 in self._rows and len(self._rows) == 1:
-                self._rows[0].run = ""
         self.note(line)
 
     def note(self, line: str) -> None:

@@ -77,7 +77,8 @@ def _attack_alone(folder: Path, names: Sequence[str], given: Mapping[str, Any], 
             mistakes.add(found.where, f"{own[0]} lives in training, and was not in this one with these parameters")
     mistakes.stop()
     chosen = [replace(found, key=_attack_key(result, found.label, found.attack.name)) for found in filter(None, probes)]
-    with open_watcher(1, 0) as watcher:
+    with open_watcher(1, 0) as workers:
+        watcher = workers.worker(0)
         run = digests.reads_folder(lambda place: train_cell(cell, data, place, watcher))(folder)
         for found in chosen:
             with mistakes.at(found.where):
@@ -129,8 +130,8 @@ def load_finished_run(folder: Path, *, trust: bool = False) -> tuple[Json, Cell,
 def rebuild_run(folder: Path, *, trust: bool = False) -> Run:
     """Return the finished run in `folder`, as its newest checkpoint has it; see `load_finished_run`."""
     _, cell, data = load_finished_run(folder, trust=trust)
-    with open_watcher(1, 0) as watcher:
-        return train_cell(cell, data, folder, watcher)
+    with open_watcher(1, 0) as workers:
+        return train_cell(cell, data, folder, workers.worker(0))
 
 
 def format_applicable(found: Mapping[str, Mapping[str, str | None]]) -> str:

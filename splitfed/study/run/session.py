@@ -57,7 +57,7 @@ def run_study(
                     pool.run(min(workers, left))
             else:
                 for task in work.tasks():
-                    work.do(task, watcher)
+                    work.do(task, watcher.worker(0))
                     work.done(task)
         return work.results()
 
