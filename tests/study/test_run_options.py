@@ -17,7 +17,7 @@ from rich.console import Console
 from splitfed.core.errors import InvalidInput
 from splitfed.study.config.cell import Cell
 from splitfed.study.run import dry_run, session
-from splitfed.study.run.progress import Event, Lines, LiveTable, Reports, open_watcher, relay_event
+from splitfed.study.run.progress import Lines, LiveTable, ProgressEvent, Reports, open_watcher, relay_event
 from splitfed.study.run.python_study import load_study
 from splitfed.study.run.runner import run_cell
 from tests.study.examples import checked, small, write
@@ -200,7 +200,7 @@ def test_elsewhere_there_are_plain_lines(capsys: pytest.CaptureFixture[str]) -> 
         one = watcher.worker(1)
         for event in ({"event": "start", "run": "a"}, {"event": "round", "done": 1, "total": 2, "epsilon": 0.5}):
             relay_event(event, one)
-        told: list[Event] = []
+        told: list[ProgressEvent] = []
         Reports(told.append).finish("a", "a: 0.5\x1b[31m", failed=True)
         Reports(told.append).note("worker 1 ended early")
         for event in told:

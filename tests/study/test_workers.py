@@ -19,7 +19,7 @@ from splitfed.models.import_paths import Code
 from splitfed.study.run import checked_study, session, workers
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.store import StudyFolder
-from splitfed.study.run.workers import MOST_DEATHS, Task, Workers
+from splitfed.study.run.workers import MOST_DEATHS, Job, Workers
 from tests.study.examples import small, write
 from tests.study.search_examples import searching
 from tests.study.test_search import outcome, states
@@ -34,8 +34,8 @@ from multiprocessing.connection import Connection
 place, connection = pathlib.Path(sys.argv[1]), Connection(int(sys.argv[2]))
 tell = lambda **event: connection.send_bytes(json.dumps(event).encode())
 print("a library says hello", flush=True)
-while (task := json.loads(connection.recv_bytes())) is not None:
-    name = task[0]
+while (job := json.loads(connection.recv_bytes())) is not None:
+    name = job[0]
     tries = place / name
     count = len(tries.read_text()) if tries.is_file() else 0
     tries.write_text("x" * (count + 1))
@@ -59,13 +59,13 @@ while (task := json.loads(connection.recv_bytes())) is not None:
 
 def employ(place: Path, capsys: Any, names: list[str], count: int = 1) -> list[str]:
     """Let workers of a few lines do the runs called `names`; return what was said."""
-    done: list[Task] = []
-    tasks = [Task(name) for name in names]
+    done: list[Job] = []
+    jobs = [Job(name) for name in names]
     command = [sys.executable, "-c", SCRIPT, str(place)]
-    Workers(command, None, Lines(len(names)), iter(tasks), done.append).run(count)
+    Workers(command, None, Lines(len(names)), iter(jobs), done.append).run(count)
     found: list[str] = capsys.readouterr().err.splitlines()
     finished = [line.split("] ")[1] for line in found if line.startswith("[")]
-    assert [task.name for task in done] == finished, "of each task the end is told, once"
+    assert [job.name for job in done] == finished, "of each job the end is told, once"
     return found
 
 
@@ -124,7 +124,7 @@ def test_a_worker_that_dies_is_seen_though_a_process_of_its_own_lives_on(
 
 @unix
 def test_workers_that_die_before_they_begin_end_the_call() -> None:
-    pool = Workers([sys.executable, "-c", "exit('no such thing')"], None, Lines(1), iter([Task("a")] * 9), print)
+    pool = Workers([sys.executable, "-c", "exit('no such thing')"], None, Lines(1), iter([Job("a")] * 9), print)
     with pytest.raises(workers.WorkerDied, match=r"3 workers ended before they began a run \(no such thing\); go on"):
         pool.run(2)
 
@@ -142,7 +142,7 @@ def test_a_second_call_on_the_same_folder_is_refused_in_one_line(tmp_path: Path,
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children and their files are read from /proc")
+@pytest.mark.skipif(not Path("/proc/self/job").is_dir(), reason="children and their files are read from /proc")
 def test_a_search_whose_workers_are_killed_and_suspended_is_the_same(tmp_path: Path) -> None:
     """The short form of `test_search_killed`: one worker is suspended, one killed, and one more takes what is left."""
     study = searching({"trials": 3}, study={"name": "search", "seeds": [0]}, defense=None)
@@ -171,7 +171,7 @@ def test_a_search_whose_workers_are_killed_and_suspended_is_the_same(tmp_path: P
 
 
 def work_alone(folder: Path, key: str) -> None:
-    """Be a worker that gets no task."""
+    """Be a worker that gets no job."""
     ours, theirs = Pipe()
     ours.send_bytes(b"null")
     session.run_worker(folder, Code(folder), key, os.dup(theirs.fileno()))

@@ -31,7 +31,7 @@ from splitfed.attacks.work import BATCHES, OneOf, StatesWork, Work
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
-from splitfed.study.run.progress import Event, Lines, Reports, relay_event
+from splitfed.study.run.progress import Lines, ProgressEvent, Reports, relay_event
 from splitfed.threats.attack_durations import AttackDuration, plan_attack, work_of
 from splitfed.training.run import Run
 from tests.attacks.examples import lenet_run
@@ -330,7 +330,7 @@ def test_of_several_workers_one_says_it() -> None:
         return line
 
     for number in range(2):
-        said: list[Event] = []
+        said: list[ProgressEvent] = []
         worker = Reports(said.append)
         for key in ("a", "a", "b"):
             worker.note_once(key, partial(tell, f"{key} {number}"))

@@ -201,7 +201,7 @@ def test_what_a_worker_says_of_the_users_mistake_is_handed_on() -> None:
     said = "out/x: the disk is full; free some space, then go on with --resume"
     command = ["sh", "-c", f"echo '{said}' >&2; exit 2"]
     with pytest.raises(InvalidInput, match="the disk is full; free some space, then go on with --resume"):
-        workers.Workers(command, None, Lines(1), iter([workers.Task("a"), workers.Task("b")]), print).run(2)
+        workers.Workers(command, None, Lines(1), iter([workers.Job("a"), workers.Job("b")]), print).run(2)
 
 
 FEW = """

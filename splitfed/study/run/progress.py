@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-Event = Mapping[str, Any]
+ProgressEvent = Mapping[str, Any]
 """What has happened, under "event" the name of a method of `Watcher`, and its arguments."""
 
 
@@ -207,7 +207,7 @@ class LiveTable(StudyWatcher):
 class Reports(Watcher):
     """Hands every event to `tell` as plain values, for another process, where `relay_event` reads it."""
 
-    def __init__(self, tell: Callable[[Event], None]) -> None:
+    def __init__(self, tell: Callable[[ProgressEvent], None]) -> None:
         super().__init__()
         self._tell = tell
 
@@ -241,7 +241,7 @@ class Reports(Watcher):
         self._tell(event)
 
 
-def relay_event(event: Event, watcher: Watcher) -> None:
+def relay_event(event: ProgressEvent, watcher: Watcher) -> None:
     """Tell `watcher` an event of `Reports`."""
     if event["event"] == "note_once":
         watcher.note_once(event["key"], lambda: str(event["line"]))

@@ -28,7 +28,7 @@ from splitfed.study.run.search_check import check_setting
 from splitfed.study.run.search_queue import DrawnTrial, SearchQueue
 from splitfed.study.run.search_values import MissingMetric, measure_metric
 from splitfed.study.run.store import StudyFolder, hold_run
-from splitfed.study.run.workers import Task
+from splitfed.study.run.workers import Job
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.folder import RunFolder
 
@@ -38,7 +38,7 @@ class HopelessRun(SplitfedError):
 
 
 class SearchWork:
-    """The trials of `search` on `data` in the folder `home`, as tasks; whoever asks for `tasks` has its database."""
+    """The trials of `search` on `data` in the folder `home`, as jobs; whoever asks for `jobs` has its database."""
 
     def __init__(self, search: SearchStudy, data: Dataset, home: StudyFolder) -> None:
         self._search, self._data, self._home = search, data, home
@@ -53,19 +53,19 @@ class SearchWork:
         """How many trials are over."""
         return len(self._queue.records())
 
-    def tasks(self) -> Iterator[Task]:
+    def jobs(self) -> Iterator[Job]:
         """Yield the trials that are to be done here, each drawn when it is asked for."""
         while (drawn := self._queue.take()) is not None:
             write_missing_records(self._home.path, self._queue)
-            yield Task(f"trial {drawn.number}", drawn)
+            yield Job(f"trial {drawn.number}", drawn)
 
-    def do(self, task: Task, watcher: Watcher) -> None:
+    def do(self, job: Job, watcher: Watcher) -> None:
         """Do a trial."""
-        do_trial(self._search, self._data, self._home.path, DrawnTrial(*task.value), watcher)
+        do_trial(self._search, self._data, self._home.path, DrawnTrial(*job.value), watcher)
 
-    def done(self, task: Task) -> None:
+    def done(self, job: Job) -> None:
         """Tell Optuna what came out of a trial."""
-        number = DrawnTrial(*task.value).number
+        number = DrawnTrial(*job.value).number
         record = read_record(self._home.path, number)
         assert record is not None
         self._queue.tell(number, record)

@@ -33,7 +33,7 @@ from splitfed.study.run.store import StudyFolder, hold_run
 from splitfed.study.run.terminal_messages import others_print_aside
 from splitfed.study.run.trials import check_search_database
 from splitfed.study.run.trust import check_links, write_mark
-from splitfed.study.run.workers import Parent, Task, Workers
+from splitfed.study.run.workers import Job, Parent, Workers
 from splitfed.training.description import data_digest
 
 
@@ -51,14 +51,14 @@ def run_study(
         left = work.total - work.finished
         with open_watcher(work.total, work.finished) as watcher:
             if workers > 1 and left:
-                pool = Workers(worker_command(folder, ready), lock, watcher, work.tasks(), work.done)
+                pool = Workers(worker_command(folder, ready), lock, watcher, work.jobs(), work.done)
                 # What `ignore_signals` does is undone, also for a caller that goes on.
                 with failures.catch_termination():
                     pool.run(min(workers, left))
             else:
-                for task in work.tasks():
-                    work.do(task, watcher.worker(0))
-                    work.done(task)
+                for job in work.jobs():
+                    work.do(job, watcher.worker(0))
+                    work.done(job)
         return work.results()
 
 
@@ -86,7 +86,7 @@ def _open_work(ready: CheckedStudy, folder: Path) -> GridWork | SearchWork:
 
 
 class GridWork:
-    """The runs of `grid` on `data` in the folder `home`, as tasks: what has no result there is left to do."""
+    """The runs of `grid` on `data` in the folder `home`, as jobs: what has no result there is left to do."""
 
     def __init__(self, grid: Grid, data: Dataset, home: StudyFolder) -> None:
         self._cells, self._data, self._home = {cell.id: cell for cell in grid.cells}, data, home
@@ -97,22 +97,22 @@ class GridWork:
         """How many runs have a result."""
         return len(self._home.results(self._cells))
 
-    def tasks(self) -> Iterator[Task]:
+    def jobs(self) -> Iterator[Job]:
         """Yield the runs that have none."""
         for name in self._cells:
             if read_result(self._home.run(name), name) is None:
-                yield Task(name)
+                yield Job(name)
 
-    def do(self, task: Task, watcher: Watcher) -> None:
+    def do(self, job: Job, watcher: Watcher) -> None:
         """Do a run."""
-        folder = self._home.run(task.name)
-        watcher.start(task.name)
+        folder = self._home.run(job.name)
+        watcher.start(job.name)
         with hold_run(folder):  # who attacks it waits for its end
-            result = run_cell(self._cells[task.name], self._data, folder, watcher)
+            result = run_cell(self._cells[job.name], self._data, folder, watcher)
         failed = "failed" in result
-        watcher.finish(task.name, format_outcome(result), **({"failed": True} if failed else {}))
+        watcher.finish(job.name, format_outcome(result), **({"failed": True} if failed else {}))
 
-    def done(self, task: Task) -> None:
+    def done(self, job: Job) -> None:
         """Do nothing: the result is there."""
 
     def results(self) -> list[Json]:
@@ -151,8 +151,8 @@ def run_worker(folder: Path, code: Code, token: str, channel: int) -> None:
         ready = check_raw(raw, "config.toml", folder, code, "", folder, token)
         StudyFolder(folder).check_data(data_digest(ready.data))
         work = _open_work(ready, folder)
-        for task in parent.tasks():
-            work.do(task, parent.reports)
+        for job in parent.jobs():
+            work.do(job, parent.reports)
 
 
 def format_outcome(result: Json) -> str:

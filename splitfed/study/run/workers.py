@@ -1,6 +1,6 @@
-"""Several processes at the tasks of one study: they get one at a time, report, and are replaced where they die.
+"""Several processes at the jobs of one study: they get one at a time, report, and are replaced where they die.
 
-The process that starts them decides alone who does what: a task is at one worker until that says it is done or ends,
+The process that starts them decides alone who does what: a job is at one worker until that says it is done or ends,
 however long it is suspended, and then goes to another one.
 """
 
@@ -19,23 +19,23 @@ from typing import Any, NamedTuple
 
 from splitfed.core.errors import InvalidInput, SplitfedError
 from splitfed.study.run import failures
-from splitfed.study.run.progress import Event, Reports, StudyWatcher, Watcher, relay_event
+from splitfed.study.run.progress import ProgressEvent, Reports, StudyWatcher, Watcher, relay_event
 
 PATIENCE = 2.0
 """Seconds that workers get to end by themselves, and after which it is looked whether one that is silent lives."""
 
 MOST_DEATHS = 3
-"""How many workers may die at one task in one call; then it is left out."""
+"""How many workers may die at one job in one call; then it is left out."""
 
 DONE = "done"
-"""The event by which a worker says that its task is done."""
+"""The event by which a worker says that its job is done."""
 
 
 class WorkerDied(SplitfedError):
     """Worker processes end before they have begun anything."""
 
 
-class Task(NamedTuple):
+class Job(NamedTuple):
     """What one worker does at a time: a run or a trial by its `name`, and what else it needs, as plain values."""
 
     name: str
@@ -43,33 +43,33 @@ class Task(NamedTuple):
 
 
 class Parent:
-    """The process that has started this one, at the other end of `channel`, a descriptor; hands it tasks."""
+    """The process that has started this one, at the other end of `channel`, a descriptor; hands it jobs."""
 
     def __init__(self, channel: int) -> None:
         self._connection = Connection(channel)
         self.reports = Reports(self._tell)
 
-    def tasks(self) -> Iterator[Task]:
-        """Yield tasks until there are none, or the other process has ended; each is done when the next is asked for."""
+    def jobs(self) -> Iterator[Job]:
+        """Yield jobs until there are none, or the other process has ended; each is done when the next is asked for."""
         with suppress(EOFError, ConnectionError):
             while (found := json.loads(self._connection.recv_bytes())) is not None:
-                yield Task(*found)
+                yield Job(*found)
                 self._tell({"event": DONE})
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: ProgressEvent) -> None:
         self._connection.send_bytes(json.dumps(event).encode())
 
 
 class Worker:
-    """A process of `command` with its first `task`; `lock`: a descriptor that it inherits.
+    """A process of `command` with its first `job`; `lock`: a descriptor that it inherits.
 
     `watcher`: receives what it reports; `began`: whether it has reported anything.
     """
 
-    def __init__(self, number: int, command: Sequence[str], lock: int | None, task: Task, watcher: Watcher) -> None:
+    def __init__(self, number: int, command: Sequence[str], lock: int | None, job: Job, watcher: Watcher) -> None:
         self.number, self.watcher, self.began = number, watcher, False
         self.connection, there = Pipe()
-        self.give(task)
+        self.give(job)
         with there:
             channel = there.fileno()
             self.process = _start([*command, str(channel)], [channel] if lock is None else [channel, lock])
@@ -78,16 +78,16 @@ class Worker:
         self._reader = Thread(target=self._read_errors, daemon=True)
         self._reader.start()
 
-    def give(self, task: Task | None) -> None:
-        """Hand it the next task; None ends it."""
-        self.task = task
+    def give(self, job: Job | None) -> None:
+        """Hand it the next job; None ends it."""
+        self.job = job
         with suppress(ConnectionError):  # that it has died is seen when it is received from
-            self.connection.send_bytes(json.dumps(task).encode())
+            self.connection.send_bytes(json.dumps(job).encode())
 
-    def receive(self) -> Event | None:
+    def receive(self) -> ProgressEvent | None:
         """Return the next event; None where it has ended."""
         try:
-            event: Event = json.loads(self.connection.recv_bytes())
+            event: ProgressEvent = json.loads(self.connection.recv_bytes())
         except (EOFError, OSError):
             return None
         self.began = True
@@ -113,7 +113,7 @@ class Worker:
 
 
 class Workers:
-    """Processes of `command` that do `tasks` and report to `watcher`; `done` is told of every task that is over.
+    """Processes of `command` that do `jobs` and report to `watcher`; `done` is told of every job that is over.
 
     `lock`: a descriptor that they inherit.
     """
@@ -123,19 +123,19 @@ class Workers:
         command: Sequence[str],
         lock: int | None,
         watcher: StudyWatcher,
-        tasks: Iterator[Task],
-        done: Callable[[Task], None],
+        jobs: Iterator[Job],
+        done: Callable[[Job], None],
     ) -> None:
-        self._command, self._lock, self._watcher, self._tasks, self._done = command, lock, watcher, tasks, done
+        self._command, self._lock, self._watcher, self._jobs, self._done = command, lock, watcher, jobs, done
         self._alive: list[Worker] = []
-        self._again: list[Task] = []
+        self._again: list[Job] = []
         self._deaths: Counter[str] = Counter()
         self._early, self._refusal = 0, ""
 
     def run(self, count: int) -> None:
-        """Keep `count` of them at work until no task is left; one that dies is replaced, and its task taken again.
+        """Keep `count` of them at work until no job is left; one that dies is replaced, and its job taken again.
 
-        A task at which `MOST_DEATHS` have died is left out, and said to be. Raises `InvalidInput` for what a worker
+        A job at which `MOST_DEATHS` have died is left out, and said to be. Raises `InvalidInput` for what a worker
         says of a mistake of the user's or a refusal of the machine, when all others have ended, and `WorkerDied` where
         workers die before they have begun anything.
         """
@@ -159,51 +159,51 @@ class Workers:
             raise InvalidInput(self._refusal)
 
     def _start_worker(self, number: int) -> None:
-        """Start the worker with this number, where there is a task for it."""
-        if (task := self._next_task()) is not None:
+        """Start the worker with this number, where there is a job for it."""
+        if (job := self._next_job()) is not None:
             watcher = self._watcher.worker(number)
-            self._alive.append(Worker(number, self._command, self._lock, task, watcher))
+            self._alive.append(Worker(number, self._command, self._lock, job, watcher))
 
-    def _next_task(self) -> Task | None:
-        return self._again.pop() if self._again else next(self._tasks, None)
+    def _next_job(self) -> Job | None:
+        return self._again.pop() if self._again else next(self._jobs, None)
 
-    def _follow(self, worker: Worker, event: Event | None) -> None:
+    def _follow(self, worker: Worker, event: ProgressEvent | None) -> None:
         """Do what an event of `worker` asks for; None: it has ended."""
         if event is None:
             self._replace(worker)
         elif event["event"] == DONE:
-            assert worker.task is not None
-            self._done(worker.task)
-            worker.give(self._next_task())
+            assert worker.job is not None
+            self._done(worker.job)
+            worker.give(self._next_job())
         else:
             relay_event(event, worker.watcher)
 
     def _replace(self, worker: Worker) -> None:
         """Start another worker in place of one that has ended, unless it had nothing left to do or was refused."""
         self._alive.remove(worker)
-        why, task = worker.close(), worker.task
+        why, job = worker.close(), worker.job
         self._watcher.gone(worker.number)
-        if task is None:
+        if job is None:
             return
         if worker.process.returncode == 2:
             self._refusal = self._refusal or why
-            self._again.append(task)
+            self._again.append(job)
             return
         if worker.began:
-            self._deaths[task.name] += 1
+            self._deaths[job.name] += 1
         else:
             self._early += 1
             if self._early >= MOST_DEATHS:
                 raise WorkerDied(f"{self._early} workers ended before they began a run ({why}); go on with --resume")
-        self._watcher.note(f"worker {worker.number + 1} ended early ({why}); {self._take_again(task)}")
+        self._watcher.note(f"worker {worker.number + 1} ended early ({why}); {self._take_again(job)}")
         self._start_worker(worker.number)
 
-    def _take_again(self, task: Task) -> str:
-        """Have `task` done again, unless too many have died at it; return what becomes of it, in words."""
-        if self._deaths[task.name] < MOST_DEATHS:
-            self._again.append(task)
-            return f"{task.name} is taken again"
-        return f"{task.name} is left out: {MOST_DEATHS} workers died at it; go on with --resume to try it again"
+    def _take_again(self, job: Job) -> str:
+        """Have `job` done again, unless too many have died at it; return what becomes of it, in words."""
+        if self._deaths[job.name] < MOST_DEATHS:
+            self._again.append(job)
+            return f"{job.name} is taken again"
+        return f"{job.name} is left out: {MOST_DEATHS} workers died at it; go on with --resume to try it again"
 
 
 def stop_workers(workers: Sequence[subprocess.Popen[str]]) -> None:
