@@ -207,7 +207,7 @@ def test_what_a_worker_says_of_the_users_mistake_is_handed_on() -> None:
 FEW = """
 import resource, sys
 from splitfed import cli
-from splitfed.study import session
+from splitfed.study.run import session
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[1])))
 sys.exit(cli.main(sys.argv[2:]))
 """
