@@ -142,7 +142,7 @@ def test_a_second_call_on_the_same_folder_is_refused_in_one_line(tmp_path: Path,
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(not Path("/proc/self/job").is_dir(), reason="children and their files are read from /proc")
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children and their files are read from /proc")
 def test_a_search_whose_workers_are_killed_and_suspended_is_the_same(tmp_path: Path) -> None:
     """The short form of `test_search_killed`: one worker is suspended, one killed, and one more takes what is left."""
     study = searching({"trials": 3}, study={"name": "search", "seeds": [0]}, defense=None)
