@@ -39,6 +39,7 @@ BASE = (
     "plain_values",
     "unchanging",
     "object_kinds",
+    "code_kinds",
     "reachable",
     "reachable_names",
     "state_encoding",

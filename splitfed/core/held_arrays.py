@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 import copy
-import dis
 import gc
 import io
 import logging
@@ -17,17 +16,16 @@ import weakref
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from splitfed.core.code_kinds import FUNCTION, is_installed, names_in
 from splitfed.core.errors import InvalidInput
 from splitfed.core.payload import not_dense
 from splitfed.core.plain_values import dense_parts
-from splitfed.core.reachable import installed
 
 OWN = frozenset(vars(nn.Module()))
 """The tables that every module has."""
@@ -232,25 +230,16 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any, bool]]:
                     yield name, value, True
 
 
-def is_installed(thing: Any) -> bool:
-    """Return whether a class or function belongs to an installed package, and not to the user."""
-    return installed(getattr(thing, "__module__", None) or "")
-
-
 def _followed(thing: Any) -> Iterator[tuple[object, bool]]:
     """Yield what `thing` refers to, and whether a copy of it would refer to the same."""
-    if isinstance(thing, Tensor):
+    if isinstance(thing, (Tensor, nn.Module)):
         yield from ((one, False) for one in vars(thing).values())
     elif isinstance(thing, np.ndarray):
         yield from ((one, False) for one in (thing.flat if _is_of_objects(thing) else ()))
-    elif isinstance(thing, nn.Module):
-        yield from ((one, False) for one in vars(thing).values())
     elif isinstance(thing, types.FunctionType):
-        cells = [cell.cell_contents for cell in thing.__closure__ or () if _is_full(cell)]
-        held = [*cells, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values(), *vars(thing).values()]
-        yield from ((one, True) for one in held)
+        yield from ((one, True) for one in FUNCTION.held(thing).values())
         if not is_installed(thing):
-            named = [thing.__globals__.get(name) for name in _names(thing.__code__)]
+            named = (thing.__globals__.get(name) for name in names_in(thing.__code__, "LOAD_GLOBAL", "LOAD_NAME"))
             yield from ((one, False) for one in named if _may_hold(one))
     elif isinstance(thing, weakref.ref):
         yield thing(), True
@@ -260,12 +249,8 @@ def _followed(thing: Any) -> Iterator[tuple[object, bool]]:
         yield thing.__self__, True
     elif isinstance(thing, fx.Graph):
         # What nodes take from one another is no value.
-        yield from (
-            (given, False)
-            for node in thing.nodes
-            for given in (node.args, dict(node.kwargs))
-            if not all(isinstance(one, fx.Node) for one in given)
-        )
+        given = (one for node in thing.nodes for one in (node.args, dict(node.kwargs)))
+        yield from ((one, False) for one in given if not all(isinstance(part, fx.Node) for part in one))
     elif not isinstance(thing, (fx.Node, *_NUMBER, str, bytes, type(None))):
         yield from ((one, False) for one in gc.get_referents(thing))
 
@@ -273,12 +258,6 @@ def _followed(thing: Any) -> Iterator[tuple[object, bool]]:
 def _may_hold(value: Any) -> bool:
     """Return whether a global that the user's code names is a value of the user's, and no part of a program."""
     return isinstance(value, _VALUES) or (isinstance(value, types.FunctionType) and not is_installed(value))
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """Return the globals that a function's code looks up, those of functions within it included."""
-    inner = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
-    return {*_looked_up(code, "LOAD_GLOBAL", "LOAD_NAME"), *(name for names in inner for name in names)}
 
 
 def names_in_code(kinds: Collection[type]) -> set[str]:
@@ -296,26 +275,13 @@ def names_in_code(kinds: Collection[type]) -> set[str]:
         elif isinstance(one, types.FunctionType):
             waiting += [one.__code__, getattr(one, "__wrapped__", None)]
         elif isinstance(one, types.CodeType):
-            found |= _looked_up(one, "LOAD_ATTR", "LOAD_METHOD")
+            found |= names_in(one, "LOAD_ATTR", "LOAD_METHOD")
             waiting += one.co_consts
         elif isinstance(one, str) and one.isidentifier():
             found.add(one)
         elif isinstance(one, tuple):
             waiting += one
     return found
-
-
-@cache
-def _looked_up(code: types.CodeType, *ways: str) -> frozenset[str]:
-    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in ways)
-
-
-def _is_full(cell: types.CellType) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
 
 
 def _is_of_objects(thing: Any) -> bool:

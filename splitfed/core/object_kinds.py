@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import partial
 from types import FunctionType, GeneratorType, MappingProxyType, MethodType, ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,8 +50,8 @@ _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 class AnyKind:
     """How objects of some types hold others; `name` is told. This one holds nothing."""
 
-    name: ClassVar[str] = "object"
-    contains: ClassVar[bool] = False
+    name = "object"
+    contains = False
     """Whether its entries have no names of their own, as those of a list."""
 
     def data(self, value: Any) -> Any:
@@ -106,7 +106,7 @@ class ObjectKind(AnyKind):
 class ModuleKind(AnyKind):
     """A module: its weights, buffers, submodules and attributes, and the tables of hooks that are not empty."""
 
-    name: ClassVar[str] = "module"
+    name = "module"
 
     def held(self, value: Any) -> Held:
         """Return them."""
@@ -164,8 +164,8 @@ class ModuleKind(AnyKind):
 class SequenceKind(ObjectKind):
     """A list or deque."""
 
-    name: ClassVar[str] = "list"
-    contains: ClassVar[bool] = True
+    name = "list"
+    contains = True
 
     def data(self, value: Any) -> Any:
         """Return a copy of one that holds plain values alone."""
@@ -189,8 +189,8 @@ class SequenceKind(ObjectKind):
 class TupleKind(ObjectKind):
     """A tuple, which cannot be changed; what it holds can be."""
 
-    name: ClassVar[str] = "tuple"
-    contains: ClassVar[bool] = True
+    name = "tuple"
+    contains = True
 
     def held(self, value: Any) -> Held:
         """Return its items by number."""
@@ -203,8 +203,8 @@ class TupleKind(ObjectKind):
 class TableKind(ObjectKind):
     """A dict; an entry is named by its key, or by the identity of a key that is not plain."""
 
-    name: ClassVar[str] = "dict"
-    contains: ClassVar[bool] = True
+    name = "dict"
+    contains = True
 
     def data(self, value: Any) -> Any:
         """Return a copy of one that holds plain values alone."""
@@ -231,8 +231,8 @@ class TableKind(ObjectKind):
 class SetKind(ObjectKind):
     """A set or frozenset."""
 
-    name: ClassVar[str] = "set"
-    contains: ClassVar[bool] = True
+    name = "set"
+    contains = True
 
     def data(self, value: Any) -> Any:
         """Return a copy of one that holds plain values alone."""
@@ -253,7 +253,7 @@ class SetKind(ObjectKind):
 class ArrayKind(AnyKind):
     """An array of NumPy."""
 
-    name: ClassVar[str] = "array"
+    name = "array"
 
     def data(self, value: Any) -> Any:
         """Return a copy of its numbers; one that cannot be written to is its own copy."""
@@ -268,7 +268,7 @@ class ArrayKind(AnyKind):
 class BytesKind(AnyKind):
     """A bytearray, or an array of the standard library."""
 
-    name: ClassVar[str] = "array"
+    name = "array"
 
     def data(self, value: Any) -> Any:
         """Return a copy."""
@@ -282,7 +282,7 @@ class BytesKind(AnyKind):
 class TensorKind(AnyKind):
     """A tensor and the attributes that somebody hung on it: its numbers are kept elsewhere."""
 
-    name: ClassVar[str] = "tensor"
+    name = "tensor"
 
     def held(self, value: Any) -> Held:
         """Return its attributes."""
@@ -297,7 +297,7 @@ class TensorKind(AnyKind):
 class RandomKind(AnyKind):
     """A generator of random numbers of Python, NumPy or torch."""
 
-    name: ClassVar[str] = "generator"
+    name = "generator"
 
     def data(self, value: Any) -> Any:
         """Return its state."""
@@ -323,7 +323,7 @@ class RandomKind(AnyKind):
 class IteratorKind(AnyKind):
     """An iterator of Python: what it runs over, and where it is."""
 
-    name: ClassVar[str] = "iterator"
+    name = "iterator"
 
     def data(self, value: Any) -> Any:
         """Return how it is told, and how far it is from its end, with an iterator that is there."""
@@ -376,7 +376,7 @@ class GeneratorKind(IteratorKind):
 class LinkKind(AnyKind):
     """What leads to another object alone: a bound method, a weak reference, a partial call, a descriptor."""
 
-    name: ClassVar[str] = "function"
+    name = "function"
 
     def held(self, value: Any) -> Held:
         """Return what it leads to."""

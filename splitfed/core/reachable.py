@@ -12,29 +12,35 @@ an object in the stead of an equal one is no change, and cycles and shared objec
 
 from __future__ import annotations
 
-import dis
 import os
-import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
-from types import CodeType, FunctionType, ModuleType
-from typing import Any, ClassVar, NamedTuple
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
 from weakref import ProxyTypes
 
 from torch import Tensor, nn
 
+from splitfed.core.code_kinds import (
+    CLASS,
+    ENVIRONMENT,
+    FUNCTION,
+    GLOBALS,
+    NamesKind,
+    installed,
+    is_data,
+    names_in,
+    names_mentioned,
+)
 from splitfed.core.object_kinds import AnyKind, kind_of
-from splitfed.core.plain_values import LEAVES, Held, Key, is_leaf, same
+from splitfed.core.plain_values import LEAVES, Key, is_leaf, same
 
 _CALLED = frozenset({"forward", "train", "eval"})
 _MAKERS = "__init__ __new__ __repr__ __str__ __init_subclass__ __class_getitem__ __del__"
 _COPIERS = "__reduce__ __reduce_ex__ __deepcopy__ __copy__ __getstate__ __setstate__"
 _UNCALLED = frozenset(f"{_MAKERS} {_COPIERS}".split())
-_PLACES = frozenset(("site-packages", "dist-packages"))
-_INSTALLED: dict[str, bool] = {"splitfed": True, "torch": True, "__main__": False}
 
 
 class Location:
@@ -98,128 +104,6 @@ class Opaque(NamedTuple):
         return "..."
 
 
-class _NamesKind(AnyKind):
-    """A class, or the globals of a module, of which some names are looked up."""
-
-    def put_back(self, value: Any, held: Held, data: Any) -> None:
-        """Set what was there."""
-        for key, one in held.items():
-            if self.table(value).get(key.name, self) is not one:
-                self.set(value, key.name, one)
-
-    def table(self, value: Any) -> Mapping[str, Any]:
-        """Return all names."""
-        raise NotImplementedError
-
-    def set(self, value: Any, name: str, one: Any) -> None:
-        """Set one."""
-        raise NotImplementedError
-
-    def remove(self, value: Any, name: str) -> None:
-        """Remove one."""
-        raise NotImplementedError
-
-
-class _ClassKind(_NamesKind):
-    name: ClassVar[str] = "class"
-
-    def table(self, value: Any) -> Mapping[str, Any]:
-        return value.__dict__  # type: ignore[no-any-return]
-
-    def set(self, value: Any, name: str, one: Any) -> None:
-        type.__setattr__(value, name, one)
-
-    def remove(self, value: Any, name: str) -> None:
-        type.__delattr__(value, name)
-
-
-class _GlobalsKind(_NamesKind):
-    name: ClassVar[str] = "globals"
-
-    def table(self, value: dict[str, Any]) -> Mapping[str, Any]:
-        return value
-
-    def set(self, value: Any, name: str, one: Any) -> None:
-        value[name] = one
-
-    def remove(self, value: Any, name: str) -> None:
-        del value[name]
-
-
-class _FunctionKind(AnyKind):
-    """A function: its code, defaults, the variables of its closure, and attributes."""
-
-    name: ClassVar[str] = "function"
-
-    def data(self, value: Any) -> Any:
-        return value.__code__
-
-    def held(self, value: Any) -> Held:
-        code = value.__code__
-        found: Held = {Key("attribute", name): one for name, one in vars(value).items()}
-        positional = code.co_varnames[: code.co_argcount]
-        defaults = value.__defaults__ or ()
-        # Code may have hung more of them on it than it has arguments.
-        spare = range(max(0, len(defaults) - len(positional)))
-        names = (*spare, *positional[max(0, len(positional) - len(defaults)) :])
-        named = dict(zip(names, defaults, strict=True))
-        found |= {Key("default", name): one for name, one in {**named, **(value.__kwdefaults__ or {})}.items()}
-        for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
-            try:
-                found[Key("variable", name)] = cell.cell_contents
-            except ValueError:
-                continue
-        return found
-
-    def put_back(self, value: Any, held: Held, data: Any) -> None:
-        now = self.held(value)
-        cells = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=True))
-        for key, one in held.items():
-            if key.role == "variable" and now.get(key, self) is not one:
-                cells[key.name].cell_contents = one
-            elif key.role == "attribute" and now.get(key, self) is not one:
-                setattr(value, key.name, one)
-        for key in now.keys() - held.keys():
-            if key.role == "attribute":
-                delattr(value, key.name)
-
-
-class _EnvironmentKind(AnyKind):
-    """The environment variables of the process."""
-
-    name: ClassVar[str] = "environment"
-    contains: ClassVar[bool] = False
-
-    def __init__(self) -> None:
-        self._read: tuple[Any, Held] = None, {}
-
-    def held(self, value: Any) -> Held:
-        """Return them; read anew where they are others than the last time."""
-        table = self.mark(value)
-        if table is None or table != self._read[0]:
-            self._read = table, {Key("environment variable", name): text for name, text in value.items()}
-        return self._read[1]
-
-    def mark(self, value: Any) -> Any:
-        """Return a copy of them as the system has them, which costs less to compare."""
-        table = getattr(value, "_data", None)
-        return None if table is None else dict(table)
-
-    def turn_back(self, value: Any, mark: Any) -> bool:
-        """Return whether they are the same."""
-        return bool(value._data == mark)
-
-    def put_back(self, value: Any, held: Held, data: Any) -> None:
-        """Set and delete those that are others now."""
-        wanted = {key.name: text for key, text in held.items()}
-        for name in [n for n in value if n not in wanted]:
-            del value[name]
-        value.update({n: text for n, text in wanted.items() if value.get(n) != text})
-
-
-_CLASS, _GLOBALS, _FUNCTION, _ENVIRONMENT = _ClassKind(), _GlobalsKind(), _FunctionKind(), _EnvironmentKind()
-
-
 def reach(model: nn.Module, root: Location, code: bool = True) -> Records:
     """Return what can be reached from `model`, by place, nearest first; without `code` only what hangs on it.
 
@@ -244,7 +128,6 @@ class _Reach:
         self._code: deque[Any] = deque()
         self._names: set[str] = set()
         self._named: list[tuple[Location, Record]] = []
-        self._code_met: set[CodeType] = set()
         self._types: set[type] = set()
 
     def refer(self, value: Any, place: Location) -> Any:
@@ -262,7 +145,7 @@ class _Reach:
             return place
         if issubclass(type_, FunctionType):
             self._met[id(value)] = place
-            self.records[place] = Record(value, _FUNCTION, True, data=value.__code__)
+            self.records[place] = Record(value, FUNCTION, True, data=value.__code__)
             self._code.append(place)
             return place
         if issubclass(type_, (type, ModuleType)):
@@ -291,7 +174,7 @@ class _Reach:
         """Look into functions, classes and globals that were met, until there is nothing new."""
         self._shared = True
         place = self._root.child(Key("environment", None))
-        self.records[place] = Record(os.environ, _ENVIRONMENT, True)
+        self.records[place] = Record(os.environ, ENVIRONMENT, True)
         self._pending.append((place, self.records[place]))
         self._use(_CALLED)
         while self._code or self._pending:
@@ -311,42 +194,26 @@ class _Reach:
         record = self.records[place]
         function, child = record.value, place.child
         foreign = installed(function.__globals__.get("__name__", ""))
-        for key, one in _FUNCTION.held(function).items():
+        for key, one in FUNCTION.held(function).items():
             # A wrapper of an installed package leads to what it wraps.
             if not foreign or (key.role == "variable" and callable(one)) or key.name == "__wrapped__":
                 record.contents[key] = self.refer(one, child(key))
         if not foreign:
             self._look_into_globals(function.__globals__)
-            self._use_code(function.__code__)
-
-    def _use_code(self, code: CodeType) -> None:
-        names: set[str] = set()
-        pending = [code]
-        while pending:
-            code = pending.pop()
-            if code in self._code_met:
-                continue
-            self._code_met.add(code)
-            names.update(code.co_names)
-            for constant in code.co_consts:
-                if isinstance(constant, CodeType):
-                    pending.append(constant)
-                elif isinstance(constant, str) and constant.isidentifier():
-                    names.add(constant)
-        self._use(names)
+            self._use(names_mentioned(function.__code__))
 
     def _use(self, names: set[str] | frozenset[str]) -> None:
         """Look up new `names` in all classes and globals that were met."""
-        new = names - self._names
-        self._names |= new
-        for place, record in self._named:
-            self._look_up(place, record, new)
+        if new := names - self._names:
+            self._names |= new
+            for place, record in self._named:
+                self._look_up(place, record, new)
 
     def _look_into_class(self, type_: type) -> None:
         place = self._root.child(Key("class", type_))
         if place in self.records or installed(type_.__module__):
             return
-        record = self.records[place] = Record(type_, _CLASS, True, asked=self._names)
+        record = self.records[place] = Record(type_, CLASS, True, asked=self._names)
         self._named.append((place, record))
         special = {n for n, v in vars(type_).items() if is_data(n, v) or (n not in _UNCALLED and _is_special(n, v))}
         self._look_up(place, record, special | self._names)
@@ -354,16 +221,15 @@ class _Reach:
     def _look_into_globals(self, table: dict[str, Any]) -> None:
         place = self._root.child(Key("globals", id(table)))
         if place not in self.records:
-            record = self.records[place] = Record(table, _GLOBALS, True, asked=self._names)
+            record = self.records[place] = Record(table, GLOBALS, True, asked=self._names)
             self._named.append((place, record))
             self._look_up(place, record, self._names)
 
     def _look_up(self, place: Location, record: Record, names: set[str] | frozenset[str]) -> None:
-        assert isinstance(record.kind, _NamesKind)
+        assert isinstance(record.kind, NamesKind)
         table = record.kind.table(record.value)
-        role = "attribute" if record.kind is _CLASS else "global"
         for name in sorted(names & table.keys()):
-            key = Key(role, name)
+            key = Key(record.kind.role, name)
             if key not in record.contents:
                 record.contents[key] = self.refer(table[name], place.child(key))
 
@@ -373,21 +239,13 @@ def names_asked(records: Records) -> set[str]:
     return next((record.asked for record in records.values() if record.asked is not None), set())
 
 
-_BARE = frozenset(("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME", "STORE_NAME"))
+_BARE = ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME", "STORE_NAME")
 
 
 def bare_globals(records: Records) -> set[tuple[int, str]]:
     """Return the globals, by identity of their table and name, that code among `records` reads or writes as such."""
     functions = (record.value for record in records.values() if isinstance(record.value, FunctionType))
-    return {(id(function.__globals__), name) for function in functions for name in _bare_names(function.__code__)}
-
-
-@lru_cache(maxsize=4096)
-def _bare_names(code: CodeType) -> frozenset[str]:
-    """Return the globals that `code`, and functions within it, name as such: `other.name` names none."""
-    own = {one.argval for one in dis.get_instructions(code) if one.opname in _BARE}
-    inner = (_bare_names(one) for one in code.co_consts if isinstance(one, CodeType))
-    return frozenset(own).union(*inner)
+    return {(id(one.__globals__), name) for one in functions for name in names_in(one.__code__, *_BARE)}
 
 
 def is_named(place: Location, bare: set[tuple[int, str]]) -> bool:
@@ -396,27 +254,8 @@ def is_named(place: Location, bare: set[tuple[int, str]]) -> bool:
     return not path or path[0].role != "globals" or len(path) < 2 or (path[0].name, path[1].name) in bare
 
 
-def is_data(name: str, value: Any) -> bool:
-    """Return whether `value`, which a class holds under `name`, is no method, descriptor or class."""
-    described = hasattr(type(value), "__get__") or isinstance(value, type)
-    return not described and not (name.startswith("__") and name.endswith("__")) and not name.startswith("_abc_")
-
-
 def _is_special(name: str, value: Any) -> bool:
     return name.startswith("__") and name.endswith("__") and isinstance(value, FunctionType)
-
-
-def installed(module: str) -> bool:
-    """Return whether `module` belongs to Python, to an installed package, or to this one."""
-    top = module.partition(".")[0]
-    if (known := _INSTALLED.get(top)) is not None:
-        return known
-    found = sys.modules.get(top)
-    file = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), "")
-    stands = top in sys.stdlib_module_names or not _PLACES.isdisjoint(file.replace("\\", "/").split("/"))
-    if found is not None:
-        _INSTALLED[top] = stands
-    return stands
 
 
 class Change(NamedTuple):
@@ -455,13 +294,13 @@ def _same_entry(key: Key, old: Record, new: Record) -> bool:
     if key in old.contents and key in new.contents:
         one, other = old.contents[key], new.contents[key]
         return one is other if isinstance(one, Location) or isinstance(other, Location) else same(one, other)
-    if not isinstance(old.kind, _NamesKind) or not isinstance(new.kind, _NamesKind):
+    if not isinstance(old.kind, NamesKind) or not isinstance(new.kind, NamesKind):
         return False
     if key in old.contents:
         return key.name in new.kind.table(new.value)
     return (
         not is_data(key.name, new.value)
-        if old.kind is _CLASS and key.name not in (old.asked or ())
+        if old.kind is CLASS and key.name not in (old.asked or ())
         else (key.name not in (old.asked or ()))
     )
 
@@ -480,7 +319,7 @@ def put_back(records: Records) -> None:
             for key, one in record.contents.items()
         }
         record.kind.put_back(record.value, held, record.data)
-        if isinstance(record.kind, _NamesKind):
+        if isinstance(record.kind, NamesKind):
             known = {key.name for key in record.contents}
             for name in [n for n in record.kind.table(record.value) if n in (record.asked or ()) and n not in known]:
                 record.kind.remove(record.value, name)

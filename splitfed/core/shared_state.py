@@ -12,9 +12,10 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from splitfed.core.code_kinds import is_data
 from splitfed.core.errors import InvalidInput
 from splitfed.core.plain_values import Key
-from splitfed.core.reachable import Change, Location, Records, bare_globals, is_data, is_named, names_asked, reach
+from splitfed.core.reachable import Change, Location, Records, bare_globals, is_named, names_asked, reach
 from splitfed.core.reachable_names import name_changes
 from splitfed.core.unsaved_state import digest_value
 

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from splitfed.core.aliasing import AUGMENTED
-from splitfed.core.held_arrays import is_installed
+from splitfed.core.code_kinds import is_installed, nested_code
 from splitfed.core.replay_passes import ABOUT, VIEWS
 
 _FACTORY_NAMES = """
@@ -279,7 +279,7 @@ def _functions_run(model: nn.Module) -> Iterator[FunctionType]:
             continue
         seen.add(id(one))
         yield one
-        for name in _names(one.__code__):
+        for name in {name for code in nested_code(one.__code__) for name in code.co_names}:
             met = one.__globals__.get(name)
             waiting += methods.get(name, ())
             waiting += [met] if isinstance(met, FunctionType) and not is_installed(met) else []
@@ -289,18 +289,10 @@ def _hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
     return module._forward_pre_hooks, module._forward_hooks
 
 
-def _names(code: CodeType) -> set[str]:
-    inner = [_names(one) for one in code.co_consts if isinstance(one, CodeType)]
-    return {*code.co_names, *(name for names in inner for name in names)}
-
-
 def _steps(code: CodeType) -> Iterator[tuple[dis.Instruction, dis.Instruction]]:
     """Yield each instruction of `code`, and of functions within it, with the next one."""
-    steps = [one for one in dis.get_instructions(code) if one.opname not in ("PUSH_NULL", "CACHE")]
-    yield from itertools.pairwise(steps)
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _steps(inner)
+    for one in nested_code(code):
+        yield from itertools.pairwise(s for s in dis.get_instructions(one) if s.opname not in ("PUSH_NULL", "CACHE"))
 
 
 @cache

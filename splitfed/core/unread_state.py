@@ -13,9 +13,10 @@ from types import FunctionType
 
 from torch import nn
 
+from splitfed.core.code_kinds import installed
 from splitfed.core.errors import InvalidInput
 from splitfed.core.object_kinds import GeneratorKind, IteratorKind, TupleKind
-from splitfed.core.reachable import Location, Opaque, Records, bare_globals, installed, is_named, names_asked
+from splitfed.core.reachable import Location, Opaque, Records, bare_globals, is_named, names_asked
 from splitfed.core.reachable_names import describe_place
 from splitfed.core.unchanging import is_unchanging
 
