@@ -10,7 +10,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType
 from typing import Any
 
 from splitfed.core.object_kinds import AnyKind

@@ -7,7 +7,7 @@ code names (see `splitfed.core.reachable`); the generators of torch, NumPy and P
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from splitfed.core.plain_values import same, same_tensors
 from splitfed.core.reachable import Change, Location, Records, differences, put_back, reach
 from splitfed.core.reachable_names import describe_changes, name_changes
-from splitfed.core.unsaved_state import cannot_be_kept
+from splitfed.core.unsaved_state import cannot_be_kept, saved_tensors
 
 
 class _Kept(NamedTuple):
@@ -75,25 +75,45 @@ class ModelSnapshot:
 
     def changed_constant(self) -> str | None:
         """Return a tensor outside of the state dict that has other numbers than it had, None where there is none."""
-        saved = {id(tensor) for tensor in self.model.state_dict(keep_vars=True).values()}
-        saved |= {id(weight) for weight in self.model.parameters()}
+        saved = saved_tensors(self.model)
+        if not any(id(kept.tensor) not in saved or vars(kept.tensor) for kept in self._tensors.values()):
+            return None
+        now = self.reach()
+        found = [c for c in self.unsaved_differences(now) if isinstance(now[c.place].value, Tensor)]
+        return next(name_changes(found, self.records), None)
+
+    def unsaved_differences(self, now: Records) -> Iterator[Change]:
+        """Yield what is another `now`, but for the numbers of weights and of what the state dict holds."""
+        saved = saved_tensors(self.model)
 
         def changed(_: Location, old: Tensor, new: Tensor) -> bool:
             return id(old) not in saved and self.tensor_changed(old, new)
 
-        if not any(id(kept.tensor) not in saved or vars(kept.tensor) for kept in self._tensors.values()):
-            return None
-        now = self.reach()
-        found = [c for c in differences(self.records, now, changed) if isinstance(now[c.place].value, Tensor)]
-        return next(name_changes(found, self.records), None)
+        return differences(self.records, now, changed)
 
     def _shared_differs(self, before: Records) -> Callable[[Location, Tensor, Tensor], bool]:
         return lambda place, old, new: before[place].shared and self.tensor_changed(old, new)
 
     def tensor_changed(self, old: Tensor, new: Tensor) -> bool:
         """Return whether `new` has other numbers than `old`, a tensor of this snapshot, had."""
-        kept = self._tensors.get(id(old))
-        return not same_tensors(old if kept is None else kept.numbers, new)
+        return not same_tensors(self.numbers(old), new)
+
+    def numbers(self, tensor: Tensor) -> Tensor:
+        """Return a copy of the numbers that `tensor` had when this was made; of another tensor, itself."""
+        kept = self._tensors.get(id(tensor))
+        return tensor if kept is None else kept.numbers
+
+    def keep(self) -> LaterState:
+        """Return what the model is now, to be compared with what it is at another time."""
+        records = self.reach()
+        changed = {
+            place: record.value.detach().clone()
+            for place, record in records.items()
+            if isinstance(one := record.value, Tensor)
+            and not one.is_meta
+            and (id(one) not in self._tensors or self.tensor_changed(one, one))
+        }
+        return LaterState(self, records, changed)
 
     def drop_gradients(self) -> None:
         """Let no weight have a gradient, so that what is left of earlier training is neither added to nor changed."""
@@ -120,6 +140,26 @@ class ModelSnapshot:
                 if tensor.is_leaf:
                     tensor.requires_grad_(requires_grad)
                     tensor.grad = gradient
+
+
+class LaterState(NamedTuple):
+    """What can be reached from a model some time after its `snapshot`, and the numbers of tensors that have others."""
+
+    snapshot: ModelSnapshot
+    records: Records
+    changed: Mapping[Location, Tensor]
+
+    def differences(self, other: LaterState) -> Iterator[Change]:
+        """Yield what is another in `other`, a later state since the same snapshot."""
+
+        def changed(place: Location, old: Tensor, new: Tensor) -> bool:
+            one, another = self.changed.get(place), other.changed.get(place)
+            return not same_tensors(
+                self.snapshot.numbers(old) if one is None else one,
+                self.snapshot.numbers(new) if another is None else another,
+            )
+
+        return differences(self.records, other.records, changed)
 
 
 def _is_new_tensor(change: Change, after: Records) -> bool:

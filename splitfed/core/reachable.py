@@ -314,12 +314,16 @@ def put_back(records: Records) -> None:
     for record in records.values():
         if record.mark is not None and not moved and record.kind.turn_back(record.value, record.mark):
             continue
-        held = {
-            key: records[one].value if isinstance(one, Location) else one.value if isinstance(one, Opaque) else one
-            for key, one in record.contents.items()
-        }
+        held = {key: bare(one, records) for key, one in record.contents.items()}
         record.kind.put_back(record.value, held, record.data)
         if isinstance(record.kind, NamesKind):
             known = {key.name for key in record.contents}
             for name in [n for n in record.kind.table(record.value) if n in (record.asked or ()) and n not in known]:
                 record.kind.remove(record.value, name)
+
+
+def bare(one: Any, records: Records) -> Any:
+    """Return the object that an entry of the contents of one of `records` stands for."""
+    if isinstance(one, Location):
+        return records[one].value
+    return one.value if isinstance(one, Opaque) else one

@@ -20,11 +20,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.model_snapshot import ModelSnapshot, seed_generators
+from splitfed.core.model_snapshot import LaterState, ModelSnapshot, seed_generators
 from splitfed.core.plain_values import same_tensors
 from splitfed.core.probe import Facts, Finding
 from splitfed.core.random import derive
-from splitfed.core.reachable import Change, Location, Records, differences
+from splitfed.core.reachable import Change, Records
 from splitfed.core.reachable_names import name_changes
 from splitfed.core.row_losses import FAILURES, LossFault, loss_fault, rows_equal
 from splitfed.core.topology import Segment, Topology
@@ -33,18 +33,11 @@ from splitfed.core.trial_rows import RowPair, TrialRows, make_pairs, make_up_row
 _FAULTS = {LossFault.MIXED: "loss", LossFault.SCALED: "scale"}
 
 
-class _KeptObjects(NamedTuple):
-    """What can be reached from a module at a moment, and the numbers of its tensors that are not as at first."""
-
-    records: Records
-    copies: dict[Location, Tensor]
-
-
 class _Course(NamedTuple):
     """What came of the batches of all pairs, and what the module held before those in which no row is another."""
 
     outputs: list[tuple[Tensor, ...]]
-    kept: _KeptObjects
+    kept: LaterState
 
 
 def findings(topology: Topology, facts: Facts, names: Collection[str]) -> Sequence[Finding]:
@@ -159,7 +152,7 @@ def _run_all(
     kept = None
     for pair in pairs:
         if kept is None and not bool(pair.changed.any()):
-            kept = _keep(fresh)
+            kept = fresh.keep()
         try:
             outputs.append(_run(segment, module, pair, other))
         except Exception:  # the user's own module may raise anything
@@ -167,7 +160,7 @@ def _run_all(
                 raise
             pairs.remove(pair)
             return None
-    return _Course(outputs, _keep(fresh) if kept is None else kept)
+    return _Course(outputs, fresh.keep() if kept is None else kept)
 
 
 def _run(segment: Segment, module: nn.Module, pair: RowPair, other: bool) -> tuple[Tensor, ...]:
@@ -185,27 +178,10 @@ def _run(segment: Segment, module: nn.Module, pair: RowPair, other: bool) -> tup
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
-def _keep(fresh: ModelSnapshot) -> _KeptObjects:
-    """Return what can be reached from the module now, and copies of the tensors that are others than at first."""
-    records = fresh.reach()
-    known = {id(record.value) for record in fresh.records.values()}
-    tensors = {place: r.value for place, r in records.items() if isinstance(r.value, Tensor) and not r.value.is_meta}
-    copies = {
-        place: t.detach().clone() for place, t in tensors.items() if id(t) not in known or fresh.tensor_changed(t, t)
-    }
-    return _KeptObjects(records, copies)
-
-
-def _remembered(first: _KeptObjects, second: _KeptObjects) -> list[str]:
+def _remembered(first: LaterState, second: LaterState) -> list[str]:
     """Return the names of what is another in `second` than in `first`."""
-
-    def changed(place: Location, old: Tensor, new: Tensor) -> bool:
-        if place not in first.copies and place not in second.copies:
-            return id(old) != id(new) and not same_tensors(old, new)
-        return not same_tensors(first.copies.get(place, old), second.copies.get(place, new))
-
-    found = differences(first.records, second.records, changed)
-    return list(name_changes([one for one in found if not _is_transient(one, second.records)], first.records))
+    found = [one for one in first.differences(second) if not _is_transient(one, second.records)]
+    return list(name_changes(found, first.records))
 
 
 def _is_transient(change: Change, records: Records) -> bool:

@@ -12,6 +12,7 @@ import hashlib
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.object_kinds import TENSOR, kind_of
+from splitfed.core.object_kinds import kind_of
 from splitfed.core.plain_values import Identity, Key, dense_parts
-from splitfed.core.reachable import Change, Location, Opaque, Record, Records, reach
+from splitfed.core.reachable import Change, Location, Opaque, Record, Records, bare, put_back, reach
 from splitfed.core.reachable_names import name_changes
 from splitfed.core.state_encoding import can_be_encoded
 
 Path = tuple[tuple[str, Any], ...]
 _MAKERS: dict[str, Any] = {t.__name__: t for t in (list, tuple, dict, set, frozenset, OrderedDict, deque)}
-_WHOLE = ("tensor", "array", "generator")
+_WHOLE = ("array", "generator")
+_UNFILLED = ("tuple", "frozenset")
 _UNSAVED = "_non_persistent_buffers_set"
 _FIRST: weakref.WeakKeyDictionary[nn.Module, dict[Path, str]] = weakref.WeakKeyDictionary()
 _UNKEPT = (
@@ -91,7 +93,68 @@ def load_unsaved_state(module: nn.Module, saved: Sequence[Any]) -> None:
     if not saved:
         return
     fresh = reach(module, Location(), code=False)
-    _Loading(fresh, saved).run()
+    # What stays itself may hold what is made anew.
+    records = {place: replace(record, mark=None) for place, record in fresh.items()}
+    places = {path: place for place, path in _paths(fresh).items()}
+    for path, tag, _, stored in saved:
+        place = places.setdefault(path, Location())
+        records[place] = _made(tag, stored, fresh.get(place), path)
+    for path, _, entries, _ in saved:
+        kept = fresh[places[path]].contents if places[path] in fresh else {}
+        for role, name, how, what in entries:
+            if how == "place" and what not in places:
+                raise _lacking(what)
+            key = Key(role, name)
+            records[places[path]].contents[key] = (
+                places[what] if how == "place" else what if how == "value" else kept.get(key)
+            )
+    unmade = {places[path] for path, tag, _, _ in saved if tag in _UNFILLED}
+
+    def object_of(one: Any) -> Any:
+        if isinstance(one, Location) and one in unmade:
+            unmade.discard(one)
+            record = records[one]
+            made = type(record.value)
+            record.value = made(map(object_of, record.contents.values()) if record.data is None else record.data)
+        return bare(one, records)
+
+    for place in tuple(unmade):
+        object_of(place)
+    put_back(records)
+
+
+def _made(tag: str, stored: Any, fresh: Record | None, path: Path) -> Record:
+    """Return the object that a saved one becomes, still without contents: what is there if it can be filled, or new."""
+    value = made = None if fresh is None else fresh.value
+    data = None if tag == "tensor" else stored if tag in _WHOLE else stored["data"]
+    if tag == "tensor" and isinstance(value, Tensor) and value.shape == stored.shape and value.dtype == stored.dtype:
+        with torch.no_grad():
+            value.copy_(stored)
+    elif tag == "tensor":
+        made = stored.clone().to(value.device) if isinstance(value, Tensor) else stored.clone()
+    elif tag == "array":
+        made = stored.copy()
+    elif tag == "deque" and type(value) is not deque:
+        made = deque(maxlen=stored["limit"])
+    elif tag in _MAKERS and type(value) is not _MAKERS[tag]:
+        made = _MAKERS[tag]()
+    elif fresh is None:
+        raise _lacking(path)
+    elif tag == "module":
+        data = {**fresh.data, _UNSAVED: set(stored["data"])}
+    kind = fresh.kind if fresh is not None and made is value else kind_of(type(made))
+    assert kind is not None
+    return Record(made, kind, False, data=data)
+
+
+def _lacking(path: Path) -> InvalidInput:
+    place = ".".join(str(name) for _, name in path)
+    return InvalidInput(f"the checkpoint needs {place!r}, which the model lacks: it is of another model")
+
+
+def saved_tensors(module: nn.Module) -> set[int]:
+    """Return the identities of all weights of `module`, and of all else that its state dict holds."""
+    return {id(tensor) for tensor in (*module.state_dict(keep_vars=True).values(), *module.parameters())}
 
 
 def cannot_be_kept(change: Change, after: Records) -> bool:
@@ -148,8 +211,7 @@ def _digests(module: nn.Module, records: Records, paths: Mapping[Location, Path]
 
     Of what the state dict holds the shape alone is told.
     """
-    saved = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
-    saved |= {id(weight) for weight in module.parameters()}
+    saved = saved_tensors(module)
     passing = {(*paths[place], ("attribute", name)) for place, record in records.items() for name in _transient(record)}
     found: dict[Path, str] = {}
     for place, record in records.items():
@@ -199,17 +261,15 @@ def digest_value(record: Record, saved: bool = False) -> Any:
 
 
 def _encode(record: Record, paths: Mapping[Location, Path], path: Path) -> list[Any]:
-    value = record.value
-    entries = []
-    for key, one in record.contents.items():
-        if key not in _lasting(record):
-            entries.append([key.role, key.name, "kept", None])
-        elif isinstance(one, Location):
-            entries.append([key.role, key.name, "place", paths[one]])
-        elif can_be_encoded(one):
-            entries.append([key.role, key.name, "value", one])
-        else:
-            entries.append([key.role, key.name, "kept", None])
+    """Return path, kind, entries and data of an object; what its next call makes anew is kept as it is found."""
+    lasting = _lasting(record)
+
+    def told(key: Key, one: Any) -> list[Any]:
+        if key in lasting and isinstance(one, Location):
+            return [*key, "place", paths[one]]
+        return [*key, "value", one] if key in lasting and can_be_encoded(one) else [*key, "kept", None]
+
+    value, entries = record.value, [told(key, one) for key, one in record.contents.items()]
     if isinstance(value, Tensor):
         return [path, "tensor", entries, value.detach().clone()]
     if isinstance(value, (np.ndarray, bytearray)):
@@ -220,86 +280,3 @@ def _encode(record: Record, paths: Mapping[Location, Path], path: Path) -> list[
     limit = value.maxlen if isinstance(value, deque) else None
     data = sorted(record.data[_UNSAVED]) if record.kind.name == "module" else record.data
     return [path, tag, entries, {"limit": limit, "data": data}]
-
-
-class _Loading:
-    """Objects by their place: those that the fresh module has, filled anew, and those that it lacks."""
-
-    def __init__(self, fresh: Records, saved: Sequence[Any]) -> None:
-        self._paths = _paths(fresh)
-        self._fresh = {self._paths[place]: record for place, record in fresh.items()}
-        self._saved = {tuple((role, name) for role, name in path): rest for path, *rest in saved}
-        self._objects: dict[Path, Any] = {}
-        self._replaced: set[Path] = set()
-
-    def run(self) -> None:
-        for path in self._saved:
-            self._object(path)
-        for path, (tag, entries, stored) in self._saved.items():
-            if tag == "tensor":
-                TENSOR.put_back(self._objects[path], {Key(e[0], e[1]): self._entry(path, e) for e in entries}, None)
-            elif tag not in _WHOLE:
-                self._fill(path, self._objects[path], entries, stored)
-        for path, record in self._fresh.items():
-            places = {k: self._paths[one] for k, one in record.contents.items() if isinstance(one, Location)}
-            if path not in self._saved and self._replaced & set(places.values()):
-                held = {k: self._object(places[k]) if k in places else _bare(one) for k, one in record.contents.items()}
-                record.kind.put_back(record.value, held, record.data)
-
-    def _object(self, path: Path) -> Any:
-        if path in self._objects:
-            return self._objects[path]
-        record = self._fresh.get(path)
-        now = None if record is None else record.value
-        if path not in self._saved:
-            if record is None:
-                place = ".".join(str(name) for _, name in path)
-                raise InvalidInput(f"the checkpoint needs {place!r}, which the model lacks: it is of another model")
-            return now
-        tag, entries, stored = self._saved[path]
-        made = now
-        if tag == "tensor":
-            if isinstance(now, Tensor) and now.shape == stored.shape and now.dtype == stored.dtype:
-                with torch.no_grad():
-                    now.copy_(stored)
-            else:
-                made = stored.clone().to(now.device) if isinstance(now, Tensor) else stored.clone()
-        elif tag == "array":
-            made = stored.copy()
-        elif tag == "generator":
-            assert record is not None
-            record.kind.put_back(now, {}, stored)
-        elif tag in ("tuple", "frozenset"):
-            made = _MAKERS[tag](self._entry(path, entry) for entry in entries)
-        elif tag in _MAKERS and type(now) is not _MAKERS[tag]:
-            made = deque(maxlen=stored["limit"]) if tag == "deque" else _MAKERS[tag]()
-        if made is not now:
-            self._replaced.add(path)
-        self._objects[path] = made
-        return made
-
-    def _entry(self, path: Path, entry: Sequence[Any]) -> Any:
-        role, name, how, what = entry
-        if how == "value":
-            return what
-        if how == "place":
-            return self._object(tuple((r, n) for r, n in what))
-        kept = self._fresh[path].contents.get(Key(role, name)) if path in self._fresh else None
-        return self._object(self._paths[kept]) if isinstance(kept, Location) else _bare(kept)
-
-    def _fill(self, path: Path, value: Any, entries: Sequence[Any], stored: Mapping[str, Any]) -> None:
-        held = {Key(entry[0], entry[1]): self._entry(path, entry) for entry in entries}
-        data = stored["data"]
-        if path in self._fresh and self._fresh[path].kind.name == "module":
-            data = {**self._fresh[path].data, **({} if data is None else {_UNSAVED: set(data)})}
-        kind = (
-            self._fresh[path].kind if path in self._fresh and self._objects[path] is self._fresh[path].value else None
-        )
-        if kind is None:
-            kind = kind_of(type(value))
-        if kind is not None and value is not None:
-            kind.put_back(value, held, data)
-
-
-def _bare(value: Any) -> Any:
-    return value.value if isinstance(value, Opaque) else value

@@ -8,7 +8,7 @@ call leaves behind counts as a cache where it is the same after a call with othe
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from splitfed.core.errors import others_code
-from splitfed.core.model_snapshot import ModelSnapshot
-from splitfed.core.plain_values import same, same_tensors
-from splitfed.core.reachable import Change, Location, Records, differences, put_back
+from splitfed.core.grouping import group_pairs
+from splitfed.core.model_snapshot import LaterState, ModelSnapshot
+from splitfed.core.plain_values import Key
+from splitfed.core.reachable import Change, Location, Records, put_back
 
 _MODES = (False, True)
 
@@ -29,13 +30,8 @@ def warm_up(cold: ModelSnapshot, calls: Sequence[Callable[[], object]]) -> None:
 
     `calls`: two calls of the model, on other rows of the same shapes. A model that fails is left as it was.
     """
-    saved = {id(tensor) for tensor in cold.model.state_dict(keep_vars=True).values()}
-
-    def changed(_: Location, old: Tensor, new: Tensor) -> bool:
-        return id(old) not in saved and cold.tensor_changed(old, new)
-
     handle = RemovableHandle.next_id
-    found: list[tuple[Records, dict[int, Tensor]]] = []
+    found: list[LaterState] = []
     for number, call in enumerate(calls):
         # Most models have none: then one call in evaluation mode is all.
         for mode in _MODES if number else _MODES[:1]:
@@ -43,27 +39,22 @@ def warm_up(cold: ModelSnapshot, calls: Sequence[Callable[[], object]]) -> None:
                 cold.restore()
                 return
         if not number:
-            if not any(True for _ in differences(cold.records, cold.reach(), changed)):
+            if not any(True for _ in cold.unsaved_differences(cold.reach())):
                 cold.restore()
                 return
             _run(cold, call, _MODES[1])
-        records = cold.reach()
-        copies = {id(r.value): r.value.detach().clone() for r in records.values() if isinstance(r.value, Tensor)}
-        found.append((records, copies))
+        found.append(cold.keep())
         if number < len(calls) - 1:
             cold.restore()
             # Hooks that the next call registers again have the same keys.
             RemovableHandle.next_id = handle
-    (first, copies), (last, last_copies) = found
-    changes = list(differences(cold.records, last, changed))
-    kept = [change for change in changes if _agree(change, first, last, copies)]
+    first, last = found
+    kept = _left_alike(cold.unsaved_differences(last.records), first, last)
     # A counter is the same after any call, and another after one more.
     if kept and not _run(cold, calls[-1], _MODES[0]):
         cold.restore()
         return
-    again = cold.reach()
-    kept = [change for change in kept if _agree(change, last, again, last_copies)]
-    _put_back_all_but(cold, kept, last)
+    _put_back_all_but(cold, _left_alike(kept, last, cold.keep()), last.records)
 
 
 class _CallFails(Exception):
@@ -86,42 +77,30 @@ def _run(cold: ModelSnapshot, call: Callable[[], object], training: bool) -> boo
     return True
 
 
-def _agree(change: Change, first: Records, last: Records, copies: dict[int, Tensor]) -> bool:
-    """Return whether both calls have left the same in one place, with all that hangs on it."""
-    if change.place not in first or change.place not in last:
+def _left_alike(changes: Iterable[Change], one: LaterState, other: LaterState) -> list[Change]:
+    """Return those of `changes` in which two calls have left the same, with all that hangs on it."""
+    differing = group_pairs((place, key) for place, key, _ in one.differences(other))
+    return [change for change in changes if _is_alike(change, one, other, differing)]
+
+
+def _is_alike(
+    change: Change, one: LaterState, other: LaterState, differing: Mapping[Location, Collection[Key | None]]
+) -> bool:
+    place, key, _ = change
+    if place not in one.records or place not in other.records:
         return False
-    pending: list[tuple[Any, Any]] = []
-    if change.key is None:
-        pending.append((change.place, change.place))
-    else:
-        one, other = first[change.place].contents, last[change.place].contents
-        if change.key not in one or change.key not in other:
-            return change.key not in one and change.key not in other
-        pending.append((one[change.key], other[change.key]))
+    held, contents = one.records[place].contents, other.records[place].contents
+    if key is not None and ((key in held) != (key in contents) or key in differing.get(place, ())):
+        return False
+    pending: list[Any] = [place if key is None else contents.get(key)]
     met: set[Location] = set()
     while pending:
-        old, new = pending.pop()
-        if not isinstance(old, Location):
-            if isinstance(new, Location) or not same(old, new):
+        found = pending.pop()
+        if isinstance(found, Location) and found not in met:
+            if found in differing:
                 return False
-            continue
-        if old is not new or old not in first or new not in last:
-            return False
-        if old in met:
-            continue
-        met.add(old)
-        one_record, other_record = first[old], last[new]
-        if type(one_record.value) is not type(other_record.value):
-            return False
-        if isinstance(one_record.value, Tensor):
-            if not same_tensors(copies[id(one_record.value)], other_record.value):
-                return False
-            continue
-        if not same(one_record.data, other_record.data):
-            return False
-        if one_record.contents.keys() != other_record.contents.keys():
-            return False
-        pending += [(value, other_record.contents[key]) for key, value in one_record.contents.items()]
+            met.add(found)
+            pending += other.records[found].contents.values()
     return True
 
 
