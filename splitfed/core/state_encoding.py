@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,42 @@ from splitfed.core.errors import InvalidInput
 TAG = "$"
 DEPTH = 100
 _PLAIN = (bool, int, str, type(None))
-_LISTS: dict[str, Callable[..., Any]] = {
-    **{kind.__name__: kind for kind in (tuple, set, frozenset, range, slice)},
-    "Size": torch.Size,
-    "complex": complex,
+_LARGEST_INT = 4096
+"""Bits of the largest whole number that is written as one; some readers of JSON take no larger one."""
+_NAMED = {
+    str(value): value
+    for value in vars(torch).values()
+    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format))
 }
+_TEXTS: dict[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
+    int: (hex, lambda text: int(text, 16)),
+    float: (str, float),
+    torch.device: (str, torch.device),
+    **dict.fromkeys((torch.dtype, torch.layout, torch.memory_format), (str, _NAMED.__getitem__)),
+    type(Ellipsis): (str, lambda _: Ellipsis),
+}
+"""Type -> how a value of it is written as a text, and read."""
+
+
+def _bounds(value: Any) -> tuple[Any, Any, Any]:
+    return value.start, value.stop, value.step
+
+
+# Sets are written in an order that does not depend on the process.
+_LISTS: dict[type, tuple[Callable[[Any], Any], Callable[[list[Any]], Any]]] = {
+    list: (list, list),
+    deque: (list, deque),
+    tuple: (list, tuple),
+    torch.Size: (list, torch.Size),
+    set: (partial(sorted, key=repr), set),
+    frozenset: (partial(sorted, key=repr), frozenset),
+    range: (_bounds, lambda parts: range(*parts)),
+    slice: (_bounds, lambda parts: slice(*parts)),
+    complex: (lambda value: (value.real, value.imag), lambda parts: complex(*parts)),
+}
+"""Type -> how a value of it is taken apart into a list, and made of one."""
+_READ = {kind.__name__: read for kind, (_, read) in (*_TEXTS.items(), *_LISTS.items())}
 _TABLES: dict[str, Callable[..., Any]] = {kind.__name__: kind for kind in (dict, OrderedDict, Counter)}
-_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-_NAMED = {str(value): value for value in vars(torch).values() if isinstance(value, (torch.layout, torch.memory_format))}
 # Those that every version of safetensors writes; others go as bytes.
 _STORED = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
@@ -79,11 +108,11 @@ class _Encoding:
 
     def value(self, value: Any, where: str, depth: int) -> Any:
         kind = type(value)
-        if kind in _PLAIN:
-            large = kind is int and value.bit_length() > 4096
-            return {TAG: "int", "value": hex(value)} if large else value
-        if kind is float:
-            return value if math.isfinite(value) else {TAG: "float", "value": str(value)}
+        small = kind is not int or value.bit_length() <= _LARGEST_INT
+        if (kind in _PLAIN and small) or (kind is float and math.isfinite(value)):
+            return value
+        if kind in _TEXTS:
+            return {TAG: kind.__name__, "value": _TEXTS[kind][0](value)}
         if depth > DEPTH:
             raise InvalidInput(f"{where} is nested more than {DEPTH} deep, which a checkpoint cannot hold")
         if isinstance(value, Tensor):
@@ -92,33 +121,16 @@ class _Encoding:
             return self._array(np.asarray(value), where, isinstance(value, np.generic))
         if kind in (bytes, bytearray):
             return {TAG: kind.__name__, "value": self._bytes(value)}
-        if kind is list:
-            return self._list(value, where, depth)
-        if kind.__name__ in _TABLES and kind is _TABLES[kind.__name__]:
+        if kind in _TABLES.values():
             return self._table(value, where, depth)
-        if (found := self._small(value)) is not None:
-            return {TAG: kind.__name__, **found}
-        if kind is deque:
-            return {TAG: "deque", "value": self._list(value, where, depth), "limit": value.maxlen}
-        if kind.__name__ in _LISTS and kind is _LISTS[kind.__name__]:
-            parts = (value.start, value.stop, value.step) if kind in (range, slice) else value
-            parts = (value.real, value.imag) if kind is complex else parts
-            # Sets in an order that does not depend on the process.
-            parts = sorted(parts, key=repr) if kind in (set, frozenset) else parts
-            return {TAG: kind.__name__, "value": self._list(parts, where, depth)}
+        if kind in _LISTS:
+            parts = [self.value(one, f"{where}[{i}]", depth + 1) for i, one in enumerate(_LISTS[kind][0](value))]
+            limit = {"limit": value.maxlen} if kind is deque else {}
+            return parts if kind is list else {TAG: kind.__name__, "value": parts, **limit}
         raise InvalidInput(
             f"{where} is of type {kind.__qualname__}, which a checkpoint cannot hold; keep numbers, texts, tensors, "
             "and lists and dicts of these"
         )
-
-    @staticmethod
-    def _small(value: Any) -> dict[str, Any] | None:
-        if isinstance(value, (torch.dtype, torch.layout, torch.memory_format, torch.device)):
-            return {"value": str(value)}
-        return {} if value is Ellipsis else None
-
-    def _list(self, values: Any, where: str, depth: int) -> list[Any]:
-        return [self.value(one, f"{where}[{i}]", depth + 1) for i, one in enumerate(values)]
 
     def _table(self, table: dict[Any, Any], where: str, depth: int) -> Any:
         held = {key: self.value(one, f"{where}[{key!r}]", depth + 1) for key, one in table.items()}
@@ -214,26 +226,8 @@ class _Decoding:
             if "extra" in tree:
                 vars(table).update(self.value(tree["extra"]))
             return table
-        if tag == "deque":
-            return deque((self.value(one) for one in tree["value"]), tree["limit"])
-        if tag in _LISTS:
-            parts = [self.value(one) for one in tree["value"]]
-            return _LISTS[tag](*parts) if tag in ("range", "slice", "complex") else _LISTS[tag](parts)
-        return self._small(tag, tree)
-
-    @staticmethod
-    def _small(tag: str, tree: Mapping[str, Any]) -> Any:
-        if tag == "int":
-            return int(tree["value"], 16)
-        if tag == "float":
-            return float(tree["value"])
-        if tag == "ellipsis":
-            return Ellipsis
-        if tag == "device":
-            return torch.device(tree["value"])
-        if tag == "dtype":
-            return _DTYPES[tree["value"]]
-        return _NAMED[tree["value"]]
+        made = _READ[tag](self.value(tree["value"]))
+        return deque(made, tree["limit"]) if tag == "deque" else made
 
     def _tensor(self, tree: Mapping[str, Any]) -> Tensor:
         number = tree["value"]
@@ -241,7 +235,7 @@ class _Decoding:
             return self._made[number]
         found = self._tensors[str(number)]
         if "dtype" in tree:
-            found = found.view(_DTYPES[tree["dtype"]]).reshape(tree["shape"])
+            found = found.view(_NAMED[tree["dtype"]]).reshape(tree["shape"])
         if "order" in tree:
             back = sorted(range(len(tree["order"])), key=tree["order"].__getitem__)
             found = found.permute(back)
