@@ -24,11 +24,10 @@ from torch import Tensor, fx, nn
 
 from splitfed.core.code_kinds import FUNCTION, is_installed, names_in
 from splitfed.core.errors import InvalidInput
+from splitfed.core.object_kinds import HOOKS, OWN
 from splitfed.core.payload import not_dense
 from splitfed.core.plain_values import dense_parts
 
-OWN = frozenset(vars(nn.Module()))
-"""The tables that every module has."""
 OTHERS = "_belongs_to_others"
 """Name of an attribute of a module that stands for one of another party, none of whose code is run."""
 _PROGRAM = (types.ModuleType, type, types.CodeType, types.FrameType, logging.Logger, torch.Generator)
@@ -38,7 +37,6 @@ _VALUES = (nn.Module, Tensor, np.ndarray, list, tuple, set, dict, deque, array.a
 _PASSING = {"_flat_weight_refs": nn.RNNBase, "_lineno_map": fx.GraphModule}
 _LEAVES = frozenset((bool, int, float, str, type(None)))
 _CONTAINERS = frozenset((dict, list, tuple, set))
-_HOOKS = frozenset(name for name in OWN if "hooks" in name)
 # Numbers of a Python container that are named: below are sizes of kernels and the like.
 _FEW = 8
 # Up to so many numbers a sparse tensor is read with its zeros, which rows of the data have too.
@@ -84,7 +82,7 @@ def check_references(module: nn.Module, model: str) -> None:
     `model`: the class that it is a copy of. Through closures, defaults and weak references, copies would go on using
     the original's, which belong to no party.
     """
-    found = [(label, thing) for label, thing, shared in _walk(module) if shared]
+    found = [(label, thing) for label, thing, shared in _walk(module, arrays=False) if shared]
     # A module says more than what it keeps.
     for label, thing in sorted(found, key=lambda one: not isinstance(one[1], nn.Module)):
         if isinstance(thing, nn.Module) or (isinstance(thing, Tensor) and not thing.is_meta):
@@ -101,7 +99,7 @@ def find_foreign(module: nn.Module, others: Iterable[tuple[str, Tensor]]) -> tup
 
     To a copy too, which has the same numbers, not all one. What is a weight or buffer of `module` counts for none.
     """
-    met = [(label, thing) for label, thing, _ in _walk(module) if isinstance(thing, Tensor)]
+    met = [(label, thing) for label, thing, _ in _walk(module, arrays=False) if isinstance(thing, Tensor)]
     named = dict(others if met else ())
     places = {place: name for name, tensor in named.items() if (place := _memory(tensor))}
     found = ((label, places.get(_memory(thing)) or _same_numbers(thing, named)) for label, thing in met)
@@ -150,7 +148,7 @@ def _leaner(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
     table = vars(module)
     if spare := _spare(module):
         named = names_in_code(set(type(module).__mro__) - {nn.Module, object})
-        hooked = any(value for name, value in table.items() if name in _HOOKS)
+        hooked = any(value for name, value in table.items() if name in HOOKS)
         patched = any(hasattr(type(module), name) for name in spare)
         spare = [] if hooked or patched else [name for name in spare if name not in named]
     if spare or any(inner[name] is not one for name, one in module._modules.items()):
@@ -174,14 +172,18 @@ def _is_setting(value: Any) -> bool:
     return isinstance(value, (*_NUMBER, str, type(None), torch.dtype, torch.device))
 
 
-def _walk(module: nn.Module) -> Iterator[_Met]:
-    """Yield what the attributes of all submodules lead to, tensors and foreign modules included, each once."""
+def _walk(module: nn.Module, arrays: bool = True) -> Iterator[_Met]:
+    """Yield what the attributes of all submodules lead to, tensors and foreign modules included, each once.
+
+    `arrays`: whether tuples of numbers are wanted as well.
+    """
+    is_leaf = _is_leaf if arrays else _is_plain
     modules = dict(module.named_modules())
     own = {id(x) for one in modules.values() for x in (one, *one._parameters.values(), *one._buffers.values())}
     seen: dict[int, object] = {}
     for path, inner in modules.items():
         for name, value, of_class in _attributes(inner):
-            if _is_leaf(value):
+            if is_leaf(value):
                 continue
             label = f"{name!r} of {path!r}" if path else f"{name!r} of the model"
             waiting = [_Met(label, value, False)]
@@ -202,7 +204,7 @@ def _walk(module: nn.Module) -> Iterator[_Met]:
                     waiting += [
                         _Met(label, one, met.shared or (shared and not of_class and id(one) not in anew))
                         for one, shared in _followed(thing)
-                        if not _is_leaf(one)
+                        if not is_leaf(one)
                     ]
 
 
@@ -211,11 +213,19 @@ def _is_leaf(value: Any) -> bool:
     return type(value) in _LEAVES or (type(value) in _CONTAINERS and not value)
 
 
+def _is_plain(value: Any) -> bool:
+    """Return whether `value` is plain, an empty container, or a tuple of plain values, such as the size of a kernel."""
+    return _is_leaf(value) or (type(value) is tuple and all(type(one) in _LEAVES for one in value))
+
+
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any, bool]]:
     """Yield name and value of the attributes of `module` and of its classes, and whether it is one of a class."""
     for name, value in vars(module).items():
-        passing = name in _PASSING and isinstance(module, _PASSING[name])
-        if not passing and (name not in OWN or (value and name in _HOOKS)):
+        if name in OWN:
+            wanted = value and name in HOOKS
+        else:
+            wanted = name not in _PASSING or not isinstance(module, _PASSING[name])
+        if wanted:
             yield name, value, False
     for table in (module._parameters, module._buffers):
         for name, tensor in table.items():

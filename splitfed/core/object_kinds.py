@@ -43,7 +43,13 @@ from splitfed.core.plain_values import (
 from splitfed.core.unchanging import UNCHANGING, hides_state, is_closed
 
 _TABLES = {"_parameters": "weight", "_buffers": "buffer", "_modules": "submodule"}
-_MODULE = {name: type(value) for name, value in vars(nn.Module()).items()}
+OWN: Mapping[str, Any] = vars(nn.Module())
+"""What every module has, as a new one has it."""
+HOOKS = frozenset(name for name in OWN if "hooks" in name)
+"""The tables of hooks among it."""
+_SETTINGS = tuple(name for name, one in OWN.items() if type(one) in LEAVES)
+UNSAVED = "_non_persistent_buffers_set"
+"""What a module calls the names of buffers that its state dict lacks."""
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
@@ -112,27 +118,26 @@ class ModuleKind(AnyKind):
         """Return them."""
         found: Held = {}
         for name, one in vars(value).items():
-            if (role := _TABLES.get(name)) is not None:
-                found.update((Key(role, n), entry) for n, entry in one.items())
-            elif _MODULE.get(name) is None:
+            if name not in OWN:
                 found[Key("attribute", name)] = one
-            elif one and isinstance(one, dict):
+            elif (role := _TABLES.get(name)) is not None:
+                found.update((Key(role, n), entry) for n, entry in one.items())
+            elif one and name in HOOKS:
                 found[Key("hooks", name)] = one
         return found
 
     def data(self, value: Any) -> Any:
         """Return what else `nn.Module` keeps: the mode, and which buffers are not saved."""
+        table = vars(value)
         # A compiled module keeps its mode elsewhere.
-        kept = {name: one for name, one in vars(value).items() if name in _MODULE}
-        plain = {name: one for name, one in kept.items() if type(one) in LEAVES}
-        return {**plain, "_non_persistent_buffers_set": set(value._non_persistent_buffers_set)}
+        kept = {name: table[name] for name in _SETTINGS if name in table}
+        return {**kept, UNSAVED: set(value._non_persistent_buffers_set)}
 
     def mark(self, value: Any) -> Any:
         """Return copies of its table of attributes, of the tables in it, and of the names of unsaved buffers."""
         table = dict(vars(value))
-        tables = [one for name, one in table.items() if name in _MODULE and isinstance(one, dict)]
-        inner = [(one, dict(one) if one else _EMPTY) for one in tables]
-        return table, inner, set(value._non_persistent_buffers_set)
+        tables = [one for name in (*_TABLES, *HOOKS) if isinstance(one := table.get(name), dict)]
+        return table, [(one, dict(one) if one else _EMPTY) for one in tables], set(value._non_persistent_buffers_set)
 
     def turn_back(self, value: Any, mark: Any) -> bool:
         """Put back the mode, and return whether all is the same, entry by entry."""
@@ -149,15 +154,16 @@ class ModuleKind(AnyKind):
         for key, one in held.items():
             by_role.setdefault(key.role, {})[key.name] = one
         table, hooks = vars(value), by_role.get("hooks", {})
-        for name in _MODULE.keys() & table.keys():
-            if name in _TABLES and type(table[name]) in (dict, OrderedDict):
-                refill(table[name], by_role.get(_TABLES[name], {}))
-            elif name not in hooks and table[name] and isinstance(table[name], dict) and name not in _TABLES:
+        for name, role in _TABLES.items():
+            if type(table.get(name)) in (dict, OrderedDict):
+                refill(table[name], by_role.get(role, {}))
+        for name in HOOKS - hooks.keys():
+            if table.get(name):
                 table[name].clear()
-        kept = {name: one for name, one in table.items() if name in _MODULE}
-        if kept.get("_non_persistent_buffers_set") != data["_non_persistent_buffers_set"]:
-            kept["_non_persistent_buffers_set"] = set(data["_non_persistent_buffers_set"])
-        plain = {name: one for name, one in data.items() if type(one) in LEAVES}
+        kept = {name: one for name, one in table.items() if name in OWN}
+        if kept[UNSAVED] != data[UNSAVED]:
+            kept[UNSAVED] = set(data[UNSAVED])
+        plain = {name: data[name] for name in _SETTINGS if name in data}
         set_attributes(table, {**kept, **hooks, **plain, **by_role.get("attribute", {})})
 
 

@@ -128,16 +128,20 @@ class _Reach:
         self._code: deque[Any] = deque()
         self._names: set[str] = set()
         self._named: list[tuple[Location, Record]] = []
-        self._types: set[type] = set()
+        self._kinds: dict[type, AnyKind | None] = {}
 
     def refer(self, value: Any, place: Location) -> Any:
         """Return what stands for `value` in the record of its holder: its place, or itself where it is plain."""
-        if is_leaf(value):
-            return value
         if (found := self._met.get(id(value))) is not None:
             return found
+        if is_leaf(value):
+            return value
         type_ = type(value)
-        if (kind := kind_of(type_)) is not None:
+        if type_ not in self._kinds:
+            self._kinds[type_] = kind = kind_of(type_)
+            if kind is not None:
+                self._code.append(type_)
+        if (kind := self._kinds[type_]) is not None:
             record = Record(value, kind, self._shared)
             self._met[id(value)] = place
             self.records[place] = record
@@ -166,9 +170,6 @@ class _Reach:
             contents, child = record.contents, place.child
             for key, one in kind.held(value).items():
                 contents[key] = one if type(one) in LEAVES else self.refer(one, child(key))
-            if (type_ := type(value)) not in self._types:
-                self._types.add(type_)
-                self._code.append(type_)
 
     def follow_code(self) -> None:
         """Look into functions, classes and globals that were met, until there is nothing new."""
@@ -210,8 +211,7 @@ class _Reach:
                 self._look_up(place, record, new)
 
     def _look_into_class(self, type_: type) -> None:
-        place = self._root.child(Key("class", type_))
-        if place in self.records or installed(type_.__module__):
+        if installed(type_.__module__) or (place := self._root.child(Key("class", type_))) in self.records:
             return
         record = self.records[place] = Record(type_, CLASS, True, asked=self._names)
         self._named.append((place, record))

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.attribute_reads import ALL, AttributeReads, Reads
-from splitfed.core.held_arrays import OTHERS, OWN, names_in_code
+from splitfed.core.held_arrays import OTHERS, names_in_code
 from splitfed.core.model_call import set_mode
+from splitfed.core.object_kinds import HOOKS, OWN
 from splitfed.core.replay_way import Way
 
-_HOOKS = tuple(name for name in OWN if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")))
 _SCALARS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, enum.Enum)
 _SHORT = 8
 _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError)
@@ -63,7 +63,7 @@ def leave_out(made: nn.Module, ways: Collection[Way], segment: int, machinery: R
         mine = parts.runs(path) or any(t is not None for t in (*module._parameters.values(), *module._buffers.values()))
         read = parts.read(path)
         table = vars(module)
-        for name in _HOOKS:
+        for name in HOOKS:
             if table.get(name) and not (mine or name in read or (not inside and "state_dict" in name)):
                 table[name] = OrderedDict()
         for name, value in list(table.items()):

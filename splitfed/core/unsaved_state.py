@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.object_kinds import kind_of
+from splitfed.core.object_kinds import UNSAVED, kind_of
 from splitfed.core.plain_values import Identity, Key, dense_parts
 from splitfed.core.reachable import Change, Location, Opaque, Record, Records, bare, put_back, reach
 from splitfed.core.reachable_names import name_changes
@@ -30,7 +30,6 @@ Path = tuple[tuple[str, Any], ...]
 _MAKERS: dict[str, Any] = {t.__name__: t for t in (list, tuple, dict, set, frozenset, OrderedDict, deque)}
 _WHOLE = ("array", "generator")
 _UNFILLED = ("tuple", "frozenset")
-_UNSAVED = "_non_persistent_buffers_set"
 _FIRST: weakref.WeakKeyDictionary[nn.Module, dict[Path, str]] = weakref.WeakKeyDictionary()
 _UNKEPT = (
     "keep what changes in buffers, or in attributes that are tensors, numbers, arrays, or lists, tuples, dicts and "
@@ -141,7 +140,7 @@ def _made(tag: str, stored: Any, fresh: Record | None, path: Path) -> Record:
     elif fresh is None:
         raise _lacking(path)
     elif tag == "module":
-        data = {**fresh.data, _UNSAVED: set(stored["data"])}
+        data = {**fresh.data, UNSAVED: set(stored["data"])}
     kind = fresh.kind if fresh is not None and made is value else kind_of(type(made))
     assert kind is not None
     return Record(made, kind, False, data=data)
@@ -254,7 +253,7 @@ def digest_value(record: Record, saved: bool = False) -> Any:
     elif isinstance(record.data, Tensor):
         made.update(record.data.numpy().tobytes())
     elif record.kind.name == "module":
-        made.update(repr(sorted(record.data[_UNSAVED])).encode())
+        made.update(repr(sorted(record.data[UNSAVED])).encode())
     else:
         made.update(repr(record.data).encode())
     return made
@@ -278,5 +277,5 @@ def _encode(record: Record, paths: Mapping[Location, Path], path: Path) -> list[
         return [path, "generator", [], record.data]
     tag = type(value).__name__ if type(value) in _MAKERS.values() else record.kind.name
     limit = value.maxlen if isinstance(value, deque) else None
-    data = sorted(record.data[_UNSAVED]) if record.kind.name == "module" else record.data
+    data = sorted(record.data[UNSAVED]) if record.kind.name == "module" else record.data
     return [path, tag, entries, {"limit": limit, "data": data}]
