@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.plain_values import same_tensors
-from splitfed.core.reachable import Location, put_back, reach
+from splitfed.core.reachable import put_back
 from splitfed.core.state_round_trip import stored_tensors
 from splitfed.core.unsaved_state import first_state, state_digests
 
@@ -40,17 +40,10 @@ class StateWatch:
 @contextmanager
 def left_as_they_were(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Put back weights, buffers and all else that hangs on `modules`, however the block ends."""
-    walks = [reach(module, Location(), code=False) for module in modules]
-    tensors = {id(r.value): r.value for records in walks for r in records.values() if isinstance(r.value, Tensor)}
-    held = [(tensor, tensor.detach().clone()) for tensor in tensors.values() if not tensor.is_meta]
+    snapshots = [ModelSnapshot(module, code=False) for module in modules]
     try:
         yield
     finally:
-        for records in walks:
-            put_back(records)
-        with torch.no_grad():
-            for tensor, numbers in held:
-                if tensor.shape != numbers.shape:
-                    tensor.data = numbers
-                elif not same_tensors(tensor, numbers):
-                    tensor.copy_(numbers)
+        for snapshot in snapshots:
+            put_back(snapshot.records)
+            snapshot.restore_tensors()

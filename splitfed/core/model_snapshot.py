@@ -33,13 +33,13 @@ class ModelSnapshot:
     """What `model` and the random generators of the process are at the moment this is made.
 
     `like`: another snapshot of the same model, which has been left or put back as it was there; its copies of weights
-    and other tensors are used again.
+    and other tensors are used again. `code`: whether what its code names belongs to it.
     """
 
-    def __init__(self, model: nn.Module, like: ModelSnapshot | None = None) -> None:
+    def __init__(self, model: nn.Module, like: ModelSnapshot | None = None, *, code: bool = True) -> None:
         self.model = model
         self._root: Location = Location() if like is None else like._root
-        self.records = reach(model, self._root)
+        self.records = reach(model, self._root, code)
         known = {} if like is None else like._tensors
         self._tensors: dict[int, _Kept] = {}
         for record in self.records.values():
@@ -135,7 +135,9 @@ class ModelSnapshot:
         """Put back the numbers and gradients of all tensors, but for the numbers of those with the identities `but`."""
         with torch.no_grad():
             for tensor, numbers, requires_grad, gradient in self._tensors.values():
-                if id(tensor) not in but and not same_tensors(numbers, tensor):
+                if id(tensor) not in but and tensor.shape != numbers.shape:
+                    tensor.data = numbers.clone()
+                elif id(tensor) not in but and not same_tensors(numbers, tensor):
                     tensor.copy_(numbers)
                 if tensor.is_leaf:
                     tensor.requires_grad_(requires_grad)
@@ -193,22 +195,11 @@ def seed_generators(seed: int) -> None:
     np.random.seed(seed % 2**32)  # noqa: NPY002
 
 
-def drawn_packages(before: tuple[Any, ...], after: tuple[Any, ...]) -> frozenset[str]:
+def drawn_packages(before: tuple[Any, ...], after: tuple[Any, ...]) -> list[str]:
     """Return the packages (torch, random, numpy.random) whose default generators differ between two states."""
-    drawn = {"torch": not torch.equal(before[0], after[0])}
+    alike = {"torch": torch.equal(before[0], after[0])}
     if len(before) > 1:
-        drawn["random"] = before[1] != after[1]
-        drawn["numpy.random"] = same_generators(before, (*before[:2], after[2])) is not None
-    return frozenset(package for package, found in drawn.items() if found)
-
-
-def same_generators(one: tuple[Any, ...], other: tuple[Any, ...]) -> str | None:
-    """Return the package whose default generator differs between the two states, None where none does."""
-    if not torch.equal(one[0], other[0]):
-        return "torch"
-    if one[1] != other[1]:
-        return "random"
-    left, right = one[2]["state"], other[2]["state"]
-    if left.keys() != right.keys() or not all(same(value, right[name]) for name, value in left.items()):
-        return "numpy.random"
-    return None if {**one[2], "state": None} == {**other[2], "state": None} else "numpy.random"
+        alike["random"] = before[1] == after[1]
+        one, other = ({**state, **state["state"], "state": None} for state in (before[2], after[2]))
+        alike["numpy.random"] = one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    return [package for package, found in alike.items() if not found]

@@ -11,12 +11,13 @@ import ast
 import copy
 import gc
 import itertools
+import operator
 import random
 import threading
 import warnings
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from types import FunctionType, GeneratorType, MappingProxyType, MethodType, ModuleType
@@ -256,33 +257,34 @@ class SetKind(ObjectKind):
             set.update(value, members)
 
 
-class ArrayKind(AnyKind):
-    """An array of NumPy."""
+class DataKind(AnyKind):
+    """An array or a generator of random numbers: `read` returns a copy of its state, and `write` puts that back."""
 
-    name = "array"
-
-    def data(self, value: Any) -> Any:
-        """Return a copy of its numbers; one that cannot be written to is its own copy."""
-        return value.copy() if value.flags.writeable else value
-
-    def put_back(self, value: Any, held: Held, data: Any) -> None:
-        """Write the numbers back."""
-        if data is not value and not same(value, data):
-            np.copyto(value, data)
-
-
-class BytesKind(AnyKind):
-    """A bytearray, or an array of the standard library."""
-
-    name = "array"
+    def __init__(self, name: str, read: Callable[[Any], Any], write: Callable[[Any, Any], object]) -> None:
+        self.name = name
+        self._read, self._write = read, write
 
     def data(self, value: Any) -> Any:
-        """Return a copy."""
-        return value[:]
+        """Return a copy of its state."""
+        return self._read(value)
 
     def put_back(self, value: Any, held: Held, data: Any) -> None:
-        """Write it back."""
-        value[:] = data
+        """Write its state back."""
+        self._write(value, data)
+
+
+def _read_array(value: Any) -> Any:
+    """Return a copy of the numbers of an array; one that cannot be written to is its own copy."""
+    return value.copy() if value.flags.writeable else value
+
+
+def _write_array(value: Any, numbers: Any) -> None:
+    if numbers is not value and not same(value, numbers):
+        np.copyto(value, numbers)
+
+
+def _write_bits(value: np.random.Generator, state: Any) -> None:
+    value.bit_generator.state = state
 
 
 class TensorKind(AnyKind):
@@ -298,32 +300,6 @@ class TensorKind(AnyKind):
         """Set and delete attributes."""
         if (table := attributes_of(value)) or held:
             set_attributes(table, {key.name: one for key, one in held.items()})
-
-
-class RandomKind(AnyKind):
-    """A generator of random numbers of Python, NumPy or torch."""
-
-    name = "generator"
-
-    def data(self, value: Any) -> Any:
-        """Return its state."""
-        if isinstance(value, torch.Generator):
-            return value.get_state()
-        if isinstance(value, random.Random):
-            return value.getstate()
-        state = value.get_state(legacy=False) if isinstance(value, np.random.RandomState) else value.bit_generator.state
-        return copy.deepcopy(state)
-
-    def put_back(self, value: Any, held: Held, data: Any) -> None:
-        """Set its state."""
-        if isinstance(value, torch.Generator):
-            value.set_state(data)
-        elif isinstance(value, random.Random):
-            value.setstate(data)
-        elif isinstance(value, np.random.RandomState):
-            value.set_state(data)
-        else:
-            value.bit_generator.state = data
 
 
 class IteratorKind(AnyKind):
@@ -417,7 +393,6 @@ class LinkKind(AnyKind):
 
 _OBJECT = ObjectKind()
 TENSOR = TensorKind()
-_RANDOM = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 _VIEWS: tuple[type, ...] = (MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
 _LINKS = (weakref.ref, partial, MethodType, property, staticmethod, classmethod, type(len), type("".__str__))
 _KINDS: tuple[tuple[tuple[type, ...], AnyKind | None], ...] = (
@@ -428,9 +403,21 @@ _KINDS: tuple[tuple[tuple[type, ...], AnyKind | None], ...] = (
     ((tuple,), TupleKind()),
     ((dict,), TableKind()),
     ((set, frozenset), SetKind()),
-    ((np.ndarray,), ArrayKind()),
-    ((bytearray, array.array), BytesKind()),
-    (_RANDOM, RandomKind()),
+    ((np.ndarray,), DataKind("array", _read_array, _write_array)),
+    (
+        (bytearray, array.array),
+        DataKind("array", lambda value: value[:], lambda value, data: operator.setitem(value, slice(None), data)),
+    ),
+    ((random.Random,), DataKind("generator", random.Random.getstate, random.Random.setstate)),
+    ((torch.Generator,), DataKind("generator", torch.Generator.get_state, torch.Generator.set_state)),
+    (
+        (np.random.RandomState,),
+        DataKind("generator", lambda value: value.get_state(legacy=False), np.random.RandomState.set_state),
+    ),
+    (
+        (np.random.Generator,),
+        DataKind("generator", lambda value: copy.deepcopy(value.bit_generator.state), _write_bits),
+    ),
     ((*_LINKS, *_VIEWS, ContextVar), LinkKind()),
     ((GeneratorType,), GeneratorKind()),
 )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.equivalence_sides import StepResult
-from splitfed.core.model_snapshot import same_generators
+from splitfed.core.model_snapshot import drawn_packages
 from splitfed.core.plain_values import same_tensors
 
 # Of some summands in another order: units in the last place of the largest number of the tensor, cancellation included.
@@ -54,8 +54,8 @@ def check_same(uncut: StepResult, cut: StepResult, reordered: Collection[str]) -
     for name, mode in uncut.modes.items():
         if cut.modes.get(name, mode) != mode:
             raise Difference(f"submodule {name!r} is not in {_MODES[mode]} mode, as it is in the uncut model", _MODE)
-    if package := same_generators(uncut.generators, cut.generators):
-        raise Difference(f"other random numbers are drawn from {package}", RANDOM)
+    if packages := drawn_packages(uncut.generators, cut.generators):
+        raise Difference(f"other random numbers are drawn from {packages[0]}", RANDOM)
     # A copy that does not change with the other explains what comes out.
     _check_buffers(uncut, cut, alone=False)
     for name, value in uncut.outputs.items():

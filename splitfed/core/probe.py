@@ -365,7 +365,7 @@ def _run_segment(
             result = module(*inputs)
         changed = changed or (watch is not None and watch.changed())
         if before is not None:
-            draws = drawn_packages(before, generator_states())
+            draws = frozenset(drawn_packages(before, generator_states()))
         outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
         for name, value in zip(segment.outputs, outputs, strict=False):
             _check_kind(segment, name, value)

@@ -292,7 +292,7 @@ class RecordingPass(Pass):
         asked = self.number - 1
         returned = self._answers[asked] if asked in self._answers else self.whole(func, args, kwargs)
         noted.answer = (returned,) if is_number(returned) else ()
-        noted.draws = drawn_packages(states, generator_states(torch_alone=own))
+        noted.draws = frozenset(drawn_packages(states, generator_states(torch_alone=own)))
         with torch._C.DisableTorchFunction(), unnoted():
             self._note_changes(noted, given, before)
         if module is not None and noted.draws - {"torch"}:

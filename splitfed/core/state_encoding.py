@@ -20,15 +20,16 @@ from splitfed.core.errors import InvalidInput
 
 TAG = "$"
 DEPTH = 100
+_Ways = dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]]
 _PLAIN = (bool, int, str, type(None))
 _LARGEST_INT = 4096
 """Bits of the largest whole number that is written as one; some readers of JSON take no larger one."""
-_NAMED = {
+_NAMED: dict[str, Any] = {
     str(value): value
     for value in vars(torch).values()
     if isinstance(value, (torch.dtype, torch.layout, torch.memory_format))
 }
-_TEXTS: dict[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
+_TEXTS: _Ways = {
     int: (hex, lambda text: int(text, 16)),
     float: (str, float),
     torch.device: (str, torch.device),
@@ -43,7 +44,7 @@ def _bounds(value: Any) -> tuple[Any, Any, Any]:
 
 
 # Sets are written in an order that does not depend on the process.
-_LISTS: dict[type, tuple[Callable[[Any], Any], Callable[[list[Any]], Any]]] = {
+_LISTS: _Ways = {
     list: (list, list),
     deque: (list, deque),
     tuple: (list, tuple),
