@@ -7,11 +7,10 @@ that everything else stays as it was. Reads of whole tables (`vars(module)`) cou
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ ALL = "__dict__"
 """Stands for every attribute of a module."""
 # What looks attributes up in a module's table on its own behalf: torch's machinery, and this package.
 _MACHINERY = ("torch.nn.modules.module", "splitfed.core.")
-_HERE = threading.local()
+_NOTING: ContextVar[tuple[AttributeReads, ...]] = ContextVar("noting", default=())
 
 
 @dataclass
@@ -58,7 +57,7 @@ class Reads:
 
 
 class AttributeReads:
-    """Notes in `reads` what is looked up in the submodules of `model`, a copy of the user's, while this is entered.
+    """Notes in `reads` what is looked up in the submodules of `model`, a copy of the user's, within `noting`.
 
     `place`: says the number of the operation at work, or of those that have run, and whether one is at work.
     """
@@ -68,17 +67,6 @@ class AttributeReads:
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._model = model
         self.reads = Reads(unseen=_let_note(model))
-
-    def __enter__(self) -> AttributeReads:
-        """Begin."""
-        _HERE.noting = [*getattr(_HERE, "noting", []), self]
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End."""
-        _HERE.noting = _HERE.noting[:-1]
 
     def note(self, module: nn.Module, name: str) -> None:
         """Note that `name` is looked up in `module`."""
@@ -101,35 +89,35 @@ class AttributeReads:
 
 
 @contextmanager
-def unnoted() -> Iterator[None]:
-    """Let what is looked up within not be noted."""
-    noting, _HERE.noting = getattr(_HERE, "noting", []), []
+def noting(*reads: AttributeReads) -> Iterator[None]:
+    """Let what is looked up within be noted by `reads` alone, by nobody where there are none."""
+    token = _NOTING.set(reads)
     try:
         yield
     finally:
-        _HERE.noting = noting
+        _NOTING.reset(token)
 
 
 def _note(module: nn.Module, name: str) -> None:
-    noting: Collection[AttributeReads] = getattr(_HERE, "noting", ())
-    if noting and not (name == ALL and sys._getframe(2).f_globals.get("__name__", "").startswith(_MACHINERY)):
-        for one in noting:
+    noted_by = _NOTING.get()
+    if noted_by and not (name == ALL and sys._getframe(2).f_globals.get("__name__", "").startswith(_MACHINERY)):
+        for one in noted_by:
             one.note(module, name)
 
 
 def _let_note(model: nn.Module) -> tuple[str, ...]:
     """Give all submodules of `model` classes that note lookups; return the paths of those that take none."""
     unseen: list[str] = []
-    noting: dict[type, type] = {}
+    classes: dict[type, type] = {}
     for path, module in model.named_modules():
         compiled = isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod")
         try:
             if compiled or any(path.startswith(f"{other}.") for other in unseen):
                 raise TypeError("what is compiled is left alone")
             kind = type(module)
-            if kind not in noting:
-                noting[kind] = _noting_class(kind)
-            object.__setattr__(module, "__class__", noting[kind])
+            if kind not in classes:
+                classes[kind] = _noting_class(kind)
+            object.__setattr__(module, "__class__", classes[kind])
         except TypeError:
             unseen.append(path)
     return tuple(unseen)
@@ -141,7 +129,7 @@ def _noting_class(kind: Any) -> Any:
         return kind.__getattribute__(module, name)
 
     def __setattr__(module: Any, name: str, value: Any) -> None:
-        for one in getattr(_HERE, "noting", ()):
+        for one in _NOTING.get():
             one.note_write(module, name)
         kind.__setattr__(module, name, value)
 

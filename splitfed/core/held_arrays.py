@@ -25,7 +25,7 @@ from torch import Tensor, fx, nn
 from splitfed.core.code_kinds import FUNCTION, is_installed, names_in
 from splitfed.core.errors import InvalidInput
 from splitfed.core.object_kinds import HOOKS, OWN
-from splitfed.core.payload import not_dense
+from splitfed.core.payload import storage_of
 from splitfed.core.plain_values import dense_parts
 
 OTHERS = "_belongs_to_others"
@@ -101,8 +101,8 @@ def find_foreign(module: nn.Module, others: Iterable[tuple[str, Tensor]]) -> tup
     """
     met = [(label, thing) for label, thing, _ in _walk(module, arrays=False) if isinstance(thing, Tensor)]
     named = dict(others if met else ())
-    places = {place: name for name, tensor in named.items() if (place := _memory(tensor))}
-    found = ((label, places.get(_memory(thing)) or _same_numbers(thing, named)) for label, thing in met)
+    places = {place: name for name, tensor in named.items() if (place := storage_of(tensor))}
+    found = ((label, places.get(storage_of(thing)) or _same_numbers(thing, named)) for label, thing in met)
     return next(((label, name) for label, name in found if name), None)
 
 
@@ -113,17 +113,10 @@ def state_of(module: nn.Module) -> tuple[tuple[str, Tensor], ...]:
 
 def _same_numbers(tensor: Tensor, others: Mapping[str, Tensor]) -> str | None:
     """Return which of `others` has the numbers of `tensor`; None where they say nothing, or there is none."""
-    if not _memory(tensor) or bool((tensor == tensor.flatten()[0]).all()):
+    if not storage_of(tensor) or bool((tensor == tensor.flatten()[0]).all()):
         return None
-    alike = ((name, one) for name, one in others.items() if one.shape == tensor.shape and _memory(one))
+    alike = ((name, one) for name, one in others.items() if one.shape == tensor.shape and storage_of(one))
     return next((name for name, one in alike if one.dtype == tensor.dtype and torch.equal(one, tensor)), None)
-
-
-def _memory(tensor: Tensor) -> int:
-    """Return where the memory of `tensor` begins; 0 for one that has none."""
-    if tensor.is_meta or not_dense(tensor):
-        return 0
-    return tensor.untyped_storage().data_ptr()
 
 
 def leave_out_unread(piece: nn.Module) -> None:
@@ -278,12 +271,8 @@ def names_in_code(kinds: Collection[type]) -> set[str]:
     waiting: list[Any] = [value for kind in kinds for name, value in vars(kind).items() if name not in told]
     while waiting:
         one = waiting.pop()
-        if isinstance(one, property):
-            waiting += [one.fget, one.fset]
-        elif isinstance(one, (staticmethod, classmethod)):
-            waiting.append(one.__func__)
-        elif isinstance(one, types.FunctionType):
-            waiting += [one.__code__, getattr(one, "__wrapped__", None)]
+        if isinstance(one, (property, staticmethod, classmethod, types.FunctionType)):
+            waiting += [getattr(one, name, None) for name in ("fget", "fset", "__wrapped__", "__code__")]
         elif isinstance(one, types.CodeType):
             found |= names_in(one, "LOAD_ATTR", "LOAD_METHOD")
             waiting += one.co_consts

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 _PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -63,6 +66,16 @@ def takes_by_name(model: nn.Module, names: Collection[str]) -> bool:
     """Return whether each of `names` is an argument of its own of `model`, which a trace can follow."""
     parameters = inspect.signature(model.forward).parameters
     return all(name in parameters and parameters[name].kind in _NAMED for name in names)
+
+
+@contextmanager
+def trying(gradients: bool) -> Iterator[None]:
+    """Let a pass within be one that is only tried: no warnings are shown, and no random number of torch is used up.
+
+    `gradients`: whether it runs with gradients.
+    """
+    with warnings.catch_warnings(action="ignore"), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]):
+        yield
 
 
 def set_mode(module: nn.Module, training: bool) -> None:

@@ -452,8 +452,7 @@ def _find_kind(type_: type) -> AnyKind | None:
 
 def _copy_iterator(iterator: Any) -> Any:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             return copy.copy(iterator)
     except (TypeError, AttributeError):
         # Python 3.14 copies no iterator of itertools.

@@ -134,9 +134,8 @@ def check_scheduler(name: str, options: Mapping[str, Any], defaults: Mapping[str
 
 def _take_first_steps(scheduler: LRScheduler) -> None:
     """Take `FIRST_STEPS` steps, fewer where it ends before: that is compared with the rounds of a run, later."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(action="ignore"):
         # No optimizer takes a step here.
-        warnings.simplefilter("ignore")
         for _ in range(min(FIRST_STEPS, getattr(scheduler, "total_steps", FIRST_STEPS))):
             scheduler.step()
 

@@ -137,6 +137,15 @@ def not_dense(tensor: Tensor) -> str | None:
     return None if tensor.layout is torch.strided else "sparse" if "sparse" in str(tensor.layout) else "packed"
 
 
+def storage_of(tensor: Tensor) -> int:
+    """Return where the storage of `tensor` lies; 0 for one that has none of its own."""
+    try:
+        return 0 if not_dense(tensor) or tensor.is_meta else tensor.untyped_storage().data_ptr()
+    except NotImplementedError:
+        # Of a transform of torch.func.
+        return 0
+
+
 def finite_rows(z: Tensor) -> Tensor:
     """Return which rows of `z` (rows, ...) hold nothing but finite numbers: (rows,) of bool."""
     return torch.isfinite(z).reshape(len(z), -1).all(1)

@@ -98,7 +98,7 @@ def same_tensors(one: Tensor, other: Tensor) -> bool:
     if equal_tensors(one, other):
         return True
     # Whether there is a NaN at all shows in the sum, which is found without a mask of them.
-    if not one.is_floating_point() or not bool(one.sum().isnan()):
+    if not (one.is_floating_point() or one.is_complex()) or not bool(one.sum().isnan()):
         return False
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from splitfed.core.attribute_reads import Reads
 from splitfed.core.errors import InvalidInput
+from splitfed.core.plain_values import same_tensors
 from splitfed.core.replay_answers import Answer
 from splitfed.core.replay_passes import ArgumentTensor, Operation, RecordingPass
 
@@ -210,9 +211,7 @@ def _same(one: Any, other: Any, depth: int = 3) -> bool:
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
-    if one.is_meta or other.is_meta or one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return bool(((one == other) | ((one != one) & (other != other))).all())
+    return not one.is_meta and same_tensors(one, other)
 
 
 def _check_number(name: str, course: ForwardCourse, number: int, run: Record) -> None:

@@ -6,7 +6,6 @@ Inputs and weights have shapes alone there. Where these do not do, submodules ar
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,12 +15,13 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput, describe_error, line_of
 from splitfed.core.meta_copies import meta_copy
 from splitfed.core.meta_pass import LIKE, MetaPass
-from splitfed.core.model_call import ModelCall
+from splitfed.core.model_call import ModelCall, trying
 from splitfed.core.module_copies import open_compiled
 from splitfed.core.nested_tensors import tensors_of
+from splitfed.core.payload import storage_of
 from splitfed.core.replay_answers import Answer, SeenCall, answer, numbers_in
 from splitfed.core.replay_branches import ForwardCourse
-from splitfed.core.replay_passes import Operation, RecordingPass, Stop, mark_whole_modules, storage_of
+from splitfed.core.replay_passes import Operation, RecordingPass, Stop, mark_whole_modules
 from splitfed.core.replay_way import Made
 from splitfed.core.tracer import catches_errors
 from splitfed.core.weight_sharing import copy_sharing
@@ -66,8 +66,7 @@ def _find_by_shapes(calls: OtherCalls, overwritten: frozenset[int] = frozenset()
     course.branches, course.overwritten = catches_errors(model), overwritten
     run = _ConstantsPass(device, course, calls)
     try:
-        with warnings.catch_warnings(), torch.set_grad_enabled(calls.gradients), torch.random.fork_rng(devices=[]), run:
-            warnings.simplefilter("ignore")
+        with trying(calls.gradients), run:
             calls.call(shapes, rows)
     except Stop:
         pass
@@ -237,10 +236,9 @@ class OtherCalls:
         operations = self.course.operations
         answers = {n: operation.answer[0] for n, operation in enumerate(operations) if operation.answer}
         run = RecordingPass(copied, list(given.values()), [], answers)
-        with warnings.catch_warnings(), torch.set_grad_enabled(self.gradients), torch.random.fork_rng(devices=[]):
-            warnings.simplefilter("ignore")
-            with run, contextlib.suppress(RuntimeError, TypeError, ValueError, LookupError):
-                self.call(copied, given)
+        failures = (RuntimeError, TypeError, ValueError, LookupError)
+        with trying(self.gradients), run, contextlib.suppress(*failures):
+            self.call(copied, given)
         if [operation.name for operation in run.operations] != [operation.name for operation in operations]:
             return {}
         return {n: SeenCall(len(choice), o.given, o.returned) for n, o in enumerate(run.operations) if o.whole}

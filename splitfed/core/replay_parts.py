@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.attribute_reads import ALL, AttributeReads, Reads
+from splitfed.core.attribute_reads import ALL, AttributeReads, Reads, noting
 from splitfed.core.held_arrays import OTHERS, names_in_code
 from splitfed.core.model_call import set_mode
 from splitfed.core.object_kinds import HOOKS, OWN
@@ -30,8 +30,8 @@ _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError)
 
 def machinery_reads(shapes: nn.Module) -> Reads:
     """Return what is read of `shapes`, a copy of a model, when its mode, place or state changes, or it is copied."""
-    noting = AttributeReads(shapes, lambda: (0, False))
-    with noting:
+    noted = AttributeReads(shapes, lambda: (0, False))
+    with noting(noted):
         for act in (
             lambda: set_mode(shapes, not shapes.training),
             lambda: set_mode(shapes, not shapes.training),
@@ -43,7 +43,7 @@ def machinery_reads(shapes: nn.Module) -> Reads:
             # What fails here fails where it is asked for.
             with contextlib.suppress(*_FAILURES):
                 act()
-    return noting.reads
+    return noted.reads
 
 
 def leave_out(made: nn.Module, ways: Collection[Way], segment: int, machinery: Reads, cuts: Sequence[str]) -> None:

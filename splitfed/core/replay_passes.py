@@ -20,13 +20,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from torch.utils.hooks import RemovableHandle
 
-from splitfed.core.attribute_reads import unnoted
+from splitfed.core.attribute_reads import noting
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs
 from splitfed.core.held_arrays import OTHERS
 from splitfed.core.model_snapshot import drawn_packages, generator_states
 from splitfed.core.nested_tensors import is_number, replace_tensors, tensors_of
-from splitfed.core.payload import not_dense
+from splitfed.core.payload import not_dense, storage_of
+from splitfed.core.plain_values import same_tensors
 
 _ACTIVE = threading.local()
 _SIZES = "__len__ size dim ndimension numel nelement stride element_size is_floating_point is_complex is_contiguous"
@@ -284,7 +285,7 @@ class RecordingPass(Pass):
         self.operations.append(noted)
         self.number += 1
         # What is looked up to note it is no part of the operation.
-        with torch._C.DisableTorchFunction(), unnoted():
+        with torch._C.DisableTorchFunction(), noting():
             given = self._note_arguments(noted, args, kwargs, module)
             before = [self._contents_of(tensor) for tensor in given]
         own = module is None and _is_torchs(func)
@@ -293,7 +294,7 @@ class RecordingPass(Pass):
         returned = self._answers[asked] if asked in self._answers else self.whole(func, args, kwargs)
         noted.answer = (returned,) if is_number(returned) else ()
         noted.draws = frozenset(drawn_packages(states, generator_states(torch_alone=own)))
-        with torch._C.DisableTorchFunction(), unnoted():
+        with torch._C.DisableTorchFunction(), noting():
             self._note_changes(noted, given, before)
         if module is not None and noted.draws - {"torch"}:
             # Another draw may leave out what it does: what it hands through is its own, for all that follows.
@@ -420,19 +421,7 @@ def _same_contents(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
     """Return whether `RecordingPass` has found a tensor as it was."""
     if before[:2] != after[:2] or len(before) < 3 or before[2] is None:
         return before[:2] == after[:2]
-    one, other = before[2], after[2]
-    if one.shape != other.shape:
-        return False
-    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
-
-
-def storage_of(tensor: Tensor) -> int:
-    """Return where the storage of `tensor` lies; 0 for one that has none of its own."""
-    try:
-        return 0 if not_dense(tensor) or tensor.is_meta else tensor.untyped_storage().data_ptr()
-    except NotImplementedError:
-        # Of a transform of torch.func.
-        return 0
+    return same_tensors(before[2], after[2])
 
 
 def version_of(tensor: Tensor) -> int:

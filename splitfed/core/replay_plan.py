@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from splitfed.core.attribute_reads import AttributeReads
+from splitfed.core.attribute_reads import AttributeReads, noting
 from splitfed.core.cut_names import Cut, check_places
 from splitfed.core.errors import InvalidInput, check_names, describe_error, line_of, others_code
 from splitfed.core.held_arrays import check_references
 from splitfed.core.meta_copies import not_copied
-from splitfed.core.model_call import ModelCall
+from splitfed.core.model_call import ModelCall, trying
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.module_copies import open_compiled
 from splitfed.core.nested_tensors import autograd_nodes
@@ -173,17 +171,16 @@ def _record(
         recorded = copy_sharing(model)
     open_compiled(recorded)
     mark_whole_modules(recorded, targets)
-    noting = AttributeReads(recorded, lambda: recording.place())
+    noted = AttributeReads(recorded, lambda: recording.place())
     snapshot = None if answers is None else ModelSnapshot(recorded)
     examples = {name: x.clone() for name, x in inputs.items()}
     recording = RecordingPass(recorded, list(examples.values()), list(dict.fromkeys(targets)), answers or {})
     quiet = logging.root.manager.disable
     try:
-        with warnings.catch_warnings(), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]):
-            # They come again where the model runs.
-            warnings.simplefilter("ignore")
+        with trying(gradients):
+            # Warnings come again where the model runs.
             logging.disable(logging.CRITICAL if answers else quiet)
-            with recording, noting:
+            with recording, noting(noted):
                 result = call(recorded, examples)
     except (Exception, SystemExit) as error:  # the user's own forward may raise anything
         if answers:
@@ -219,7 +216,7 @@ def _record(
         if place is None:
             raise InvalidInput(f"result {after!r} of {type(model).__name__} is one of its inputs, weights or buffers")
         ends = (*ends, place.operation + 1)
-    course = ForwardCourse(recording, result, ends, changes=changes, attributes=noting.reads)
+    course = ForwardCourse(recording, result, ends, changes=changes, attributes=noted.reads)
     rows = len(next(iter(examples.values())))
     calls = partial(OtherCalls, model, examples, targets, course, gradients, call)
     for other in (rows + 1, rows - 1):
@@ -235,11 +232,10 @@ def _runs(model: nn.Module, inputs: Mapping[str, Tensor], call: ModelCall, gradi
     """Return whether a copy of `model` runs where nobody looks on."""
     copied = copy_sharing(model)
     open_compiled(copied)
-    with warnings.catch_warnings(), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")
-        with contextlib.suppress(InvalidInput), others_code(lambda error: InvalidInput(str(error))):
-            call(copied, {name: x.clone() for name, x in inputs.items()})
-            return True
+    failing = others_code(lambda error: InvalidInput(str(error)))
+    with trying(gradients), contextlib.suppress(InvalidInput), failing:
+        call(copied, {name: x.clone() for name, x in inputs.items()})
+        return True
     return False
 
 

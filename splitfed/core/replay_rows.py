@@ -11,7 +11,6 @@ A trace needs none of this: a branch on a number of rows cannot be traced.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput, describe_failure, others_code
 from splitfed.core.meta_pass import MetaPass
-from splitfed.core.model_call import set_mode
+from splitfed.core.model_call import set_mode, trying
 from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.nested_tensors import tensors_of
 from splitfed.core.replay import ReplayedSegment
@@ -116,10 +115,8 @@ def _fault(segment: ReplayedSegment, training: bool, way: Way, rows: int) -> str
     run = _ShapesPass(shapes, {n: given[n] for n in shapes.replay_values[0]}, key, way)
     arguments = {n: run.received_inputs.get(place, given[n]) for place, n in enumerate(plan.inputs)}
     try:
-        with warnings.catch_warnings(), torch.set_grad_enabled(training), torch.random.fork_rng(devices=[]):
-            warnings.simplefilter("ignore")
-            with contextlib.suppress(Stop), others_code(_Failed), run:
-                plan.call(super(ReplayedSegment, shapes).forward, arguments)
+        with trying(training), contextlib.suppress(Stop), others_code(_Failed), run:
+            plan.call(super(ReplayedSegment, shapes).forward, arguments)
     except _Failed as failed:
         return _ASTRAY if run.astray else f"fails ({failed})"
     finally:

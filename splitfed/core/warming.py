@@ -64,8 +64,7 @@ class _CallFails(Exception):
 def _run(cold: ModelSnapshot, call: Callable[[], object], training: bool) -> bool:
     modes = [(module, module.training) for module in cold.model.modules()]
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():
             cold.model.train(training)
             with others_code(_CallFails):
                 call()
