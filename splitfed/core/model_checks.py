@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from splitfed.core.errors import InvalidInput, describe_error, others_code
+from splitfed.core.object_kinds import OWN
 from splitfed.core.payload import not_dense
 from splitfed.core.state_round_trip import check_round_trip
 
@@ -103,7 +104,8 @@ def refuse_packed_state(module: nn.Module, owner: str, *, by_hand: bool = False)
     """
     for path, inner in module.named_modules():
         saved = {*inner._parameters, *inner._buffers} - inner._non_persistent_buffers_set
-        for name, value in (*vars(inner).items(), *inner._parameters.items(), *inner._buffers.items()):
+        plain = [(name, value) for name, value in vars(inner).items() if name not in OWN]
+        for name, value in (*plain, *inner._parameters.items(), *inner._buffers.items()):
             form = not_dense(value) if isinstance(value, Tensor) else None
             if form == "sparse" and name not in saved:
                 form = "compressed" if by_hand and value.layout is not torch.sparse_coo else None

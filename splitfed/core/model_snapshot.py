@@ -75,8 +75,8 @@ class ModelSnapshot:
 
     def changed_constant(self) -> str | None:
         """Return a tensor outside of the state dict that has other numbers than it had, None where there is none."""
-        saved = saved_tensors(self.model)
-        if not any(id(kept.tensor) not in saved or vars(kept.tensor) for kept in self._tensors.values()):
+        weights = set(map(id, self.model.parameters()))
+        if not any(id(kept.tensor) not in weights or vars(kept.tensor) for kept in self._tensors.values()):
             return None
         now = self.reach()
         found = [c for c in self.unsaved_differences(now) if isinstance(now[c.place].value, Tensor)]

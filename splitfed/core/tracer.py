@@ -240,6 +240,9 @@ class _Factories(TorchFunctionMode):
         return func(*args, **given)
 
 
+_PLAIN = fx.Tracer()
+
+
 def find_untraceable_code(model: nn.Module) -> str | None:
     """Return what code of the user's does in a pass of which a graph keeps nothing: `type`, `case`, `except`."""
     for function in _functions_run(model):
@@ -261,8 +264,7 @@ _BEFORE = "ask before, as torch.linalg.cholesky_ex does"
 
 def _functions_run(model: nn.Module) -> Iterator[FunctionType]:
     """Yield the functions of the user's that a pass may run: `forward`, hooks, and what these name."""
-    tracer = fx.Tracer()
-    followed = [module for path, module in model.named_modules() if not path or not tracer.is_leaf_module(module, path)]
+    followed = [module for path, module in model.named_modules() if not path or not _PLAIN.is_leaf_module(module, path)]
     methods: dict[str, list[Any]] = {}
     for kind in {kind for module in followed for kind in type(module).__mro__}:
         # Of an installed package that is read alone which runs in any case.

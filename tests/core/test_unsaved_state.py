@@ -87,6 +87,11 @@ def cached(m: Any, h: Tensor) -> Tensor:
     return h + m.tables[h.shape[1]]
 
 
+def in_frozen_set(m: Any, h: Tensor) -> Tensor:
+    m.seen = m.seen | {len(m.seen)}
+    return h / (1 + len(m.seen))
+
+
 def drawn(m: Any, h: Tensor) -> Tensor:
     return h * torch.rand(8, generator=m.random)
 
@@ -128,6 +133,7 @@ STATES: dict[str, tuple[Callable[[Any], None], Callable[[Any, Tensor], Tensor]]]
     "cache": (with_(tables=dict), cached),
     "numbers_of_numpy": (with_(bank=lambda: [np.float32(0.5)]), of_numpy),
     "range_and_bytes": (with_(seen=lambda: range(1), raw=lambda: bytearray(1)), of_range),
+    "frozen_set": (with_(seen=lambda: frozenset((0,))), in_frozen_set),
     "generator": (with_(random=lambda: torch.Generator().manual_seed(3)), drawn),
     "generator_of_python": (with_(random=lambda: random.Random(3)), scaled),
     "generator_of_numpy": (with_(random=lambda: np.random.default_rng(3)), scaled),
