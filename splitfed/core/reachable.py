@@ -298,11 +298,7 @@ def _same_entry(key: Key, old: Record, new: Record) -> bool:
         return False
     if key in old.contents:
         return key.name in new.kind.table(new.value)
-    return (
-        not is_data(key.name, new.value)
-        if old.kind is CLASS and key.name not in (old.asked or ())
-        else (key.name not in (old.asked or ()))
-    )
+    return key.name not in (old.asked or ())
 
 
 def put_back(records: Records) -> None:

@@ -99,14 +99,16 @@ def load_unsaved_state(module: nn.Module, saved: Sequence[Any]) -> None:
         place = places.setdefault(path, Location())
         records[place] = _made(tag, stored, fresh.get(place), path)
     for path, _, entries, _ in saved:
-        kept = fresh[places[path]].contents if places[path] in fresh else {}
+        place = places[path]
+        kept = fresh[place].contents if place in fresh else {}
         for role, name, how, what in entries:
-            if how == "place" and what not in places:
+            key, held = Key(role, name), what
+            if how == "kept":
+                held = kept.get(key)
+            elif how == "place" and (held := places.get(what)) is None:
                 raise _lacking(what)
-            key = Key(role, name)
-            records[places[path]].contents[key] = (
-                places[what] if how == "place" else what if how == "value" else kept.get(key)
-            )
+            records[place].contents[key] = held
+    # Those are made of what they hold.
     unmade = {places[path] for path, tag, _, _ in saved if tag in _UNFILLED}
 
     def object_of(one: Any) -> Any:
