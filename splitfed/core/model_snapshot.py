@@ -7,7 +7,7 @@ code names (see `splitfed.core.reachable`); the generators of torch, NumPy and P
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,9 +37,9 @@ class ModelSnapshot:
     """
 
     def __init__(self, model: nn.Module, like: ModelSnapshot | None = None, *, code: bool = True) -> None:
-        self.model = model
+        self.model, self._code = model, code
         self._root: Location = Location() if like is None else like._root
-        self.records = reach(model, self._root, code)
+        self.records = self.reach()
         known = {} if like is None else like._tensors
         self._tensors: dict[int, _Kept] = {}
         for record in self.records.values():
@@ -52,25 +52,22 @@ class ModelSnapshot:
 
     def reach(self) -> Records:
         """Return what can be reached from the model now, to be compared with `records`."""
-        return reach(self.model, self._root)
+        return reach(self.model, self._root, self._code)
 
-    def changes(self, now: Records | None = None, since: Records | None = None) -> list[str]:
+    def changes(self) -> list[str]:
         """Return what is no longer as it was, as `attribute 'steps' of 'block' (0 -> 1)`.
 
-        `now`: what `reach` returned (default: now). `since`: another beginning than this snapshot. Tensors that hang on
-        the model do not count: whether they matter shows in what the model computes. Those that all copies of the model
-        share do, such as one in a global.
+        Tensors that hang on the model do not count: whether they matter shows in what the model computes. Those that
+        all copies of the model share do, such as one in a global.
         """
-        before, after = since or self.records, now or self.reach()
-        found = [c for c in differences(before, after, self._shared_differs(before)) if not _is_new_tensor(c, after)]
-        return list(describe_changes(found, before, after))
+        now = self.reach()
+        found = [change for change in self._shared_differences(now) if not _is_new_tensor(change, now)]
+        return list(describe_changes(found, self.records, now))
 
     def unkept_changes(self) -> list[str]:
         """Return the changes that a checkpoint of a party cannot hold, as `changes` tells them."""
         now = self.reach()
-        found = [
-            c for c in differences(self.records, now, self._shared_differs(self.records)) if cannot_be_kept(c, now)
-        ]
+        found = [change for change in self._shared_differences(now) if cannot_be_kept(change, now)]
         return list(describe_changes(found, self.records, now))
 
     def changed_constant(self) -> str | None:
@@ -91,8 +88,13 @@ class ModelSnapshot:
 
         return differences(self.records, now, changed)
 
-    def _shared_differs(self, before: Records) -> Callable[[Location, Tensor, Tensor], bool]:
-        return lambda place, old, new: before[place].shared and self.tensor_changed(old, new)
+    def _shared_differences(self, now: Records) -> Iterator[Change]:
+        """Yield what is another `now`, but for the numbers of tensors that hang on the model."""
+
+        def changed(place: Location, old: Tensor, new: Tensor) -> bool:
+            return self.records[place].shared and self.tensor_changed(old, new)
+
+        return differences(self.records, now, changed)
 
     def tensor_changed(self, old: Tensor, new: Tensor) -> bool:
         """Return whether `new` has other numbers than `old`, a tensor of this snapshot, had."""
