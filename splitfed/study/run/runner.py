@@ -57,9 +57,9 @@ from splitfed.study.run.trust import write_mark
 from splitfed.training.callbacks import deciding
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.client_scores import find_best_round, find_first_reaching, summarize_clients
-from splitfed.training.description import data_digest
 from splitfed.training.entry_point import train
 from splitfed.training.folder import EqualNoise, RunFolder
+from splitfed.training.identity import data_digest
 from splitfed.training.run import Run
 from splitfed.training.settings import Logging
 

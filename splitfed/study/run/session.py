@@ -34,7 +34,7 @@ from splitfed.study.run.terminal_messages import others_print_aside
 from splitfed.study.run.trials import check_search_database
 from splitfed.study.run.trust import check_links, write_mark
 from splitfed.study.run.workers import Job, Parent, Workers
-from splitfed.training.description import data_digest
+from splitfed.training.identity import data_digest
 
 
 def run_study(
