@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
-from importlib.util import resolve_name
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -97,9 +96,9 @@ def _imports(tree: ast.AST, package: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            with suppress(ImportError):  # of a name outside of the package, which the file itself has tried in vain
-                home = resolve_name("." * node.level + (node.module or ""), package)
-                yield from (home, *(f"{home}.{alias.name}" for alias in node.names))
+            base = package.rsplit(".", node.level - 1)[0] if node.level else ""
+            home = ".".join(part for part in (base, node.module) if part)
+            yield from (home, *(f"{home}.{alias.name}" for alias in node.names))
         elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.expr)):
             yield from _imports(node, package)
 
