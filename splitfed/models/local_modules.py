@@ -80,7 +80,7 @@ class LocalModules:
         """Take out of `sys.modules` what somebody else has loaded under the name of a known file."""
         for top in {name.partition("/")[0].removesuffix(".py") for name in self._files or ()}:
             module = sys.modules.get(top)
-            if module is None or self._came_from_a_folder(top) or top == "splitfed" or is_installed(module.__spec__):
+            if module is None or self._came_from_a_folder(top) or top == "splitfed" or _installed(module.__spec__):
                 continue
             for name in [n for n in sys.modules if n == top or n.startswith(f"{top}.")]:
                 self._aside[name] = sys.modules.pop(name)
@@ -144,7 +144,7 @@ class LocalModules:
             spec = None if find is None else find(name, None)
             if spec is not None:
                 same = own is not None and own.resolve() in _places(spec)
-                return not same and (self._files is None or is_installed(spec))
+                return not same and (self._files is None or _installed(spec))
         return False
 
     def _came_from_a_folder(self, name: str) -> bool:
@@ -186,7 +186,7 @@ def _places(spec: ModuleSpec) -> list[Path]:
     return [Path(place).resolve() for place in places if place]
 
 
-def is_installed(spec: ModuleSpec | None) -> bool:
+def _installed(spec: ModuleSpec | None) -> bool:
     """Return whether a module is a part of Python or of an installed package; one that says not where it is, counts."""
     places = [] if spec is None else _places(spec)
     own = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]

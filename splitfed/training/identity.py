@@ -22,9 +22,10 @@ from torch import Tensor, fx, nn
 
 from splitfed.core import digests
 from splitfed.core.plain_values import dense_parts
+from splitfed.core.reachable import installed
 from splitfed.core.rows import RowSource, blocks, in_memory
 from splitfed.data.dataset import Dataset
-from splitfed.training.user_code import PLAIN, UserCode, is_users, name_of
+from splitfed.training.user_code import PLAIN, UserCode, name_of
 
 SAMPLED = 64
 """How many rows of a part stand for all of it in a run's description, where they are not in memory."""
@@ -124,7 +125,7 @@ def _parts(value: Any) -> Iterable[object]:
 def _parts_of_module(module: nn.Module) -> Iterator[object]:
     """Yield a module's submodules with their weights, hooks and attributes; of a traced one its operations too."""
     for name, part in module.named_modules():
-        hidden = () if is_users(type(part).__module__) else "_"
+        hidden = "_" if installed(type(part).__module__) else ()
         held = {key: one for key, one in vars(part).items() if key not in _MACHINERY and key[0] not in hidden}
         yield name, type(part), {key: one for key, one in held.items() if not isinstance(one, nn.Module)}
         yield part._parameters, part._buffers

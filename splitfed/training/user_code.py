@@ -22,7 +22,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from splitfed.core import digests
-from splitfed.models.local_modules import is_installed
+from splitfed.core.reachable import installed
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 """Types of values that are told by their text."""
@@ -32,13 +32,13 @@ class UserCode:
     """Collects the code of the user's: files by their SHA-256, functions without one by themselves."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, set[str]] = defaultdict(set)
+        self._texts: dict[str, set[bytes]] = defaultdict(set)
         # What was collected, with its lines; kept alive, so that no two have the same id.
         self._taken: dict[int, tuple[object, list[int]]] = {}
 
     def digests(self) -> dict[str, str]:
         """Return what was collected, by its place."""
-        return {place: digests.of(json.dumps(sorted(texts)).encode()) for place, texts in self._texts.items()}
+        return {place: digests.of(b"\n".join(sorted(texts))) for place, texts in self._texts.items()}
 
     def take(self, thing: type | FunctionType) -> list[int]:
         """Collect the code of a function, or of a class and of those that it inherits from.
@@ -48,7 +48,10 @@ class UserCode:
         lines: list[int] = []
         for one in thing.__mro__ if isinstance(thing, type) else (thing,):
             if id(one) not in self._taken:
-                self._taken[id(one)] = one, self._take_one(one) if is_users(one.__module__) else []
+                # Noted before, as what it calls may call it.
+                self._taken[id(one)] = one, []
+                if not installed(one.__module__):
+                    self._taken[id(one)] = one, self._take_one(one)
             lines += self._taken[id(one)][1]
         return lines
 
@@ -61,16 +64,15 @@ class UserCode:
             lines = [function.__code__.co_firstlineno for function in own]
             return lines + [line for function in others for line in self.take(function)]
         values = {name: repr(v) for name, v in vars(one).items() if isinstance(v, PLAIN) and name[:2] != "__"}
-        self._texts[f"the code of {name_of(one)}"].add(json.dumps(values))
+        self._texts[f"the code of {name_of(one)}"].add(json.dumps(values).encode())
         for function in functions:
             self._take_function(function)
         return []
 
     def _take_function(self, function: FunctionType) -> None:
         code = function.__code__
-        self._texts[f"the code of {name_of(function)}"].add(
-            _lines(code) if _is_current(function) else _instructions(code)
-        )
+        text = _lines(code) if _is_current(function) else _instructions(code)
+        self._texts[f"the code of {name_of(function)}"].add(text.encode("utf-8", "surrogatepass"))
         for name in {name for part in _nested(code) for name in part.co_names} & function.__globals__.keys():
             found = function.__globals__[name]
             if isinstance(found, (type, FunctionType)):
@@ -81,10 +83,10 @@ class UserCode:
     def _take_file(self, module: str) -> None:
         """Collect the source file of a module of the user's, and of all those that it imports."""
         file, place = _file_of(module), f"the source of {module}"
-        if file is None or not is_users(module) or place in self._texts:
+        if file is None or installed(module) or place in self._texts:
             return
         content = Path(file).read_bytes()
-        self._texts[place].add(digests.of(content))
+        self._texts[place].add(content)
         with suppress(SyntaxError, ValueError):  # of a file that was edited since
             for name in _imports(ast.parse(content), sys.modules[module].__package__ or ""):
                 self._take_file(name)
@@ -150,14 +152,6 @@ def _file_of(module: str) -> str | None:
     """Return the source file of a module that was imported; None of a script, a notebook, a shell and other ones."""
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     return file if module != "__main__" and file.endswith(".py") and Path(file).is_file() else None
-
-
-@lru_cache(maxsize=4096)
-def is_users(module: str | None) -> bool:
-    """Return whether a module belongs to the user, not to Python, this package or an installed one."""
-    top = (module or "builtins").partition(".")[0]
-    found = sys.modules.get(top)
-    return top == "__main__" or (top != "splitfed" and (found is None or not is_installed(found.__spec__)))
 
 
 def name_of(thing: Any) -> str:

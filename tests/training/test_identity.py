@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import linecache
 import sys
@@ -35,7 +36,7 @@ TABLE = {"unused": 1}
 
 def helper(x):
     """Twice."""
-    return x * FACTOR
+    return helper(None) if x is None else x * FACTOR
 
 
 def loss(output, y, scale=1.0):
@@ -64,6 +65,7 @@ class Net(nn.Module):
         return self.outer(x)
 
     def outer(self, x):
+        assert isinstance(self, Net)
         return self.fc(x.flatten(1)) * self.slope
 
     @property
@@ -126,6 +128,7 @@ def test_every_change_of_a_file_is_told(tmp_path: Path, change: str) -> None:
     assert differences(first, printed(strange(tmp_path, LOSS))) == []
     assert differences(first, printed(strange(tmp_path, LOSS.replace(old, new))))[0] == "the source of strange"
     assert not any(place.startswith("the code of") for place in first)
+    assert first["the source of strange"] == hashlib.sha256(LOSS.encode()).hexdigest()
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["source", "instructions"])
