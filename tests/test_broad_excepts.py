@@ -43,6 +43,7 @@ ALLOWED = {
     "splitfed/study/run/trials.py:detect_damage": "three libraries read a damaged file, each failing in its own way",
     "splitfed/study/run/workers.py:Workers.run": "workers are stopped before whatever it was goes on",
     "splitfed/training/description.py:_shown": "a user's own module shows itself, maybe by what it does not hold",
+    "splitfed/training/identity.py:_parts": "an object of a user's own class is asked what a copy is made of",
     "splitfed/training/checkpoint.py:write_atomic": "half a file is deleted before whatever it was goes on",
 }
 """Where -> why."""

@@ -7,24 +7,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from splitfed.core.defense import privacy_event
 from splitfed.core.encryption_settings import Encryption
 from splitfed.core.messages import Recording
-from splitfed.core.rows import RowSource, blocks, in_memory
+from splitfed.core.rows import RowSource, in_memory
 from splitfed.core.topology import Topology
-from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
 from splitfed.data.mixup import mixup_of
 from splitfed.data.transform import transform_of
 from splitfed.planning.held_rows import lines_told
 from splitfed.planning.validation import Prepared
-from splitfed.training.fingerprint import fingerprint
-
-SAMPLED = 64
-"""How many rows of a part stand for all of it in a run's description, where they are not in memory."""
+from splitfed.training.identity import digest, digest_given
 
 
 def describe(
@@ -65,7 +60,7 @@ def describe(
         "training": asdict(prepared.training),
         "record": repr(record or Recording()),
         "device": str(device),
-        "code": fingerprint_user_code(prepared, besides or {}),
+        "code": digest_user_objects(prepared, besides or {}),
     }
 
 
@@ -78,14 +73,13 @@ def private_mechanisms(prepared: Prepared) -> list[str]:
     return mechanisms
 
 
-def fingerprint_user_code(prepared: Prepared, besides: Mapping[str, object]) -> dict[str, str]:
-    """Return the fingerprint of everything that a user may have given: values, and code that is no package's."""
+def digest_user_objects(prepared: Prepared, besides: Mapping[str, object]) -> dict[str, str]:
+    """Return digests of everything that a user may have given: values, and code that is no package's."""
     things: dict[str, object] = {}
     for i, topology in enumerate({id(t): t for t in prepared.topologies}.values()):
         where = "" if i == 0 else f" of topology {i}"
         things |= {f"module of segment {s.name!r}{where}": s.module for s in topology.segments}
         things |= {f"task of head {h.value!r}{where}": h.task for h in topology.heads}
-    modules = [place for place in things if place.startswith("module ")]
     things |= {f"defense {type(d).__name__} ({i})": d for i, d in enumerate(prepared.defenses)}
     sources = [client.train.source for client in prepared.data.clients if client.train.source.draws]
     for what, find in (("transform", transform_of), ("mixup", mixup_of)):
@@ -95,29 +89,7 @@ def fingerprint_user_code(prepared: Prepared, besides: Mapping[str, object]) -> 
     things |= {"schedule": prepared.schedule, "method": prepared.method}
     own = {role: optim.name for role, optim in prepared.optims.items() if not isinstance(optim.name, str)}
     things |= {f"optimizer of {role!r}": factory for role, factory in own.items()}
-    return fingerprint({**things, **besides}, modules)
-
-
-def data_digest(data: Dataset) -> str:
-    """Return the hash of all rows, labels, groups and domains of a data set, before it is split; see `digest`."""
-    held: dict[str, Tensor | RowSource | None] = {"x": data.source, "y": data.y}
-    held |= {"domains": data.domains, "groups": data.groups}
-    held |= {f"target {name}": found.y for name, found in data.targets.items()}
-    return digest({name: one for name, one in held.items() if one is not None})
-
-
-def digest(tensors: Mapping[str, Tensor | RowSource]) -> str:
-    """Return a hash of names, shapes and values; of rows that are not in memory, of `SAMPLED` of them."""
-    found = hashlib.sha256()
-    for name, tensor in tensors.items():
-        shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else (len(tensor), *tensor.shape)
-        found.update(f"{name} {shape} {tensor.dtype}".encode())
-        if not isinstance(tensor, Tensor) and not in_memory(tensor):
-            found.update(b"sampled")
-            tensor = tensor.take(torch.linspace(0, len(tensor) - 1, min(SAMPLED, len(tensor))).long())
-        for few in (tensor.detach().reshape(1, *tensor.shape),) if isinstance(tensor, Tensor) else blocks(tensor):
-            found.update(few.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+    return digest_given({**things, **besides})
 
 
 def _encryption(settings: Encryption) -> str:

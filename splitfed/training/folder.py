@@ -21,7 +21,7 @@ import torch
 from splitfed.core import digests
 from splitfed.core.digests import Damaged
 from splitfed.core.errors import FolderGone, InvalidInput, short
-from splitfed.training import checkpoint, fingerprint
+from splitfed.training import checkpoint, identity
 
 if sys.platform != "win32":
     import fcntl
@@ -224,7 +224,7 @@ class RunFolder:
                 if key == "rounds":
                     way += ", or train it for more by continue_training of the run that was resumed"
                 raise InvalidInput(f"folder {str(self.path)!r} holds another run: {difference}; {way}")
-        if changed := fingerprint.differences(there.get("code", {}), wanted.get("code", {})):
+        if changed := identity.differences(there.get("code", {}), wanted.get("code", {})):
             raise InvalidInput(
                 f"folder {str(self.path)!r} holds another run: {digests.names(changed)} changed since it began; "
                 "go back to what it was, or give another folder"

@@ -138,7 +138,8 @@ class Logging:
     """What is kept of a run, and how its messages are carried.
 
     `folder`: where metrics and a checkpoint of every round go; with `resume` the run goes on from the newest one, to
-    the same bits as if it had never stopped. `record`: whose view to keep during training. `link`: "memory", or
+    the same bits as if it had never stopped; code, data and settings that have changed are refused, but an edited value
+    in a closure is not noticed. `record`: whose view to keep during training. `link`: "memory", or
     "bytes", which sends every message as bytes with a checked header, to the same result.
     `progress(round, rounds, metrics)` is called after every round; `callbacks` at more moments, see
     `splitfed.training.callbacks.Callback`. Raises `InvalidInput` for an unknown link, for what is no callback, and for

@@ -13,7 +13,7 @@ import torch
 from splitfed.core.tasks import classification
 from splitfed.data import Dataset, Table, align, csv, from_arrays, from_torch, leaf, npz
 from splitfed.data.candidates import candidates
-from splitfed.training.description import digest
+from splitfed.training.identity import digest
 from tests.examples import refusal
 
 # As float32 the two are one number.

@@ -12,7 +12,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import classification
 from splitfed.data import ClientData, Dataset, Federation
 from splitfed.poisoning import LabelFlip
-from splitfed.training.description import digest
+from splitfed.training.identity import digest
 
 
 def toy(rows: int = 100, **options: Any) -> Federation:

@@ -22,7 +22,7 @@ from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import stream
 from splitfed.models.transformers import OneOutputModel, transformers
-from splitfed.study.run.trust import code_of
+from splitfed.study.trust import code_of
 from tests.examples import assert_same, refusal
 from tests.models.tiny_transformers import OUTPUTS, TINY, TOKENS, WIDTH
 from tests.study.examples import small, write

@@ -135,7 +135,7 @@ def test_each_run_is_written_and_may_end_early(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_folder_of_somebody_else_connects_nowhere() -> None:
-    from splitfed.study.run.trust import _addresses, import_paths
+    from splitfed.study.trust import _addresses, import_paths
 
     study = {"callback": [{"name": "csv"}, {"name": "wandb", "project": "p", "mode": "online"}, {"name": "a:B"}]}
     assert _addresses(study) == ["wandb.ai"]

@@ -17,8 +17,8 @@ import splitfed as sf
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.study.run import longer, session
-from splitfed.study.run.checked import CHECKED, read_checked
 from splitfed.study.run.longer import continue_run
+from splitfed.study.trust import CHECKED, read_checked
 from tests.examples import assert_same
 from tests.study.examples import small, write
 from tests.thinning import thin

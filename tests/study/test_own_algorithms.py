@@ -18,12 +18,13 @@ from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import CLASSES, Code
 from splitfed.registry import PLUGINS, TABLES
+from splitfed.study import trust
 from splitfed.study.config import build, schema
 from splitfed.study.config.grid import expand
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.toml import dumps
-from splitfed.study.run import run_command, trust
+from splitfed.study.run import run_command
 from tests.study.examples import checked, small, write
 
 TOY = Path(__file__).parents[1] / "plugin" / "toy_splitfed"

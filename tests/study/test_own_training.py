@@ -19,9 +19,9 @@ import splitfed as sf
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
+from splitfed.study import trust
 from splitfed.study.config import build
 from splitfed.study.config.toml import dumps
-from splitfed.study.run import trust
 from tests.examples import assert_same
 from tests.study.examples import SMALL, checked, small, write
 

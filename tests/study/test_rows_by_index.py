@@ -19,7 +19,7 @@ from splitfed.core.rows import Draw
 from splitfed.data import digits
 from splitfed.data.mixup import mixup_of
 from splitfed.study.config import build
-from splitfed.study.run.trust import code_of, import_paths
+from splitfed.study.trust import code_of, import_paths
 from tests.study.examples import SMALL, checked, small, write
 
 MINE = """

@@ -17,7 +17,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import classification
 from splitfed.data.dataset import Dataset, LabelSet
 from splitfed.study.report.data import check_same_data
-from splitfed.training.description import data_digest
+from splitfed.training.identity import data_digest
 from tests.study.examples import small, write
 
 

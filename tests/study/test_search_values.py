@@ -9,12 +9,13 @@ import pytest
 
 from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import Code
+from splitfed.study import trust
 from splitfed.study.config.schema import PruneTable
 from splitfed.study.config.search_metrics import SearchConstraint, SearchMetric, SearchObjective
 from splitfed.study.report.figures.search import plot_trials
 from splitfed.study.report.search_data import SearchOutcome, find_front, metric_label, search_sentences
 from splitfed.study.report.search_page import front_rows
-from splitfed.study.run import search_values, trust
+from splitfed.study.run import search_values
 from splitfed.study.run.search import best_so_far, find_hopeless
 from splitfed.study.run.search_values import MissingMetric, measure_metric
 

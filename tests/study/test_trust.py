@@ -10,7 +10,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -21,13 +21,22 @@ from splitfed.cli import main
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.registry import TABLES, load as load_algorithm
-from splitfed.study.config.parameters import _flatten_hint, parameters_of
+from splitfed.study.config.parameters import _flatten_hint, holds_type, parameters_of
 from splitfed.study.config.schema import DataTable, StudyConfig
 from splitfed.study.config.toml import dumps
-from splitfed.study.report.contained import find_link_out, path_inside
-from splitfed.study.run import user_key
-from splitfed.study.run.trust import _files_outside, code_of, import_paths, is_path, is_results
-from splitfed.study.run.user_key import NoKey, get_or_make_key, key_file, read_key
+from splitfed.study.trust import (
+    KEY_BYTES,
+    NoKey,
+    _files_outside,
+    code_of,
+    find_link_out,
+    get_or_make_key,
+    import_paths,
+    is_results,
+    key_file,
+    path_inside,
+    read_key,
+)
 from tests.study.examples import placed, small, write
 
 NET = """
@@ -340,6 +349,11 @@ def test_import_paths_are_found_wherever_one_could_be_followed() -> None:
         code.find("torch.nn:Linear")
 
 
+def is_path(hint: Any) -> bool:
+    """Return whether a parameter with this hint is the path of a file or of a folder."""
+    return holds_type(hint, Path) or any(get_origin(one) is os.PathLike for one in get_args(hint))
+
+
 REACHES = [
     (kind, name, one.name)
     for kind in TABLES
@@ -558,4 +572,4 @@ def test_what_lies_inside(tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to(home)
     (home / "deep" / "out").unlink()
     assert find_link_out(tmp_path / "latest") is None
-    assert user_key.SIZE == 32
+    assert KEY_BYTES == 32

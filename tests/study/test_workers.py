@@ -198,7 +198,7 @@ def test_a_check_is_not_repeated_for_the_same_study_and_versions(
     key = session.key_of(ready.grid.resolved)
     work_alone(folder, key)
     assert calls == []
-    monkeypatch.setattr("splitfed.study.run.checked._versions", lambda: "others")
+    monkeypatch.setattr("splitfed.study.trust._versions", lambda: "others")
     session.prepare_study(path, folder=folder)
     work_alone(folder, key)
     assert calls == ["study.toml", "config.toml"]

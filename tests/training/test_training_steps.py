@@ -226,7 +226,7 @@ def test_a_folder_keeps_groups_and_asks_for_an_optimizer_of_ones_own(tmp_path: P
     with pytest.raises(InvalidInput, match="holds another run"):
         sf.load(tmp_path / "b", topology=topology, data=data, optimizer=sf.Optim(make_decay, {"rate": 0.1}))
     other = type("Decay", (Decay,), {"__module__": Decay.__module__, "step": lambda self, closure=None: None})
-    with pytest.raises(InvalidInput, match=r"the (code of|optimizer of 'client')"):
+    with pytest.raises(InvalidInput, match=r"the (source of|optimizer of 'client')"):
         sf.load(tmp_path / "b", topology=topology, data=data, optimizer=sf.Optim(other))
 
 

@@ -18,9 +18,9 @@ from splitfed.core.grouping import group_pairs
 from splitfed.stats.intervals import mean_interval
 from splitfed.study.config.grid import expand
 from splitfed.study.config.schema import parse_study, read_toml
-from splitfed.study.report.contained import find_link_out
 from splitfed.study.report.metrics import METRICS, SHARE, UNBOUNDED
 from splitfed.study.report.refused import read_refused
+from splitfed.study.trust import find_link_out
 from splitfed.training.folder import RunFolder
 
 T = TypeVar("T")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from splitfed.core import digests
-
-CHECKED = "checked.json"
-"""The file of a study's folder in which they stand."""
+from splitfed.study.trust import CHECKED
 
 ADVICE = "delete it and go on with --resume: the study is checked again"
 

@@ -12,10 +12,10 @@ from splitfed.core import digests
 from splitfed.study.config.schema import read_toml
 from splitfed.study.config.search import PRICE
 from splitfed.study.config.search_metrics import DIRECTIONS
-from splitfed.study.report.contained import is_plain_name
 from splitfed.study.report.data import Json
 from splitfed.study.report.metrics import METRICS
 from splitfed.study.report.units import count_noun
+from splitfed.study.trust import is_plain_name
 
 ADVICE = "delete it and go on with --resume: its runs are kept"
 STATES = {"refused": "refused", "failed": "failed", "pruned": "pruned"}

@@ -16,10 +16,9 @@ from splitfed.study.config.mistakes import Mistakes, in_file_order
 from splitfed.study.config.search import SearchStudy, read_search
 from splitfed.study.config.search_space import Assignment
 from splitfed.study.config.table_check import check_tables
-from splitfed.study.run.checked import key_of, recall
 from splitfed.study.run.preflight import check_grid
 from splitfed.study.run.search_check import check_search
-from splitfed.study.run.trust import code_of, is_results
+from splitfed.study.trust import code_of, is_results, key_of, recall
 
 Json = dict[str, Any]
 
@@ -47,7 +46,7 @@ def prepare_study(
     """Read and check the study in the file `path`: everything but the training; nothing is written.
 
     Import paths of models may lead to Python files beside it. One that lies in a folder of results is as much to be
-    trusted as that folder: see `splitfed.study.run.trust`. `advice`: as `schema.read_toml`. `folder`: of results, where
+    trusted as that folder: see `splitfed.study.trust`. `advice`: as `schema.read_toml`. `folder`: of results, where
     an earlier call may have left what it has checked.
     """
     raw, base, code = read_study_file(path, advice, trust=trust)

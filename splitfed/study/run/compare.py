@@ -21,7 +21,7 @@ from splitfed.study.report.metrics import METRICS
 from splitfed.study.run.comparison import ComparedMetric, ComparedPair, Comparison
 from splitfed.study.run.row_scores import WHOLE_ROWS, RowScores, mean_over_runs, score_test_rows, score_victims
 from splitfed.study.run.runner import Json, read_result
-from splitfed.study.run.trust import check_links
+from splitfed.study.trust import check_links
 
 AXES = ("topology", "schedule", "method", "defense", "training_attack", "model")
 """What runs of a study may differ in beside the seed."""

@@ -31,7 +31,7 @@ from splitfed.study.config.parameters import check_parameters, parameters_of
 from splitfed.study.config.piece_tables import HIDDEN
 from splitfed.study.config.schema import parse_study
 from splitfed.study.run.checked_study import read_study_file
-from splitfed.study.run.trust import is_results
+from splitfed.study.trust import is_results
 from splitfed.topologies.auto_cuts import with_auto_cuts
 
 Json = dict[str, Any]

@@ -13,7 +13,7 @@ from splitfed.data.federation import Federation
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.reattack import load_finished_run
 from splitfed.study.run.runner import train_cell
-from splitfed.study.run.trust import check_links
+from splitfed.study.trust import check_links
 from splitfed.training.entry_point import load_run
 from splitfed.training.folder import is_run_without_definition
 from splitfed.training.run import Run

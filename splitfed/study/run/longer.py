@@ -25,7 +25,7 @@ from splitfed.study.run.progress import Lines, open_watcher
 from splitfed.study.run.reattack import load_finished_run, rewrite_results_table
 from splitfed.study.run.runner import Json, identity_of, read_result, run_cell, train_cell, with_rounds, write_result
 from splitfed.study.run.store import StudyFolder, hold_run, study_of
-from splitfed.study.run.trust import MARK, check_links, code_of, read_own_files, write_mark
+from splitfed.study.trust import MARK, check_links, code_of, read_own_files, write_mark
 from splitfed.training.checkpoint import make_folder, write_atomic
 from splitfed.training.folder import RunFolder
 from splitfed.training.rounds import check_longer

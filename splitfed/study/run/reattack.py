@@ -22,7 +22,7 @@ from splitfed.study.run.preflight import check_attack
 from splitfed.study.run.progress import open_watcher
 from splitfed.study.run.runner import Json, read_result, run_attack, train_cell, write_result
 from splitfed.study.run.store import StudyFolder, hold_run, study_of
-from splitfed.study.run.trust import check_links, code_of, read_own_files, write_mark
+from splitfed.study.trust import check_links, code_of, read_own_files, write_mark
 from splitfed.training.checkpoint import newest_round, write_atomic
 from splitfed.training.run import Run
 

@@ -16,9 +16,9 @@ from splitfed.attacks.scoring import reconstruction_metrics as metrics
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
-from splitfed.study.report.contained import path_inside
 from splitfed.study.run.reattack import rebuild_run
 from splitfed.study.run.runner import Json
+from splitfed.study.trust import path_inside
 
 _SAME = 1e-4  # relative: predictions are kept in float32, means of rows in float64
 

@@ -53,13 +53,13 @@ from splitfed.study.run.encryption_keys import with_key_folder
 from splitfed.study.run.measured_releases import measure_dependence, measure_information
 from splitfed.study.run.preflight import adversaries_of, evaluation_of
 from splitfed.study.run.progress import Watcher
-from splitfed.study.run.trust import write_mark
+from splitfed.study.trust import write_mark
 from splitfed.training.callbacks import deciding
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.client_scores import find_best_round, find_first_reaching, summarize_clients
-from splitfed.training.description import data_digest
 from splitfed.training.entry_point import train
 from splitfed.training.folder import EqualNoise, RunFolder
+from splitfed.training.identity import data_digest
 from splitfed.training.run import Run
 from splitfed.training.settings import Logging
 

@@ -17,7 +17,6 @@ from splitfed.study.config.grid import Grid
 from splitfed.study.report.metrics import METRICS
 from splitfed.study.report.remarks import remarks
 from splitfed.study.run import failures
-from splitfed.study.run.checked import Checked, key_of, write_checked
 from splitfed.study.run.checked_study import (
     CheckedStudy as CheckedStudy,
     check_raw,
@@ -32,9 +31,9 @@ from splitfed.study.run.search import SearchWork
 from splitfed.study.run.store import StudyFolder, hold_run
 from splitfed.study.run.terminal_messages import others_print_aside
 from splitfed.study.run.trials import check_search_database
-from splitfed.study.run.trust import check_links, write_mark
 from splitfed.study.run.workers import Job, Parent, Workers
-from splitfed.training.description import data_digest
+from splitfed.study.trust import Checked, check_links, key_of, write_checked, write_mark
+from splitfed.training.identity import data_digest
 
 
 def run_study(

@@ -20,9 +20,9 @@ from splitfed.study.config import schema
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import short_repr
 from splitfed.study.config.toml import dumps
-from splitfed.study.report.contained import is_plain_name
 from splitfed.study.run.results_csv import table_rows
 from splitfed.study.run.runner import Json, read_result
+from splitfed.study.trust import is_plain_name
 from splitfed.training.checkpoint import make_folder, write_atomic
 from splitfed.training.folder import describe_differences, environment
 

@@ -21,7 +21,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 from splitfed.core.digests import Damaged
 from splitfed.core.errors import InvalidInput, SplitfedError, describe_error
 from splitfed.study.run import failures
-from splitfed.study.run.trust import is_own, refusal
+from splitfed.study.trust import is_own, refusal
 
 AGAIN = "delete it and go on with --resume: what is finished is kept in runs/"
 LOCKED_SECONDS = 600.0

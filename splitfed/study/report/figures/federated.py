@@ -19,9 +19,9 @@ from torch import Tensor
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive, generator
-from splitfed.study.report.contained import path_inside
 from splitfed.study.report.data import Setting
 from splitfed.study.report.figures.style import GRID, INK, MARKERS, PALETTE, as_svg, canvas, wrap_label
+from splitfed.study.trust import path_inside
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.run import Run
 

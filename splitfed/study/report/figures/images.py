@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from splitfed.core import digests
-from splitfed.study.report.contained import path_inside
 from splitfed.study.report.data import Setting
+from splitfed.study.trust import path_inside
 
 SHOWN, GAP, TILE, FEATURES = 10, 1, 72, 40
 
