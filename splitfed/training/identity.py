@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from splitfed.core import digests
+from splitfed.core.code_kinds import installed
 from splitfed.core.plain_values import dense_parts
-from splitfed.core.reachable import installed
 from splitfed.core.rows import RowSource, blocks, in_memory
 from splitfed.data.dataset import Dataset
 from splitfed.training.user_code import PLAIN, UserCode, name_of

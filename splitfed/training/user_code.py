@@ -22,7 +22,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from splitfed.core import digests
-from splitfed.core.reachable import installed
+from splitfed.core.code_kinds import installed
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 """Types of values that are told by their text."""
