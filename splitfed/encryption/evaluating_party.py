@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from splitfed.core.encryption_settings import CONSTANT_MASK, PLAIN_GRADIENT, Encryption
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message, Stamp
 from splitfed.core.party import Party
@@ -19,10 +18,11 @@ from splitfed.core.party_state import PartyState
 from splitfed.core.step_plan import SegmentPlan
 from splitfed.encryption.arithmetic import add, add_plain
 from splitfed.encryption.ciphertexts import EncryptedTensor, load_ciphertexts
-from splitfed.encryption.key_holder_party import BIAS, CONTEXT, MASKED_WEIGHTS, TRANSPOSED, WEIGHT
+from splitfed.encryption.key_holder_party import BIAS, CONTEXT, TRANSPOSED, WEIGHT
 from splitfed.encryption.keys import PublicContext, load_public_context
 from splitfed.encryption.linear import linear
 from splitfed.encryption.server_program import ForwardPass, JoinProgram, ServerProgram, program_of
+from splitfed.encryption.settings import CONSTANT_MASK, MASKED_WEIGHTS, PLAIN_GRADIENT, Encryption
 from splitfed.encryption.weight_shares import ServerShare
 
 MASK = 1.0

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from splitfed.core import digests
-from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput
 from splitfed.models.import_paths import Code
-from splitfed.registry import TABLES, load
+from splitfed.registry import EXTENSIONS, TABLES, load, resolve
 from splitfed.study.config.parameters import holds_type, parameters_of
 from splitfed.study.config.schema import read_toml
 from splitfed.study.config.search_space import flatten_choices
@@ -164,7 +163,8 @@ def _files_outside(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
     held = (one for table in tables for value in table.values() for one in flatten_choices(value))
     texts = {one for one in held if isinstance(one, str)}
     named = [load(kind, name) for kind in _READING for name in sorted(set(TABLES[kind]) & texts)]
-    allowed = [one for builder in (*named, Encryption) for one in parameters_of(builder).values()]
+    named += map(resolve, EXTENSIONS["computations"].values())
+    allowed = [one for builder in named for one in parameters_of(builder).values()]
     paths = {one.name for one in allowed if is_path(one.hint)}
     for value in (v for table in tables for name in sorted(paths & table.keys()) for v in flatten_choices(table[name])):
         if isinstance(value, str) and (value.startswith("~") or path_inside(folder, value) is None):

@@ -11,14 +11,10 @@ from typing import NamedTuple
 
 import torch
 
-from splitfed.core.encryption_settings import CONSTANT_MASK, PLAIN_GRADIENT, Encryption
 from splitfed.core.probe import Facts
-from splitfed.core.topology import Edge, Topology, member
+from splitfed.core.topology import Edge, Topology
 from splitfed.costs.bytes import value_bytes
-from splitfed.encryption.ciphertexts import BATCH, ROWS, next_power_of_two
-from splitfed.encryption.key_holder_party import MASKED_WEIGHTS, PUBLIC_CONTEXT
-from splitfed.encryption.server_program import JoinProgram, row_features
-from splitfed.planning.ciphertext_counts import (
+from splitfed.encryption.ciphertext_counts import (
     CiphertextCounter,
     CiphertextOperation,
     CiphertextShape,
@@ -27,11 +23,10 @@ from splitfed.planning.ciphertext_counts import (
     join_backward,
     join_forward,
 )
-from splitfed.planning.encryption import parameters_of, programs_of
-from splitfed.secure_sum.base import Flow
-
-# The header of a public context, and the parameters that stand before its keys.
-_CONTEXT_FRAME = 350
+from splitfed.encryption.ciphertexts import BATCH, ROWS, next_power_of_two
+from splitfed.encryption.parameter_fit import parameters_of, programs_of
+from splitfed.encryption.server_program import JoinProgram, row_features
+from splitfed.encryption.settings import CONSTANT_MASK, MASKED_WEIGHTS, PLAIN_GRADIENT, settings_of
 
 
 class EncryptedMessage(NamedTuple):
@@ -64,9 +59,8 @@ class EncryptedSteps:
     """The steps of a replica of `topology`, which validation has settled; `facts`: of it."""
 
     def __init__(self, topology: Topology, facts: Facts) -> None:
-        assert topology.encryption is not None
         self._topology, self._facts = topology, facts
-        self._settings: Encryption = topology.encryption
+        self._settings = settings_of(topology.computation)
         self.parameters = parameters_of(topology)
         self._programs = programs_of(topology, facts)
         self._steps: dict[int, EncryptedStep] = {}
@@ -182,7 +176,7 @@ class EncryptedSteps:
         """Return `value` as the key holder encrypts it for the server's `segment`."""
         layout, width = self._settings.layout, 0
         if layout == ROWS:
-            # As `splitfed.encryption.run_parties` has it: what goes in or comes out, whichever is wider.
+            # As `splitfed.encryption.party_maker` has it: what goes in or comes out, whichever is wider.
             ends = (*self._topology.segment(segment).inputs, *self._topology.segment(segment).outputs)
             width = next_power_of_two(max(self._features(end) for end in ends))
         return CiphertextShape(layout, rows, self._features(value), self.parameters.depth, width)
@@ -192,19 +186,3 @@ class EncryptedSteps:
 
     def _features(self, value: str) -> int:
         return row_features(self._facts.shapes[value])
-
-
-def context_flows(topology: Topology, replicas: int) -> Iterator[Flow]:
-    """Yield the public contexts of a run of `replicas` clients, which are sent before its first step."""
-    settings = topology.encryption
-    if settings is None:
-        return
-    parameters = parameters_of(topology)
-    size = _CONTEXT_FRAME + parameters.public_key_bytes + parameters.relinearization_key_bytes
-    if settings.layout == ROWS:
-        size += parameters.galois_key_bytes
-    first = settings.holders[0]
-    for replica in range(1 if settings.keys == "shared" else replicas):
-        for role in topology.roles:
-            if role not in settings.holders:
-                yield PUBLIC_CONTEXT, member(first, replica), role, size

@@ -34,6 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -71,6 +72,9 @@ class EncryptedSum(SecureSumPlan):
     many clients must finish, >= 2 (default: more than half of those asked). More bits and a larger limit leave room for
     fewer clients, and are refused where the error of decryption could reach half a digit.
     """
+
+    sums: ClassVar[frozenset[str]] = frozenset(("encrypted", "mean"))
+    overhead: ClassVar[frozenset[str]] = frozenset(("encrypted weight", "total weight"))
 
     bits: int = field(default=26, metadata=require_count("secure bits", low=1))
     limit: float = field(default=64.0, metadata=require_number("secure limit", low=0.0, open_low=True))
