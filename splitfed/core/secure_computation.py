@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 
 @dataclass(frozen=True)
 class SecureComputation(ABC):
-    """How the parties of all roles but `holders` compute on values that they cannot read.
+    """How the parties of some roles compute on values that they cannot read.
 
     `name`: under which a study and a report have it. `parties`: the `PartyMaker` of its runs
     (`splitfed.engines.party_maker`), `plan`: its `ComputationPlan` (`splitfed.planning.computation`), `views`: its
@@ -34,11 +34,6 @@ class SecureComputation(ABC):
     @abstractmethod
     def label(self) -> str:
         """What it is called among others of its name, such as the name of its protocol."""
-
-    @property
-    @abstractmethod
-    def holders(self) -> tuple[str, ...]:
-        """The roles whose parties compute in plain, and read what the others return."""
 
     @property
     @abstractmethod

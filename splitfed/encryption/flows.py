@@ -14,18 +14,10 @@ import torch
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Edge, Topology
 from splitfed.costs.bytes import value_bytes
-from splitfed.encryption.ciphertext_counts import (
-    CiphertextCounter,
-    CiphertextOperation,
-    CiphertextShape,
-    count_backward,
-    count_forward,
-    join_backward,
-    join_forward,
-)
+from splitfed.encryption.ciphertext_counts import CiphertextCounter, CiphertextOperation, CiphertextShape
 from splitfed.encryption.ciphertexts import BATCH, ROWS, next_power_of_two
 from splitfed.encryption.parameter_fit import parameters_of, programs_of
-from splitfed.encryption.server_program import JoinProgram, row_features
+from splitfed.encryption.server_program import ForwardPass, row_features
 from splitfed.encryption.settings import CONSTANT_MASK, MASKED_WEIGHTS, PLAIN_GRADIENT, settings_of
 
 
@@ -84,19 +76,15 @@ class EncryptedSteps:
     def _walk(self, counter: CiphertextCounter, rows: int) -> dict[tuple[str, str], CiphertextShape]:
         """Return what the server makes, by kind and value: activations, and gradients where it sends ciphertexts."""
         made: dict[tuple[str, str], CiphertextShape] = {}
-        stages: dict[str, list[CiphertextShape]] = {}
+        passes: dict[str, ForwardPass[CiphertextShape]] = {}
         for name, program in self._programs.items():
             segment = self._topology.segment(name)
             shapes = [made.get(("activation", v)) or self._fresh(name, v, rows) for v in segment.inputs]
-            if isinstance(program, JoinProgram):
-                results = [join_forward(counter, program, shapes)]
-            else:
-                share = shapes[1] if len(shapes) > 1 else None
-                result, inner, stages[name] = count_forward(counter, program, shapes[0], share)
-                results = [result, *([] if inner is None else [inner])]
-            made |= {("activation", value): shape for value, shape in zip(segment.outputs, results, strict=True)}
+            done = passes[name] = program.forward(counter, *shapes)
+            results = zip(segment.outputs, (done.result, done.inner), strict=False)
+            made |= {("activation", value): shape for value, shape in results if shape is not None}
         for name in reversed(self._programs) if not self._settings.leaks else ():
-            self._walk_back(counter, name, made, stages.get(name, []), rows)
+            self._walk_back(counter, name, made, passes[name], rows)
         return made
 
     def _walk_back(
@@ -104,7 +92,7 @@ class EncryptedSteps:
         counter: CiphertextCounter,
         name: str,
         made: dict[tuple[str, str], CiphertextShape],
-        given: list[CiphertextShape],
+        done: ForwardPass[CiphertextShape],
         rows: int,
     ) -> None:
         """Add the gradients of what the server's segment `name` has read to what it `made`."""
@@ -119,13 +107,8 @@ class EncryptedSteps:
             slopes += [found[0] if len(found) == 1 else counter.add(*found)] if found else []
         if not slopes:
             return
-        if isinstance(program, JoinProgram):
-            gradients = join_backward(program, slopes[0])
-        else:
-            inner = slopes[1] if len(slopes) > 1 else None
-            of_input, of_share = count_backward(counter, program, given, slopes[0], inner)
-            gradients = [of_input, *([] if of_share is None else [of_share])]
-        for value, shape in zip(segment.inputs, gradients, strict=False):
+        gradients = zip(segment.inputs, program.send_back(counter, done, *slopes), strict=False)
+        for value, shape in ((value, shape) for value, shape in gradients if shape is not None):
             known = made.get(("gradient", value))
             made["gradient", value] = shape if known is None else counter.add(known, shape)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import ClassVar, Self
 
-from splitfed.core.errors import InvalidInput, check_fields, require_name, require_number
+from splitfed.core.errors import InvalidInput, check_fields, check_kind, require_name, require_number
 from splitfed.core.secure_computation import SecureComputation
 from splitfed.encryption.backend import import_tenseal
 
@@ -96,8 +96,7 @@ class Encryption(SecureComputation):
     def __post_init__(self) -> None:
         """Refuse values of other kinds, and a protocol that leaks unless that is accepted."""
         check_fields(self)
-        if not isinstance(self.parameters, str):
-            raise InvalidInput(f"parameters={self.parameters!r} is not allowed; expected a name")
+        check_kind("parameters", self.parameters, str, "a name")
         if not isinstance(self.key_holder, (str, tuple)):
             # A list, as a study has it.
             roles = tuple(self.key_holder) if isinstance(self.key_holder, Sequence) else (self.key_holder,)
@@ -109,10 +108,7 @@ class Encryption(SecureComputation):
                 f"{len(self.holders)} roles hold keys, and what they encrypt is added up: they need one pair, "
                 "keys='shared'"
             )
-        if self.key_folder is not None and not isinstance(self.key_folder, (str, os.PathLike)):
-            raise InvalidInput(f"key_folder={self.key_folder!r} is not allowed; expected the path of a folder")
-        if not isinstance(self.accept_leak, bool):
-            raise InvalidInput(f"accept_leak={self.accept_leak!r} is not allowed; expected True or False")
+        check_kind("key_folder", self.key_folder, (str, os.PathLike, NoneType), "the path of a folder")
         if self.leaks and not self.accept_leak:
             raise InvalidInput(
                 f"encryption protocol {self.protocol!r} {PROTOCOLS[self.protocol]}; take {WEIGHT_SHARES!r}, or "

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
-from splitfed.encryption.backend import import_seal, import_tenseal
+from splitfed.encryption.arithmetic import add
+from splitfed.encryption.backend import import_tenseal
 from splitfed.encryption.ciphertexts import SLOTS, EncryptedTensor, decrypt, encrypt, message_bytes
 from splitfed.encryption.keys import KeyHolder, PublicContext, from_uint8, load_public_context, to_uint8
 from splitfed.encryption.parameters import PRESETS, CkksParameters
@@ -97,21 +98,10 @@ def add_vectors(vectors: Iterable[EncryptedTensor]) -> EncryptedTensor:
     total = next(parts)
     if total.layout != SLOTS:
         raise InvalidInput(f"a sum of vectors takes ciphertexts in the layout {SLOTS!r}, not {total.layout!r}")
-    ciphertexts, noise = list(total.ciphertexts), total.noise
     for part in parts:
-        if part.context.fingerprint != total.context.fingerprint:
-            raise InvalidInput("two ciphertexts of different key pairs cannot be added")
-        if (part.layout, part.shape) != (total.layout, total.shape):
-            raise InvalidInput(
-                f"a {total.layout!r} tensor of shape {total.shape} and a {part.layout!r} one of shape {part.shape} "
-                "cannot be added"
-            )
-        for place, ciphertext in enumerate(part.ciphertexts):
-            result = import_seal().Ciphertext()
-            total.context.evaluator.add(ciphertexts[place], ciphertext, result)
-            ciphertexts[place] = result
-        noise = math.hypot(noise, part.noise)
-    return replace(total, ciphertexts=tuple(ciphertexts), noise=noise)
+        # The bound is that of the whole sum.
+        total = add(total, replace(part, bound=0.0))
+    return total
 
 
 def decrypt_steps(total: EncryptedTensor, holder: KeyHolder, step: float) -> Tensor:

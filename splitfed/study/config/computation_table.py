@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from splitfed.core.errors import InvalidInput, unknown
+from splitfed.core.errors import unknown
 from splitfed.core.secure_computation import SecureComputation
 from splitfed.registry import EXTENSIONS, resolve
 from splitfed.study.config.cell import COMPUTATION, ComputationSetting
@@ -50,11 +50,7 @@ def _setting(
 ) -> ComputationSetting | None:
     """Return what a point of the grid means; None after a mistake, which is put into the field that it is about."""
     told = {key: value for key, value in point.in_label.items() if key not in UNTOLD}
-    try:
-        secure = kind(**point.full)
-    except InvalidInput as error:
-        text = str(error)
-        blamed = [key for key in reversed(point.full) if f"{key}=" in text] or [k for k in point.full if k in text]
-        reader.mistakes.add(f"{where}.{blamed[0]}" if blamed else where, error)
-        return None
-    return ComputationSetting(where, secure.with_key_folder(None), told, point.full.get("key_folder"), defended)
+    with reader.mistakes.blaming(where, point.full):
+        secure = kind(**point.full).with_key_folder(None)
+        return ComputationSetting(where, secure, told, point.full.get("key_folder"), defended)
+    return None
