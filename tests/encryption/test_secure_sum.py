@@ -19,7 +19,7 @@ from splitfed.encryption import EncryptedSum, secure_sum as encrypted_sum
 from splitfed.encryption.ciphertexts import load_ciphertexts
 from splitfed.encryption.key_search import find_secret_keys
 from splitfed.encryption.keys import KeyHolder, to_uint8
-from splitfed.encryption.sums import public_context_bytes, read_public_context, vector_bytes
+from splitfed.encryption.secure_sum import public_context_bytes, read_public_context, vector_bytes
 from splitfed.engines.base import FED
 from splitfed.engines.secure_summation import SecureSummation
 from splitfed.planning.plan import cost

@@ -123,30 +123,15 @@ class AlgorithmSetting:
 
 
 @dataclass(frozen=True)
-class ComputationSetting:
-    """How a run is computed: `secure` without the folder of its keys, None for a run in plain; `where` in the study.
+class ComputationSetting(AlgorithmSetting):
+    """How a run is computed: `secure` without the folder of its keys, None for a run in plain.
 
-    `label_values`: the fields worth telling. `key_folder`: where the runs' keys go, a folder each; None: nowhere.
-    `defended`: whether it goes with defenses.
+    `key_folder`: where the runs' keys go, a folder each; None: nowhere. `defended`: whether it goes with defenses.
     """
 
-    where: str = field(compare=False)
     secure: SecureComputation | None = None
-    label_values: Mapping[str, Any] = field(default_factory=dict)
     key_folder: str | None = None
     defended: bool = True
-
-    @property
-    def label(self) -> str:
-        """Its own label with its telling fields, for people: `weight_shares(bound=8)`, or "none"."""
-        name = "none" if self.secure is None else self.secure.label
-        inner = ", ".join(f"{key}={format_value(value)}" for key, value in self.label_values.items())
-        return f"{name}({inner})" if inner else name
-
-    @property
-    def slug(self) -> str:
-        """The same for file names."""
-        return slug("-".join([self.label.partition("(")[0], *map(format_value, self.label_values.values())]))
 
     @property
     def table(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from splitfed.core.errors import unknown
 from splitfed.core.secure_computation import SecureComputation
 from splitfed.registry import EXTENSIONS, resolve
-from splitfed.study.config.cell import COMPUTATION, ComputationSetting
+from splitfed.study.config.cell import COMPUTATION, ComputationSetting, NamedAlgorithm
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.parameters import GridPoint, Parameter, check_parameters, parameters_of
 from splitfed.study.config.schema import ComputationTable
@@ -52,5 +52,6 @@ def _setting(
     told = {key: value for key, value in point.in_label.items() if key not in UNTOLD}
     with reader.mistakes.blaming(where, point.full):
         secure = kind(**point.full).with_key_folder(None)
-        return ComputationSetting(where, secure, told, point.full.get("key_folder"), defended)
+        part = NamedAlgorithm(COMPUTATION, secure.label, point.full, told)
+        return ComputationSetting(where, (part,), secure, point.full.get("key_folder"), defended)
     return None
