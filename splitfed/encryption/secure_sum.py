@@ -12,8 +12,8 @@ the sum: a resumed run makes new ones, and there is no key file. Then:
 
 Shares add up to one, so that the mean of numbers up to `limit` in magnitude never exceeds it, and the scale is as large
 as `limit` allows. As every client rounds before it encrypts, the key holder's rounding takes away the whole error of
-decryption, and the mean is the same in every run, whatever the keys. It differs from
-the mean before rounding by n 2^-(bits + 1) at most for n clients, and then by the rounding of its own type.
+decryption, and the mean is the same in every run, whatever the keys. It differs from the mean before rounding by
+n 2^-(bits + 1) at most for n clients, and then by the rounding of its own type.
 
 Who sees what, beside sizes and who has finished:
 
