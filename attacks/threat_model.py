@@ -95,6 +95,9 @@ class Needs(StrEnum):
     TRAINING_ATTACK = "an attack in the training, train(..., adversaries=Adversaries({party: ...}))"
 
 
+OF_COMPUTATIONS = frozenset({Needs.ENCRYPTED_LAYER})
+"""What is there only where the parties' computation is secured."""
+
 WEIGHTS = frozenset({Needs.UPSTREAM, Needs.MODEL, Needs.EXTRACTOR, Needs.UPDATES, Needs.EXCHANGED_MODEL})
 """What holds weights that the client has trained."""
 BLACK_BOX, WHITE_BOX = "black_box", "white_box"

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
         WeightDefense as WeightDefense,
     )
     from splitfed.core.defense_context import Context as Context
-    from splitfed.core.encryption_settings import Encryption as Encryption
     from splitfed.core.errors import (
         InvalidInput as InvalidInput,
         NonFinite as NonFinite,
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
     from splitfed.costs.speeds import Machine as Machine, Speeds as Speeds
     from splitfed.data.dataset import Dataset as Dataset
     from splitfed.data.federation import Federation as Federation
+    from splitfed.encryption.settings import Encryption as Encryption
     from splitfed.stats import dependence as dependence
     from splitfed.study.run.audit import audit as audit
     from splitfed.study.run.compare import compare as compare

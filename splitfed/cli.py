@@ -283,14 +283,14 @@ def _write_report(options: Options) -> None:
 
 
 def _list(options: Options) -> None:
-    from splitfed.core.encryption_settings import describe_protocols
-    from splitfed.registry import TABLES, read_head
+    from splitfed.registry import EXTENSIONS, TABLES, read_head, resolve
 
-    kind, known = options.kind, [*TABLES, "encryption"]
+    listings = EXTENSIONS["listings"]
+    kind, known = options.kind, [*TABLES, *listings]
     if kind and kind not in known:
         raise unknown("kind", kind, known)
     found = {
-        one: [read_head(one, name)._asdict() for name in TABLES[one]] if one in TABLES else describe_protocols()
+        one: [read_head(one, name)._asdict() for name in TABLES[one]] if one in TABLES else resolve(listings[one])()
         for one in ([kind] if kind else known)
     }
     if options.json:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from splitfed.core.errors import InvalidInput, unknown
+from splitfed.registry import EXTENSIONS, TABLES
 
 Options = argparse.Namespace
 Argument = tuple[tuple[str, ...], dict[str, Any]]
@@ -200,8 +201,7 @@ COMMANDS: dict[str, Command] = {
         _argument(
             "kind",
             nargs="?",
-            help="topologies, schedules, defenses, attacks, detectors, poisoning, aggregation, methods, data, "
-            "models or encryption (default: all)",
+            help=f"{', '.join([*TABLES, *EXTENSIONS['listings']])} (default: all)",
         ),
     ),
 }

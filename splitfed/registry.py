@@ -198,6 +198,21 @@ TABLES: dict[str, dict[str, str]] = {
     },
 }
 
+EXTENSIONS: dict[str, dict[str, str]] = {
+    "computations": {"encryption": "splitfed.encryption.settings:Encryption"},
+    "secure_sums": {
+        "masks": "splitfed.secure_sum.plan:SecureSum",
+        "ckks": "splitfed.encryption.secure_sum:EncryptedSum",
+    },
+    "listings": {"encryption": "splitfed.encryption.settings:describe_protocols"},
+    "planned_batches": {"encryption": "splitfed.encryption.report:describe_batch"},
+    "report_sections": {"encryption": "splitfed.encryption.report:report_section"},
+}
+"""What single rooms give to others, which know its name alone: purpose -> name -> "module:object".
+
+Secure computations of topologies, also the key of their tables in a study; secure sums; what `splitfed list` names
+beside the tables above; what is said of a batch that was planned; what a report's page has besides.
+"""
 
 CONTRACTS = {
     "schedules": "splitfed.schedules.base:Schedule",

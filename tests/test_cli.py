@@ -14,7 +14,7 @@ import pytest
 import splitfed
 from splitfed import __version__, cli
 from splitfed.cli import main
-from splitfed.core.encryption_settings import LEAKING, PROTOCOLS
+from splitfed.encryption.settings import LEAKING, PROTOCOLS
 from splitfed.registry import TABLES
 from tests.study.examples import small, write
 

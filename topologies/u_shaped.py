@@ -11,8 +11,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput
+from splitfed.core.secure_computation import SecureComputation
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
 from splitfed.topologies._chain import cut_in_roles, model_inputs, only_output, sent_values
@@ -26,7 +26,7 @@ def u_shaped(
     example: Tensor | Mapping[str, Tensor] | None = None,
     output: str | None = None,
     sent_inputs: Sequence[str] | None = None,
-    encryption: Encryption | None = None,
+    encryption: SecureComputation | None = None,
 ) -> Topology:
     """Cut `model` after the submodules `cuts`, an even number of them: client and server take turns along it.
 
@@ -57,6 +57,6 @@ def u_shaped(
         segments,
         model_inputs(segments, "client"),
         (head,),
-        encryption=encryption,
+        computation=encryption,
         sent_inputs=sent_values(segments, sent_inputs),
     )

@@ -73,7 +73,7 @@ def measure(case: Case, encrypted: bool, seed: int, folder: Path) -> dict[str, A
         logging=sf.Logging(folder=folder / "run", resume=True),
     )
     steps = sum(entry["steps"] for entry in run.history)
-    used = run.engine.topology.encryption
+    used = run.engine.topology.computation
     return {
         "accuracy": 100 * run.accuracy,
         "steps": steps,

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from types import MappingProxyType
+from functools import cache
 from typing import Any, Literal
 
 from splitfed.aggregation.base import AggregationRule
 from splitfed.core.errors import InvalidInput, unknown
-from splitfed.registry import load
+from splitfed.registry import EXTENSIONS, load, resolve
 from splitfed.secure_sum.base import SecureSumPlan
-from splitfed.secure_sum.encrypted_sum import EncryptedSum
 from splitfed.secure_sum.plan import SecureSum
-
-SECURE_SUMS: Mapping[str, type[SecureSum] | type[EncryptedSum]] = MappingProxyType(
-    {"masks": SecureSum, "ckks": EncryptedSum}
-)
-"""Name -> kind of secure sum."""
 
 
 def aggregation_of(given: object, find: Callable[[str, str], Any] = load) -> AggregationRule:
@@ -41,14 +35,23 @@ def secure_of(given: object) -> SecureSumPlan | Literal[False]:
     if isinstance(given, (SecureSumPlan, bool)):
         return SecureSum() if given is True else given
     table = {"name": given} if isinstance(given, str) else given
-    if not isinstance(table, Mapping) or table.get("name", "masks") not in SECURE_SUMS:
-        names = ", ".join(repr(name) for name in SECURE_SUMS)
+    kinds = EXTENSIONS["secure_sums"]
+    if not isinstance(table, Mapping) or table.get("name", "masks") not in kinds:
+        names = ", ".join(map(repr, kinds))
         raise InvalidInput(
             f"secure={given!r} is not allowed; expected true, false, {names}, a table with such a name, or a "
             "SecureSumPlan"
         )
-    kind = SECURE_SUMS[table.get("name", "masks")]
+    kind: type[SecureSumPlan] = resolve(kinds[table.get("name", "masks")])
     return kind(**parameters_of_table("parameter of secure", kind, table, "name"))
+
+
+@cache
+def kinds_of_sums() -> tuple[frozenset[str], frozenset[str]]:
+    """Return the kinds of messages of all secure sums: `sums` and `overhead` of `SecureSumPlan`."""
+    plans: list[type[SecureSumPlan]] = [resolve(target) for target in EXTENSIONS["secure_sums"].values()]
+    sums, overhead = ([getattr(plan, which) for plan in plans] for which in ("sums", "overhead"))
+    return frozenset().union(*sums), frozenset().union(*overhead)
 
 
 def named_table(what: str, given: object, others: str) -> Mapping[str, Any]:

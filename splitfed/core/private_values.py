@@ -33,28 +33,19 @@ KINDS: Mapping[str, PrivateValues] = {
     "weights": FEATURES,
     "weight gradient": FEATURES,
     "masked weights": FEATURES,
-    # Those of a secure sum are made of keys and of who takes part; of its uploads nothing is seen but their sum.
-    "keys": PrivateValues.NONE,
-    "shares": PrivateValues.NONE,
-    "survivors": PrivateValues.NONE,
-    "unmasking": PrivateValues.NONE,
     "public context": PrivateValues.NONE,
-    "encrypted weight": PrivateValues.NONE,
-    "total weight": PrivateValues.NONE,
 }
 """Kind of message -> what it is made of, of those that need no federated method."""
-
-SUMS = frozenset(("masked", "encrypted", "mean"))
-"""The kinds of a secure sum that hold its uploads, or what they add up to: made of what the uploads are made of."""
 
 
 def made_of(kind: str, own: Mapping[str, PrivateValues]) -> PrivateValues:
     """Return what a message of `kind` is made of; `own`: what a method says of its kinds. Of an unknown kind: both."""
-    if kind in own:
-        return own[kind]
-    if kind in SUMS:
-        together = PrivateValues.NONE
-        for values in own.values():
-            together |= values
-        return together if own else BOTH
-    return KINDS.get(kind, BOTH)
+    return own.get(kind, KINDS.get(kind, BOTH))
+
+
+def made_of_sum(own: Mapping[str, PrivateValues]) -> PrivateValues:
+    """Return what sums of a method's uploads are made of; `own`: what it says of its kinds, if anything."""
+    together = PrivateValues.NONE
+    for values in own.values():
+        together |= values
+    return together if own else BOTH

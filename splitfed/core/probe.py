@@ -131,7 +131,7 @@ class Facts:
     def told(self, topology: Topology) -> tuple[Told, ...]:
         """Return what crosses and tells of inputs by itself: values that carry one, lengths and masks.
 
-        Under encryption nobody is told.
+        Where a secure computation hides what crosses nobody is told.
         """
         return _told(topology, self.origins)
 
@@ -252,7 +252,7 @@ def _origins(topology: Topology, traces: Mapping[str, Traces]) -> dict[str, Orig
 
 def _told(topology: Topology, origins: Mapping[str, Origin]) -> tuple[Told, ...]:
     found = []
-    for edge in topology.crossings if topology.encryption is None else ():
+    for edge in topology.crossings if topology.computation is None else ():
         source, target = topology.role_of(edge.source), topology.role_of(edge.target)
         for value in edge.values:
             one = origins.get(value, FEATURES)

@@ -16,10 +16,10 @@ from html import escape
 from torch import Tensor, fx, nn
 
 from splitfed.core.argument_kinds import guard_constructor
-from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput, check_names, check_number, unknown
 from splitfed.core.held_arrays import find_foreign, state_of
 from splitfed.core.model_checks import refuse_packed_state, refuse_weight_hooks
+from splitfed.core.secure_computation import SecureComputation
 from splitfed.core.tasks import Task
 
 CutPiece = tuple[nn.Module, tuple[str, ...], tuple[str, ...]]
@@ -124,7 +124,8 @@ class Topology:
     its own alone. `lessons`: names of segments that serve training alone, such as a second model at a party that a
     local objective trains (see `splitfed.core.local_objective`): they are left out of predictions, unless a head on
     them is asked for by name, and their outputs need no reader. `cut_choice`: which cuts a rule has chosen and why, in
-    a line, where they were left to it. `sent_inputs`: the inputs that may cross as they are, or changed by constants
+    a line, where they were left to it. `computation`: how some roles compute on what they cannot read, None where all
+    is in plain. `sent_inputs`: the inputs that may cross as they are, or changed by constants
     alone, to roles that do not own them.
     """
 
@@ -135,7 +136,7 @@ class Topology:
     forward_only: frozenset[str] = frozenset()
     lessons: frozenset[str] = frozenset()
     cut_choice: str = field(default="", compare=False)
-    encryption: Encryption | None = None
+    computation: SecureComputation | None = None
     sent_inputs: Collection[str] = ()
 
     def __post_init__(self) -> None:
@@ -166,7 +167,7 @@ class Topology:
             task = "" if h.task is None else f" {h.task.name}"
             lines.append(f"  {h.role}: loss{task} of {h.value}, labels of {h.labels}")
         crossings = ", ".join(f"{edge.name} ({', '.join(edge.values)})" for edge in self.crossings)
-        how = "" if self.encryption is None else f", encrypted by {self.encryption.protocol}"
+        how = "" if self.computation is None else f", {self.computation.describe()}"
         return "\n".join([*lines, f"  crosses: {crossings or 'nothing'}{how})"])
 
     def _repr_html_(self) -> str:

@@ -7,6 +7,7 @@ added only once their scales are equal. TenSEAL's own vectors take the two for e
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,14 +24,11 @@ def square(x: EncryptedTensor) -> EncryptedTensor:
     """Return the square of every number of `x`, one level lower; needs no key for rotations."""
     check_level(x, "a square")
     bound = check_bound(x.context, x.bound**2, "a square")
-    ciphertexts = []
-    for ciphertext in x.ciphertexts:
-        result = import_seal().Ciphertext()
-        x.context.evaluator.square(ciphertext, result)
-        finish_product(x.context, result)
-        ciphertexts.append(result)
+    ciphertexts = _each(x.context.evaluator.square, x.ciphertexts)
+    for product in ciphertexts:
+        finish_product(x.context, product)
     noise = math.hypot(2 * x.bound * x.noise, rounding_noise(x.context.parameters.degree, ciphertexts[0].scale))
-    return replace(x, ciphertexts=tuple(ciphertexts), level=x.level - 1, bound=bound, noise=noise)
+    return replace(x, ciphertexts=ciphertexts, level=x.level - 1, bound=bound, noise=noise)
 
 
 def multiply(x: EncryptedTensor, y: EncryptedTensor) -> EncryptedTensor:
@@ -44,15 +42,12 @@ def multiply(x: EncryptedTensor, y: EncryptedTensor) -> EncryptedTensor:
     x, y = _level_alike(x, y)
     check_level(x, "a product of ciphertexts")
     bound = check_bound(x.context, x.bound * y.bound, "a product of ciphertexts")
-    ciphertexts = []
-    for first, second in zip(x.ciphertexts, y.ciphertexts, strict=True):
-        result = import_seal().Ciphertext()
-        x.context.evaluator.multiply(first, second, result)
-        finish_product(x.context, result)
-        ciphertexts.append(result)
+    ciphertexts = _each(x.context.evaluator.multiply, x.ciphertexts, y.ciphertexts)
+    for product in ciphertexts:
+        finish_product(x.context, product)
     rounding = rounding_noise(x.context.parameters.degree, ciphertexts[0].scale)
     noise = math.hypot(x.bound * y.noise, y.bound * x.noise, rounding)
-    return replace(x, ciphertexts=tuple(ciphertexts), level=x.level - 1, bound=bound, noise=noise)
+    return replace(x, ciphertexts=ciphertexts, level=x.level - 1, bound=bound, noise=noise)
 
 
 def add_plain(x: EncryptedTensor, values: Tensor) -> EncryptedTensor:
@@ -66,15 +61,15 @@ def add_plain(x: EncryptedTensor, values: Tensor) -> EncryptedTensor:
         )
     added = values.detach().double().cpu()
     bound = check_bound(x.context, x.bound + float(added.abs().max()), "a sum")
-    seal, evaluator, encoder = import_seal(), x.context.evaluator, x.context.encoder
-    plaintext, ciphertexts = seal.Plaintext(), []
-    for ciphertext, column in zip(x.ciphertexts, added.T.tolist(), strict=True):
-        encoder.encode(column, ciphertext.parms_id(), ciphertext.scale, plaintext)
-        result = seal.Ciphertext()
-        evaluator.add_plain(ciphertext, plaintext, result)
-        ciphertexts.append(result)
+    plaintext = import_seal().Plaintext()
+
+    def add_column(ciphertext: Any, column: list[float], result: Any) -> None:
+        x.context.encoder.encode(column, ciphertext.parms_id(), ciphertext.scale, plaintext)
+        x.context.evaluator.add_plain(ciphertext, plaintext, result)
+
+    ciphertexts = _each(add_column, x.ciphertexts, added.T.tolist())
     rounding = vector_noise(x.context.parameters.degree, 1, 1.0, x.scale)
-    return replace(x, ciphertexts=tuple(ciphertexts), bound=bound, noise=math.hypot(x.noise, rounding))
+    return replace(x, ciphertexts=ciphertexts, bound=bound, noise=math.hypot(x.noise, rounding))
 
 
 def add(x: EncryptedTensor, y: EncryptedTensor) -> EncryptedTensor:
@@ -87,12 +82,8 @@ def add(x: EncryptedTensor, y: EncryptedTensor) -> EncryptedTensor:
     _check_alike(x, y, "added")
     bound = check_bound(x.context, x.bound + y.bound, "a sum")
     x, y = _level_alike(x, y)
-    ciphertexts = []
-    for first, second in zip(x.ciphertexts, y.ciphertexts, strict=True):
-        result = import_seal().Ciphertext()
-        x.context.evaluator.add(first, second, result)
-        ciphertexts.append(result)
-    return replace(x, ciphertexts=tuple(ciphertexts), bound=bound, noise=math.hypot(x.noise, y.noise))
+    ciphertexts = _each(x.context.evaluator.add, x.ciphertexts, y.ciphertexts)
+    return replace(x, ciphertexts=ciphertexts, bound=bound, noise=math.hypot(x.noise, y.noise))
 
 
 def concatenate(x: EncryptedTensor, y: EncryptedTensor) -> EncryptedTensor:
@@ -157,6 +148,16 @@ def finish_product(context: PublicContext, product: Any) -> None:
     """Bring a product of ciphertexts back to two polynomials and to a usual scale, in place."""
     context.evaluator.relinearize_inplace(product, context.relinearization_keys)
     context.evaluator.rescale_to_next_inplace(product)
+
+
+def _each(operation: Callable[..., None], *operands: Sequence[Any]) -> tuple[Any, ...]:
+    """Return what SEAL's `operation` makes of each ciphertext, and of the second operand beside it where it has one."""
+    made = []
+    for given in zip(*operands, strict=True):
+        result = import_seal().Ciphertext()
+        operation(*given, result)
+        made.append(result)
+    return tuple(made)
 
 
 def _check_alike(x: EncryptedTensor, y: EncryptedTensor, how: str) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from splitfed.core.encryption_settings import CONSTANT_MASK, PLAIN_GRADIENT, Encryption
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message, Stamp
 from splitfed.core.party import Party
@@ -19,10 +18,11 @@ from splitfed.core.party_state import PartyState
 from splitfed.core.step_plan import SegmentPlan
 from splitfed.encryption.arithmetic import add, add_plain
 from splitfed.encryption.ciphertexts import EncryptedTensor, load_ciphertexts
-from splitfed.encryption.key_holder_party import BIAS, CONTEXT, MASKED_WEIGHTS, TRANSPOSED, WEIGHT
+from splitfed.encryption.key_holder_party import BIAS, CONTEXT, TRANSPOSED, WEIGHT
 from splitfed.encryption.keys import PublicContext, load_public_context
 from splitfed.encryption.linear import linear
-from splitfed.encryption.server_program import ForwardPass, JoinProgram, ServerProgram, program_of
+from splitfed.encryption.server_program import CiphertextArithmetic, ForwardPass, JoinProgram, ServerProgram, program_of
+from splitfed.encryption.settings import CONSTANT_MASK, MASKED_WEIGHTS, PLAIN_GRADIENT, Encryption
 from splitfed.encryption.weight_shares import ServerShare
 
 MASK = 1.0
@@ -41,7 +41,7 @@ class EvaluatingParty(Party):
         # Of this step of each replica: ciphertexts that have arrived or were computed, by value; what each segment
         # has computed; and the gradients of values that its own segments have read.
         self._values: dict[int, dict[str, EncryptedTensor]] = {}
-        self._passes: dict[int, dict[str, ForwardPass]] = {}
+        self._passes: dict[int, dict[str, ForwardPass[EncryptedTensor]]] = {}
         self._gradients: dict[int, dict[str, EncryptedTensor]] = {}
         # The layer's new weights behind the mask, as they left in this step, and the gradient that made them.
         self._masked: dict[int, tuple[str, Message]] = {}
@@ -64,7 +64,7 @@ class EvaluatingParty(Party):
         values = self._values.setdefault(stamp.replica, {})
         for message in received:
             values |= self._load(message)
-        done = self._program(plan).forward(*(values[name] for name in plan.inputs))
+        done = self._program(plan).forward(CiphertextArithmetic(), *(values[name] for name in plan.inputs))
         self._passes.setdefault(stamp.replica, {})[segment] = done
         made = {n: x for n, x in zip(plan.outputs, (done.result, done.inner), strict=False) if x is not None}
         values |= made
@@ -87,7 +87,9 @@ class EvaluatingParty(Party):
         if plan.outputs[0] not in own:
             return []
         gradients = self._program(plan).send_back(
-            self._passes[stamp.replica][segment], *(own.pop(name) for name in plan.outputs if name in own)
+            CiphertextArithmetic(),
+            self._passes[stamp.replica][segment],
+            *(own.pop(name) for name in plan.outputs if name in own),
         )
         made = {name: found for name, found in zip(plan.inputs, gradients, strict=False) if found is not None}
         for port in plan.arrivals:

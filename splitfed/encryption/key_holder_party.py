@@ -12,17 +12,15 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from splitfed.core.encryption_settings import CONSTANT_MASK, PLAIN_GRADIENT, Encryption
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message, Stamp
 from splitfed.core.party import Party
 from splitfed.core.party_state import PartyState
 from splitfed.encryption.ciphertexts import ROWS, decrypt, encrypt, load_ciphertexts
 from splitfed.encryption.keys import KeyHolder
+from splitfed.encryption.settings import CONSTANT_MASK, PLAIN_GRADIENT, PUBLIC_CONTEXT, Encryption
 
 TRANSPOSED, WEIGHT, BIAS, CONTEXT = "transposed", "weight", "bias", "context"
-MASKED_WEIGHTS, PUBLIC_CONTEXT = "masked weights", "public context"
-"""Kinds of messages that encrypted runs have besides: a layer behind a mask, and a public context."""
 
 
 class KeyHolderParty(Party):

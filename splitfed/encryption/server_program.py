@@ -1,4 +1,7 @@
-"""A server segment on ciphertexts: forward through its stages, and the gradient of its input back through them."""
+"""A server segment on ciphertexts: forward through its stages, and the gradient of its input back through them.
+
+What it does is the same on what stands for ciphertexts in a plan: an `Arithmetic` says what each operation makes.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,57 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Generic, Protocol, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
 from splitfed.encryption.arithmetic import add, concatenate, multiply, square, take_features
-from splitfed.encryption.ciphertexts import EncryptedTensor
 from splitfed.encryption.linear import linear
 from splitfed.encryption.stages import AffineMap, Square, affine_map
 from splitfed.encryption.weight_shares import ServerShare
+
+T = TypeVar("T")
+
+
+class Arithmetic(Protocol[T]):
+    """The operations of a program on encrypted tensors (rows, features), or on what stands for them."""
+
+    def linear(self, x: T, weight: Tensor, bias: Tensor | None = None) -> T:
+        """Return x W' + b for `weight` (results, features) in plain."""
+
+    def square(self, x: T) -> T:
+        """Return the square of every number."""
+
+    def multiply(self, x: T, y: T) -> T:
+        """Return the products of the numbers of two tensors of one shape."""
+
+    def add(self, x: T, y: T) -> T:
+        """Return the sums of the numbers of two tensors of one shape."""
+
+    def concatenate(self, x: T, y: T) -> T:
+        """Return the features of both side by side."""
+
+    def take_features(self, x: T, first: int, end: int) -> T:
+        """Return the features from `first` up to `end`, which is left out."""
+
+
+class CiphertextArithmetic:
+    """The operations on ciphertexts."""
+
+    linear, square, multiply = staticmethod(linear), staticmethod(square), staticmethod(multiply)
+    add, concatenate, take_features = staticmethod(add), staticmethod(concatenate), staticmethod(take_features)
+
+
+@dataclass
+class ForwardPass(Generic[T]):
+    """The `result` of a forward pass, the `inner` input that is returned too, and what each stage was `given`."""
+
+    result: T
+    inner: T | None
+    given: list[T] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -51,21 +94,21 @@ class ServerProgram:
         """How many of the stages are squares."""
         return sum(affine is None for affine in self.maps)
 
-    def forward(self, x: EncryptedTensor, share: EncryptedTensor | None = None) -> ForwardPass:
+    def forward(self, on: Arithmetic[T], x: T, share: T | None = None) -> ForwardPass[T]:
         """Return what the segment makes of `x`, and of the client's `share` of its first layer where there is one."""
         given, inner = [], None
         for number, affine in enumerate(self.maps):
             given.append(x)
             if number == self.returns_inner:
                 inner = x
-            x = square(x) if affine is None else linear(x, affine.weight, affine.bias)
+            x = on.square(x) if affine is None else on.linear(x, affine.weight, affine.bias)
             if number == self.joins and share is not None:
-                x = add(x, share)
+                x = on.add(x, share)
         return ForwardPass(x, inner, given)
 
     def send_back(
-        self, done: ForwardPass, gradient: EncryptedTensor, inner: EncryptedTensor | None = None
-    ) -> tuple[EncryptedTensor, EncryptedTensor | None]:
+        self, on: Arithmetic[T], done: ForwardPass[T], gradient: T, inner: T | None = None
+    ) -> tuple[T, T | None]:
         """Return the gradient of the segment's input, and that of the client's share where there is one.
 
         `gradient`: of the result; `inner`: of the second layer's input, which the client has added to by itself.
@@ -75,12 +118,12 @@ class ServerProgram:
             if number == self.joins:
                 of_share = gradient
             if affine is None:
-                slope = multiply(gradient, done.given[number])
-                gradient = add(slope, slope)
+                slope = on.multiply(gradient, done.given[number])
+                gradient = on.add(slope, slope)
             else:
-                gradient = linear(gradient, affine.weight.T)
+                gradient = on.linear(gradient, affine.weight.T)
             if number == self.returns_inner and inner is not None:
-                gradient = add(gradient, inner)
+                gradient = on.add(gradient, inner)
         return gradient, of_share
 
 
@@ -98,30 +141,19 @@ class JoinProgram:
     trains: bool = True
     maps: tuple[AffineMap | None, ...] = ()
 
-    def forward(self, *values: EncryptedTensor) -> ForwardPass:
+    def forward(self, on: Arithmetic[T], *values: T) -> ForwardPass[T]:
         """Return the values joined."""
         joined = values[0]
         for value in values[1:]:
-            joined = add(joined, value) if self.how == "sum" else concatenate(joined, value)
+            joined = on.add(joined, value) if self.how == "sum" else on.concatenate(joined, value)
         return ForwardPass(joined, None)
 
-    def send_back(
-        self, done: ForwardPass, gradient: EncryptedTensor, inner: EncryptedTensor | None = None
-    ) -> tuple[EncryptedTensor, ...]:
+    def send_back(self, on: Arithmetic[T], done: ForwardPass[T], gradient: T, inner: T | None = None) -> tuple[T, ...]:
         """Return the gradient of every value: all of it, or the features that are its own."""
         if self.how == "sum":
             return (gradient,) * len(self.shapes)
         ends = list(accumulate(map(row_features, self.shapes)))
-        return tuple(take_features(gradient, a, b) for a, b in zip([0, *ends], ends, strict=False))
-
-
-@dataclass
-class ForwardPass:
-    """The `result` of a forward pass, the `inner` input that is returned too, and what each stage was `given`."""
-
-    result: EncryptedTensor
-    inner: EncryptedTensor | None
-    given: list[EncryptedTensor] = field(default_factory=list)
+        return tuple(on.take_features(gradient, a, b) for a, b in zip([0, *ends], ends, strict=False))
 
 
 def program_of(name: str, module: nn.Module, *given: Sequence[int]) -> ServerProgram | JoinProgram:

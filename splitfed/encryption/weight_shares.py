@@ -22,7 +22,7 @@ a part of the model, without which its clients cannot use theirs; they can find 
 has inputs, since results are linear in them.
 
 The division into a share that stays and one that learns is this project's own answer to the leaks of the protocols
-of Khan et al., "Split Ways" and "Split Without a Leak" (2023); see `splitfed.core.encryption_settings.PROTOCOLS`.
+of Khan et al., "Split Ways" and "Split Without a Leak" (2023); see `splitfed.encryption.settings.PROTOCOLS`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Segment, Topology
+from splitfed.encryption.settings import Encryption
 from splitfed.encryption.stages import Square, read_stages
 
 INPUT_SHARE, OUTPUT_SHARE, SERVER = "_input_share", "_output_share", "_server"

@@ -24,7 +24,6 @@ from splitfed.core.shared_state import SharedState
 from splitfed.core.step_state import Batch
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Traffic
-from splitfed.encryption.run_parties import send_contexts
 from splitfed.engines.accumulation import TiedGradients, group_batches
 from splitfed.engines.base import FED, Batches, Placement, ReplicaBatches, Scales
 from splitfed.engines.engine import Engine
@@ -78,8 +77,7 @@ class LocalEngine(Engine):
         self.training_attacks: dict[str, AttackObserver] = {}
         self.detectors: dict[str, DetectorObserver] = {}
         self._shared = SharedState(s.module for t in self.topologies for s in t.segments)
-        if run_parties.keys is not None:
-            send_contexts(self.parties, run_parties.keys, self.link.deliver, Stamp("train", 0, 0, 0))
+        run_parties.maker.introduce(self.parties, self.link.deliver, Stamp("train", 0, 0, 0))
 
     def train(
         self, replica: int, epoch: int, batches: Batches, first: int = 0, part: str = "train", task: float = 1.0
@@ -138,13 +136,12 @@ class LocalEngine(Engine):
             "participation": [counts.state() for counts in self._participation],
             "training_attacks": {name: attack.state() for name, attack in self.training_attacks.items()},
             "detectors": {name: detector.state() for name, detector in self.detectors.items()},
-            **({} if self.run_parties.keys is None else {"keys": self.run_parties.keys.state()}),
+            **({"keys": keys} if (keys := self.run_parties.maker.state()) else {}),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`."""
-        if self.run_parties.keys is not None:
-            self.run_parties.keys.check_state(state["keys"])
+        self.run_parties.maker.check_state(state.get("keys", {}))
         for name, party in self.run_parties.members().items():
             party.state.load_state_dict(state["parties"][name])
         for name, recorder in self.link.recorders.items():

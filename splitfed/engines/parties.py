@@ -19,10 +19,9 @@ from splitfed.core.probe import Facts
 from splitfed.core.random import generator
 from splitfed.core.step_plan import find_relabelled_heads, find_weight_defenses, segment_plans
 from splitfed.core.topology import Topology, member
-from splitfed.encryption.run_keys import RunKeys
-from splitfed.encryption.run_parties import keys_of, make_party
 from splitfed.engines.base import FED, Placement
 from splitfed.engines.participation import Participation
+from splitfed.engines.party_maker import PartyMaker, make_party_maker
 
 
 class RunParties:
@@ -45,15 +44,15 @@ class RunParties:
         self.topologies, self.facts, self.defenses = topologies, facts, tuple(defenses)
         self.participation = [Participation() for _ in topologies]
         first = topologies[0]
-        self.keys = None if first.encryption is None else keys_of(first, len(topologies))
-        common = _party_factory(first, facts[0], defenses, optims, seed, device, self.keys)
+        self.maker = make_party_maker(first, len(topologies))
+        common = _party_factory(first, facts[0], defenses, optims, seed, device, self.maker)
         factories: dict[tuple[int, tuple[int, ...]], Callable[[str, str], Party]] = {(id(first), ()): common}
         factory_of_replica = []
         for replica, (topology, fact) in enumerate(zip(topologies, facts, strict=True)):
             key = id(topology), missing(defenses, replica)
             if key not in factories:
                 factories[key] = _party_factory(
-                    *(topology, fact, of_client(defenses, replica), optims, seed, device, self.keys)
+                    *(topology, fact, of_client(defenses, replica), optims, seed, device, self.maker)
                 )
             factory_of_replica.append(factories[key])
         shared = [role for role in first.roles if role not in first.data_roles]
@@ -118,7 +117,7 @@ def _party_factory(
     optims: Mapping[str, Optim],
     seed: int,
     device: torch.device,
-    keys: RunKeys | None,
+    maker: PartyMaker,
 ) -> Callable[[str, str], Party]:
     work = segment_plans(topology, facts, defenses)
     weighing = [d for d in defenses if isinstance(d, TaskWeightDefense) and d.weighs_task]
@@ -142,7 +141,7 @@ def _party_factory(
                 PrivatizedParty(name, role, state.modules, seed, position, state.device, tells)
             )
         # The aggregation server's copy of a role takes part in no step.
-        return Party(state) if keys is None or name == FED else make_party(topology, facts, state, keys)
+        return Party(state) if name == FED else maker.make(topology, facts, state)
 
     return make
 

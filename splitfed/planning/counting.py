@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from splitfed.core.defense import Defense, WeightDefense, packed_bytes
+from splitfed.core.defense import Defense, WeightDefense
 from splitfed.core.executor import Combine
 from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
@@ -25,27 +24,13 @@ from splitfed.core.topology import Topology, member
 from splitfed.core.traffic import Traffic
 from splitfed.core.upload_defenses import Sent, find_upload_defenses, rows_of, size
 from splitfed.core.usage_counts import OTHERS, SCORED, RowOrigins
-from splitfed.costs.bytes import value_bytes
 from splitfed.engines.base import CONSULTED, FED, Batches, ReplicaBatches, Scales, Trainer
 from splitfed.engines.participation import Participation
-from splitfed.planning.encrypted_flows import EncryptedSteps, context_flows
+from splitfed.planning.computation import PlannedMessage, plan_of
 from splitfed.planning.probes import inputs_of
 from splitfed.planning.validation import Prepared, labels_of
 from splitfed.planning.weight_flows import WeightFlows
 from splitfed.secure_sum.base import Flow
-
-
-class PlannedMessage(NamedTuple):
-    """One message of a training step between two roles; `size(rows)`: its bytes in a batch of so many rows.
-
-    `ahead`: whether rows that pass forward without a training step send it too.
-    """
-
-    kind: str
-    sender: str
-    receiver: str
-    size: Callable[[int], int]
-    ahead: bool = False
 
 
 class CountingTrainer(Trainer):
@@ -70,7 +55,7 @@ class CountingTrainer(Trainer):
         self.origins: dict[tuple[int, str], RowOrigins] = {
             (replica, "public"): RowOrigins.own(client.shown) for replica, client in enumerate(prepared.data.clients)
         }
-        self._count(context_flows(self.topology, self.replicas))
+        self._count(plan_of(self.topology).setup_flows(self.topology, self.replicas))
 
     def step_counts(self, replica: int) -> tuple[int, int]:
         """Return in how many steps `replica` takes part, and in how many its row that is in most."""
@@ -169,24 +154,7 @@ def flows_of(
     topology: Topology, facts: Facts, labels: Mapping[str, Tensor], defenses: Sequence[Defense] = ()
 ) -> list[PlannedMessage]:
     """Return every message of one training step of `topology`; `labels`: head -> labels, for their size."""
-    flows = []
-    guarded = [defense.edges(topology) for defense in defenses]
-    if topology.encryption is not None:
-        steps = EncryptedSteps(topology, facts)
-        flows = [
-            PlannedMessage(message.kind, message.sender, message.receiver, partial(steps.size, number), message.ahead)
-            for number, message in enumerate(steps.step(1).messages)
-        ]
-    for edge in topology.crossings if topology.encryption is None else ():
-        source, target = topology.role_of(edge.source), topology.role_of(edge.target)
-        guards = [defense for defense, edges in zip(defenses, guarded, strict=True) if edge.name in edges]
-        ahead = not topology.serving.isdisjoint(topology.readers(edge))
-        size = partial(_size, facts, edge.values, "activation", guards)
-        flows.append(PlannedMessage("activation", source, target, size, ahead))
-        if returned := facts.returned(topology, edge):
-            flows.append(
-                PlannedMessage("gradient", target, source, partial(_size, facts, returned, "gradient", guards))
-            )
+    flows = plan_of(topology).crossing_messages(topology, facts, defenses)
     for defense in defenses:
         flows += [
             PlannedMessage("norm", sender, receiver, partial(operator.mul, _norm_size(topology, sender)))
@@ -203,15 +171,6 @@ def _norm_size(topology: Topology, role: str) -> int:
     """Return the bytes of one norm: it is of the type of the party's weights."""
     weights = (p for s in topology.segments_of(role) for p in s.module.parameters() if p.requires_grad)
     return max(p.element_size() for p in weights)
-
-
-def _size(facts: Facts, values: Sequence[str], kind: str, guards: Sequence[Defense], rows: int) -> int:
-    defended = facts.defended(values)
-    packed = {
-        value: packed_bytes(guards, kind, rows, facts.shapes[value], facts.dtypes[value]) if value in defended else None
-        for value in values
-    }
-    return sum(value_bytes(facts, value) * rows if size is None else size for value, size in packed.items())
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,8 @@ def check_accumulation(
         )
     if method is not None and not method.traits(topology).accumulates:
         raise InvalidInput(f"{given} with method {type(method).__name__}, which acts on every step of a batch")
-    if topology.encryption is not None:
-        raise InvalidInput(f"{given} beside encryption: shares of weights are updated behind every batch")
+    if topology.computation is not None:
+        raise InvalidInput(f"{given} {topology.computation.refusals['accumulate']}")
     for defense in defenses:
         name = type(defense).__name__
         if isinstance(defense, WeightDefense):

@@ -11,10 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from splitfed.aggregation.lookup import kinds_of_sums
 from splitfed.core.contents import Content
 from splitfed.core.defense import UPLOAD, Calibrated, Defense, LabelDefense, privacy_event
 from splitfed.core.per_client_defenses import missing, of_client
-from splitfed.core.private_values import SUMS, PrivateValues, made_of
+from splitfed.core.private_values import PrivateValues, made_of, made_of_sum
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology, member
 from splitfed.core.traffic import Traffic
@@ -293,14 +294,17 @@ def _find_uploads(
     """
     if method is None or (traits := method.traits(topology)).post_processing:
         return {}
+    sums, overhead = kinds_of_sums()
     told, covered, who = traits.message_values, private_messages(method, topology, defenses), type(method).__name__
     found: dict[str, PrivateValues] = {}
     for kind in sorted(kinds):
         if kind == "weights" and kind not in told:
             # Those of a schedule, or of no more than steps: reported as weights of their role.
             continue
-        if kind in SUMS:
-            found[f"sums of {', '.join(sorted(told)) or 'all'} that {who} sends"] = made_of(kind, told)
+        if kind in sums and kind not in told:
+            found[f"sums of {', '.join(sorted(told)) or 'all'} that {who} sends"] = made_of_sum(told)
+        elif kind in overhead:
+            found[f"{kind} that {who} sends"] = PrivateValues.NONE
         elif kind not in covered:
             found[f"{kind} that {who} sends"] = made_of(kind, told)
         elif kind not in traits.message_events:

@@ -91,11 +91,12 @@ def _sizes(batches: Sequence[Tensor]) -> list[int]:
 
 
 def check_speeds(prepared: Prepared, speeds: Speeds | None) -> None:
-    """Refuse a simulated clock for a run whose time goes into ciphertexts."""
-    if speeds is not None and prepared.topology.encryption is not None:
+    """Refuse a simulated clock for a run whose time goes into other work than that in plain."""
+    computation = prepared.topology.computation
+    if speeds is not None and computation is not None:
         raise InvalidInput(
-            "speeds count arithmetic in plain, and an encrypted run spends its time on ciphertexts: leave one of them "
-            "out; the seconds of a batch are estimated without"
+            f"speeds count arithmetic in plain, and {computation.refusals['speeds']}: leave one of them out; the "
+            "seconds of a batch are estimated without"
         )
 
 

@@ -33,7 +33,7 @@ from splitfed.data.federation import Federation
 from splitfed.engines.base import Placement
 from splitfed.federated.base import Method, MethodContext
 from splitfed.planning.batch_counts import check_ways
-from splitfed.planning.encryption import divide, placement_of, settle
+from splitfed.planning.computation import plan_of
 from splitfed.planning.optimizer_checks import check_accumulation, check_optimizers, optims_of
 from splitfed.planning.probes import Probes, check_outputs, probe_with
 from splitfed.planning.row_trial import promises_passes, promises_rows, protects_labels, with_findings
@@ -175,12 +175,13 @@ def complete(
         rates = plan.rates(ready[0], clients)
         optims = {role: o.scaled(rates.get(role, 1.0)) for role, o in optims_of(ready[0], optimizer).items()}
         check_optimizers(ready, defenses, optims)
-    with about("encryption"):
+    with about("computation"):
+        computation = plan_of(ready[0])
         asked = plan.placement(ready[0])
         rest = defenses, optims, training, asked, clients
-        ready, known = _each_make(ready, lambda r: (settle(ready[r], known[r], *rest), known[r]))
+        ready, known = _each_make(ready, lambda r: (computation.settle(ready[r], known[r], *rest), known[r]))
     with about("method"):
-        place = placement_of(ready[0], asked) if method is None else combine_placement(method, plan, ready)
+        place = computation.placement(ready[0], asked) if method is None else combine_placement(method, plan, ready)
         if method is not None:
             training = check_method(method, plan, ready, known, defenses, data, optims, training)
     with about("schedule"):
@@ -475,10 +476,10 @@ def _assemble_one(
         prepared = schedule.prepare(checked_topology, facts, seed)
         if prepared is not checked_topology:
             facts = probe_with(prepared, rows)
-    if prepared.encryption is not None:
-        with about("encryption"):
-            prepared = divide(prepared, schedule, method, clients)
-            facts = probe_with(prepared, rows)
+    with about("computation"):
+        divided = plan_of(prepared).divide(prepared, schedule, method, clients)
+        if divided is not prepared:
+            prepared, facts = divided, probe_with(divided, rows)
     if method is not None:
         with about("method"):
             method.check(prepared, clients)

@@ -6,7 +6,6 @@ from splitfed.core.lazy_package import make_lazy
 
 if TYPE_CHECKING:
     from splitfed.secure_sum.base import SecureSumPlan as SecureSumPlan
-    from splitfed.secure_sum.encrypted_sum import EncryptedSum as EncryptedSum
     from splitfed.secure_sum.plan import SecureSum as SecureSum
 
 make_lazy(__name__)

@@ -1,14 +1,14 @@
 """The contract of a secure sum: what it is asked for, what crosses, and the steps of one sum.
 
-There are two kinds: by pairwise masks (`SecureSum`) and by encryption under CKKS (`EncryptedSum`). Both take the
-clients' tensors with a whole weight each and give the aggregation server the weighted mean, and no upload.
+Every kind takes the clients' tensors with a whole weight each and gives the aggregation server the weighted mean, and
+no upload.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,14 @@ class Summation(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SecureSumPlan:
-    """Base of the plans of secure sums: frozen values that check, start and count a sum."""
+    """Base of the plans of secure sums: frozen values that check, start and count a sum.
+
+    `sums`: the kinds of its messages that hold its uploads, unreadable, or what they add up to. `overhead`: those that
+    hold neither, nor anything made of them: keys, shares of keys, weights in the mean, and who takes part.
+    """
+
+    sums: ClassVar[frozenset[str]] = frozenset()
+    overhead: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def threshold(self) -> int | None:

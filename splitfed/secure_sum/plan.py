@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -33,6 +34,9 @@ class SecureSum(SecureSumPlan):
     `bits`: binary digits after the point, in [1, 40]. `limit`: largest magnitude of a weight, > 0. `threshold`: how
     many clients must finish, >= 2 (default: more than half of those asked; see `required_members`).
     """
+
+    sums: ClassVar[frozenset[str]] = frozenset(("masked",))
+    overhead: ClassVar[frozenset[str]] = frozenset(("keys", "shares", "survivors", "unmasking"))
 
     bits: int = field(default=24, metadata=require_count("secure bits", low=1))
     limit: float = field(default=64.0, metadata=require_number("secure limit", low=0.0, open_low=True))

@@ -48,8 +48,8 @@ from splitfed.engines.engine import Engine
 from splitfed.registry import TABLES, load
 from splitfed.threats.adaptation import unadapted
 from splitfed.threats.attack_result import AttackResult as AttackResult
+from splitfed.threats.computation_views import views_of
 from splitfed.threats.dry_run import AttackBegun, stop_at_first_use, stop_attack
-from splitfed.threats.encrypted_views import check_readable, decrypt_releases, encrypted_layer, select_plain
 from splitfed.threats.floors import Floors, floors_below, predict_own_labels
 from splitfed.threats.fresh_segments import head_after
 from splitfed.threats.knowledge import Grants, check_client, curious, find_party
@@ -106,7 +106,7 @@ class Evaluator:
     def check_releases(self, name: str, attack: Attack, releases: int, client: int) -> None:
         """Refuse several releases of a row where `attack` called `name` has no use for them."""
         known = 0 <= client < self.engine.replicas
-        check_releases(name, attack, releases, self.engine.topologies[client].encryption if known else None)
+        check_releases(name, attack, releases, self.engine.topologies[client].computation if known else None)
 
     def observe(
         self,
@@ -226,7 +226,7 @@ class Evaluator:
         self, view: View, party: str, client: int, seed: int, releases: int = 1
     ) -> dict[str, Tensor]:
         """Return what every floor makes of the releases in `view`, means of `releases`: name -> (victims, *shape)."""
-        if self.engine.topologies[client].encryption is not None:
+        if self.engine.topologies[client].computation is not None:
             return {}
         known = self.grants.knowledge(party, client, derive(seed, "queries", "linear_inverse"), releases)
         return self.floors.predict(view, known, seed, party, client)
@@ -247,7 +247,8 @@ class Evaluator:
         `number`: in place of that the rows of training, and what was recorded of them up to this round.
         """
         check_client(self.engine, client)
-        check_readable(name, attack, self.engine, party, client)
+        views = views_of(self.engine.topologies[client])
+        views.check_readable(name, attack, self.engine, party, client)
         if attack.target is Target.REPRESENTATIVES:
             check_scorable(self.data.auxiliary)
         if attack.target in (Target.INPUTS, Target.TOKENS) and self._owns_all(party, client):
@@ -275,9 +276,9 @@ class Evaluator:
             hints=hints,
             candidates=None if members is None else victims.x.to(self.engine.device),
             candidate_labels=None if members is None else victims.y.to(self.engine.device),
-            encrypted_layer=encrypted_layer(self.engine, party, client),
+            **views.knowledge(self.engine, party, client),
         )
-        view = select_plain(received, attack, self.engine.topologies[client])
+        view = views.select(received, attack, self.engine.topologies[client])
         return _Case(victims, members, hints, view, knowledge, received, repeated)
 
     def _recorded_steps(self, party: str, client: int, number: int) -> tuple[Dataset, View, RepeatedReleases | None]:
@@ -301,12 +302,12 @@ class Evaluator:
         return prepare_attack(attack, case.view, case.knowledge)
 
     def check_measurable(self, party: str, client: int) -> None:
-        """Refuse to measure what `party` learns where rows are no numbers or its own, or arrive as ciphertexts."""
+        """Refuse to measure what `party` learns where rows are no numbers or its own, or what arrives is unreadable."""
         check_client(self.engine, client)
         if self.data.victims.discrete:
             raise InvalidInput(f"rows of {self.data.name} are whole numbers, such as token ids: no derivative is taken")
-        if self.engine.topologies[client].encryption is not None:
-            raise InvalidInput(f"party {party!r} takes part in encrypted training: releases are ciphertexts")
+        if (secure := self.engine.topologies[client].computation) is not None:
+            raise InvalidInput(f"party {party!r} {secure.refusals['derivatives']}")
         if self.grants.own_inputs(party, client, self.data.victims.x[:1]):
             raise InvalidInput(f"party {party!r} holds a part of the rows itself, and the rest may depend on it")
 
@@ -318,15 +319,14 @@ class Evaluator:
         return attack.step_rows or (STEP_ROWS if training is None else training.of_client(client).batch_size)
 
     def _true_releases(self, case: _Case, outcome: Outcome, party: str, client: int) -> TrueReleases:
-        """Return what was in the ciphertexts that `party` received, and what auxiliary rows release, for the scorer."""
-        layer = case.knowledge.encrypted_layer
-        assert layer is not None
-        victims, precision = decrypt_releases(self.engine, case.received, layer.value)
+        """Return what `party` received and could not read, and what auxiliary rows release, for the scorer."""
+        views = views_of(self.engine.topologies[client])
+        value, victims, precision = views.read_hidden(self.engine, case.received, case.knowledge)
         auxiliary = torch.zeros(0, victims.shape[1])
         if len(self.data.auxiliary):
             upstream = self.grants.trained_segments(client, self.engine.parties[party].role)
             with torch.no_grad():
-                auxiliary = upstream(self.data.auxiliary.x.to(self.engine.device))[layer.value].flatten(1).cpu()
+                auxiliary = upstream(self.data.auxiliary.x.to(self.engine.device))[value].flatten(1).cpu()
         return TrueReleases(victims, auxiliary, precision, outcome.error_bound)
 
     def applicable(self, adversary: str | None = None, client: int = 0) -> dict[str, str | None]:

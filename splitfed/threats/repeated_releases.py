@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from splitfed.attacks.base import Attack, Needs, Phase
-from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput, check_count
 from splitfed.core.messages import View
 from splitfed.core.random import derive
+from splitfed.core.secure_computation import SecureComputation
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -139,13 +139,13 @@ def release_seed(seed: int, *purpose: str | int, release: int) -> int:
     return derive(seed, *purpose, *([release] if release else []))
 
 
-def check_releases(name: str, attack: Attack, releases: int, encryption: Encryption | None = None) -> None:
+def check_releases(name: str, attack: Attack, releases: int, secure: SecureComputation | None = None) -> None:
     """Refuse a number of releases that is none, and more than one where `attack` called `name` has no use for it."""
     check_count("releases", releases, low=1)
     if releases == 1:
         return
-    if encryption is not None:
-        reads = "what arrives encrypted"
+    if secure is not None:
+        reads = secure.refusals["releases"]
     elif attack.reads:
         reads = "what clients send for a method in training"
     elif attack.phase is not Phase.INFERENCE:

@@ -21,7 +21,7 @@ from splitfed.data.federation import Federation
 from splitfed.engines.observers import Observable
 from splitfed.planning.validation import Prepared
 from splitfed.registry import load
-from splitfed.threats.encrypted_views import check_training_attack
+from splitfed.threats.computation_views import views_of
 from splitfed.threats.fresh_segments import Architecture, head_after
 from splitfed.threats.imitated_defenses import ImitatedSender
 from splitfed.threats.knowledge import class_count
@@ -35,7 +35,8 @@ def place_attacks(engine: Observable, prepared: Prepared, attacks: Mapping[str, 
     for name, attack in attacks.items():
         plan = resolve_attack(attack)
         check_names("party for a training attack", engine.parties, name)
-        check_training_attack(name, type(plan).__name__, prepared.topology.encryption, engine.parties[name].role)
+        role = engine.parties[name].role
+        views_of(prepared.topology).check_learning(name, type(plan).__name__, prepared.topology, role)
         rows = prepared.data.victims
         check_rows(plan, rows.discrete, prepared.data.name, rows.unscaled)
         needs = plan.needs(_labels(prepared.topology, engine.parties[name].role) is not None)

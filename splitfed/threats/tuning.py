@@ -25,7 +25,7 @@ from splitfed.core.errors import InvalidInput, check_count, check_names, check_n
 from splitfed.core.messages import Message, Stamp, View
 from splitfed.core.random import derive, generator
 from splitfed.data.dataset import Dataset
-from splitfed.threats.encrypted_views import check_readable
+from splitfed.threats.computation_views import views_of
 from splitfed.threats.evaluator import Evaluator
 
 SHARE = 0.25
@@ -78,7 +78,8 @@ class Bench:
     def __init__(
         self, evaluator: Evaluator, attack: Attack, party: str, client: int, seed: int, share: float, releases: int = 1
     ) -> None:
-        check_readable(type(attack).__name__, attack, evaluator.engine, party, client)
+        engine = evaluator.engine
+        views_of(engine.topologies[client]).check_readable(type(attack).__name__, attack, engine, party, client)
         check_number("tune share", share, low=0.0, high=1.0, open_low=True, open_high=True)
         self._evaluator, self._party, self._client, self._seed = evaluator, party, client, seed
         self._releases = releases
@@ -93,7 +94,7 @@ class Bench:
         self._kept, self._left = order[:count], order[count:]
         self.victims: Dataset = rows.rows(self._kept)
         self._known: Dataset = rows.rows(self._left)
-        x = self.victims.x.to(evaluator.engine.device)
+        x = self.victims.x.to(engine.device)
         self._view = self._make_view(self._query_releases(attack, self._knowledge(attack, "pseudo"), x))
 
     def score(self, attack: Attack) -> float | None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor, nn
 
 from splitfed.core.defense import privacy_event
-from splitfed.core.encryption_settings import Encryption
 from splitfed.core.messages import Recording
 from splitfed.core.rows import RowSource, in_memory
+from splitfed.core.secure_computation import SecureComputation
 from splitfed.core.topology import Topology
 from splitfed.data.federation import Federation
 from splitfed.data.mixup import mixup_of
@@ -42,7 +42,7 @@ def describe(
         "topology": prepared.topology.name,
         **({"cut_choice": prepared.topology.cut_choice} if prepared.topology.cut_choice else {}),
         **({"told": told} if told else {}),
-        **({"encryption": _encryption(prepared.topology.encryption)} if prepared.topology.encryption else {}),
+        **_computation(prepared.topology.computation),
         **_graph(prepared.topology),
         **({"others": [_graph(t) for t in kinds[1:]], "makes": makes} if len(kinds) > 1 else {}),
         "data": {
@@ -92,9 +92,9 @@ def digest_user_objects(prepared: Prepared, besides: Mapping[str, object]) -> di
     return digest_given({**things, **besides})
 
 
-def _encryption(settings: Encryption) -> str:
-    """Return what defines an encrypted run; where its keys lie does not."""
-    return repr(replace(settings, key_folder=None))
+def _computation(secure: SecureComputation | None) -> dict[str, str]:
+    """Return what defines a secure computation, by its name; where its keys lie does not."""
+    return {} if secure is None else {secure.name: repr(secure.with_key_folder(None))}
 
 
 def _graph(topology: Topology) -> dict[str, Any]:

@@ -206,8 +206,8 @@ def start_run(plan: RunPlan, device: torch.device | str) -> Run:
         extras = {**adversaries.describe(), "speeds": speeds, "delta": evaluation.delta}
         extras["callbacks"] = describe_callbacks(logging.callbacks)
         folder.claim({**described, **extras}, resume=logging.resume)
-    elif engine.run_parties.keys is not None:
-        engine.run_parties.keys.write()  # no checkpoint of this run does it
+    else:
+        engine.run_parties.maker.write_keys()  # no checkpoint of this run does it
     state = prepared.schedule.start(engine.replicas)
     run = Run(engine, prepared.data, prepared.schedule, state, prepared.training.seed, folder, clock)
     run.plan = plan

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
-from splitfed.encryption.weight_shares import merge_weight_shares
+from splitfed.planning.computation import plan_of
 
 if TYPE_CHECKING:
     from splitfed.training.run import Run
@@ -65,8 +65,7 @@ def export(run: Run, model: Model, client: int | None = None) -> Model:
 def _state(run: Run, client: int) -> dict[str, Tensor]:
     topology = run.engine.topologies[client]
     modules = run.engine.modules(client, borrow=run.evaluator.grants.newest(client))
-    # Under encryption two parties hold shares of one layer.
-    return topology.state_dict(modules) if topology.encryption is None else merge_weight_shares(topology, modules)
+    return plan_of(topology).model_state(topology, modules)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

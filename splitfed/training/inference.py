@@ -1,4 +1,4 @@
-"""Inference alone: rows through the parties of a topology, with the weights that it has; encrypted where it says so."""
+"""Inference alone: rows through the parties of a topology, with the weights that it has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from splitfed.core.topology import Topology
 from splitfed.data.conversion import as_tensor, check_finite
 from splitfed.data.from_python import Array
 from splitfed.engines.factory import make_engine
-from splitfed.planning.encryption import fit_inference
+from splitfed.planning.computation import plan_of
 from splitfed.training.entry_point import find_device
 
 
@@ -31,8 +31,7 @@ def predict(
     """Return what `topology` makes of rows `x` (rows, ...) in evaluation mode, through its parties: (rows, outputs).
 
     x: finite numbers, a tensor or an array, real ones taken as the type of the weights. The model must have one input.
-    With an `encryption` the server's segment is evaluated on ciphertexts, as many layers and squares of it as the depth
-    of the parameters allows, since no gradient comes back; its protocol plays no part, as nothing learns. `head`: whose
+    A secure `computation` of the topology is that of inference alone: no gradient comes back. `head`: whose
     output, where there are several (default: the first). `seed`: of what the model draws. Raises `InvalidInput` for
     what does not fit.
     """
@@ -60,9 +59,8 @@ def predict(
         raise InvalidInput(f"x with rows of shape {shape} and type {kind} does not fit: {error}") from None
     # Who is handed a topology must not find the user's model behind it.
     bare = replace(topology, segments=tuple(replace(s, original=None) for s in topology.segments))
-    ready = fit_inference(bare, facts, min(batch_size, len(rows)))
+    ready = plan_of(bare).fit_inference(bare, facts, min(batch_size, len(rows)))
     engine = make_engine(ready, facts, 1, seed=seed, device=find_device(device))
-    if engine.run_parties.keys is not None:
-        engine.run_parties.keys.write()
+    engine.run_parties.maker.write_keys()
     engine.own(0, "test", {name: rows}, {})
     return engine.predict(0, "test", "predict", batch_size=batch_size, head=head).outputs[head]

@@ -15,6 +15,7 @@ from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
+from splitfed.encryption import EncryptedSum
 from splitfed.engines.base import FED
 from splitfed.engines.local import LocalEngine
 from splitfed.models.mlp import mlp
@@ -22,7 +23,7 @@ from splitfed.poisoning import Backdoor, ByzantineNoise, LabelFlip, Poisoning, S
 from splitfed.schedules import Blind, LocalLoss, Sglr, SplitFedV1, SplitFedV2, SplitFedV3
 from splitfed.schedules.base import Schedule, Training
 from splitfed.schedules.sampling_and_dropout import Averaged
-from splitfed.secure_sum import EncryptedSum, SecureSum
+from splitfed.secure_sum import SecureSum
 from splitfed.study.config.build import schedule
 from splitfed.topologies import vanilla
 from splitfed.training.run import Run

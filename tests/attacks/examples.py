@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import splitfed
 from splitfed.core.defense import Defense, GradientDefense
 from splitfed.core.defense_context import Context
-from splitfed.core.encryption_settings import Encryption
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
@@ -22,6 +21,7 @@ from splitfed.core.tasks import binary, classification
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.data.dataset import Dataset
 from splitfed.data.federation import Federation
+from splitfed.encryption.settings import Encryption
 from splitfed.engines.base import FED
 from splitfed.federated import FedDistill, FedProto
 from splitfed.models.lenet import lenet

@@ -26,9 +26,12 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator
 from splitfed.encryption.ciphertexts import decrypt, load_ciphertexts
 from splitfed.encryption.evaluating_party import MASK
-from splitfed.encryption.key_holder_party import MASKED_WEIGHTS, WEIGHT
+from splitfed.encryption.key_holder_party import WEIGHT
+from splitfed.encryption.party_maker import EncryptedPartyMaker
+from splitfed.encryption.settings import MASKED_WEIGHTS
+from splitfed.encryption.views import EncryptedViews
 from splitfed.registry import TABLES, load
-from splitfed.threats.encrypted_views import encrypted_layer, select_plain
+from splitfed.threats.computation_views import views_of
 from splitfed.training.run import AttackResult, Run
 from tests.attacks.examples import encrypted_digits, encrypted_u, u_digits
 
@@ -95,11 +98,11 @@ def test_errors_are_within_the_bound_that_stands_beside_them(
 
 def steps_of(run: Run, view: View) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Return of every step under a constant mask g, what CKKS and rounding add to the new weights, and the releases."""
-    keys, rate = run.engine.run_parties.keys, run.engine.parties["server"].state.rate
+    maker, rate = run.engine.run_parties.maker, run.engine.parties["server"].state.rate
     (layer,) = (m for s in view.segments.values() for m in s.modules() if isinstance(m, nn.Linear))
-    assert keys is not None
+    assert isinstance(maker, EncryptedPartyMaker)
     assert rate is not None
-    holder, found = keys.of("client0"), []
+    holder, found = maker.keys_of("client0"), []
     by_kind = [view.select(kind=kind).messages for kind in ("activation", "gradient", MASKED_WEIGHTS)]
     for sent, gradient, masked in zip(*by_kind, strict=True):
         name = next(n for n in sent.tensors if not n.endswith("transposed"))
@@ -114,8 +117,7 @@ def test_errors_of_successive_weights_are_those_of_ckks_over_rate_and_smallest_s
     """Within what the errors of CKKS, measured with the keys, allow; what is stated without keys covers these."""
     run = encrypted_digits("constant_mask")
     view = run.evaluator.observe("server", run.data.victims, 0, 0, Phase.STEP, 4)
-    layer = encrypted_layer(run.engine, "server", 0)
-    assert layer is not None
+    layer = EncryptedViews().knowledge(run.engine, "server", 0)["encrypted_layer"]
     assert layer.fresh == pytest.approx(FRESH)
     outcome = SMALL(view, replace(run.evaluator.grants.knowledge("server", 0, 0), encrypted_layer=layer), generator(0))
     assert outcome.error_bound is not None
@@ -150,12 +152,12 @@ def test_other_attacks_are_handed_gradients_of_logits_and_nothing_else() -> None
     view = run.evaluator.observe("server", run.data.victims, 0, 0, Phase.STEP)
     kinds = {m.kind for m in view.messages}
     assert kinds == {"activation", "gradient"}
-    shown = select_plain(view, DirectLabel(), run.engine.topology).messages
+    shown = EncryptedViews().select(view, DirectLabel(), run.engine.topology).messages
     assert [[*m.tensors] for m in shown] == [["middle"]]
-    assert select_plain(view, SMALL, run.engine.topology) is view
+    assert EncryptedViews().select(view, SMALL, run.engine.topology) is view
     plain = u_digits()
     seen = plain.evaluator.observe("server", plain.data.victims, 0, 0, Phase.STEP)
-    assert select_plain(seen, DirectLabel(), plain.engine.topology) is seen
+    assert views_of(plain.engine.topology).select(seen, DirectLabel(), plain.engine.topology) is seen
 
 
 # What does not.

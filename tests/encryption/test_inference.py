@@ -23,7 +23,7 @@ def test_encrypted_outputs_agree_with_the_plain_model(middle: str) -> None:
         plain = whole(x)
     # The head is 1-Lipschitz in tanh, and its rows of weights have norm below 1.5.
     assert 0 < float((encrypted - plain).abs().max()) < 1.5e-2
-    assert torch.equal(sf.predict(replace(topology, encryption=None), x, batch_size=len(x)), plain)
+    assert torch.equal(sf.predict(replace(topology, computation=None), x, batch_size=len(x)), plain)
 
 
 def test_five_multiplications_fit_where_no_gradient_comes_back() -> None:
@@ -46,7 +46,7 @@ def test_what_cannot_be_predicted_is_refused() -> None:
         sf.predict(topology, x, batch_size=0)
     many = torch.rand(3000, 1, 8, 8)
     with pytest.raises(InvalidInput, match="batches of 3000 rows do not fit"):
-        sf.predict(replace(topology, encryption=settings(parameters="depth_1_coarse")), many, batch_size=3000)
+        sf.predict(replace(topology, computation=settings(parameters="depth_1_coarse")), many, batch_size=3000)
     whole = model()
     whole.middle = nn.Sequential(nn.Linear(6, 5), nn.Sigmoid())
     with pytest.raises(InvalidInput, match="Linear, Sigmoid is not linear"):

@@ -24,7 +24,7 @@ from splitfed.encryption.ciphertexts import (
 from splitfed.encryption.key_search import find_secret_keys
 from splitfed.encryption.keys import KeyHolder, to_uint8
 from splitfed.encryption.linear import linear
-from splitfed.encryption.sums import (
+from splitfed.encryption.secure_sum import (
     add_vectors,
     decrypt_steps,
     encrypt_vector,

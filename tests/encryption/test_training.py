@@ -91,7 +91,7 @@ def test_several_clients_train_shares_as_they_train_the_layer(schedule: str, key
     assert largest_difference(plain, encrypted) < CLOSE
     contexts = [flow for flow in encrypted.engine.traffic.counters if flow[1] == "public context"]
     assert len(contexts) == (2 if keys == "own" else 1)
-    pairs = [encrypted.engine.run_parties.keys.of(name).fingerprint for name in ("client0", "client1")]
+    pairs = [encrypted.engine.run_parties.maker.keys_of(name).fingerprint for name in ("client0", "client1")]
     sent = load_public_context(
         encrypted.engine.parties["client1"].public_context("server", "", STAMP).tensors["context"]
     )
@@ -136,7 +136,7 @@ def test_no_secret_key_reaches_the_server(tmp_path: Path) -> None:
     server = run.engine.parties["server"]
     view = run.engine.view("server")
     state = {name: part for name, part in run.engine.state().items() if name != "parties"}
-    context = run.engine.run_parties.keys.of("client0").public
+    context = run.engine.run_parties.maker.keys_of("client0").public
     for what in (server, view, state, server.state.state_dict(), run.history):
         assert find_secret_keys(what, context) == []
     assert find_secret_key_files(folder, context) == []
@@ -146,7 +146,7 @@ def test_no_secret_key_reaches_the_server(tmp_path: Path) -> None:
     client = run.engine.parties["client0"]
     assert find_secret_keys(client, context)
     assert isinstance(server, EvaluatingParty)
-    server.left_in = {"client0": run.engine.run_parties.keys}  # type: ignore[attr-defined]
+    server.left_in = {"client0": run.engine.run_parties.maker}  # type: ignore[attr-defined]
     assert find_secret_keys(server, context)
     (folder / "left in").write_bytes((keys / "client0.key").read_bytes())
     assert find_secret_key_files(folder, context)
@@ -202,7 +202,7 @@ def test_keys_are_kept_without_a_run_folder_too(tmp_path: Path) -> None:
     first = train(settings(key_folder=keys), rounds=1)
     assert [path.name for path in keys.iterdir()] == ["client0.key"]
     again = train(settings(key_folder=keys), rounds=1)
-    own = [run.engine.run_parties.keys.of("client0").fingerprint for run in (first, again)]
+    own = [run.engine.run_parties.maker.keys_of("client0").fingerprint for run in (first, again)]
     assert own[0] == own[1]
 
 

@@ -39,7 +39,7 @@ def vertical_topology(
     layer, out = (nn.Linear(joined, 3), 3) if top else (nn.Identity(), joined)
     head = nn.Sequential(nn.Tanh(), nn.Linear(out, 1))
     topology = vertical(bottoms, layer, labels="party0", fusion=fusion, head=head)
-    return replace(topology, encryption=settings)
+    return replace(topology, computation=settings)
 
 
 def train(settings: sf.Encryption | None, parties: int = 2, fusion: str = "sum", top: bool = True) -> sf.Run:

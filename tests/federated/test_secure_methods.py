@@ -11,12 +11,13 @@ import torch
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Recording
+from splitfed.encryption import EncryptedSum
 from splitfed.engines.base import FED
 from splitfed.federated import MAFML, FedDistill, FedMD, FedProto
 from splitfed.federated.class_sums import MEANS, WEIGHTS, class_sums, class_upload
 from splitfed.federated.feddistill import Follow
 from splitfed.schedules import Independent, SplitFedV1
-from splitfed.secure_sum import EncryptedSum, SecureSum
+from splitfed.secure_sum import SecureSum
 from splitfed.topologies import vanilla
 from tests.federated.methods import assert_plan_is_counted, assert_resumes, data, go, net, planned
 

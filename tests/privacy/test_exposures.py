@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 import splitfed as sf
 from splitfed import registry
+from splitfed.aggregation.lookup import kinds_of_sums
 from splitfed.core.defense import Defense
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import FED, LocalLink, Message
 from splitfed.core.optimizers import Optim
-from splitfed.core.private_values import BOTH, FEATURES, KINDS, LABELS, SUMS, made_of
+from splitfed.core.private_values import BOTH, FEATURES, KINDS, LABELS, made_of, made_of_sum
 from splitfed.core.random import stream
 from splitfed.core.tasks import Task, classification
 from splitfed.core.topology import Topology, member
@@ -135,7 +136,7 @@ def train(changed: str, name: str, defense: Defense, method: Any, schedule: Any)
 def begins(kind: str, edge: str, of_steps: bool) -> str:
     """How the place of such messages begins in a ledger; `of_steps`: whether what a method sends is that of steps."""
     if edge.endswith(FED) and kind != "weights" and not of_steps:
-        return "sums of " if kind in SUMS else f"{kind} that "
+        return "sums of " if kind in kinds_of_sums()[0] else f"{kind} that "
     return PLACES.get(kind, "weights ").format(edge=edge)
 
 
@@ -160,7 +161,7 @@ def compare(
         assert changed != "labels" or any("labels" in told for told in stated), f"{kind} on {edge} tells of labels"
     assert run.ledger.totals
     assert not moved or run.epsilon is None, f"{moved} change beside an epsilon of the whole run"
-    assert {kind for _, kind, _ in owned} <= KINDS.keys() | SUMS | traits.message_values.keys()
+    assert {kind for _, kind, _ in owned} <= KINDS.keys() | set().union(*kinds_of_sums()) | traits.message_values.keys()
     return run, {kind for _, kind, _ in owned}, {kind for _, kind, _ in moved}
 
 
@@ -257,8 +258,8 @@ def test_a_buffer_that_follows_the_rows_is_open_beside_frozen_weights() -> None:
 
 
 def test_sums_are_made_of_what_is_summed() -> None:
-    assert made_of("masked", {"soft labels": FEATURES, "label counts": LABELS}) == BOTH
-    assert made_of("masked", {}) == made_of("of a kind that nobody knows", {}) == BOTH
+    assert made_of_sum({"soft labels": FEATURES, "label counts": LABELS}) == BOTH
+    assert made_of_sum({}) == made_of("of a kind that nobody knows", {}) == BOTH
     run, _, _ = compare("labels", "local", GRADIENT, FedMD(secure=True, batch=3))
     assert run.ledger.open["data that FedMD sends"] == "features and labels"
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from splitfed.cli import main
-from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput
 from splitfed.encryption.key_search import find_secret_key_files
 from splitfed.encryption.keys import load_keys
-from splitfed.study.config.schema import EncryptionTable
+from splitfed.encryption.settings import Encryption
+from splitfed.study.config.schema import ComputationTable
 from splitfed.study.report.document import write_report
 from splitfed.study.report.summary import summarise
 from splitfed.study.run import reattack
@@ -46,7 +46,7 @@ def study(*encryption: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def test_tables_make_settings_with_all_fields() -> None:
     tables = [{"protocol": "none"}, {**SHARES, "bound": [32.0, 64.0], "keys": "shared", "key_folder": "k"}]
     cells = checked(study(*tables), Path("/base")).cells
-    assert [cell.encryption.label for cell in cells] == [
+    assert [cell.computation.label for cell in cells] == [
         "none",
         "weight_shares(precision=0.1, bound=32, keys=shared)",
         "weight_shares(precision=0.1, keys=shared)",
@@ -57,29 +57,29 @@ def test_tables_make_settings_with_all_fields() -> None:
         "weight_shares-0.1-32-shared",
         "weight_shares-0.1-shared",
     ]
-    sealed = cells[1].encryption
-    assert sealed.settings == Encryption(protocol="weight_shares", precision=0.1, bound=32.0, keys="shared")
+    sealed = cells[1].computation
+    assert sealed.secure == Encryption(protocol="weight_shares", precision=0.1, bound=32.0, keys="shared")
     assert sealed.key_folder == "/base/k"
     assert cells[1].config["encryption"] == [sealed.table]
     # The configuration of a run means that run.
     (again,) = checked(dict(cells[1].config)).cells
-    assert again.encryption == sealed
+    assert again.computation == sealed
 
 
 def test_one_table_stands_alone_and_names_no_run() -> None:
     (cell,) = checked({**study(), "encryption": SHARES}).cells
-    assert cell.encryption.settings == Encryption(precision=0.1)
+    assert cell.computation.secure == Encryption(precision=0.1)
     assert cell.id == "u_shaped-relu1+fc2--none--seed0"
     (plain,) = checked(study({"protocol": "none"})).cells
-    assert plain.encryption.settings is None
+    assert plain.computation.secure is None
     assert "encryption" not in plain.config
-    assert EncryptionTable().protocol == Encryption().protocol
+    assert ComputationTable().protocol == Encryption().protocol
 
 
 def test_runs_with_a_defense_can_be_left_out() -> None:
     both = {"defense": [{"name": "none"}, RELEASES]}
     cells = checked(study({"protocol": "none"}, {**SHARES, "defended": False}, **both)).cells
-    assert [(cell.encryption.label, cell.defense.name) for cell in cells] == [
+    assert [(cell.computation.label, cell.defense.name) for cell in cells] == [
         ("none", "none"),
         ("none", "gaussian_release"),
         ("weight_shares(precision=0.1)", "none"),
@@ -248,7 +248,7 @@ def test_an_attack_that_cannot_begin_is_a_result_of_an_encrypted_run(
     before = Evaluator.refusal
 
     def refuse(self: Evaluator, name: str, attack: Any, adversary: str | None) -> Any:
-        sealed = self.engine.topology.encryption is not None
+        sealed = self.engine.topology.computation is not None
         return "nothing to read" if sealed else before(self, name, attack, adversary)
 
     monkeypatch.setattr(Evaluator, "refusal", refuse)
@@ -276,7 +276,7 @@ def test_a_plan_tells_bytes_and_seconds_of_a_batch(tmp_path: Path, capsys: pytes
     assert main(["plan", path, "--schedules", "sequential", "--json"]) == 0
     (place,) = json.loads(capsys.readouterr().out)["topologies"]
     plain, sealed = place["schedules"]
-    assert (plain["encrypted"], sealed["encrypted"]) == ("none", "weight_shares(precision=0.1)")
+    assert (plain["computation"], sealed["computation"]) == ("none", "weight_shares(precision=0.1)")
     assert sealed["encryption"]["rows"] == 600
     assert sealed["encryption"]["seconds"] > 0
     assert sealed["bytes"] > 10 * plain["bytes"]

@@ -25,11 +25,11 @@ from splitfed.attacks.reconstruction.rmle import Rmle
 from splitfed.attacks.uploads.class_shares import ClassShares
 from splitfed.cli import main
 from splitfed.core.defense import Defense
-from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message, Stamp, View
 from splitfed.core.random import derive, generator, stream
 from splitfed.defenses import Dropout, GaussianRelease, LaplaceRelease, Noise
+from splitfed.encryption.settings import Encryption
 from splitfed.planning.private import cost_of_releases
 from splitfed.privacy.gaussian_mechanism import gaussian_epsilon
 from splitfed.study.config.grid import attack_table

@@ -67,13 +67,13 @@ def topologies(cell: Cell, data: Dataset) -> Topology | tuple[Topology, ...]:
 def topology(cell: Cell, data: Dataset) -> Topology:
     """Make the run's topology, its parameters initialised from the run's seed: of one model that is cut, or of pieces.
 
-    Where clients have models of different make it is the first client's. Keys of an encrypted run are in no file.
+    Where clients have models of different make it is the first client's. Keys of a secure computation are in no file.
     Raises `InvalidInput`, and `PieceError`, which knows the place, for a piece that cannot be made.
     """
     if cell.models:
         return first_topology(topologies(cell, data))
     built = _plain_topology(cell, data)
-    return built if cell.encryption.settings is None else replace(built, encryption=cell.encryption.settings)
+    return built if cell.computation.secure is None else replace(built, computation=cell.computation.secure)
 
 
 def first_topology(built: Topology | Sequence[Topology]) -> Topology:
@@ -156,7 +156,7 @@ class StudyBuilder:
                 cell.topology.cut_choice,
                 named,
                 cell.models,
-                cell.encryption.table,
+                cell.computation.table,
             )
         )
         if key not in self._topologies:

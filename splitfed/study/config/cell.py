@@ -12,22 +12,25 @@ from typing import Any, Literal
 
 from splitfed.core.annealing import course_of
 from splitfed.core.defense import Strength
-from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput, describe_error
 from splitfed.core.local_update import LocalUpdate
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
+from splitfed.core.secure_computation import SecureComputation
 from splitfed.core.topology import Topology
 from splitfed.costs.speeds import Speeds
 from splitfed.data.dataset import Dataset
 from splitfed.data.transform import Transform
 from splitfed.models.import_paths import NOUNS, Code
-from splitfed.registry import is_foreign
+from splitfed.registry import EXTENSIONS, is_foreign
 from splitfed.schedules.base import Training
 from splitfed.study.config.parameters import lists_to_tuples
 
 RETURNS: Mapping[str, type] = {"topologies": Topology, "data": Dataset}
 """Kind -> what its functions make."""
+
+(COMPUTATION,) = EXTENSIONS["computations"]
+"""The key of a study, and of its results, under which stands how topologies are computed that are not in plain."""
 
 
 @dataclass(frozen=True)
@@ -120,38 +123,23 @@ class AlgorithmSetting:
 
 
 @dataclass(frozen=True)
-class EncryptionSetting:
-    """How a run is encrypted: `settings` without the folder of its keys, None for a run in plain; `where` in the study.
+class ComputationSetting(AlgorithmSetting):
+    """How a run is computed: `secure` without the folder of its keys, None for a run in plain.
 
-    `label_values`: the fields worth telling. `key_folder`: where the runs' keys go, a folder each; None: nowhere.
-    `defended`: whether it goes with defenses.
+    `key_folder`: where the runs' keys go, a folder each; None: nowhere. `defended`: whether it goes with defenses.
     """
 
-    where: str = field(compare=False)
-    settings: Encryption | None = None
-    label_values: Mapping[str, Any] = field(default_factory=dict)
+    secure: SecureComputation | None = None
     key_folder: str | None = None
     defended: bool = True
 
     @property
-    def label(self) -> str:
-        """The protocol with its telling fields, for people: `weight_shares(bound=8)`, or "none"."""
-        name = "none" if self.settings is None else self.settings.protocol
-        inner = ", ".join(f"{key}={format_value(value)}" for key, value in self.label_values.items())
-        return f"{name}({inner})" if inner else name
-
-    @property
-    def slug(self) -> str:
-        """The same for file names."""
-        return slug("-".join([self.label.partition("(")[0], *map(format_value, self.label_values.values())]))
-
-    @property
     def table(self) -> dict[str, Any]:
         """The table of a study that means it."""
-        if self.settings is None:
+        if self.secure is None:
             return {"protocol": "none"}
         kept = {} if self.key_folder is None else {"key_folder": self.key_folder}
-        return {key: value for key, value in asdict(self.settings).items() if key != "key_folder"} | kept
+        return {key: value for key, value in asdict(self.secure).items() if key != "key_folder"} | kept
 
 
 @dataclass(frozen=True)
@@ -294,13 +282,19 @@ class Cell:
     config: Mapping[str, Any]
     training_attack: Probe | None = None
     method: MethodSetting = MethodSetting("method")
-    encryption: EncryptionSetting = EncryptionSetting("encryption")
+    computation: ComputationSetting = ComputationSetting(COMPUTATION)
     target: float | None = None
     code: Code = field(default_factory=Code, compare=False)
     variant: str = ""
     left_out: tuple[tuple[str, str], ...] = ()
     models: tuple[ClientModel, ...] = ()
     callbacks: tuple[NamedAlgorithm, ...] = ()
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What is trained and how, for people, by its key in results; all that the defense does not change."""
+        layers = {"method": self.method.label, COMPUTATION: self.computation.label}
+        return {"topology": self.topology.builder.label, "schedule": self.training.schedule.label, **layers}
 
     @property
     def model_label(self) -> str:

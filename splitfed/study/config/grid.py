@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from splitfed.attacks.base import Needs
+from splitfed.attacks.threat_model import OF_COMPUTATIONS
 from splitfed.models.import_paths import Code
 from splitfed.study.config import client_tables, data_table as data_tables, training_table as training_tables
 from splitfed.study.config.algorithm_tables import (
@@ -21,10 +21,11 @@ from splitfed.study.config.algorithm_tables import (
 )
 from splitfed.study.config.callback_tables import expand_callback
 from splitfed.study.config.cell import (
+    COMPUTATION,
     Cell,
     ClientModel,
+    ComputationSetting,
     DefenseSetting,
-    EncryptionSetting,
     MethodSetting,
     NamedAlgorithm,
     Probe,
@@ -33,7 +34,7 @@ from splitfed.study.config.cell import (
     TrainingPlan,
     slug,
 )
-from splitfed.study.config.encryption_table import expand_encryption
+from splitfed.study.config.computation_table import expand_computation
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.schema import LIMIT, DataTable, StudyConfig
@@ -42,8 +43,8 @@ from splitfed.study.config.training_attacks import TrainingVariant, plan_trainin
 T = TypeVar("T")
 S = TypeVar("S")
 
-NOT_ENCRYPTED = "it reads a layer that computes on ciphertexts, and this run is in plain"
-"""Why an attack on encrypted layers is left out of a run in plain, beside encrypted ones."""
+IN_PLAIN = "it reads a layer that computes on ciphertexts, and this run is in plain"
+"""Why an attack on a secure computation is left out of a run in plain, beside secured ones."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class _Settings:
     topologies: Sequence[TopologySetting]
     plans: Sequence[TrainingPlan]
     methods: Sequence[MethodSetting]
-    encryptions: Sequence[EncryptionSetting]
+    computations: Sequence[ComputationSetting]
     defenses: Sequence[DefenseSetting]
     probes: Sequence[Probe]
     callbacks: tuple[NamedAlgorithm, ...]
@@ -87,7 +88,7 @@ class _GridPoint(NamedTuple):
     topology: tuple[str, TopologySetting]
     plan: tuple[str, TrainingPlan]
     method: tuple[str, MethodSetting]
-    encryption: tuple[str, EncryptionSetting]
+    computation: tuple[str, ComputationSetting]
     defense: tuple[str, DefenseSetting]
     world: TrainingVariant
     seed: int
@@ -125,8 +126,8 @@ def _read_settings(reader: StudyReader, config: StudyConfig, base: Path) -> _Set
     place_model = partial(client_tables.expand_topologies_of, models)
     topology_tables, topologies = _expand_tables(reader, "topology", config.topology, place_model)
     method_tables, methods = _expand_tables(reader, "method", config.method, expand_method)
-    seal = partial(expand_encryption, base=base)
-    encryption_tables, encryptions = _expand_tables(reader, "encryption", config.encryption, seal)
+    secure = partial(expand_computation, base=base)
+    computation_tables, computations = _expand_tables(reader, COMPUTATION, config.computations, secure)
     defense_tables, defenses = _expand_tables(reader, "defense", config.defense, expand_defense)
     attacks = [parse_attack(reader, f"attack[{i}]", table) for i, table in enumerate(config.attack)]
     called = [expand_callback(reader, f"callback[{i}]", table) for i, table in enumerate(config.callback)]
@@ -138,7 +139,7 @@ def _read_settings(reader: StudyReader, config: StudyConfig, base: Path) -> _Set
         "training": training_table,
         "topology": topology_tables,
         "method": method_tables,
-        "encryption": encryption_tables,
+        COMPUTATION: computation_tables,
         "defense": defense_tables,
         "callback": [table for table, _ in called],
     }
@@ -151,7 +152,7 @@ def _read_settings(reader: StudyReader, config: StudyConfig, base: Path) -> _Set
         topologies,
         [replace(plan, batch_size=batch_size) for plan in plans],
         methods,
-        encryptions,
+        computations,
         defenses,
         [found for found in attacks if found is not None],
         tuple(named for _, named in called),
@@ -165,7 +166,7 @@ def _check_repeats(mistakes: Mistakes, settings: _Settings) -> None:
         "topology": [found.builder.label for found in settings.topologies],
         "training.schedule": [found.schedule.label for found in settings.plans],
         "method": [found.label for found in settings.methods],
-        "encryption": [found.label for found in settings.encryptions],
+        COMPUTATION: [found.label for found in settings.computations],
         "defense": [found.label for found in settings.defenses],
         "attack": [found.label for found in settings.probes],
     }
@@ -177,14 +178,14 @@ def _check_repeats(mistakes: Mistakes, settings: _Settings) -> None:
 
 def _check_size(mistakes: Mistakes, settings: _Settings, worlds: int) -> None:
     """Note what leaves no run, or more than are allowed; `worlds`: in how many ways a setting is trained."""
-    encryptions, defenses = settings.encryptions, settings.defenses
-    guarded = sum(sealed.defended or not guard.parts for sealed in encryptions for guard in defenses)
+    computations, defenses = settings.computations, settings.defenses
+    guarded = sum(one.defended or not guard.parts for one in computations for guard in defenses)
     seeds = settings.config.study.seeds
     runs = len(settings.topologies) * len(settings.plans) * len(settings.methods) * guarded * worlds * len(seeds)
-    if encryptions and defenses and not guarded:
-        mistakes.add("encryption", "defended = false leaves no run: add a [[defense]] with name = 'none'")
-    if settings.models and any(found.settings is not None for found in encryptions):
-        mistakes.add("encryption", "is for clients that have one model; leave it out, or all [[model]] but one")
+    if computations and defenses and not guarded:
+        mistakes.add(COMPUTATION, "defended = false leaves no run: add a [[defense]] with name = 'none'")
+    if settings.models and any(found.secure is not None for found in computations):
+        mistakes.add(COMPUTATION, "is for clients that have one model; leave it out, or all [[model]] but one")
     if runs > LIMIT:
         mistakes.add("study", f"the grid has {runs} runs; at most {LIMIT} are allowed")
 
@@ -195,7 +196,7 @@ def _resolve(settings: _Settings) -> dict[str, Any]:
     left_out = {
         "model": settings.model is None,
         "method": [found.part for found in settings.methods] == [None],
-        "encryption": all(found.settings is None for found in settings.encryptions),
+        COMPUTATION: all(found.secure is None for found in settings.computations),
     }
     return {
         "study": _study_table(study.name, study.seeds, study.honest, study.target)
@@ -207,35 +208,35 @@ def _resolve(settings: _Settings) -> dict[str, Any]:
 
 
 def _points(settings: _Settings, worlds: Sequence[TrainingVariant]) -> Iterator[_GridPoint]:
-    """Yield all points of the grid, but for defenses where an encryption has none beside it."""
+    """Yield all points of the grid, but for defenses where a computation has none beside it."""
     grid = itertools.product(
         _with_names(settings.topologies, [found.builder.slug for found in settings.topologies]),
         _with_names(settings.plans, [found.schedule.slug for found in settings.plans]),
         _with_names(settings.methods, [found.slug for found in settings.methods]),
-        _with_names(settings.encryptions, [found.slug for found in settings.encryptions]),
+        _with_names(settings.computations, [found.slug for found in settings.computations]),
         _with_names(settings.defenses, [found.slug for found in settings.defenses]),
         worlds,
         settings.config.study.seeds,
     )
     for point in itertools.starmap(_GridPoint, grid):
-        if point.encryption[1].defended or not point.defense[1].parts:
+        if point.computation[1].defended or not point.defense[1].parts:
             yield point
 
 
 def _make_cell(reader: StudyReader, settings: _Settings, resolved: Mapping[str, Any], point: _GridPoint) -> Cell:
     """Return the run at a point of the grid."""
-    (_, place), (_, plan), (_, layer), (_, sealed), (_, guard), world, seed = point
+    (_, place), (_, plan), (_, layer), (_, computation), (_, guard), world, seed = point
     name = _name_run(settings, point)
     model = settings.model if client_tables.cuts_model(reader.code, place.builder.name) else None
     own_tables = {
         "topology": [place.builder.table],
         "method": [layer.table],
-        "encryption": [sealed.table],
+        COMPUTATION: [computation.table],
         "defense": [guard.table],
         "training": {**settings.tables["training"], "schedule": plan.schedule.table},
     }
-    out = _needing_encryption(settings.probes, settings.encryptions) if sealed.settings is None else set()
-    left_out = tuple((probe.label, NOT_ENCRYPTED) for probe in world.attacks if probe.label in out)
+    out = _reading_computations(settings.probes, settings.computations) if computation.secure is None else set()
+    left_out = tuple((probe.label, IN_PLAIN) for probe in world.attacks if probe.label in out)
     world = world._replace(attacks=tuple(probe for probe in world.attacks if probe.label not in out))
     return Cell(
         name,
@@ -249,7 +250,7 @@ def _make_cell(reader: StudyReader, settings: _Settings, resolved: Mapping[str, 
         _config_alone(resolved, name, seed, world, own_tables, model is not None),
         world.training_attack,
         layer,
-        sealed,
+        computation,
         settings.config.study.target,
         reader.code,
         left_out=left_out,
@@ -266,7 +267,7 @@ def _name_run(settings: _Settings, point: _GridPoint) -> str:
             point.topology[0],
             *([point.plan[0]] if len(settings.plans) > 1 else []),
             *([point.method[0]] if len(settings.methods) > 1 else []),
-            *([point.encryption[0]] if len(settings.encryptions) > 1 else []),
+            *([point.computation[0]] if len(settings.computations) > 1 else []),
             point.defense[0],
             *([] if attack is None else [f"{attack.key}-inside"]),
             f"seed{point.seed}",
@@ -274,11 +275,11 @@ def _name_run(settings: _Settings, point: _GridPoint) -> str:
     )
 
 
-def _needing_encryption(probes: Sequence[Probe], encryptions: Sequence[EncryptionSetting]) -> set[str]:
-    """Return the labels of attacks on encrypted layers, in a study that has such runs beside others in plain."""
-    if all(sealed.settings is None for sealed in encryptions):
+def _reading_computations(probes: Sequence[Probe], computations: Sequence[ComputationSetting]) -> set[str]:
+    """Return the labels of attacks on secure computations, in a study that has such runs beside others in plain."""
+    if all(one.secure is None for one in computations):
         return set()
-    return {p.label for p in probes if Needs.ENCRYPTED_LAYER in getattr(p.attack.factory, "requires", ())}
+    return {p.label for p in probes if not OF_COMPUTATIONS.isdisjoint(getattr(p.attack.factory, "requires", ()))}
 
 
 def _expand_tables(

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 from torch import nn
 
 from splitfed.core.topology import Head, Segment
+from splitfed.registry import EXTENSIONS
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import short_repr
 from splitfed.study.config.parameters import (
@@ -29,7 +30,10 @@ from splitfed.study.config.parameters import (
 )
 
 # What the runner itself passes to a builder, so a study cannot.
-HIDDEN = {"topologies": ("model", "task", "example", "encryption"), "models": ("shape", "outputs", "seed")}
+HIDDEN = {
+    "topologies": ("model", "task", "example", *EXTENSIONS["computations"]),
+    "models": ("shape", "outputs", "seed"),
+}
 
 EVERY_PARTY = "bottoms"
 """The one parameter of which a single table may stand for all parties, for the data names them."""

@@ -18,7 +18,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 
 from splitfed.core import digests
-from splitfed.core.encryption_settings import WEIGHT_SHARES
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.local_update import LocalUpdate
 from splitfed.study.config.mistakes import Mistakes, short_repr
@@ -188,13 +187,13 @@ class DefenseTable(OpenTable):
     combine: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
 
 
-class EncryptionTable(OpenTable):
+class ComputationTable(OpenTable):
     """`[encryption]`, or several: a protocol with the fields of `splitfed.Encryption`, or "none".
 
     `defended = false` leaves out its runs with a defense, for a study whose defenses act on what is encrypted.
     """
 
-    protocol: Any = WEIGHT_SHARES
+    protocol: Any = "weight_shares"
     defended: bool = True
 
 
@@ -268,13 +267,18 @@ class StudyConfig(StrictTable):
     training: TrainingTable = TrainingTable()
     topology: Annotated[list[TopologyTable], Field(min_length=1, max_length=TABLES)]
     method: Annotated[list[MethodTable], Field(min_length=1, max_length=TABLES)] = [MethodTable(name="none")]
-    encryption: Annotated[list[EncryptionTable], Field(min_length=1, max_length=TABLES)] = [
-        EncryptionTable(protocol="none")
+    encryption: Annotated[list[ComputationTable], Field(min_length=1, max_length=TABLES)] = [
+        ComputationTable(protocol="none")
     ]
     defense: Annotated[list[DefenseTable], Field(min_length=1, max_length=TABLES)] = [DefenseTable(name="none")]
     attack: Annotated[list[AttackTable], Field(max_length=TABLES)] = []
     callback: Annotated[list[CallbackTable], Field(max_length=TABLES)] = []
     search: SearchTable | None = None
+
+    @property
+    def computations(self) -> list[ComputationTable]:
+        """How topologies are computed that are not in plain."""
+        return self.encryption
 
     @field_validator("model", "encryption", mode="before")
     @classmethod

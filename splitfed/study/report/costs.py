@@ -9,6 +9,7 @@ from typing import Any
 
 from splitfed.costs.crossover import Crossover, over_clients
 from splitfed.costs.singh import Sizes
+from splitfed.study.config.cell import COMPUTATION
 from splitfed.study.report.data import Json, Setting, by_round, scored_utility, shared_rounds
 
 Runs = Sequence[Mapping[str, Any]]
@@ -89,7 +90,7 @@ def _matches_prediction(run: Mapping[str, Any]) -> bool:
     predicted, kinds = run["predicted"], run["bytes_by_kind"]
     if predicted.get("at_most"):
         return all(n <= predicted["bytes_by_kind"].get(kind, 0) for kind, n in kinds.items())
-    if predicted.get("encryption"):
+    if predicted.get(COMPUTATION):
         # How well ciphertexts are compressed is known within 1 %.
         near = all(math.isclose(n, predicted["bytes_by_kind"].get(kind, 0), rel_tol=0.01) for kind, n in kinds.items())
         return bool(near and predicted["messages"] == run["messages"])

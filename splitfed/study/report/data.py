@@ -16,6 +16,7 @@ from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs
 from splitfed.stats.intervals import mean_interval
+from splitfed.study.config.cell import COMPUTATION
 from splitfed.study.config.grid import expand
 from splitfed.study.config.schema import parse_study, read_toml
 from splitfed.study.report.metrics import METRICS, SHARE, UNBOUNDED
@@ -31,6 +32,8 @@ Summary = Mapping[str, Any]
 NO_DEFENSE = "none"
 NO_METHOD = "no method"
 IN_PLAIN = "in plain"
+LAYERS: Mapping[str, str] = {"schedule": "", "method": NO_METHOD, COMPUTATION: IN_PLAIN}
+"""What a setting has on its topology, by its key in a result -> what is said where it has none."""
 LEAST_SEEDS = 3
 """From how many seeds on an interval is taken over them."""
 NAMED = 5
@@ -72,9 +75,8 @@ UNNAMED = StrengthMeasure("strength")
 class Setting:
     """All runs that differ in nothing but the seed; `runs` are their results, in the order of their seeds.
 
-    `training_attack`: who hijacked the training, "" for an honest one. `place`: the topology, the schedule and the
-    federated method and the encryption where the study has several, and the training attack: what a figure tells apart
-    by its markers.
+    `training_attack`: who hijacked the training, "" for an honest one. `place`: the topology, of `LAYERS` those of
+    which the study has several, and the training attack: what a figure tells apart by its markers.
     `strength`: of the defense, as `measure` counts it; None for no defense, and for one that has no such parameter.
     `variant`: what of [training] a search chose, also part of the place.
     """
@@ -90,7 +92,7 @@ class Setting:
     training_attack: str = ""
     method: str = NO_METHOD
     measure: StrengthMeasure = UNNAMED
-    encryption: str = IN_PLAIN
+    computation: str = IN_PLAIN
     variant: str = ""
 
     @property
@@ -282,19 +284,16 @@ def _group_settings(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]
         results,
         lambda result: (
             *(result["topology"]["label"], result["defense"]["label"]),
-            *(str(result.get(name) or "") for name in ("schedule", "training_attack")),
-            *(_method_of(result), _encryption_of(result)),
-            *(str(result.get(name) or "") for name in ("variant", "model", "data", "clients")),
+            *_layers_of(result),
+            *(str(result.get(name) or "") for name in ("training_attack", "variant", "model", "data", "clients")),
         ),
     )
-    several = len({result["schedule"] for result in results}) > 1
-    methods = len({_method_of(result) for result in results}) > 1
-    encryptions = len({_encryption_of(result) for result in results}) > 1
+    several = [len(set(labels)) > 1 for labels in zip(*map(_layers_of, results), strict=True)]
     settings = []
-    for (topology, defense, schedule, hijacker, method, sealed, variant, *_), members in groups.items():
+    for (topology, defense, schedule, method, computation, hijacker, variant, *_), members in groups.items():
         about = members[0]["defense"]
         ordered = tuple(sorted(members, key=lambda r: int(r["seed"])))
-        own = [*([schedule] if several else []), *([method] if methods else []), *([sealed] if encryptions else [])]
+        own = itertools.compress((schedule, method, computation), several)
         place = ", ".join([topology, *own, *([variant] if variant else [])])
         settings.append(
             Setting(
@@ -303,7 +302,7 @@ def _group_settings(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]
                 hijacker,
                 method,
                 _measure_of(about),
-                sealed,
+                computation,
                 variant,
             )
         )
@@ -311,8 +310,8 @@ def _group_settings(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]
 
 
 def _sort_key(setting: Setting) -> tuple[Any, ...]:
-    """Sort by place, what has no method, is not encrypted and has no defense first."""
-    above = setting.method != NO_METHOD, setting.encryption != IN_PLAIN
+    """Sort by place, what has no method, is in plain and has no defense first."""
+    above = setting.method != NO_METHOD, setting.computation != IN_PLAIN
     where = (setting.topology, setting.schedule, *above, setting.place)
     stronger = -math.inf if setting.strength is None else setting.strength * (1 if setting.measure.rises else -1)
     return (*where, setting.family != NO_DEFENSE, setting.family, setting.measure.name, stronger)
@@ -328,14 +327,10 @@ def _measure_of(about: Mapping[str, Any]) -> StrengthMeasure:
     return StrengthMeasure(name, unit or "", about.get("stronger") != "less") if name else UNNAMED
 
 
-def _method_of(result: Mapping[str, Any]) -> str:
-    found = str(result.get("method") or "none")
-    return NO_METHOD if found == "none" else found
-
-
-def _encryption_of(result: Mapping[str, Any]) -> str:
-    found = str(result.get("encryption") or "none")
-    return IN_PLAIN if found == "none" else found
+def _layers_of(result: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the labels of `LAYERS` that a result has."""
+    found = {key: str(result.get(key) or "none") for key in LAYERS}
+    return tuple(LAYERS[key] if label == "none" else label for key, label in found.items())
 
 
 def _planned_runs(config: Mapping[str, Any], folder: Path) -> list[str]:

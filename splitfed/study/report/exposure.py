@@ -9,6 +9,7 @@ from typing import Any
 from markupsafe import Markup
 from torch import Tensor
 
+from splitfed.aggregation.lookup import kinds_of_sums
 from splitfed.attacks.base import STEPS
 from splitfed.core.equivalence import describe_proof
 from splitfed.core.errors import InvalidInput
@@ -17,20 +18,10 @@ from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
 from splitfed.core.traffic import Flow
 from splitfed.costs.bytes import value_bytes
-from splitfed.encryption.key_holder_party import MASKED_WEIGHTS, PUBLIC_CONTEXT
 from splitfed.planning.held_rows import arrays_of
+from splitfed.registry import EXTENSIONS, resolve
 from splitfed.study.report.data import Json, Setting, Study, Summary
 from splitfed.study.report.topology_data import draw_graph
-
-SUMMING = ("keys", "shares", "survivors", "unmasking", "encrypted weight", "total weight")
-"""What a secure sum sends besides what is summed."""
-
-
-ENCRYPTED = "encryption"
-"""What guards a value that crosses as ciphertexts."""
-
-SETUP = {PUBLIC_CONTEXT: "keys without the secret one", MASKED_WEIGHTS: "the server's layer after a step"}
-"""Kinds of messages that encrypted runs have besides -> what they hold."""
 
 
 def role_holdings(
@@ -76,9 +67,8 @@ def _received_in_steps(
     topology: Topology, facts: Facts, labels: Mapping[str, Tensor], guards: Mapping[str, str], back: Mapping[str, str]
 ) -> Iterator[tuple[str, Json]]:
     """Yield receiver, and what it gets in a step: releases and gradients at the cuts, and labels."""
-    settings = topology.encryption
-    # As messages of a leaking protocol are: gradients in plain, everything else encrypted.
-    sealed = () if settings is None else ("activation",) if settings.leaks else ("activation", "gradient")
+    secure = topology.computation
+    hidden = {} if secure is None else dict.fromkeys(secure.hidden, secure.name)
     told = {(one.edge, one.value): one.what for one in facts.told(topology)}
     for edge in topology.crossings:
         source, target = topology.role_of(edge.source), topology.role_of(edge.target)
@@ -87,11 +77,11 @@ def _received_in_steps(
             shape, size = list(facts.shapes[value]), value_bytes(facts, value)
             returns = value in data and edge.name not in topology.forward_only
             acting = guards.get(edge.name, "") if value in data else ""
-            guard = ENCRYPTED if "activation" in sealed else acting
+            guard = hidden.get("activation", acting)
             entry = _entry("activation", value, shape, size, source, edge.name, guard, returns)
             yield target, {**entry, **({"tells": told[edge.name, value]} if (edge.name, value) in told else {})}
             if returns:
-                guard = ENCRYPTED if "gradient" in sealed else back.get(edge.name, "")
+                guard = hidden.get("gradient", back.get(edge.name, ""))
                 yield source, _entry("gradient", value, shape, size, target, edge.name, guard)
     for head in topology.heads:
         y = labels[head.value]
@@ -103,17 +93,18 @@ def _received_between_steps(
     topology: Topology, flows: Mapping[Flow, tuple[int, int]], roles: Mapping[str, str], guards: Mapping[str, str]
 ) -> Iterator[tuple[str, Json]]:
     """Yield receiver, and what it gets between steps, as counted: segments, and what a federated method sends."""
+    sums, overhead = kinds_of_sums()
+    computations = map(resolve, EXTENSIONS["computations"].values())
+    own = {kind: held for computation in computations for kind, held in computation.own_messages.items()}
     found = group_pairs(
         ((flow.kind, roles.get(flow.receiver, flow.receiver), roles.get(flow.sender, flow.sender)), nbytes // messages)
         for flow, (messages, nbytes) in flows.items()
-        if flow.kind not in (*STEPS, *SUMMING) and flow.phase == "train"
+        if flow.kind not in (*STEPS, *overhead) and flow.phase == "train"
     )
     for (kind, receiver, sender), sizes in found.items():
         owner, edge = sender if sender in topology.data_roles else receiver, f"{kind}->{receiver}"
-        others = (
-            f"segments of {owner}" if kind in ("weights", "masked", "encrypted", "mean") else "for the federated method"
-        )
-        value = SETUP.get(kind, others)
+        others = f"segments of {owner}" if kind in ("weights", *sums) else "for the federated method"
+        value = own.get(kind, others)
         yield receiver, _entry(kind, value, None, max(sizes), sender, edge, guards.get(edge, ""))
 
 
@@ -176,7 +167,7 @@ def _party_rows(run: Mapping[str, Any], settings: Sequence[Setting], summary: Su
     guards = nest(
         (
             (party["role"], entry["kind"], entry["value"]),
-            ENCRYPTED if entry["guard"] == ENCRYPTED else summary["names"][setting.defense],
+            entry["guard"] if entry["guard"] in EXTENSIONS["computations"] else summary["names"][setting.defense],
             None,
         )
         for setting in settings

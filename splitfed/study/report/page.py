@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from markupsafe import Markup
 
+from splitfed.registry import EXTENSIONS, resolve
 from splitfed.study.report.costs import crossovers, utility_over_time
 from splitfed.study.report.data import LEAST_SEEDS, NO_DEFENSE, Json, Setting, Study, Summary, escape_invisible
-from splitfed.study.report.encryption import encryption_section
 from splitfed.study.report.exposure import topology_sections
 from splitfed.study.report.figures.budget import plot_budget
 from splitfed.study.report.figures.costs import plot_accuracy_over_time, plot_crossovers
 from splitfed.study.report.figures.depth import DepthLine, depth_lines, plot_leakage_by_depth
-from splitfed.study.report.figures.encryption import plot_encrypted_costs
 from splitfed.study.report.figures.federated import plot_client_scores, prototype_pictures
 from splitfed.study.report.figures.images import (
     SHOWN,
@@ -81,10 +80,7 @@ def page_content(study: Study, summary: Summary) -> Json:
         "without_strength": families_without_strength(summary),
         "curves": Markup(plot_training_curves(summary, study.settings, looks, "curves")),
         **_client_section(summary, study.settings),
-        "encryption": (sealed := encryption_section(study, summary)),
-        "encrypted_costs": Markup(
-            plot_encrypted_costs(sealed["rows"], summary["utility"]["metric"], "encrypted") if sealed else ""
-        ),
+        **_further_sections(study, summary),
         "topologies": topology_sections(study, summary),
         "promises": [s for s in summary["settings"] if s["privacy"]],
         "epsilon_figure": Markup(plot_epsilon_by_round(study.settings, looks, "epsilon") or ""),
@@ -107,6 +103,14 @@ def page_content(study: Study, summary: Summary) -> Json:
         "kinds": _message_kinds(summary),
         "most_bytes": max([1.0, *(sum(s["bytes_by_kind"].values()) for s in summary["settings"])]),
     }
+
+
+def _further_sections(study: Study, summary: Summary) -> Json:
+    """Return what rooms show of their own in a report, by name."""
+    found: Json = {}
+    for section in EXTENSIONS["report_sections"].values():
+        found |= resolve(section)(study, summary)
+    return found
 
 
 def _attack_figures(study: Study, summary: Summary, looks: SeriesStyles) -> Json:

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from splitfed.privacy.ledger import describe_ledger
-from splitfed.study.config.cell import name_clients
+from splitfed.registry import EXTENSIONS, resolve
+from splitfed.study.config.cell import COMPUTATION, name_clients
 from splitfed.study.report.remarks import describe_start, start_warnings
 from splitfed.study.report.units import count_noun, format_bytes, format_seconds
 
@@ -56,8 +57,9 @@ def print_plan(plan: Json, console: Console) -> None:
                 continue
             if row["at_most"] is not None:
                 say(f"{_schedule_name(row)} counts at most what crosses: {row['at_most']}")
-            if row.get("encryption"):
-                say(f"{_schedule_name(row)}: {describe_encrypted_batch(row['encryption'])}")
+            for name, describe in EXTENSIONS["planned_batches"].items():
+                if name in row:
+                    say(f"{_schedule_name(row)}: {resolve(describe)(row[name])}")
             if row["in_study"]:
                 more = [f" ({said})" for said in start_warnings(plan["starts_asked"], row["starts"])]
                 say(f"{_schedule_name(row)}: {describe_start(row['restart_optimizers'], row['starts'])}{''.join(more)}")
@@ -77,12 +79,12 @@ def print_plan(plan: Json, console: Console) -> None:
         for run in defense["bytes"]:
             share = run["bytes"] / run["undefended"]
             where = ", ".join(
-                [run["topology"], run["schedule"], *filter(None, [run.get("method"), run.get("encryption")])]
+                [run["topology"], run["schedule"], *filter(None, [run.get("method"), run.get(COMPUTATION)])]
             )
             say(f"    {where}: {format_bytes(run['bytes'])}, {share:.3g} x what crosses without it")
     for place in plan["privacy"]:
         above = f" + {place['method']}" if "method" in place else ""
-        above += f", {place['encryption']}" if "encryption" in place else ""
+        above += f", {place[COMPUTATION]}" if COMPUTATION in place else ""
         say(f"\nprivacy of {place['defense']}, {place['topology']}, {place['schedule']}{above}")
         for said in [place["refused"]] if place["refused"] else describe_ledger(place["ledger"]):
             say(f"  {said}")
@@ -98,21 +100,6 @@ def describe_differences(clients: Sequence[Json]) -> list[str]:
             having = [one["client"] for one in clients if one.get(key) == value]
             lines.append(f"{name_clients(having)}: {name}{value}")
     return lines
-
-
-def describe_encrypted_batch(found: Json) -> str:
-    """Tell in a sentence or two what a batch of an encrypted run takes, and what the other figures leave out."""
-    work = ", ".join(f"{times:,} x {kind}" for kind, times in found["operations"].items())
-    took = (
-        "seconds cannot be estimated without the package tenseal"
-        if found["seconds"] is None
-        else f"about {format_seconds(found['seconds'])} of {found['machine']}"
-    )
-    return (
-        f"a batch of {count_noun(found['rows'], 'row')} sends {format_bytes(found['bytes'])} (within 1 %) and takes "
-        f"{took}: preset {found['parameters']}, layout {found['layout']!r}, {work}; operations and memory in the "
-        "table are those of the same segments in plain"
-    )
 
 
 def _traffic_table(rows: Sequence[Json]) -> Table:
@@ -187,7 +174,7 @@ def _table(first: str, titles: Sequence[str]) -> Table:
 
 def _schedule_name(row: Json) -> str:
     above = "" if row["method"] == "none" else f" + {row['method']}"
-    above += "" if row["encrypted"] == "none" else f", {row['encrypted']}"
+    above += "" if row["computation"] == "none" else f", {row['computation']}"
     return f"{row['schedule']}{above} *" if row["in_study"] else str(row["schedule"])
 
 

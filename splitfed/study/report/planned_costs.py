@@ -13,7 +13,7 @@ from splitfed.costs import han, sglr, splitfed_paper
 from splitfed.costs.crossover import sizes_of
 from splitfed.costs.singh import Sizes, crossover, federated_client, federated_total, split_client, split_total
 from splitfed.data.dataset import Dataset
-from splitfed.planning.encrypted_seconds import estimate_batch
+from splitfed.planning.computation import plan_of
 from splitfed.planning.held_rows import lines_told
 from splitfed.planning.plan import Cost, cost, federated_bytes
 from splitfed.planning.probes import probe_with
@@ -22,7 +22,7 @@ from splitfed.registry import TABLES, load
 from splitfed.schedules.base import Schedule
 from splitfed.study.config import build
 from splitfed.study.config.callback_tables import make_callbacks
-from splitfed.study.config.cell import Cell
+from splitfed.study.config.cell import COMPUTATION, Cell
 from splitfed.study.config.client_tables import describe_clients
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.training_table import PartyNames
@@ -31,9 +31,9 @@ from splitfed.study.report.privacy import place_of, plan_ledgers
 
 
 def predict_costs(cell: Cell, ready: Prepared) -> Json:
-    """Return what the run `cell` costs, worked out from shapes: see `cost_to_json`; of an encrypted one also a batch.
+    """Return what the run `cell` costs, worked out from shapes: see `cost_to_json`; of a secured one also a batch.
 
-    "encryption": see `estimate_batch`.
+    That has the key `COMPUTATION`: see `ComputationPlan.estimate_batch`.
     """
     names = PartyNames(ready.topology, ready.schedule, len(ready.topologies), aggregated=ready.method is not None)
     speeds = names.of(cell.training.speeds)
@@ -41,8 +41,9 @@ def predict_costs(cell: Cell, ready: Prepared) -> Json:
     found = cost_to_json(cost(ready, cell.training.rounds, speeds), ready.topology) | begins
     if (ends := early_end(cell)) is not None:
         found["at_most"] = "; ".join(filter(None, [found["at_most"], ends]))
-    batch = estimate_batch(ready)
-    return found if batch is None else {**found, "encryption": batch}
+    rows = min(ready.training.of_client(0).batch_size, max(1, len(ready.data.clients[0].train)))
+    batch = plan_of(ready.topology).estimate_batch(ready.topology, ready.facts[0], rows)
+    return found if batch is None else {**found, COMPUTATION: batch}
 
 
 def early_end(cell: Cell) -> str | None:
@@ -80,7 +81,7 @@ def sizes(ready: Prepared) -> Sizes | None:
     """
     topology = ready.topology
     if (
-        topology.encryption is not None
+        topology.computation is not None
         or len({id(t) for t in ready.topologies}) > 1
         or len(topology.roles) != 2
         or len(topology.data_roles) != 1
@@ -166,7 +167,7 @@ def plan_study(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:
     Costs are those of the first seed's split. A schedule that refuses a topology has its reason under "refused".
     """
     first, builder = grid.cells[0], build.StudyBuilder(data)
-    mine = sorted((c for c in grid.cells if c.seed == first.seed), key=lambda c: c.encryption.settings is None)
+    mine = sorted((c for c in grid.cells if c.seed == first.seed), key=lambda c: c.computation.secure is None)
     # Schedules are compared in plain where the study has such runs.
     shapes = {c.topology.builder.label: c for c in mine}
     return {
@@ -209,20 +210,15 @@ def _defended_bytes(grid: Grid, defense: str, builder: build.StudyBuilder) -> li
 def _study_cells(grid: Grid, topology: str, seed: int) -> list[Cell]:
     """Return one run for each schedule of the study, and each method on it, with this topology."""
     mine = [c for c in grid.cells if c.topology.builder.label == topology and c.seed == seed]
-    return list({(c.training.schedule.label, c.method.label, c.encryption.label): c for c in mine}.values())
+    return list({tuple(c.labels.values()): c for c in mine}.values())
 
 
 def _topology_costs(cell: Cell, builder: build.StudyBuilder, own: Sequence[Cell], others: Sequence[str]) -> Json:
     named = {c.training.schedule.name for c in own}
-    studied = [
-        (c.training.schedule.label, c.method.label, c.encryption.label, True, _costs_or_refusal(c, builder))
-        for c in own
-    ]
-    compared = [
-        (name, "none", cell.encryption.label, False, _costs_or_refusal(cell, builder, load("schedules", name)()))
-        for name in others
-        if name not in named
-    ]
+    found = [(c.labels, True, _costs_or_refusal(c, builder)) for c in own]
+    for name in (other for other in others if other not in named):
+        costs = _costs_or_refusal(cell, builder, load("schedules", name)())
+        found.append(({**cell.labels, "schedule": name, "method": "none"}, False, costs))
     # A schedule may add segments, such as heads to train clients on: the formulas are about the model alone.
     ready = builder.prepare(cell, build.schedule(cell))
     plain, count = build.first_topology(builder.topologies(cell)), len(ready.topologies)
@@ -234,8 +230,14 @@ def _topology_costs(cell: Cell, builder: build.StudyBuilder, own: Sequence[Cell]
     alone = len(set(plain.inputs.values())) == 1 and not cell.models
     return {
         "schedules": [
-            {"schedule": schedule, "method": method, "encrypted": encrypted, "in_study": in_study, **costs}
-            for schedule, method, encrypted, in_study, costs in (*studied, *compared)
+            {
+                "schedule": labels["schedule"],
+                "method": labels["method"],
+                "computation": labels[COMPUTATION],
+                "in_study": in_study,
+                **costs,
+            }
+            for labels, in_study, costs in found
         ],
         "cut_choice": plain.cut_choice,
         "told": lines_told(plain, facts, ready.data.clients[0].train.features),

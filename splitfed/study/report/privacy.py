@@ -44,11 +44,8 @@ def plan_ledgers(cells: Sequence[Cell], builder: build.StudyBuilder) -> list[Jso
 
 
 def place_of(cell: Cell) -> dict[str, str]:
-    """Return the labels of topology and schedule of `cell`, and of its method where it has one."""
-    place = {"topology": cell.topology.builder.label, "schedule": cell.training.schedule.label}
-    if cell.encryption.settings is not None:
-        place["encryption"] = cell.encryption.label
-    return place if cell.method.part is None else {**place, "method": cell.method.label}
+    """Return the labels of `cell`, of its topology and of what it has on that."""
+    return {key: label for key, label in cell.labels.items() if label != "none"}
 
 
 def privacy_of(runs: Sequence[Mapping[str, Any]]) -> Json | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from splitfed.core.errors import InvalidInput
-from splitfed.study.config.cell import format_value
+from splitfed.study.config.cell import COMPUTATION, format_value
 from splitfed.study.report.costs import costs_of, participation
 from splitfed.study.report.data import (
     NO_DEFENSE,
@@ -85,19 +85,18 @@ def summary_of(study: Study) -> dict[str, Any]:
 
 
 def _place_names(settings: Sequence[Setting], attacks: Mapping[str, str]) -> dict[str, str]:
-    """Return short names of topologies, schedules, methods, encryptions, and of the places that the study has."""
-    topologies, schedules, methods, encryptions = (
-        short_names([getattr(s, key) for s in settings]) for key in ("topology", "schedule", "method", "encryption")
-    )
-    others = [len(names) > 1 for names in (schedules, methods, encryptions)]
-    several = len(topologies) > 1 or not any(others), *others
+    """Return short names of topologies, schedules, methods, computations, and of the places that the study has."""
+    keys = ("topology", "schedule", "method", "computation")
+    names = {key: short_names([getattr(s, key) for s in settings]) for key in keys}
+    own_places, *others = (len(found) > 1 for found in names.values())
+    several = own_places or not any(others), *others
     pairs = {}
     for s in settings:
-        own = topologies[s.topology], schedules[s.schedule], methods[s.method], encryptions[s.encryption]
+        own = [found[getattr(s, key)] for key, found in names.items()]
         inside = [f"{attacks.get(s.training_attack, s.training_attack)} inside"] if s.training_attack else []
         chosen = [s.variant] if s.variant else []
         pairs[s.place] = ", ".join([*itertools.compress(own, several), *chosen, *inside])
-    return {**topologies, **schedules, **methods, **encryptions, **pairs}
+    return {label: name for found in (*names.values(), pairs) for label, name in found.items()}
 
 
 def _summarise_setting(setting: Setting) -> dict[str, Any]:
@@ -110,7 +109,7 @@ def _summarise_setting(setting: Setting) -> dict[str, Any]:
         "cut_choice": runs[0]["topology"].get("cut_choice", ""),
         "schedule": setting.schedule,
         "method": setting.method,
-        "encryption": setting.encryption,
+        COMPUTATION: setting.computation,
         "place": setting.place,
         "training_attack": setting.training_attack,
         "defense": setting.defense,

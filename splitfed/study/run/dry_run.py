@@ -98,7 +98,7 @@ def _plan_attacks(cell: Cell, data: Dataset) -> list[str]:
             try:
                 planned = run.plan_attack(attack, adversary=probe.adversary, releases=probe.releases)
             except InvalidInput:
-                # An encrypted run is refused after its training, which is a result.
+                # In a run that is secured it is refused after its training, which is a result.
                 continue
             found.append(str(planned))
     return found
@@ -107,8 +107,7 @@ def _plan_attacks(cell: Cell, data: Dataset) -> list[str]:
 def setting_of(cell: Cell) -> tuple[str, ...]:
     """Return what runs that differ in their seed alone have in common."""
     inside = "" if cell.training_attack is None else cell.training_attack.key
-    labels = (cell.topology.builder.label, cell.training.schedule.label, cell.method.label, cell.encryption.label)
-    return (*labels, cell.defense.label, cell.variant, inside)
+    return (*cell.labels.values(), cell.defense.label, cell.variant, inside)
 
 
 class DurationEstimate:

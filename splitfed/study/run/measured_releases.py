@@ -21,7 +21,7 @@ def measure_dependence(run: Run) -> Json | None:
     """Return how strongly the victims' releases, as the curious party received them, depend on their input."""
     topology = run.engine.topology
     curious = any(role not in topology.data_roles for role in topology.roles)
-    if len(run.data.victims) < 4 or not curious or topology.encryption is not None:
+    if len(run.data.victims) < 4 or not curious or topology.computation is not None:
         return None
     view = run.observe().select(kind="activation")
     released = torch.cat([z.flatten(1) for z in view.tensors().values()], 1)

@@ -60,7 +60,7 @@ def check_grid(grid: Grid, source: str, data: Dataset | None = None) -> tuple[Gr
         own = notes[cell.id]
         if grid.skip_refused and own:
             continue
-        label = (cell.topology.builder.label, cell.training.schedule.label, cell.method.label, cell.encryption.label)
+        label = tuple(cell.labels.values())
         if label not in assembled:
             assembled[label] = _assemble_cell(own, cell, builder)
             blamed[label] = own
@@ -178,7 +178,7 @@ def _place_of(cell: Cell, error: InvalidInput) -> str:
         **dict.fromkeys(("topology", ""), cell.topology.where),
         "schedule": cell.training.where,
         "method": cell.method.where,
-        "encryption": cell.encryption.where,
+        "computation": cell.computation.where,
         "defenses": cell.defense.where,
         "callbacks": "callback",
     }
@@ -188,11 +188,11 @@ def _place_of(cell: Cell, error: InvalidInput) -> str:
 def check_attack(probe: Probe, run: Run) -> None:
     """Refuse an attack that `run`, trained or not, does not grant, and one that could not be scored.
 
-    What an attack needs only the attack knows: it is begun and stopped; see `Evaluator.refusal`. Of an encrypted run
+    What an attack needs only the attack knows: it is begun and stopped; see `Evaluator.refusal`. Of a secured run
     that is asked after its training, and told with its results.
     """
     attack, data = build.attack(probe), run.data
-    check_releases(probe.attack.name, attack, probe.releases, run.engine.topology.encryption)
+    check_releases(probe.attack.name, attack, probe.releases, run.engine.topology.computation)
     shows_inputs = attack.target in (Target.INPUTS, Target.REPRESENTATIVES)
     if len(data.auxiliary) == 0 and attack.target is not Target.MEMBERS:
         raise InvalidInput("there is no auxiliary row for the baseline of a score; give some (data.auxiliary=0.2)")
@@ -213,7 +213,7 @@ def check_attack(probe: Probe, run: Run) -> None:
     if probe.tune:
         check_tunable(probe.attack.name, attack, attack.space)
         Bench(run.evaluator, attack, run.evaluator.adversary(probe.adversary), 0, run.seed, SHARE, probe.releases)
-    if run.engine.topology.encryption is not None:
+    if run.engine.topology.computation is not None:
         # That an attack finds nothing to read there is a result, beside those of the study's runs in plain.
         return
     if (refusal := run.evaluator.refusal(probe.attack.name, attack, probe.adversary)) is not None:

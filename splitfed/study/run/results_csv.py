@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from splitfed.privacy.ledger import describe_ledger
+from splitfed.study.config.cell import COMPUTATION
 from splitfed.training.checkpoint import write_atomic
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def table_rows(result: Json) -> Iterator[dict[str, Any]]:
         "guarantee": result["defense"]["guarantee"],
         **{key: result[key] for key in ("seed", "schedule", "model", "data", "clients")},
         "method": result.get("method", "none"),
-        "encryption": result.get("encryption", "none"),
+        COMPUTATION: result.get(COMPUTATION, "none"),
         **({"variant": result["variant"]} if result.get("variant") else {}),
         **({"training_attack": result["training_attack"]} if result.get("training_attack") else {}),
     }
@@ -81,9 +82,9 @@ def table_rows(result: Json) -> Iterator[dict[str, Any]]:
         **{f"bytes_{kind.replace(' ', '_')}": n for kind, n in result["bytes_by_kind"].items()},
         **{key: last[key] for key in ("simulated_seconds",) if key in last},
     }
-    if sealed := (result.get("predicted") or {}).get("encryption"):
-        names = ("protocol", "parameters", "layout", "keys", "key_holder")
-        run |= {f"encryption_{name}": sealed[name] for name in names}
+    if batch := (result.get("predicted") or {}).get(COMPUTATION):
+        settings = [name for name, value in batch.items() if isinstance(value, str) and name != "machine"]
+        run |= {f"{COMPUTATION}_{name}": batch[name] for name in settings}
     if result.get("privacy"):
         ledger = result["privacy"]["ledger"]
         told = {"promise": " | ".join(describe_ledger(ledger)), "epsilon_promised": promised_epsilon(ledger)}

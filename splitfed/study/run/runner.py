@@ -49,7 +49,7 @@ from splitfed.study.report import planned_costs, privacy
 from splitfed.study.report.exposure import role_holdings
 from splitfed.study.report.figures.federated import save_prototypes
 from splitfed.study.report.topology_data import graph_of, input_depth
-from splitfed.study.run.encryption_keys import with_key_folder
+from splitfed.study.run.key_folders import with_key_folder
 from splitfed.study.run.measured_releases import measure_dependence, measure_information
 from splitfed.study.run.preflight import adversaries_of, evaluation_of
 from splitfed.study.run.progress import Watcher
@@ -99,7 +99,7 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, judge: J
         **_earlier_length(cell, folder),
     }
     for probe in cell.attacks:
-        if (why := _encryption_refusal(run, probe)) is not None:
+        if (why := _computation_refusal(run, probe)) is not None:
             measurements.setdefault("refused", []).append({"attack": probe.label, "why": why})
             continue
         try:
@@ -111,9 +111,9 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, judge: J
     return write_result(folder, measurements)
 
 
-def _encryption_refusal(run: Run, probe: Probe) -> str | None:
-    """Return why an attack on an encrypted run cannot begin; None where it can, and for a run in plain."""
-    if run.engine.topology.encryption is None or probe.lives != "outside":
+def _computation_refusal(run: Run, probe: Probe) -> str | None:
+    """Return why an attack on a secured run cannot begin; None where it can, and for a run in plain."""
+    if run.engine.topology.computation is None or probe.lives != "outside":
         return None
     return run.evaluator.refusal(probe.attack.name, build.attack(probe), probe.adversary)
 
@@ -312,9 +312,7 @@ def identity_of(cell: Cell) -> Json:
         },
         "seed": cell.seed,
         "training_attack": None if cell.training_attack is None else cell.training_attack.label,
-        "schedule": cell.training.schedule.label,
-        "method": cell.method.label,
-        "encryption": cell.encryption.label,
+        **{key: label for key, label in cell.labels.items() if key != "topology"},
         "model": cell.model_label,
         "data": cell.data.name,
         "clients": cell.data.clients,

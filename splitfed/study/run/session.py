@@ -24,7 +24,7 @@ from splitfed.study.run.checked_study import (
     prepare_study as prepare_study,
     read_study_file as read_study_file,
 )
-from splitfed.study.run.encryption_keys import check_keys
+from splitfed.study.run.key_folders import check_keys
 from splitfed.study.run.progress import Watcher, open_watcher
 from splitfed.study.run.runner import Json, read_result, run_cell
 from splitfed.study.run.search import SearchWork

@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.attacks.threat_model import WHITE_BOX
 from splitfed.core.grouping import group_pairs, nest
+from splitfed.study.config.cell import COMPUTATION
 from splitfed.study.report.data import group_by
 from splitfed.study.report.metrics import FLOORS, LABEL_FLOORS, METRICS, ORACLES
 from splitfed.study.report.remarks import remarks
@@ -44,29 +45,29 @@ def setting_rows(results: Sequence[Json]) -> list[dict[str, Any]]:
     """
     several = len({found["schedule"] for found in results}) > 1
     layered = {found.get("method", "none") for found in results} != {"none"}
-    encrypted = {found.get("encryption", "none") for found in results} != {"none"}
+    secured = {found.get(COMPUTATION, "none") for found in results} != {"none"}
     groups = group_by(
         results,
         lambda found: (
             *(found["topology"]["label"], found["schedule"], found.get("method", "none")),
-            found.get("encryption", "none"),
+            found.get(COMPUTATION, "none"),
             *(found["defense"]["label"], found.get("training_attack") or ""),
         ),
     )
     rows = []
-    for (topology, schedule, method, sealed, defense, inside), group in groups.items():
+    for (topology, schedule, method, computation, defense, inside), group in groups.items():
         ended = [found for found in group if "failed" not in found]
         row = {
             "topology": topology,
             **({"schedule": schedule} if several else {}),
             **({"method": method} if layered else {}),
-            **({"encryption": sealed} if encrypted else {}),
+            **({COMPUTATION: computation} if secured else {}),
             "defense": defense,
             **({"training_attack": inside} if inside else {}),
             "seeds": len(ended),
             "failed": len(group) - len(ended),
         }
-        rows.append(row | (_means_of(ended) if ended else {}) | (_costs_of(ended) if encrypted and ended else {}))
+        rows.append(row | (_means_of(ended) if ended else {}) | (_costs_of(ended) if secured and ended else {}))
     return rows
 
 
@@ -111,9 +112,9 @@ def _privacy_notes(ended: Sequence[Json]) -> list[str]:
 
 def _costs_of(ended: Sequence[Json]) -> dict[str, Any]:
     """Return the preset of the seeds that `ended`, None for runs in plain, and their mean bytes and seconds."""
-    sealed = (ended[0].get("predicted") or {}).get("encryption") or {}
+    batch = (ended[0].get("predicted") or {}).get(COMPUTATION) or {}
     return {
-        "preset": sealed.get("parameters"),
+        "preset": batch.get("parameters"),
         "bytes": fmean(found["bytes"] for found in ended),
         "seconds": fmean(found["seconds"] for found in ended),
     }
@@ -169,13 +170,13 @@ def print_table(results: Sequence[Json], console: Console) -> None:
     several = len({row["topology"] for row in rows}) > 1
     names = [
         *(["topology"] if several else []),
-        *(n for n in ("schedule", "method", "encryption", "training_attack") if any(n in row for row in rows)),
+        *(n for n in ("schedule", "method", COMPUTATION, "training_attack") if any(n in row for row in rows)),
     ]
     private = any("epsilon" in row for row in rows)
-    encrypted = any("encryption" in row for row in rows)
+    secured = any(COMPUTATION in row for row in rows)
     numbers = [
         metric,
-        *(["preset", "bytes", "seconds"] if encrypted else []),
+        *(["preset", "bytes", "seconds"] if secured else []),
         *(["epsilon"] if private else []),
         *(
             "\n".join(
@@ -202,7 +203,7 @@ def print_table(results: Sequence[Json], console: Console) -> None:
         kind = "" if who in {*ORACLES, EXCESS} else kind
         scores = [_format_scores(row, name, metrics, who) for name, metrics in attacks.items()]
         if any(scores):
-            blank = [""] * (1 + 3 * encrypted + private)
+            blank = [""] * (1 + 3 * secured + private)
             table.add_row(*("" for _ in names), f"{indent}{kind}{BASELINES[who]}", *blank, *scores, style="dim")
 
     shared = [who for who in BASELINES if _scores_alike(rows, attacks, who)]
@@ -211,7 +212,7 @@ def print_table(results: Sequence[Json], console: Console) -> None:
             *(row.get(name, "") for name in names),
             row["defense"],
             _format_utility(row),
-            *(_format_costs(row) if encrypted else []),
+            *(_format_costs(row) if secured else []),
             *([_format_epsilon(row)] if private else []),
             *(_format_scores(row, name, metrics, "attack") for name, metrics in attacks.items()),
         )

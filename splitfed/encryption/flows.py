@@ -11,27 +11,14 @@ from typing import NamedTuple
 
 import torch
 
-from splitfed.core.encryption_settings import CONSTANT_MASK, PLAIN_GRADIENT, Encryption
 from splitfed.core.probe import Facts
-from splitfed.core.topology import Edge, Topology, member
+from splitfed.core.topology import Edge, Topology
 from splitfed.costs.bytes import value_bytes
+from splitfed.encryption.ciphertext_counts import CiphertextCounter, CiphertextOperation, CiphertextShape
 from splitfed.encryption.ciphertexts import BATCH, ROWS, next_power_of_two
-from splitfed.encryption.key_holder_party import MASKED_WEIGHTS, PUBLIC_CONTEXT
-from splitfed.encryption.server_program import JoinProgram, row_features
-from splitfed.planning.ciphertext_counts import (
-    CiphertextCounter,
-    CiphertextOperation,
-    CiphertextShape,
-    count_backward,
-    count_forward,
-    join_backward,
-    join_forward,
-)
-from splitfed.planning.encryption import parameters_of, programs_of
-from splitfed.secure_sum.base import Flow
-
-# The header of a public context, and the parameters that stand before its keys.
-_CONTEXT_FRAME = 350
+from splitfed.encryption.parameter_fit import parameters_of, programs_of
+from splitfed.encryption.server_program import ForwardPass, row_features
+from splitfed.encryption.settings import CONSTANT_MASK, MASKED_WEIGHTS, PLAIN_GRADIENT, settings_of
 
 
 class EncryptedMessage(NamedTuple):
@@ -64,9 +51,8 @@ class EncryptedSteps:
     """The steps of a replica of `topology`, which validation has settled; `facts`: of it."""
 
     def __init__(self, topology: Topology, facts: Facts) -> None:
-        assert topology.encryption is not None
         self._topology, self._facts = topology, facts
-        self._settings: Encryption = topology.encryption
+        self._settings = settings_of(topology.computation)
         self.parameters = parameters_of(topology)
         self._programs = programs_of(topology, facts)
         self._steps: dict[int, EncryptedStep] = {}
@@ -90,19 +76,15 @@ class EncryptedSteps:
     def _walk(self, counter: CiphertextCounter, rows: int) -> dict[tuple[str, str], CiphertextShape]:
         """Return what the server makes, by kind and value: activations, and gradients where it sends ciphertexts."""
         made: dict[tuple[str, str], CiphertextShape] = {}
-        stages: dict[str, list[CiphertextShape]] = {}
+        passes: dict[str, ForwardPass[CiphertextShape]] = {}
         for name, program in self._programs.items():
             segment = self._topology.segment(name)
             shapes = [made.get(("activation", v)) or self._fresh(name, v, rows) for v in segment.inputs]
-            if isinstance(program, JoinProgram):
-                results = [join_forward(counter, program, shapes)]
-            else:
-                share = shapes[1] if len(shapes) > 1 else None
-                result, inner, stages[name] = count_forward(counter, program, shapes[0], share)
-                results = [result, *([] if inner is None else [inner])]
-            made |= {("activation", value): shape for value, shape in zip(segment.outputs, results, strict=True)}
+            done = passes[name] = program.forward(counter, *shapes)
+            results = zip(segment.outputs, (done.result, done.inner), strict=False)
+            made |= {("activation", value): shape for value, shape in results if shape is not None}
         for name in reversed(self._programs) if not self._settings.leaks else ():
-            self._walk_back(counter, name, made, stages.get(name, []), rows)
+            self._walk_back(counter, name, made, passes[name], rows)
         return made
 
     def _walk_back(
@@ -110,7 +92,7 @@ class EncryptedSteps:
         counter: CiphertextCounter,
         name: str,
         made: dict[tuple[str, str], CiphertextShape],
-        given: list[CiphertextShape],
+        done: ForwardPass[CiphertextShape],
         rows: int,
     ) -> None:
         """Add the gradients of what the server's segment `name` has read to what it `made`."""
@@ -125,13 +107,8 @@ class EncryptedSteps:
             slopes += [found[0] if len(found) == 1 else counter.add(*found)] if found else []
         if not slopes:
             return
-        if isinstance(program, JoinProgram):
-            gradients = join_backward(program, slopes[0])
-        else:
-            inner = slopes[1] if len(slopes) > 1 else None
-            of_input, of_share = count_backward(counter, program, given, slopes[0], inner)
-            gradients = [of_input, *([] if of_share is None else [of_share])]
-        for value, shape in zip(segment.inputs, gradients, strict=False):
+        gradients = zip(segment.inputs, program.send_back(counter, done, *slopes), strict=False)
+        for value, shape in ((value, shape) for value, shape in gradients if shape is not None):
             known = made.get(("gradient", value))
             made["gradient", value] = shape if known is None else counter.add(known, shape)
 
@@ -182,7 +159,7 @@ class EncryptedSteps:
         """Return `value` as the key holder encrypts it for the server's `segment`."""
         layout, width = self._settings.layout, 0
         if layout == ROWS:
-            # As `splitfed.encryption.run_parties` has it: what goes in or comes out, whichever is wider.
+            # As `splitfed.encryption.party_maker` has it: what goes in or comes out, whichever is wider.
             ends = (*self._topology.segment(segment).inputs, *self._topology.segment(segment).outputs)
             width = next_power_of_two(max(self._features(end) for end in ends))
         return CiphertextShape(layout, rows, self._features(value), self.parameters.depth, width)
@@ -192,19 +169,3 @@ class EncryptedSteps:
 
     def _features(self, value: str) -> int:
         return row_features(self._facts.shapes[value])
-
-
-def context_flows(topology: Topology, replicas: int) -> Iterator[Flow]:
-    """Yield the public contexts of a run of `replicas` clients, which are sent before its first step."""
-    settings = topology.encryption
-    if settings is None:
-        return
-    parameters = parameters_of(topology)
-    size = _CONTEXT_FRAME + parameters.public_key_bytes + parameters.relinearization_key_bytes
-    if settings.layout == ROWS:
-        size += parameters.galois_key_bytes
-    first = settings.holders[0]
-    for replica in range(1 if settings.keys == "shared" else replicas):
-        for role in topology.roles:
-            if role not in settings.holders:
-                yield PUBLIC_CONTEXT, member(first, replica), role, size

@@ -1,14 +1,17 @@
-"""Encrypted runs in a report: what they cost beside runs in plain, and what their server could read."""
+"""Encrypted runs in plans and reports: what they cost beside runs in plain, and what their server could read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from splitfed.core.encryption_settings import CONSTANT_MASK, PLAIN_GRADIENT, PROTOCOLS, WEIGHT_SHARES
-from splitfed.study.report.data import NO_DEFENSE, Json, Setting, Study, Summary
+from markupsafe import Markup
+
+from splitfed.encryption.settings import CONSTANT_MASK, PLAIN_GRADIENT, PROTOCOLS, WEIGHT_SHARES
+from splitfed.study.report.data import NO_DEFENSE, Json, Setting, Study, Summary, error_bars
+from splitfed.study.report.figures.style import INK, MUTED, PALETTE, as_svg, canvas, wrap_label
 from splitfed.study.report.text import name_of
-from splitfed.study.report.units import count_noun, format_bytes
+from splitfed.study.report.units import count_noun, format_bytes, format_seconds
 
 WHAT_PLAIN_TELLS: Mapping[tuple[str, str], str] = {
     (PLAIN_GRADIENT, "gradient"): "the gradients of the layer's result, weight and bias: labels and activations",
@@ -33,6 +36,31 @@ TRUST: Mapping[str, str] = {
 
 MOVED = ("weights", "masked")
 
+LABEL = 20
+"""Characters of a setting's name in a line: the figure stays readable on a telephone, 400 pixels wide."""
+
+
+def report_section(study: Study, summary: Summary) -> Json:
+    """Return what a report's page shows of encrypted runs, by name: a table of values, and a figure."""
+    section = encryption_section(study, summary)
+    figure = plot_encrypted_costs(section["rows"], summary["utility"]["metric"], "encrypted") if section else ""
+    return {"encryption": section, "encrypted_costs": Markup(figure)}
+
+
+def describe_batch(found: Json) -> str:
+    """Tell in a sentence or two what a batch of an encrypted run takes, and what the other figures leave out."""
+    work = ", ".join(f"{times:,} x {kind}" for kind, times in found["operations"].items())
+    took = (
+        "seconds cannot be estimated without the package tenseal"
+        if found["seconds"] is None
+        else f"about {format_seconds(found['seconds'])} of {found['machine']}"
+    )
+    return (
+        f"a batch of {count_noun(found['rows'], 'row')} sends {format_bytes(found['bytes'])} (within 1 %) and takes "
+        f"{took}: preset {found['parameters']}, layout {found['layout']!r}, {work}; operations and memory in the "
+        "table are those of the same segments in plain"
+    )
+
 
 def encryption_section(study: Study, summary: Summary) -> Json | None:
     """Return the rows of the section's tables; None for a study without encrypted runs.
@@ -48,7 +76,7 @@ def encryption_section(study: Study, summary: Summary) -> Json | None:
     first: dict[str, Setting] = {}
     for setting, _ in pairs:
         if _batch(setting):
-            first.setdefault(setting.encryption, setting)
+            first.setdefault(setting.computation, setting)
     # What does not differ between two encryptions of one protocol is told once.
     readings: list[Json] = []
     for name, setting in first.items():
@@ -123,3 +151,38 @@ def _weights_sentence(run: Mapping[str, Any], protocol: str) -> str:
         "The clients' weights, their share of the server's layer among them, move in plain: whoever receives or "
         "averages them has that share at successive times, and must not be the server."
     )
+
+
+def plot_encrypted_costs(rows: Sequence[Mapping[str, Any]], metric: str, name: str) -> str:
+    """Plot the settings `rows` (as `encryption_section` returns them), a panel each for utility, bytes and seconds.
+
+    Bytes and seconds are on logarithmic axes; bars are intervals. `metric`: what the utility is. `name` begins the ids
+    of the SVG.
+    """
+    names = [wrap_label(row["name"], LABEL) for row in rows]
+    lines = sum(label.count("\n") + 1 for label in names)
+    panels = (("utility", f"test {metric}"), ("bytes", "bytes of training"), ("seconds", "seconds of training"))
+    with canvas(len(panels), 4.4, 0.9 + 0.19 * lines + 0.1 * len(names), columns=1) as (figure, axes):
+        for axis, (key, title) in zip(axes, panels, strict=True):
+            for place, row in enumerate(reversed(rows)):
+                if not (found := row["setting"][key]):
+                    continue
+                look = {**_look(row), "label": None}
+                axis.errorbar(found["mean"], place, xerr=error_bars([found]), ms=7, capsize=3, ls="", **look)
+            axis.set_yticks(range(len(names)), list(reversed(names)))
+            axis.set(ylim=(-0.6, len(names) - 0.4), xlabel=title)
+            if key != "utility":
+                axis.set_xscale("log")
+        # One entry of the legend for each look, not one for each row.
+        for look in {_look(row)["label"]: _look(row) for row in rows}.values():
+            axes[1].plot([], [], ls="", ms=7, **look)
+        return as_svg(figure, name, axes[0])
+
+
+def _look(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return colour, marker and label: encrypted, defended, or neither."""
+    if row["batch"]:
+        return {"color": PALETTE[0], "marker": "s", "label": "encrypted"}
+    if row["setting"]["family"] == NO_DEFENSE:
+        return {"color": INK, "marker": "o", "label": "in plain, undefended"}
+    return {"color": PALETTE[1] if row["setting"]["privacy"] else MUTED, "marker": "D", "label": "in plain, private"}

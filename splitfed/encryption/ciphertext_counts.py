@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ from torch import Tensor
 from splitfed.encryption.ciphertexts import ROW_RESULTS, ROWS, ciphertext_count, message_bytes, next_power_of_two
 from splitfed.encryption.noise import baby_steps
 from splitfed.encryption.parameters import CkksParameters
-from splitfed.encryption.server_program import JoinProgram, ServerProgram, row_features
 
 ENCRYPTION, DECRYPTION, SAVING, LOADING = "encryption", "decryption", "saving", "loading"
 NUMBER_PRODUCT, PACKED_PRODUCT = "product with a number", "product with packed numbers"
@@ -52,7 +50,10 @@ class CiphertextShape:
 
 
 class CiphertextCounter:
-    """Does on shapes what the two parties of a step do on ciphertexts; `operations`: how often each was done."""
+    """Does on shapes what the two parties of a step do on ciphertexts; `operations`: how often each was done.
+
+    The operations of a server's program are those of an `Arithmetic`.
+    """
 
     def __init__(self, parameters: CkksParameters) -> None:
         self.parameters = parameters
@@ -68,7 +69,7 @@ class CiphertextCounter:
         self._add(DECRYPTION, x.level, x.count(self.parameters))
         return self._send(x)
 
-    def linear(self, x: CiphertextShape, weight: Tensor) -> CiphertextShape:
+    def linear(self, x: CiphertextShape, weight: Tensor, bias: Tensor | None = None) -> CiphertextShape:
         """Return the product with `weight` (results, features) in plain."""
         if x.layout == ROWS:
             return self._linear_rows(x, weight)
@@ -91,6 +92,14 @@ class CiphertextCounter:
     def add(self, x: CiphertextShape, y: CiphertextShape) -> CiphertextShape:
         """Return the sum of two tensors of one shape, at the lower of their levels."""
         return self._align(x, y)[0]
+
+    def concatenate(self, x: CiphertextShape, y: CiphertextShape) -> CiphertextShape:
+        """Return the features of `x` and `y` side by side, at the lower of their levels."""
+        return replace(self._align(x, y)[0], features=x.features + y.features)
+
+    def take_features(self, x: CiphertextShape, first: int, end: int) -> CiphertextShape:
+        """Return the features of `x` from `first` up to `end`."""
+        return replace(x, features=end - first)
 
     def _linear_rows(self, x: CiphertextShape, weight: Tensor) -> CiphertextShape:
         results = next_power_of_two(len(weight))
@@ -133,60 +142,3 @@ class CiphertextCounter:
 
     def _add(self, kind: str, level: int, times: int) -> None:
         self.operations[CiphertextOperation(kind, level)] += times
-
-
-def count_forward(
-    counter: CiphertextCounter, program: ServerProgram, x: CiphertextShape, share: CiphertextShape | None
-) -> tuple[CiphertextShape, CiphertextShape | None, list[CiphertextShape]]:
-    """Return what `ServerProgram.forward` makes of these shapes: result, inner input, and what each stage was given."""
-    given, inner = list[CiphertextShape](), None
-    for number, affine in enumerate(program.maps):
-        given.append(x)
-        if number == program.returns_inner:
-            inner = x
-        x = counter.square(x) if affine is None else counter.linear(x, affine.weight)
-        if number == program.joins and share is not None:
-            x = counter.add(x, share)
-    return x, inner, given
-
-
-def count_backward(
-    counter: CiphertextCounter,
-    program: ServerProgram,
-    given: list[CiphertextShape],
-    gradient: CiphertextShape,
-    inner: CiphertextShape | None,
-) -> tuple[CiphertextShape, CiphertextShape | None]:
-    """Return what `ServerProgram.send_back` makes of these shapes: the gradients of the input and of the share."""
-    of_share = None
-    for number, affine in reversed(tuple(enumerate(program.maps))):
-        if number == program.joins:
-            of_share = gradient
-        if affine is None:
-            gradient = counter.multiply(gradient, given[number])
-        else:
-            gradient = counter.linear(gradient, affine.weight.T)
-        if number == program.returns_inner and inner is not None:
-            gradient = counter.add(gradient, inner)
-    return gradient, of_share
-
-
-def join_forward(
-    counter: CiphertextCounter, program: JoinProgram, shapes: Sequence[CiphertextShape]
-) -> CiphertextShape:
-    """Return what `JoinProgram.forward` makes of these shapes."""
-    joined = shapes[0]
-    for shape in shapes[1:]:
-        joined = counter.add(joined, shape) if program.how == "sum" else _side_by_side(joined, shape)
-    return joined
-
-
-def join_backward(program: JoinProgram, gradient: CiphertextShape) -> list[CiphertextShape]:
-    """Return the gradients of what was joined, as `JoinProgram.send_back` has them."""
-    if program.how == "sum":
-        return [gradient] * len(program.shapes)
-    return [replace(gradient, features=row_features(shape)) for shape in program.shapes]
-
-
-def _side_by_side(x: CiphertextShape, y: CiphertextShape) -> CiphertextShape:
-    return replace(x, features=x.features + y.features)

@@ -15,10 +15,11 @@ from torch import Tensor
 import splitfed
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message, Recording
+from splitfed.encryption import EncryptedSum, secure_sum as encrypted_sum
 from splitfed.encryption.ciphertexts import load_ciphertexts
 from splitfed.encryption.key_search import find_secret_keys
 from splitfed.encryption.keys import KeyHolder, to_uint8
-from splitfed.encryption.sums import public_context_bytes, read_public_context, vector_bytes
+from splitfed.encryption.secure_sum import public_context_bytes, read_public_context, vector_bytes
 from splitfed.engines.base import FED
 from splitfed.engines.secure_summation import SecureSummation
 from splitfed.planning.plan import cost
@@ -26,7 +27,7 @@ from splitfed.planning.validation import prepare
 from splitfed.poisoning import SignFlip
 from splitfed.schedules import Blind, LocalLoss, SplitFedV1, SplitFedV2
 from splitfed.schedules.base import Schedule, Training
-from splitfed.secure_sum import EncryptedSum, SecureSum, SecureSumPlan, encrypted_sum
+from splitfed.secure_sum import SecureSum, SecureSumPlan
 from splitfed.topologies import vanilla
 from splitfed.training.run import Run
 from tests.core.test_participation import engine_for

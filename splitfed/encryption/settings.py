@@ -1,16 +1,19 @@
 """What is encrypted in a run, under whose key and by which protocol: plain data that a topology carries.
 
-`splitfed.encryption` does what is asked for here; without it nothing here needs any package.
+Nothing here needs any package; what does is named, and imported where it is first used.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType, NoneType
+from typing import ClassVar, Self
 
-from splitfed.core.errors import InvalidInput, check_fields, require_name, require_number
+from splitfed.core.errors import InvalidInput, check_fields, check_kind, require_name, require_number
+from splitfed.core.secure_computation import SecureComputation
+from splitfed.encryption.backend import import_tenseal
 
 WEIGHT_SHARES, PLAIN_GRADIENT, CONSTANT_MASK = "weight_shares", "plain_gradient", "constant_mask"
 
@@ -35,6 +38,9 @@ PAPERS: Mapping[str, str] = MappingProxyType(
 )
 """Protocol -> where it was published."""
 
+MASKED_WEIGHTS, PUBLIC_CONTEXT = "masked weights", "public context"
+"""Kinds of messages that encrypted runs have besides: a layer behind a mask, and a public context."""
+
 LEAKING = (PLAIN_GRADIENT, CONSTANT_MASK)
 """The protocols that give labels and activations away."""
 
@@ -47,7 +53,7 @@ def describe_protocols() -> list[dict[str, str]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encryption:
+class Encryption(SecureComputation):
     """How a server computes on ciphertexts of CKKS that it cannot read.
 
     `protocol`: one of `PROTOCOLS`; those that leak need `accept_leak=True`. `key_holder`: the role whose parties hold
@@ -60,6 +66,22 @@ class Encryption:
     are there already, as for a run that is resumed or opened again; None: they last as long as the process. Raises
     `InvalidInput`.
     """
+
+    name: ClassVar[str] = "encryption"
+    parties: ClassVar[str] = "splitfed.encryption.party_maker:EncryptedPartyMaker"
+    plan: ClassVar[str] = "splitfed.encryption.plan:EncryptedPlan"
+    views: ClassVar[str] = "splitfed.encryption.views:EncryptedViews"
+    refusals: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "accumulate": "beside encryption: shares of weights are updated behind every batch",
+            "speeds": "an encrypted run spends its time on ciphertexts",
+            "releases": "what arrives encrypted",
+            "derivatives": "takes part in encrypted training: releases are ciphertexts",
+        }
+    )
+    own_messages: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {PUBLIC_CONTEXT: "keys without the secret one", MASKED_WEIGHTS: "the server's layer after a step"}
+    )
 
     protocol: str = field(default=WEIGHT_SHARES, metadata=require_name("encryption protocol", PROTOCOLS))
     key_holder: str | Sequence[str] = "client"
@@ -74,8 +96,7 @@ class Encryption:
     def __post_init__(self) -> None:
         """Refuse values of other kinds, and a protocol that leaks unless that is accepted."""
         check_fields(self)
-        if not isinstance(self.parameters, str):
-            raise InvalidInput(f"parameters={self.parameters!r} is not allowed; expected a name")
+        check_kind("parameters", self.parameters, str, "a name")
         if not isinstance(self.key_holder, (str, tuple)):
             # A list, as a study has it.
             roles = tuple(self.key_holder) if isinstance(self.key_holder, Sequence) else (self.key_holder,)
@@ -87,15 +108,17 @@ class Encryption:
                 f"{len(self.holders)} roles hold keys, and what they encrypt is added up: they need one pair, "
                 "keys='shared'"
             )
-        if self.key_folder is not None and not isinstance(self.key_folder, (str, os.PathLike)):
-            raise InvalidInput(f"key_folder={self.key_folder!r} is not allowed; expected the path of a folder")
-        if not isinstance(self.accept_leak, bool):
-            raise InvalidInput(f"accept_leak={self.accept_leak!r} is not allowed; expected True or False")
+        check_kind("key_folder", self.key_folder, (str, os.PathLike, NoneType), "the path of a folder")
         if self.leaks and not self.accept_leak:
             raise InvalidInput(
                 f"encryption protocol {self.protocol!r} {PROTOCOLS[self.protocol]}; take {WEIGHT_SHARES!r}, or "
                 "accept_leak=True to study the leak"
             )
+
+    @property
+    def label(self) -> str:
+        """The protocol."""
+        return self.protocol
 
     @property
     def holders(self) -> tuple[str, ...]:
@@ -106,3 +129,26 @@ class Encryption:
     def leaks(self) -> bool:
         """True if the server reads labels and activations all the same."""
         return self.protocol in LEAKING
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Activations always; gradients too, but under the protocols that leak."""
+        return frozenset(("activation",) if self.leaks else ("activation", "gradient"))
+
+    def describe(self) -> str:
+        """Return by which protocol values cross."""
+        return f"encrypted by {self.protocol}"
+
+    def check_installed(self) -> None:
+        """Raise `InvalidInput` where TenSEAL is not installed."""
+        import_tenseal()
+
+    def with_key_folder(self, folder: str | os.PathLike[str] | None) -> Self:
+        """Return the same with its keys kept in `folder`, None for as long as the process lasts."""
+        return replace(self, key_folder=folder)
+
+
+def settings_of(computation: SecureComputation | None) -> Encryption:
+    """Return the `computation` of a topology that is known to be encrypted."""
+    assert isinstance(computation, Encryption)
+    return computation

@@ -15,10 +15,10 @@ from functools import lru_cache
 from typing import Any
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology
 from splitfed.encryption.backend import from_bytes, import_seal, import_tenseal, to_bytes
-from splitfed.encryption.keys import KeyHolder, make_keys
-from splitfed.encryption.parameters import CkksParameters
-from splitfed.planning.ciphertext_counts import (
+from splitfed.encryption.ciphertext_counts import (
     CIPHERTEXT_PRODUCT,
     DECRYPTION,
     ENCRYPTION,
@@ -31,24 +31,22 @@ from splitfed.planning.ciphertext_counts import (
     SAVING,
     CiphertextOperation,
 )
-from splitfed.planning.encrypted_flows import EncryptedSteps
-from splitfed.planning.validation import Prepared
+from splitfed.encryption.flows import EncryptedSteps
+from splitfed.encryption.keys import KeyHolder, make_keys
+from splitfed.encryption.parameters import CkksParameters
+from splitfed.encryption.settings import settings_of
 
 _REPEATS = 3
 
 
-def estimate_batch(prepared: Prepared) -> dict[str, Any] | None:
-    """Return what a full batch of the first client of an encrypted run takes; None for a run that is not encrypted.
+def estimate_batch(topology: Topology, facts: Facts, rows: int) -> dict[str, Any]:
+    """Return what a batch of `rows` of a client takes whose topology this is, with `facts` of it.
 
     "bytes" of its messages, of ciphertexts within 1 %; "messages": an entry each, with bytes of ciphertexts and of
     plain numbers; "operations": kind -> how many; "seconds": the estimate, None without the package tenseal;
     "machine": whose seconds these are.
     """
-    topology, settings = prepared.topology, prepared.topology.encryption
-    if settings is None:
-        return None
-    steps = EncryptedSteps(topology, prepared.facts[0])
-    rows = min(prepared.training.of_client(0).batch_size, max(1, len(prepared.data.clients[0].train)))
+    settings, steps = settings_of(topology.computation), EncryptedSteps(topology, facts)
     step = steps.step(rows)
     operations: Counter[str] = Counter()
     for operation, times in step.operations.items():

@@ -9,16 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.encryption_settings import Encryption
 from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
 from splitfed.costs.speeds import Machine, Speeds
 from splitfed.data.federation import Federation
 from splitfed.data.sources.digits import digits
-from splitfed.encryption.parameters import PRESETS
-from splitfed.planning import encrypted_seconds
-from splitfed.planning.ciphertext_counts import (
+from splitfed.encryption import seconds as encrypted_seconds
+from splitfed.encryption.ciphertext_counts import (
     CIPHERTEXT_PRODUCT,
     DECRYPTION,
     ENCRYPTION,
@@ -30,8 +28,11 @@ from splitfed.planning.ciphertext_counts import (
     SAVING,
     CiphertextOperation,
 )
-from splitfed.planning.encrypted_flows import EncryptedSteps
-from splitfed.planning.encrypted_seconds import estimate_batch, unit_seconds
+from splitfed.encryption.flows import EncryptedSteps
+from splitfed.encryption.parameters import PRESETS
+from splitfed.encryption.seconds import estimate_batch, unit_seconds
+from splitfed.encryption.settings import Encryption
+from splitfed.planning.computation import plan_of
 from splitfed.planning.plan import cost
 from splitfed.planning.validation import Prepared, prepare
 from splitfed.schedules.base import Training
@@ -147,8 +148,7 @@ def test_operations_around_a_square_by_hand() -> None:
 
 def test_a_batch_is_estimated_from_what_operations_take_here() -> None:
     prepared = ready(settings("weight_shares"))
-    found = estimate_batch(prepared)
-    assert found is not None
+    found = estimate_batch(prepared.topology, prepared.facts[0], 32)
     costs = unit_seconds(PRESETS["depth_1_coarse"], frozenset(operations(settings("weight_shares"), 32)))
     times = operations(settings("weight_shares"), 32)
     assert found["seconds"] == pytest.approx(sum(costs[CiphertextOperation(*one)] * n for one, n in times.items()))
@@ -158,8 +158,9 @@ def test_a_batch_is_estimated_from_what_operations_take_here() -> None:
     # Without TenSEAL all but the seconds is known.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encrypted_seconds, "import_tenseal", _not_installed)
-        assert estimate_batch(prepared) == {**found, "seconds": None}
-    assert estimate_batch(ready(None)) is None
+        assert estimate_batch(prepared.topology, prepared.facts[0], 32) == {**found, "seconds": None}
+    plain = ready(None)
+    assert plan_of(plain.topology).estimate_batch(plain.topology, plain.facts[0], 32) is None
 
 
 def _not_installed() -> None:

@@ -1,0 +1,107 @@
+"""How the segments of a topology are computed, as plans and their checks need it: in plain, or secured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from splitfed.core.defense import Defense, packed_bytes
+from splitfed.core.optimizers import Optim
+from splitfed.core.probe import Facts
+from splitfed.core.topology import Topology
+from splitfed.costs.bytes import value_bytes
+from splitfed.engines.base import Placement
+from splitfed.federated.base import Method
+from splitfed.registry import resolve
+from splitfed.schedules.base import Schedule, Training
+from splitfed.secure_sum.base import Flow
+
+
+class PlannedMessage(NamedTuple):
+    """One message of a training step between two roles; `size(rows)`: its bytes in a batch of so many rows.
+
+    `ahead`: whether rows that pass forward without a training step send it too.
+    """
+
+    kind: str
+    sender: str
+    receiver: str
+    size: Callable[[int], int]
+    ahead: bool = False
+
+
+class ComputationPlan:
+    """What a plan asks of a computation: the answers are those of one in plain, where a subclass gives no others."""
+
+    def divide(self, topology: Topology, schedule: Schedule, method: Method | None, clients: int) -> Topology:
+        """Return `topology` as it is trained; raise `InvalidInput` for what does not go with the computation."""
+        return topology
+
+    def settle(
+        self,
+        topology: Topology,
+        facts: Facts,
+        defenses: Sequence[Defense],
+        optims: Mapping[str, Optim],
+        training: Training,
+        placement: Placement,
+        clients: int,
+    ) -> Topology:
+        """Return a divided topology with all parameters of its computation; raise `InvalidInput` for what misfits."""
+        return topology
+
+    def fit_inference(self, topology: Topology, facts: Facts, rows: int) -> Topology:
+        """Return `topology` for inference alone on batches of `rows`; raise `InvalidInput` for what misfits."""
+        return topology
+
+    def placement(self, topology: Topology, placement: Placement) -> Placement:
+        """Return `placement` as the computation needs it."""
+        return placement
+
+    def crossing_messages(self, topology: Topology, facts: Facts, defenses: Sequence[Defense]) -> list[PlannedMessage]:
+        """Return the messages of one training step that carry values, and gradients of values, over crossings."""
+        guarded, messages = [defense.edges(topology) for defense in defenses], []
+        for edge in topology.crossings:
+            source, target = topology.role_of(edge.source), topology.role_of(edge.target)
+            guards = [defense for defense, edges in zip(defenses, guarded, strict=True) if edge.name in edges]
+            ahead = not topology.serving.isdisjoint(topology.readers(edge))
+            size = partial(_size, facts, edge.values, "activation", guards)
+            messages.append(PlannedMessage("activation", source, target, size, ahead))
+            if returned := facts.returned(topology, edge):
+                size = partial(_size, facts, returned, "gradient", guards)
+                messages.append(PlannedMessage("gradient", target, source, size))
+        return messages
+
+    def setup_flows(self, topology: Topology, replicas: int) -> Iterable[Flow]:
+        """Return the messages of a run of `replicas` clients that are sent before its first step."""
+        return ()
+
+    def estimate_batch(self, topology: Topology, facts: Facts, rows: int) -> dict[str, Any] | None:
+        """Return what a batch of `rows` takes beside the operations that are counted, as plain values; None: nothing.
+
+        "bytes" of its messages, "seconds": the estimate for the "machine", None where it cannot be made.
+        """
+        return None
+
+    def model_state(self, topology: Topology, modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+        """Return the state of the undivided model, by its own names, from `modules` (segment name -> module)."""
+        return topology.state_dict(modules)
+
+
+def plan_of(topology: Topology) -> ComputationPlan:
+    """Return what a plan needs to know of how `topology` is computed."""
+    kind = ComputationPlan if topology.computation is None else resolve(topology.computation.plan)
+    plan: ComputationPlan = kind()
+    return plan
+
+
+def _size(facts: Facts, values: Sequence[str], kind: str, guards: Sequence[Defense], rows: int) -> int:
+    defended = facts.defended(values)
+    packed = {
+        value: packed_bytes(guards, kind, rows, facts.shapes[value], facts.dtypes[value]) if value in defended else None
+        for value in values
+    }
+    return sum(value_bytes(facts, value) * rows if size is None else size for value, size in packed.items())
