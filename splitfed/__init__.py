@@ -65,8 +65,7 @@ if TYPE_CHECKING:
     )
     from splitfed.core.topology import Edge as Edge, Head as Head, Segment as Segment, Topology as Topology
     from splitfed.costs.speeds import Machine as Machine, Speeds as Speeds
-    from splitfed.data.dataset import Dataset as Dataset
-    from splitfed.data.federation import Federation as Federation
+    from splitfed.data.dataset import Dataset as Dataset, Federation as Federation
     from splitfed.encryption.settings import Encryption as Encryption
     from splitfed.stats import dependence as dependence
     from splitfed.study.run.audit import audit as audit
@@ -79,12 +78,12 @@ if TYPE_CHECKING:
         study as study,
     )
     from splitfed.study.run.search_session import SearchSession as SearchSession
-    from splitfed.training.callbacks import Callback as Callback
+    from splitfed.threats.attack_result import AttackResult as AttackResult
     from splitfed.training.early_stopping import EarlyStopping as EarlyStopping
     from splitfed.training.entry_point import train as train
     from splitfed.training.inference import predict as predict
     from splitfed.training.progress_bar import ProgressBar as ProgressBar
-    from splitfed.training.run import AttackResult as AttackResult, Run as Run
+    from splitfed.training.run import Callback as Callback, Run as Run
     from splitfed.training.settings import Adversaries as Adversaries, Evaluation as Evaluation, Logging as Logging
     from splitfed.training.writers import (
         CsvWriter as CsvWriter,

@@ -201,7 +201,7 @@ TABLES: dict[str, dict[str, str]] = {
 EXTENSIONS: dict[str, dict[str, str]] = {
     "computations": {"encryption": "splitfed.encryption.settings:Encryption"},
     "secure_sums": {
-        "masks": "splitfed.secure_sum.plan:SecureSum",
+        "masks": "splitfed.secure_sum.masked_sum:SecureSum",
         "ckks": "splitfed.encryption.secure_sum:EncryptedSum",
     },
     "listings": {"encryption": "splitfed.encryption.settings:describe_protocols"},

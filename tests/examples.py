@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from splitfed.attacks.base import Attack
 from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.probe import probe
@@ -23,6 +24,8 @@ from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
 from splitfed.engines.local import LocalEngine
+from splitfed.threats.attack_requests import AttackRequest
+from splitfed.threats.evaluator import Evaluator
 from tests.pages import contributing
 
 
@@ -229,3 +232,9 @@ def assert_same(one: object, two: object, path: str = "") -> None:
             assert_same(left, right, f"{path}/{index}")
     else:
         assert one == two, path
+
+
+def asked(evaluator: Evaluator, attack: Attack, adversary: str, name: str = "it", **options: Any) -> AttackRequest:
+    """Return the request that `adversary` runs `attack`, whose random numbers go by `name`."""
+    (request,) = evaluator.requests([(name, attack)], adversary, **options)
+    return request

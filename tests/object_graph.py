@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
 
 from splitfed.core.rows import SelectedRows, TensorRows
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Dataset, Federation
 
 # Code, classes and imported modules are the program, not what somebody holds.
 _PROGRAM = (types.ModuleType, type, types.CodeType)

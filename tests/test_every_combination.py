@@ -12,7 +12,7 @@ from torch import nn
 import splitfed as sf
 from splitfed.core.random import stream
 from splitfed.core.tasks import classification
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.models.mlp import mlp
 from splitfed.planning.plan import cost
 from splitfed.planning.validation import prepare

@@ -22,7 +22,7 @@ from torch import nn
 import splitfed as sf
 from splitfed import schedules, topologies
 from splitfed.core.random import stream
-from splitfed.data.federation import ClientData, Federation
+from splitfed.data.dataset import ClientData, Federation
 from splitfed.models.lenet import lenet
 from splitfed.models.mlp import mlp
 from splitfed.schedules.base import Schedule

@@ -26,7 +26,7 @@ import splitfed as sf
 from experiments.benchmarks.mnist_as_pfllib import federation as as_pfllib
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.federated import FML, FedAvg, FedProto, FedProx, Standalone
 from splitfed.federated.base import Method
 from splitfed.models.fedavg_cnn import fedavg_cnn

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import splitfed as sf
-from splitfed.data.federation import ClientData, Federation
+from splitfed.data.dataset import ClientData, Federation
 
 
 def federation(clients: int, alpha: float = 0.1, seed: int = 1) -> Federation:

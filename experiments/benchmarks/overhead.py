@@ -22,7 +22,7 @@ from torch.nn import functional
 
 import splitfed as sf
 from experiments.benchmarks.steps import keep_memory
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.models import lenet
 
 LONG, BATCH, PREDICTED = 45, 64, 256

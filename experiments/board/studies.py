@@ -24,7 +24,7 @@ from splitfed.study.config.cell import Cell, DefenseSetting, format_value
 from splitfed.study.config.grid import Grid, expand
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
-from splitfed.threats.threat_models import threat_model_of
+from splitfed.threats.attack_requests import threat_model_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BOARD = ROOT / "docs" / "board"

@@ -20,8 +20,7 @@ from experiments.papers.installed import FASHION, WhereInstalled
 from experiments.papers.table import Cell, Measured
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.schedules import Independent
 
 SEEDS, CHOOSING = (0, 1, 2), 99

@@ -28,7 +28,7 @@ from splitfed.attacks.reconstruction.shadow import Shadow
 from splitfed.attacks.scoring.reconstruction_metrics import score_reconstruction
 from splitfed.core.messages import View
 from splitfed.core.random import generator, stream
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.training.run import Run
 
 SEEDS = (1, 2, 3)

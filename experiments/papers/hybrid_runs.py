@@ -16,8 +16,7 @@ from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import derive, generator, stream
 from splitfed.core.topology import Topology
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.data.partitions.dirichlet import dirichlet
 from splitfed.data.rotation import ANGLES
 from splitfed.engines.base import FED

@@ -26,7 +26,6 @@ from splitfed.defenses import Dropout, Marvell, MaxNorm, Noise, Quantization
 from splitfed.models import lenet, mlp
 from splitfed.registry import load
 from splitfed.stats.intervals import mean_interval
-from splitfed.threats.attack_requests import ask_in_turn
 from splitfed.topologies import u_shaped, vanilla, vertical
 from splitfed.training.run import Run
 
@@ -187,20 +186,9 @@ class Labels:
         }
 
         def ask(attack: Attack) -> float:
-            (result,) = ask_in_turn(
-                run.evaluator,
-                (("strongest_labels", attack),),
-                lambda: run.ledger,
-                adversary="left" if self.topology == "vertical" else "server",
-                victims=None,
-                client=0,
-                seed=run.seed,
-                progress=None,
-                number=None,
-                classifier=False,
-                floors=False,
-                releases=1,
-            )
+            adversary = "left" if self.topology == "vertical" else "server"
+            (request,) = run.evaluator.requests([("strongest_labels", attack)], adversary, floors=False)
+            result = run.evaluator.attack(request)
             found: float = result.scores["attack"]["auc"].mean
             return found
 

@@ -26,8 +26,7 @@ from splitfed.attacks.training_time.insider_labels import InsiderLabels
 from splitfed.attacks.training_time.pcat import Pcat, PseudoClient
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.models.lenet import lenet
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.run import Run

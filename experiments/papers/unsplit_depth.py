@@ -18,8 +18,7 @@ from experiments.papers.table import Cell, Measured, Table, markdown
 from splitfed.attacks.reconstruction.unsplit import Unsplit, stretch_rows
 from splitfed.attacks.scoring.reconstruction_metrics import score_reconstruction
 from splitfed.core.random import generator, stream
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Dataset, Federation
 
 SEEDS = (1,)
 DEPTHS = ("ReLU1", "pool1", "conv2", "ReLU2", "pool2", "fc1")

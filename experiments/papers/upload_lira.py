@@ -70,8 +70,9 @@ def measure(setting: str, method: str, seed: int, state: Path) -> dict[str, Any]
             # 200 auxiliary rows for clients of some 600.
             continue
         results = [
-            run.evaluator.attack(name, attack, FED, run.data.victims, client, seed=seed)
+            run.evaluator.attack(request)
             for client in range(ATTACKED[setting])
+            for request in run.evaluator.requests([(name, attack)], FED, client=client, seed=seed)
         ]
         values = {score: [result.scores["attack"][score].mean for result in results] for score in SCORES}
         found[name] = {score: float(torch.tensor(each).double().mean()) for score, each in values.items()}

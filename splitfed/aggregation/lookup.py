@@ -11,7 +11,7 @@ from splitfed.aggregation.base import AggregationRule
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.registry import EXTENSIONS, load, resolve
 from splitfed.secure_sum.base import SecureSumPlan
-from splitfed.secure_sum.plan import SecureSum
+from splitfed.secure_sum.masked_sum import SecureSum
 
 
 def aggregation_of(given: object, find: Callable[[str, str], Any] = load) -> AggregationRule:

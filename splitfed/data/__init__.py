@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from splitfed.data.alignment.report import Alignment as Alignment
     from splitfed.data.alignment.table import Table as Table
     from splitfed.data.batch_order import batches as batches
-    from splitfed.data.dataset import Dataset as Dataset
+    from splitfed.data.dataset import ClientData as ClientData, Dataset as Dataset, Federation as Federation
     from splitfed.data.features import Feature as Feature, feed as feed
-    from splitfed.data.federation import ClientData as ClientData, Federation as Federation
     from splitfed.data.from_python import from_arrays as from_arrays, from_torch as from_torch
     from splitfed.data.item_rows import PadSequences as PadSequences
     from splitfed.data.labels import LabelSet as LabelSet

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.rows import blocks
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Dataset, Federation
 
 
 def candidates(

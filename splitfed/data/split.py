@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.random import generator
-from splitfed.data.federation import ClientData, Federation
 from splitfed.data.partitions.by_domain import by_domain as partition_by_domain
 from splitfed.data.partitions.dirichlet import dirichlet as partition_dirichlet
 from splitfed.data.partitions.iid import iid
@@ -18,12 +16,32 @@ from splitfed.data.partitions.pathological import pathological
 from splitfed.data.partitions.uneven_classes import uneven_classes
 from splitfed.data.stratified import take
 
-if TYPE_CHECKING:
-    from splitfed.data.dataset import Dataset
+
+class RowsToSplit(NamedTuple):
+    """What a split goes by: how many rows there are, their labels y, and the groups and domains, if they have any."""
+
+    name: str
+    length: int
+    y: Tensor
+    groups: Tensor | None
+    domains: Tensor | None
+    task: str
+
+    @property
+    def classes(self) -> Tensor | None:
+        """The class of each row, (rows,) int64; None where y is no class."""
+        return self.y if self.y.dim() == 1 and self.y.dtype == torch.int64 else None
+
+
+class SplitRows(NamedTuple):
+    """Which rows are whose: `sources` as in a `Federation`, and which of its training rows each client shows."""
+
+    sources: dict[str, Tensor]
+    shown: list[Tensor]
 
 
 def split(
-    data: Dataset,
+    data: RowsToSplit,
     count: int,
     *,
     dirichlet: float | None,
@@ -38,8 +56,8 @@ def split(
     test: float,
     public: float = 0.0,
     seed: int,
-) -> Federation:
-    """Return `count` clients, auxiliary rows and victims, all disjoint; equal arguments give equal splits.
+) -> SplitRows:
+    """Return the rows of `count` clients, auxiliary rows and victims, all disjoint; equal arguments give equal splits.
 
     First `victims` rows, then `auxiliary` (a whole number of rows, or a fraction of all of them) are taken at
     random, in proportion to the classes; victims come first so that they stay the same whatever an attacker
@@ -57,8 +75,8 @@ def split(
     check_count("seed", seed)
     known = _check_sizes(data, count, auxiliary, victims, validation, test)
     _check_public(public, validation, test)
-    labels = _class_labels(data)
-    order = torch.randperm(len(data), generator=generator(seed, "data", "order"))
+    labels = data.classes
+    order = torch.randperm(data.length, generator=generator(seed, "data", "order"))
     chosen, order = take(order, victims, labels)
     prior, order = take(order, known, labels)
     positions = _partition(
@@ -75,13 +93,15 @@ def split(
     )
     sources = {"auxiliary": prior, "victims": chosen}
     places = _group_parts(data, order, validation, test, seed)
-    clients = []
+    shown = []
     for i, mine in enumerate(positions):
         shuffled = order[mine][torch.randperm(len(mine), generator=generator(seed, "data", "client", i))]
         parts = _divide_client(shuffled, validation, test, places)
         sources |= {f"client{i}/{part}": rows for part, rows in parts.items()}
-        clients.append(_make_client(data, f"client{i}", parts, labels, round(public * len(mine))))
-    return Federation(data.name, data.task, tuple(clients), data.rows(prior), data.rows(chosen), sources)
+        train = parts["train"]
+        own = None if labels is None else labels[train]
+        shown.append(take(torch.arange(len(train)), min(round(public * len(mine)), len(train)), own)[0])
+    return SplitRows(sources, shown)
 
 
 def _divide_client(rows: Tensor, validation: float, test: float, places: Tensor | None) -> dict[str, Tensor]:
@@ -94,16 +114,6 @@ def _divide_client(rows: Tensor, validation: float, test: float, places: Tensor 
     return dict(zip(("validation", "test", "train"), parts, strict=True))
 
 
-def _make_client(
-    data: Dataset, name: str, parts: Mapping[str, Tensor], labels: Tensor | None, public: int
-) -> ClientData:
-    """Return a client with these rows of `data`, of which it shows others up to `public` training rows."""
-    train = parts["train"]
-    own = None if labels is None else labels[train]
-    shown, _ = take(torch.arange(len(train)), min(public, len(train)), own)
-    return ClientData(name, data.rows(train), data.rows(parts["validation"]), data.rows(parts["test"]), shown)
-
-
 def _check_public(public: float, validation: float, test: float) -> None:
     check_number("public", public, low=0, high=1)
     if validation + test + public > 1 + 1e-9:
@@ -113,7 +123,7 @@ def _check_public(public: float, validation: float, test: float) -> None:
         )
 
 
-def _group_parts(data: Dataset, order: Tensor, validation: float, test: float, seed: int) -> Tensor | None:
+def _group_parts(data: RowsToSplit, order: Tensor, validation: float, test: float, seed: int) -> Tensor | None:
     """Return for each row of `data` whether its group is set aside for validation (0), test (1) or none of them (2).
 
     None where none of the rows in `order` are of one group.
@@ -131,7 +141,7 @@ def _group_parts(data: Dataset, order: Tensor, validation: float, test: float, s
 
 
 def _check_sizes(
-    data: Dataset, count: int, auxiliary: float | int, victims: int, validation: float, test: float
+    data: RowsToSplit, count: int, auxiliary: float | int, victims: int, validation: float, test: float
 ) -> int:
     """Refuse sizes that cannot be; return the number of auxiliary rows."""
     check_count("clients", count, low=1)
@@ -140,10 +150,10 @@ def _check_sizes(
     check_number("test", test, low=0, high=1, open_high=True)
     if validation + test >= 1:
         raise InvalidInput(f"validation={validation:g} and test={test:g} leave nothing to train on; expected a sum < 1")
-    known = _auxiliary_rows(auxiliary, len(data))
-    if (left := len(data) - victims - known) < count:
+    known = _auxiliary_rows(auxiliary, data.length)
+    if (left := data.length - victims - known) < count:
         raise InvalidInput(
-            f"{data.name} has {len(data)} rows: victims={victims} and auxiliary={auxiliary} ({known} rows) "
+            f"{data.name} has {data.length} rows: victims={victims} and auxiliary={auxiliary} ({known} rows) "
             f"leave {max(left, 0)} for {count} clients; expected at least one a client"
         )
     return known
@@ -157,12 +167,8 @@ def _auxiliary_rows(auxiliary: float | int, rows: int) -> int:
     return auxiliary
 
 
-def _class_labels(data: Dataset) -> Tensor | None:
-    return data.y if data.y.dim() == 1 and data.y.dtype == torch.int64 else None
-
-
 def _partition(
-    data: Dataset,
+    data: RowsToSplit,
     order: Tensor,
     count: int,
     seed: int,
@@ -186,7 +192,7 @@ def _partition(
     if classes is None and (spread != 0 or rows is not None):
         told = f"class_spread={spread}" if spread != 0 else f"rows_per_class={rows}"
         raise InvalidInput(f"{told} is for clients that hold some classes; give classes_per_client too")
-    labels = _class_labels(data)
+    labels = data.classes
     random = generator(seed, "data", "partition")
     if domains:
         if data.domains is None:
@@ -195,7 +201,7 @@ def _partition(
     if dirichlet is None and classes is None:
         return iid(len(order), count, random)
     if labels is None:
-        raise InvalidInput(f"{names[0]} needs class labels; {data.name} is a {data.task.name} task")
+        raise InvalidInput(f"{names[0]} needs class labels; {data.name} is a {data.task} task")
     if dirichlet is not None:
         return partition_dirichlet(labels[order], count, dirichlet, minimum, random)
     assert classes is not None

@@ -48,7 +48,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput, check_fields, check_number, require_count, require_number
+from splitfed.core.errors import InvalidInput, require_count
 from splitfed.encryption.arithmetic import add
 from splitfed.encryption.backend import import_tenseal
 from splitfed.encryption.ciphertexts import SLOTS, EncryptedTensor, decrypt, encrypt, load_ciphertexts, message_bytes
@@ -71,24 +71,20 @@ _HEADER_BYTES = 512
 
 @dataclass(frozen=True, kw_only=True)
 class EncryptedSum(SecureSumPlan):
-    """Parameters of a secure sum under CKKS.
+    """Parameters of a secure sum under CKKS; see `SecureSumPlan`.
 
-    `bits`: binary digits after the point, in [1, 40]. `limit`: largest magnitude of a weight, > 0. `threshold`: how
-    many clients must finish, >= 2 (default: more than half of those asked). More bits and a larger limit leave room for
-    fewer clients, and are refused where the error of decryption could reach half a digit.
+    More bits and a larger limit leave room for fewer clients, and are refused where the error of decryption could reach
+    half a digit.
     """
 
     sums: ClassVar[frozenset[str]] = frozenset(("encrypted", "mean"))
     overhead: ClassVar[frozenset[str]] = frozenset(("encrypted weight", "total weight"))
 
     bits: int = field(default=26, metadata=require_count("secure bits", low=1))
-    limit: float = field(default=64.0, metadata=require_number("secure limit", low=0.0, open_low=True))
-    threshold: int | None = field(default=None, metadata=require_count("secure threshold", low=2))
 
     def __post_init__(self) -> None:
-        """Refuse numbers that leave no room to add, and a threshold at which a client's own upload is the sum."""
-        check_fields(self)
-        check_number("secure bits", self.bits, high=40)
+        """Refuse numbers that leave no room to add or for the noise of a sum."""
+        super().__post_init__()
         self._check_noise(2)
 
     @property

@@ -31,7 +31,7 @@ CLASSES = {
     **registry.CONTRACTS,
     "models": "torch.nn:Module",
     "optimizers": "torch.optim:Optimizer",
-    "callbacks": "splitfed.training.callbacks:Callback",
+    "callbacks": "splitfed.training.run:Callback",
 }
 """Kind -> of what a class must be a subclass; topologies, data sets, losses and metrics are functions alone."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from splitfed.core.replay_rows import check_row_counts, is_replayed
 from splitfed.core.topology import Topology
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.engines.base import CONSULTED
 from splitfed.federated.base import Method
 from splitfed.schedules.base import Training, spread_counts

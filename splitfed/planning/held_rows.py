@@ -24,9 +24,8 @@ from splitfed.core.probe import Facts
 from splitfed.core.rows import RowSource, blocks, in_memory
 from splitfed.core.topology import Segment, Topology
 from splitfed.core.weight_sharing import count_weights
-from splitfed.data.dataset import Dataset
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.data.features import FeatureRows
-from splitfed.data.federation import Federation
 
 # So many bends make a row of whole numbers one that nobody writes by rule: a step has two, a single one in zeros three.
 _BENDS = 4

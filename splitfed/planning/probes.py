@@ -11,9 +11,8 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import Facts, probe
 from splitfed.core.reordered_gradients import reordered_weights
 from splitfed.core.topology import Segment, Topology
-from splitfed.data.dataset import Dataset
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.data.features import feed
-from splitfed.data.federation import Federation
 from splitfed.data.transform import transform_of
 from splitfed.planning.held_rows import check_held_rows
 

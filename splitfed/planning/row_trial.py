@@ -19,8 +19,7 @@ from splitfed.core.row_independence import try_rows
 from splitfed.core.row_places import find_counting
 from splitfed.core.topology import Topology
 from splitfed.core.trial_rows import TrialRows
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.engines.base import CONSULTED
 from splitfed.federated.base import Method
 from splitfed.planning.probes import inputs_of

@@ -27,9 +27,8 @@ from splitfed.core.step_plan import segment_plans
 from splitfed.core.task_checks import check_own_parts
 from splitfed.core.topology import Topology
 from splitfed.core.usage_counts import counted_labels
-from splitfed.data.dataset import Dataset
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.data.features import feed_rows
-from splitfed.data.federation import Federation
 from splitfed.engines.base import Placement
 from splitfed.federated.base import Method, MethodContext
 from splitfed.planning.batch_counts import check_ways

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_number, require_count, require_number
 from splitfed.core.random import generator
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.poisoning.base import Poisoning, check_class, check_value, replace_rows, replace_training_rows
 
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from splitfed.core.errors import InvalidInput, check_count, check_fields
 from splitfed.core.messages import Message
 from splitfed.core.rows import as_rows_by_index, blocks
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.engines.observers import Observable
 
 Tensors = Mapping[str, Tensor]

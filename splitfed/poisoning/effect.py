@@ -13,7 +13,7 @@ from torch import Tensor
 
 from splitfed.core.argument_kinds import guarded
 from splitfed.core.errors import InvalidInput, check_count
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 
 
 class EvaluatedRun(Protocol):

@@ -26,8 +26,7 @@ from splitfed.core.errors import InvalidInput, check_names, check_number, requir
 from splitfed.core.messages import Message
 from splitfed.core.party import Party
 from splitfed.core.random import generator
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.engines.observers import Observable
 from splitfed.poisoning.base import (
     HonestObserver,

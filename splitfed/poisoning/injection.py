@@ -8,7 +8,7 @@ from typing import Any
 from splitfed.core.errors import InvalidInput, check_kind
 from splitfed.core.messages import Message
 from splitfed.core.random import derive, generator
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.engines.observers import Observable
 from splitfed.poisoning.base import HonestObserver, Poisoning, Tensors
 

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_kind, require_number
 from splitfed.core.random import generator
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.poisoning.base import Poisoning, check_class, replace_rows, replace_training_rows
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_number, require_number, unknown
 from splitfed.core.party import Party
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.engines.observers import Observable
 from splitfed.poisoning.base import HonestObserver, Poisoning
 

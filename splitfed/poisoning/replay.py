@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_names, require_count
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.poisoning.base import Poisoning, check_class
 
 

@@ -6,6 +6,6 @@ from splitfed.core.lazy_package import make_lazy
 
 if TYPE_CHECKING:
     from splitfed.secure_sum.base import SecureSumPlan as SecureSumPlan
-    from splitfed.secure_sum.plan import SecureSum as SecureSum
+    from splitfed.secure_sum.masked_sum import SecureSum as SecureSum
 
 make_lazy(__name__)

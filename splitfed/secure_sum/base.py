@@ -7,14 +7,14 @@ no upload.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, check_fields, check_number, require_count, require_number
 
 Residues = NDArray[np.uint64]
 """Whole numbers modulo 2^64; numpy's arithmetic on them wraps round."""
@@ -48,19 +48,26 @@ class Summation(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SecureSumPlan:
-    """Base of the plans of secure sums: frozen values that check, start and count a sum.
+    """Base of the plans of secure sums: frozen values that check, start and count a sum of fixed-point numbers.
 
     `sums`: the kinds of its messages that hold its uploads, unreadable, or what they add up to. `overhead`: those that
     hold neither, nor anything made of them: keys, shares of keys, weights in the mean, and who takes part.
+
+    `bits`: binary digits after the point, in [1, 40]. `limit`: largest magnitude of a weight, > 0. `threshold`: how
+    many clients must finish, >= 2 (default: more than half of those asked; see `required_members`).
     """
 
     sums: ClassVar[frozenset[str]] = frozenset()
     overhead: ClassVar[frozenset[str]] = frozenset()
 
-    @property
-    def threshold(self) -> int | None:
-        """How many clients must finish, >= 2; None: more than half of those asked."""
-        raise NotImplementedError
+    bits: int = field(default=24, metadata=require_count("secure bits", low=1))
+    limit: float = field(default=64.0, metadata=require_number("secure limit", low=0.0, open_low=True))
+    threshold: int | None = field(default=None, metadata=require_count("secure threshold", low=2))
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that leave no room to add, and a threshold at which a client's own upload is the sum."""
+        check_fields(self)
+        check_number("secure bits", self.bits, high=40)
 
     def required_members(self, asked: int) -> int:
         """Return how many of the clients `asked` must finish: the threshold, by default more than half of them."""

@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from splitfed.attacks.base import Attack, Knowledge, Phase
+from splitfed.attacks.base import Attack, Knowledge
 from splitfed.attacks.work import OneOf, StatesWork, Work
 from splitfed.core.messages import View
 from splitfed.core.random import generator, stream
-from splitfed.data.dataset import Dataset
+from splitfed.threats.attack_requests import AttackRequest
 from splitfed.threats.evaluator import Evaluator
-from splitfed.threats.threat_models import with_threat_model
 
 SIZES = ("epochs", "iterations")
 """Parameters that are the whole work of an attack that has one of them, as a whole number."""
@@ -42,29 +41,18 @@ class AttackDuration:
 
 
 def plan_attack(
-    evaluator: Evaluator,
-    name: str,
-    attack: Attack,
-    party: str,
-    victims: Dataset,
-    client: int,
-    seed: int,
-    releases: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
+    evaluator: Evaluator, request: AttackRequest, clock: Callable[[], float] = time.perf_counter
 ) -> AttackDuration | None:
-    """Return about how long `attack` by `party` takes by `clock`; None where it does not say what its work is.
+    """Return about how long the attack takes by `clock`; None where it does not say what its work is.
 
     Raises what the attack is refused for.
     """
-    if attack.reads or attack.phase is Phase.TRAINING:
-        return None
-    attack = with_threat_model(attack, evaluator.engine, party)
-    view, knowledge = evaluator.prepare_attack(name, attack, party, victims, client, seed, releases)
-    with torch.enable_grad(), stream(seed, knowledge.device):
-        seconds = [work.seconds(clock) for work in work_of(attack, view, knowledge)]
+    view, knowledge = evaluator.prepare_attack(request)
+    with torch.enable_grad(), stream(request.seed, knowledge.device):
+        seconds = [work.seconds(clock) for work in work_of(request.attack, view, knowledge)]
     if not seconds:
         return None
-    return AttackDuration(name, sum(least for least, _ in seconds), sum(most for _, most in seconds))
+    return AttackDuration(request.name, sum(least for least, _ in seconds), sum(most for _, most in seconds))
 
 
 def work_of(attack: Attack, view: View, knowledge: Knowledge) -> Sequence[Work | OneOf]:

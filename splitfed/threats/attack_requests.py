@@ -1,22 +1,51 @@
-"""What a run is asked of attacks: made ready by names and budgets, asked in turn, with what it costs a row."""
+"""What a run is asked of attacks: who attacks whose rows, with which attack, made once from checked input.
+
+An attack that leaves its threat model open has the one that holds for its adversary: white box where that has received
+weights in the run, as an aggregation server has, or a server through which clients hand their segments on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from splitfed.attacks.base import Attack, Phase, Progress
-from splitfed.core.errors import InvalidInput, check_count, check_kind
+from splitfed.attacks.base import Attack, Progress, UsesFurther
+from splitfed.attacks.threat_model import BLACK_BOX, WEIGHTS, WHITE_BOX
+from splitfed.core.errors import InvalidInput, check_kind
 from splitfed.data.dataset import Dataset
-from splitfed.engines.base import FED
 from splitfed.engines.engine import Engine
-from splitfed.planning.private import cost_of_releases
-from splitfed.privacy.ledger import Ledger
 from splitfed.registry import load, name_of
-from splitfed.threats.attack_result import AttackResult
-from splitfed.threats.evaluator import Evaluator
-from splitfed.threats.recorded_training import reads_training
-from splitfed.threats.threat_models import threat_model_of, with_threat_model
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Observation:
+    """What `party` learns of the rows `victims`, which pass through the parties of `client` `releases` times.
+
+    `seed`: of everything that is drawn for the answer.
+    """
+
+    party: str
+    victims: Dataset
+    client: int
+    seed: int
+    releases: int = 1
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AttackRequest(Observation):
+    """One attack that `party` is to run: `attack`, called `name`.
+
+    `number`: the round of recorded training that it goes against, or up to which it reads steps; None: the newest of an
+    attack on recorded training. `classifier`: whether a classifier of clean rows scores reconstructions too. `floors`:
+    whether floors (of reconstructions from releases, of labels) and oracles are scored.
+    """
+
+    name: str
+    attack: Attack
+    number: int | None = None
+    classifier: bool = False
+    floors: bool = True
+    progress: Progress | None = None
 
 
 def name_attacks(
@@ -44,53 +73,15 @@ def name_attacks(
     )
 
 
-def ask_in_turn(
-    evaluator: Evaluator,
-    attacks: Sequence[tuple[str, Attack]],
-    ledger: Callable[[], Ledger],
-    *,
-    adversary: str | None,
-    victims: Dataset | None,
-    client: int,
-    seed: int,
-    progress: Progress | None,
-    number: int | None,
-    classifier: bool,
-    floors: bool,
-    releases: int,
-) -> Iterator[AttackResult]:
-    """Check all `attacks`, name and attack of each, then run one after the other; parameters as of `Run.attack`."""
-    past = [attack.phase is Phase.TRAINING for _, attack in attacks]
-    trained = [one.phase is Phase.TRAINING or (number is not None and reads_training(one)) for _, one in attacks]
-    if number is not None:
-        check_count("round", number, high=max(evaluator.grants.rounds - 1, 0))
-        if not any(trained):
-            raise InvalidInput(
-                f"round={number} is not allowed: {attacks[0][0]} is on no recorded training; leave it out"
-            )
-    if any(trained) and victims is not None:
-        who = type(attacks[trained.index(True)][1]).__name__
-        raise InvalidInput(f"{who} goes against training rows: name no victims")
-    usual = FED if all(past) and FED in evaluator.engine.parties else None
-    party = evaluator.adversary(adversary or usual)
-    truth = evaluator.data.victims if all(trained) else evaluator.victims(victims)
-    for name, attack in attacks:
-        evaluator.check_releases(name, attack, releases, client)
-    for name, asked in attacks:
-        attack = with_threat_model(asked, evaluator.engine, party)
-        found = evaluator.attack(
-            name, attack, party, truth, client, seed, progress, number, classifier, floors, releases
-        )
-        costed = found if found.repeated is None else _with_cost(found, evaluator.engine, client, ledger().delta)
-        yield replace(costed, quick=attack.quick, threat_model=threat_model_of(attack))
+def with_threat_model(attack: Attack, engine: Engine, party: str) -> Attack:
+    """Return `attack` by `party` in the threat model that holds for it, where the attack leaves that open (None)."""
+    if getattr(attack, "threat_model", BLACK_BOX) is not None:
+        return attack
+    received = any(flow.receiver == party and flow.kind == "weights" for flow in engine.traffic.flows)
+    return replace(attack, threat_model=WHITE_BOX if received else BLACK_BOX)  # type: ignore[call-arg]
 
 
-def _with_cost(result: AttackResult, engine: Engine, client: int, delta: float) -> AttackResult:
-    """Return `result` with what all releases of a row cost it, where everything that crosses has a promise."""
-    repeated = result.repeated
-    if repeated is None or repeated.equal or repeated.steps:
-        return result
-    together, each = (cost_of_releases(engine, client, n, delta) for n in (repeated.count, 1))
-    if together is None:
-        return result
-    return replace(result, repeated=replace(repeated, epsilon=together, each=each, delta=delta))
+def threat_model_of(attack: Attack) -> str:
+    """Return "white_box" where `attack` is shown trained weights of the client, else "black_box"."""
+    shown = attack.requires | (attack.uses if isinstance(attack, UsesFurther) else frozenset())
+    return WHITE_BOX if shown & WEIGHTS else BLACK_BOX

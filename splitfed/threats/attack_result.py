@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -10,12 +10,16 @@ from torch import Tensor
 from splitfed.attacks.base import Clone
 from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.attacks.selection import Selection
-from splitfed.attacks.threat_model import BLACK_BOX
+from splitfed.attacks.threat_model import BLACK_BOX, WHITE_BOX
+from splitfed.drawing.html_table import html_table
+from splitfed.engines.engine import Engine
+from splitfed.planning.private import cost_of_releases
 from splitfed.threats.repeated_releases import RepeatedReleases
-from splitfed.threats.result_tables import describe_result, result_html, result_rows
 
 if TYPE_CHECKING:
     import pandas as pd
+
+COLUMNS = ("metric", "of", "mean", "low", "high", "median", "worst_decile", "n")
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,36 @@ class AttackResult:
         return found is not None and (found.high if found.known else found.mean) < 0.5
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the scores as flat rows, one a metric and predictor: the attack, its baselines, what it stole."""
-        return result_rows(self)
+        """Return the scores as flat rows, one a metric and predictor: the attack, its baselines, what it stole.
+
+        "of": "attack", a baseline, or "stolen clone", "stolen trained" and "stolen fresh" of a stolen model. "low",
+        "high": the 95 % interval of the mean over "n" victims, None where there is none. "median", "worst_decile": of
+        reconstructions, see `splitfed.stats.intervals.Interval`; None of other scores.
+        """
+        own = {**self.scores, **{f"stolen {who}": scores for who, scores in (self.stolen or {}).items()}}
+        return [
+            {
+                "attack": self.attack,
+                "adversary": self.adversary,
+                "threat_model": self.threat_model,
+                "metric": metric,
+                "of": who,
+                "mean": found.mean,
+                "low": found.low if found.known else None,
+                "high": found.high if found.known else None,
+                "median": found.median,
+                "worst_decile": found.worst_decile,
+                "n": found.n,
+                "seconds": self.seconds,
+                "quick": self.quick,
+                "under_trained": ", ".join(self.under_trained),
+                "unadapted": ", ".join(self.unadapted),
+                "releases": self.releases,
+            }
+            for metric in dict.fromkeys(metric for scores in own.values() for metric in scores)
+            for who, scores in own.items()
+            if (found := scores.get(metric)) is not None
+        ]
 
     def to_frame(self) -> pd.DataFrame:
         """Return the rows as a pandas table."""
@@ -80,9 +112,34 @@ class AttackResult:
         return pd.DataFrame(self.rows())
 
     def __repr__(self) -> str:
-        """Tell in a line who attacked what, and the attack's own scores."""
-        return describe_result(self)
+        """Tell in a line who attacked what, and the attack's own scores with what the baselines reach."""
+        said = []
+        for metric, found in self.scores.get("attack", {}).items():
+            others = [f"{who} {scores[metric].mean:.4g}" for who, scores in self.scores.items() if metric in scores]
+            beside = ", ".join(other for other in others if not other.startswith("attack "))
+            said.append(f"{metric} {found.mean:.4g}" + (f" ({beside})" if beside else ""))
+        return f"AttackResult({self._caption()}: {'; '.join(said) or 'no score'})"
 
     def _repr_html_(self) -> str:
         """Return a table of the scores for a notebook."""
-        return result_html(self)
+        return html_table(self._caption(), COLUMNS, [[row[name] for name in COLUMNS] for row in self.rows()])
+
+    def _caption(self) -> str:
+        """Tell who attacked how many victims, and what limits the figures."""
+        quick = (", white box" if self.threat_model == WHITE_BOX else "") + (", a quick look" if self.quick else "")
+        low = f", under-trained (below {', '.join(self.under_trained)})" if self.under_trained else ""
+        blind = f", did not adapt to {', '.join(self.unadapted)}" if self.unadapted else ""
+        victims = f"{self.victims} victim{'' if self.victims == 1 else 's'}"
+        victims += "" if self.repeated is None else f", {self.repeated}"
+        return f"{self.attack} by {self.adversary}, {victims}{quick}{low}{blind}"
+
+
+def with_cost(result: AttackResult, engine: Engine, client: int, delta: float) -> AttackResult:
+    """Return `result` with what all releases of a row cost it, where everything that crosses has a promise."""
+    repeated = result.repeated
+    if repeated is None or repeated.equal or repeated.steps:
+        return result
+    together, each = (cost_of_releases(engine, client, n, delta) for n in (repeated.count, 1))
+    if together is None:
+        return result
+    return replace(result, repeated=replace(repeated, epsilon=together, each=each, delta=delta))

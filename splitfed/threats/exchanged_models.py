@@ -8,15 +8,13 @@ can. Where scores of classes cannot be reached so, what the last segment that ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from splitfed.attacks.networks.frozen_copy import run_segments
 from splitfed.attacks.uploads.exchanged_model import ExchangedModel, ExchangedRound, PublicScores, move_along
-from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs
 from splitfed.core.messages import WEIGHT_GRADIENT, Message, View
 from splitfed.core.topology import Segment, Topology, weights
@@ -24,7 +22,6 @@ from splitfed.engines.base import FED
 from splitfed.federated.low_rank import add_update, decompress_update
 from splitfed.federated.public_rows import PublicBatch
 from splitfed.threats.imitated_defenses import Feed
-from splitfed.threats.retraining import fresh
 
 
 def exchanged_model(
@@ -130,35 +127,3 @@ def public_scores(batch: PublicBatch, view: View, client: int, seed: int, device
         torch.stack([rows[k][i] for k, i in others]).to(device),
         torch.stack([torch.stack(part).mean(0) for part in others.values()]).to(device),
     )
-
-
-class FreshModel:
-    """Draws the whole model of a client anew, up to its first head; none of the trained weights can be reached."""
-
-    def __init__(self, topology: Topology, feed: Feed, seed: int, device: torch.device) -> None:
-        self._feed, self._device, self._out = feed, device, topology.heads[0].value
-        self._refusal, self._names = "", topology.makers((self._out,))
-        try:
-            self._topology = fresh(topology, seed)
-        except InvalidInput as error:
-            self._refusal = str(error)
-
-    def __call__(self, seed: int) -> nn.Module:
-        """Return a model from rows (n, *shape) to scores (n, classes) with weights drawn from `seed`, in training."""
-        if self._refusal:
-            raise InvalidInput(self._refusal)
-        segments = [s for s in fresh(self._topology, seed).segments if s.name in self._names]
-        return _WholeModel(segments, self._feed, self._out).to(self._device)
-
-
-class _WholeModel(nn.Module):
-    """Segments from raw rows to an output."""
-
-    def __init__(self, segments: Sequence[Segment], feed: Feed, out: str) -> None:
-        super().__init__()
-        self._segments, self._feed, self._out = tuple(segments), feed, out
-        self.parts = nn.ModuleDict({s.name: s.module for s in segments})
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output for rows x."""
-        return run_segments(self._segments, dict(self.parts.items()), self._feed(x))[self._out]

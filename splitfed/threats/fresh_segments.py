@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import count
 
 import torch
 from torch import Tensor, nn
 
+from splitfed.attacks.networks.frozen_copy import run_segments
 from splitfed.core.defense import Defense, LearnedDefense
 from splitfed.core.defense_context import DefenseSite
 from splitfed.core.errors import InvalidInput
@@ -106,10 +109,18 @@ def head_after(topology: Topology, role: str, seed: int) -> Callable[[], nn.Modu
         if head.role == role or not _is_chain([topology.segment(name) for name in names], sent, role):
             continue
         try:
-            return _HeadArchitecture(_redraw_only(topology, names, derive(seed, 0)), names, seed)
+            return partial(_draw_head, _redraw_only(topology, names, derive(seed, 0)), names, seed, count(1))
         except InvalidInput:
             return None
     return None
+
+
+def _draw_head(topology: Topology, names: Sequence[str], seed: int, calls: Iterator[int]) -> nn.Module:
+    """Return the segments `names` of `topology`, one after another, drawn for the next of `calls`."""
+    drawn = fresh(topology, derive(seed, next(calls)))
+    segments = [drawn.segment(name) for name in names]
+    (sent,), (out,) = segments[0].inputs, segments[-1].outputs
+    return _Segments(segments, lambda z: {sent: z}, out)
 
 
 def _is_chain(segments: Sequence[Segment], sent: Collection[str], role: str) -> bool:
@@ -127,27 +138,33 @@ def _redraw_only(topology: Topology, names: Collection[str], seed: int) -> Topol
     return fresh(replace(topology, segments=tuple(segments)), seed)
 
 
-class _HeadArchitecture:
-    """Draws the segments `names` of `topology`, which holds fresh weights only."""
+class FreshModel:
+    """Draws the whole model of a client anew, up to its first head; none of the trained weights can be reached."""
 
-    def __init__(self, topology: Topology, names: tuple[str, ...], seed: int) -> None:
-        self._topology, self._names, self._seed, self._calls = topology, names, seed, 0
+    def __init__(self, topology: Topology, feed: Feed, seed: int, device: torch.device) -> None:
+        self._feed, self._device, self._out = feed, device, topology.heads[0].value
+        self._refusal, self._names = "", topology.makers((self._out,))
+        try:
+            self._topology = fresh(topology, seed)
+        except InvalidInput as error:
+            self._refusal = str(error)
 
-    def __call__(self) -> nn.Module:
-        self._calls += 1
-        drawn = fresh(self._topology, derive(self._seed, self._calls))
-        return _Chain([drawn.segment(name) for name in self._names])
+    def __call__(self, seed: int) -> nn.Module:
+        """Return a model from rows (n, *shape) to scores (n, classes) with weights drawn from `seed`, in training."""
+        if self._refusal:
+            raise InvalidInput(self._refusal)
+        segments = [s for s in fresh(self._topology, seed).segments if s.name in self._names]
+        return _Segments(segments, self._feed, self._out).to(self._device)
 
 
-class _Chain(nn.Module):
-    """Segments one after another, each on the one value that the one before it returns."""
+class _Segments(nn.Module):
+    """Segments in order, from what is fed to them to the output `out`."""
 
-    def __init__(self, segments: list[Segment]) -> None:
+    def __init__(self, segments: Sequence[Segment], feed: Feed, out: str) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(s.module for s in segments)
+        self._segments, self._feed, self._out = tuple(segments), feed, out
+        self.parts = nn.ModuleDict({s.name: s.module for s in segments})
 
-    def forward(self, z: Tensor) -> Tensor:
-        for part in self.parts:
-            # A segment may begin with an operation in place.
-            z = part(z.clone())
-        return z
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output for x, a row of it each."""
+        return run_segments(self._segments, dict(self.parts.items()), self._feed(x))[self._out]

@@ -22,17 +22,17 @@ from splitfed.core.random import derive
 from splitfed.core.rows import RowSource
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Topology
-from splitfed.data.dataset import Dataset
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.data.features import feed, feed_rows, places
-from splitfed.data.federation import Federation
 from splitfed.engines.base import FED, Source
 from splitfed.engines.engine import Engine
 from splitfed.federated.base import Method
+from splitfed.federated.traits import MethodTraits
 from splitfed.schedules.base import Schedule, Training
 from splitfed.schedules.sampling_and_dropout import Sampled
 from splitfed.threats.fresh_segments import Architecture
 from splitfed.threats.imitated_defenses import Feed
-from splitfed.threats.repeated_releases import ReleaseMean, release_seed
+from splitfed.threats.repeated_releases import mean_release, release_seed
 from splitfed.threats.retraining import Rerun
 from splitfed.threats.segment_runner import SegmentRunner
 
@@ -44,7 +44,8 @@ LEAST_AT_ONCE = 16
 class Grants:
     """Says what the parties of `engine` may know; `newest` says whose segments a client would use now.
 
-    `training`, `rounds`, `schedule` and `method` are those of the run, once they are known.
+    `training`, `rounds`, `schedule` and `method` are those of the run, once they are known; `sent`: the kinds of
+    messages that its clients will send for the method, where nothing has been sent yet.
     """
 
     engine: Engine
@@ -55,6 +56,7 @@ class Grants:
     rounds: int = 0
     schedule: Schedule | None = None
     method: Method | None = None
+    sent: frozenset[str] = frozenset()
 
     def knowledge(
         self, party: str, client: int, stream: int, releases: int = 1, at_once: int | None = None
@@ -220,7 +222,7 @@ class Grants:
         if self.training.restart_optimizers and "momentum" in options and len(batches) == 1:
             # A step that comes first has none to go on with.
             options["momentum"] = 0.0
-        traits = None if self.method is None else self.method.traits(topology)
+        traits = self.traits(client)
         sends_gradients = traits is not None and traits.sends_gradients
         sizes = [len(rows) for rows in (_first_epoch(batches) if sends_gradients else batches)]
         private = () if traits is None else traits.private_segments
@@ -231,6 +233,10 @@ class Grants:
         rows = len(torch.cat(list(batches)).unique())
         return replace(local, clip=self._clip_norm(client, role), rows=rows, accumulate=self.engine.accumulate)
 
+    def traits(self, client: int) -> MethodTraits | None:
+        """Return what the run's method is for the model of `client`; None where there is no method."""
+        return None if self.method is None else self.method.traits(self.engine.topologies[client])
+
     def _clip_norm(self, client: int, role: str) -> float | None:
         """Return the norm to which the defenses of `client` clip the gradients of rows at `role`, where one does."""
         topology, guards = self.engine.topologies[client], of_client(self.engine.defenses, client)
@@ -239,7 +245,7 @@ class Grants:
 
     def feed(self, client: int) -> Feed:
         """Return what says what each input of the client's topology gets of raw rows; it holds no data."""
-        return partial(feed, names=self.engine.topologies[client].inputs, features=self.data.victims.features)
+        return feed_of(self.engine.topologies[client], self.data)
 
     @property
     def classes(self) -> int | None:
@@ -264,11 +270,10 @@ class Grants:
         calls, send = count(1), self._send(party, client)
 
         def query(x: Tensor) -> Releases:
-            call, mean = next(calls), ReleaseMean[str](releases)
-            for release in range(releases):
-                view = send(x, release_seed(seed, call, release=release))[1]
-                mean.add(view.select(kind="activation").tensors(self.engine.device))
-            return mean.mean()
+            call = next(calls)
+            views = (send(x, release_seed(seed, call, release=release))[1] for release in range(releases))
+            arrived = (view.select(kind="activation").tensors(self.engine.device) for view in views)
+            return mean_release(arrived, releases)[0]
 
         return partial(_in_batches, query, at_once)
 
@@ -285,6 +290,11 @@ class Grants:
             return prediction.outputs, recorder.view()
 
         return send
+
+
+def feed_of(topology: Topology, data: Federation) -> Feed:
+    """Return what says what each input of `topology` gets of raw rows of `data`; it holds no data."""
+    return partial(feed, names=topology.inputs, features=data.victims.features)
 
 
 def find_party(engine: Engine, name: str) -> str:

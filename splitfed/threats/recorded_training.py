@@ -1,4 +1,4 @@
-"""What was recorded in training: of every row what the adversary received in each epoch, and which updates are none.
+"""What was recorded in training: updates of weights, and of every row what the adversary received in each epoch.
 
 A row comes back in every epoch, with gradients by other weights and with new draws of a random defense. A defense that
 adds to gradients protects a label as far as their mean over all of these does, so label attacks may be asked of what
@@ -7,19 +7,26 @@ was recorded in training, where the adversary knows which rows were in which ste
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from splitfed.attacks.base import Attack, Needs, Phase, Target
-from splitfed.core.errors import InvalidInput
+from splitfed.attacks.base import Attack, Needs, Outcome, Phase, Target
+from splitfed.attacks.gradients.local_training import check_one_step
+from splitfed.attacks.scoring.assignment import assignment
+from splitfed.attacks.scoring.prediction_scores import score_prediction
+from splitfed.core.errors import InvalidInput, check_count
 from splitfed.core.grouping import group_pairs
-from splitfed.core.messages import Message, Stamp, View
-from splitfed.data.federation import Federation
+from splitfed.core.messages import WEIGHT_GRADIENT, Message, Stamp, View
+from splitfed.core.random import derive, generator
 from splitfed.engines.engine import Engine
-from splitfed.federated.base import Method
+from splitfed.threats.attack_phase import AttackPhase, Case, Scored
+from splitfed.threats.attack_requests import AttackRequest
+from splitfed.threats.knowledge import check_client
 
 Batches = Callable[[int], Sequence[Tensor]]
 """Epoch -> the rows of every step in it."""
@@ -116,27 +123,93 @@ def _passes(
     ]
 
 
-def check_updates(attack: Attack, engine: Engine, data: Federation, method: Method | None) -> None:
-    """Refuse an `attack` on what clients send in training where that is not the update of weights that it reads."""
-    if any(client.train.source.couples for client in data.clients):
-        raise InvalidInput(
-            f"{type(attack).__name__} is scored by the rows that a client trained on, and these were mixed with "
-            "one another (mixup): there is no such row to find"
+def recorded_view(engine: Engine, party: str, client: int, number: int | None = None) -> View:
+    """Return what `party` recorded of `client` in training up to round `number` (default: all), its own copies."""
+    if party not in engine.link.recorders:
+        raise InvalidInput(f"{party!r} was not recorded in training: record=Recording(parties=({party!r},))")
+    check_client(engine, client)
+    if number is not None:
+        check_count("round", number)
+    seen = engine.view(party).select(phase="train")
+    kept = [m for m in seen.messages if m.stamp.replica == client and (number is None or m.stamp.epoch <= number)]
+    return View(party, tuple(kept), copy.deepcopy(dict(seen.segments)))
+
+
+class RecordedUpdates(AttackPhase):
+    """Attacks on the update of weights that the client sent in a round, scored by the rows that it trained on in it."""
+
+    def check(self, request: AttackRequest) -> None:
+        """Refuse a party that will have no updates of one step; before training nothing has been recorded."""
+        if (local := self.grants.local(request.party, request.client)) is None:
+            raise InvalidInput(
+                f"{type(request.attack).__name__} needs {Needs.UPDATES}; only an aggregation server gets those, in a "
+                "schedule that has one, such as 'splitfed_v1'"
+            )
+        self._check_updates(request.attack)
+        recorded_view(self.engine, request.party, request.client)
+        check_one_step(local)
+
+    def case(self, request: AttackRequest) -> Case:
+        """Return what the party recorded up to the round asked for, or the newest, and the rows of that round."""
+        self._check_updates(request.attack)
+        party, client, number = request.party, request.client, request.number
+        view = recorded_view(self.engine, party, client, number)
+        method = self.grants.method
+        gradients = method is not None and method.traits(self.engine.topology).sends_gradients
+        kind = WEIGHT_GRADIENT if gradients else "weights"
+        uploads = [m.stamp.epoch for m in view.messages if m.kind == kind and m.receiver == party]
+        stream = derive(request.seed, "queries", request.name)
+        knowledge = replace(self.grants.knowledge(party, client, stream), local=self.grants.local(party, client))
+        rows = self.data.clients[client].train
+        if uploads and number in (None, uploads[-1]):
+            trained = torch.cat(self.grants.batches(client, uploads[-1])).unique()
+            return Case(view, knowledge, rows.rows(trained), draws=(client, uploads[-1]))
+        when = "" if number is None else f" in round {number}"
+        absent = (
+            f"client {client} sent {party!r} no weights{when} that were recorded: take a schedule or method by "
+            "which that party averages weights (splitfed_v1, fedavg), with Recording(parties=(...))"
         )
-    placement = engine.run_parties.placement
-    traits = None if method is None else method.traits(engine.topology)
-    aggregation = None if traits is None else traits.aggregation
-    if placement.secure is not None or (aggregation is not None and aggregation.sum is not None):
-        raise InvalidInput(
-            f"{type(attack).__name__} needs {Needs.UPDATES}; under a secure sum the aggregation server learns the "
-            "sum of all clients' uploads alone"
-        )
-    if traits is None:
-        return
-    needs, who = f"{type(attack).__name__} needs {Needs.UPDATES};", type(method).__name__
-    if traits.own_steps:
-        raise InvalidInput(f"{needs} clients of {who} take steps of the method's own, and their update is no gradient")
-    if not (placement.fused or traits.sends_gradients or traits.returns_weights):
-        raise InvalidInput(f"{needs} clients of {who} send no weights to be held against those they were sent")
-    if not (traits.plain_update or traits.soft_labels or traits.hidden_gradients):
-        raise InvalidInput(f"{needs} what {who} may add to a client's gradient is in its update too")
+        return Case(view, knowledge, rows, absent=absent)
+
+    def score(self, request: AttackRequest, case: Case, outcome: Outcome) -> Scored:
+        """Match the rows to the predictions, here where the truth is known, and score them."""
+
+        def match_and_score(prediction: Tensor, classifier: bool) -> Scored:
+            ordered, drawn = case.victims.rows(assignment(case.victims.x, prediction)), generator(request.seed, "grade")
+            target, auxiliary = request.attack.target, self.data.auxiliary
+            return Scored(*score_prediction(target, prediction, ordered, auxiliary, drawn, classifier=classifier))
+
+        found = match_and_score(outcome.prediction, request.classifier)
+        if len(auxiliary := self.data.auxiliary):
+            # Matching favours the prediction, so the rows of somebody blind are matched in the same way.
+            drawn = generator(request.seed, "blind")
+            blind_rows = torch.randint(len(auxiliary), (len(case.victims),), generator=drawn)
+            found.scores["random_pairing"] = match_and_score(auxiliary.x[blind_rows], False).scores["attack"]
+        return found
+
+    def _check_updates(self, attack: Attack) -> None:
+        """Refuse an `attack` on what clients send in training where that is not the update of weights that it reads."""
+        if any(client.train.source.couples for client in self.data.clients):
+            raise InvalidInput(
+                f"{type(attack).__name__} is scored by the rows that a client trained on, and these were mixed with "
+                "one another (mixup): there is no such row to find"
+            )
+        placement, method = self.engine.run_parties.placement, self.grants.method
+        traits = None if method is None else method.traits(self.engine.topology)
+        aggregation = None if traits is None else traits.aggregation
+        if placement.secure is not None or (aggregation is not None and aggregation.sum is not None):
+            raise InvalidInput(
+                f"{type(attack).__name__} needs {Needs.UPDATES}; under a secure sum the aggregation server learns the "
+                "sum of all clients' uploads alone"
+            )
+        if traits is None:
+            return
+        needs, who = f"{type(attack).__name__} needs {Needs.UPDATES};", type(method).__name__
+        if traits.own_steps:
+            raise InvalidInput(
+                f"{needs} clients of {who} take steps of the method's own, and their update is no gradient"
+            )
+        if not (placement.fused or traits.sends_gradients or traits.returns_weights):
+            raise InvalidInput(f"{needs} clients of {who} send no weights to be held against those they were sent")
+        if not (traits.plain_update or traits.soft_labels or traits.hidden_gradients):
+            raise InvalidInput(f"{needs} what {who} may add to a client's gradient is in its update too")

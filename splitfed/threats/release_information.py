@@ -34,13 +34,14 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 from splitfed.core.per_client_defenses import of_client
 from splitfed.core.random import generator
-from splitfed.data.dataset import Dataset
 from splitfed.registry import load
 from splitfed.stats.fisher_information import ReconstructionBound, fisher_information, prior_of, reconstruction_bound
 from splitfed.stats.intervals import Interval, metric_interval
 from splitfed.stats.mutual_information import MutualInformation, mutual_information
+from splitfed.threats.attack_requests import Observation
 from splitfed.threats.evaluator import Evaluator
 from splitfed.threats.floors import FLOORS
+from splitfed.threats.knowledge import check_client
 
 MOST_OTHERS = 1000
 """Auxiliary rows that mutual information compares a release with."""
@@ -77,30 +78,23 @@ class ReleaseInformation:
     releases: int = 1
 
 
-def measure_release(
-    evaluator: Evaluator,
-    party: str,
-    victims: Dataset,
-    client: int,
-    seed: int,
-    smoothing: float | None = None,
-    releases: int = 1,
-) -> ReleaseInformation:
-    """Return what arrives at `party` when the parties of `client` process `victims`.
+def measure_release(evaluator: Evaluator, asked: Observation, smoothing: float | None = None) -> ReleaseInformation:
+    """Return what arrives at the party when the parties of the client process the victims.
 
     `smoothing`: None, or the deviation of Gaussian noise that the victims' rows themselves contain: the bound is then
-    proven, for the rows with that noise. `releases`: how often every row is released, each time with noise drawn anew:
-    the Fisher information is that many times what one release has, and closed forms use the mean. Raises `InvalidInput`
-    where rows are token ids, where the party holds a part of them, and where it computes on ciphertexts.
+    proven, for the rows with that noise. Of several releases each has noise drawn anew: the Fisher information is that
+    many times what one release has, and closed forms use the mean. Raises `InvalidInput` where rows are token ids,
+    where the party holds a part of them, and where it computes on ciphertexts.
     """
-    evaluator.check_measurable(party, client)
-    view = evaluator.observe(party, victims, client, seed, releases=releases)
+    party, victims, client, seed = asked.party, asked.victims, asked.client, asked.seed
+    _check_measurable(evaluator, party, client)
+    view, releases = evaluator.observe(asked), asked.releases
     arrived = view.select(kind="activation")
     if not arrived.messages:
         raise InvalidInput(f"no release arrives at party {party!r}: there is nothing to measure")
     if not all(bool(torch.isfinite(z).all()) for z in arrived.tensors().values()):
         raise InvalidInput(f"what arrives at party {party!r} is not finite: there is nothing to measure")
-    usable, invertibility = _closed_forms(evaluator, view, party, victims, client, seed, releases)
+    usable, invertibility = _closed_forms(evaluator, view, asked)
     upstream: Callable[[Tensor], Releases] = evaluator.grants.trained_segments(
         client, evaluator.engine.parties[party].role
     )
@@ -139,11 +133,25 @@ def measure_release(
     return ReleaseInformation(party, bound, mutual, "", usable, invertibility, releases)
 
 
-def _closed_forms(
-    evaluator: Evaluator, view: View, party: str, victims: Dataset, client: int, seed: int, releases: int
-) -> tuple[Interval | None, Interval | None]:
+def _check_measurable(evaluator: Evaluator, party: str, client: int) -> None:
+    """Refuse to measure what `party` learns where rows are no numbers or its own, or what arrives is unreadable."""
+    data = evaluator.data
+    check_client(evaluator.engine, client)
+    if data.victims.discrete:
+        raise InvalidInput(f"rows of {data.name} are whole numbers, such as token ids: no derivative is taken")
+    if (secure := evaluator.engine.topologies[client].computation) is not None:
+        raise InvalidInput(f"party {party!r} {secure.refusals['derivatives']}")
+    if evaluator.grants.own_inputs(party, client, data.victims.x[:1]):
+        raise InvalidInput(f"party {party!r} holds a part of the rows itself, and the rest may depend on it")
+
+
+def _closed_forms(evaluator: Evaluator, view: View, asked: Observation) -> tuple[Interval | None, Interval | None]:
     """Return usable information and invertibility by the floors; None where there is none."""
-    floors = evaluator.reconstruct_floors(view, party, client, seed, releases)
+    floors, victims, seed = (
+        evaluator.released.reconstruct_floors(asked, view),
+        asked.victims,
+        asked.seed,
+    )
     if "linear_inverse" not in floors or len(victims) < 2:
         return None, None
     truth = victims.x

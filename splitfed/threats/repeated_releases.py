@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from itertools import chain
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -59,56 +60,33 @@ class RepeatedReleases:
         return f"{said}; its networks were trained on single ones" if self.trained_on_one else said
 
 
-class ReleaseMean(Generic[_Key]):
-    """The mean of `releases` sets of tensors by key; the first one itself where all are equal.
+def mean_release(values: Iterable[Mapping[_Key, Tensor]], releases: int) -> tuple[dict[_Key, Tensor], bool]:
+    """Return the mean of `values`, one of each of several `releases`, by key, and whether they were equal to the bit.
 
-    Sums are in float64; the mean has the type of what was released, at least float32.
+    Sums are in float64; the mean has the type of what was released, at least float32. What is the same in all of them
+    is returned as it is. Raises `InvalidInput` where one differs from the first in names, shapes, or whole numbers.
     """
-
-    def __init__(self, releases: int) -> None:
-        self._releases = releases
-        self._first: dict[_Key, Tensor] = {}
-        self._sums: dict[_Key, Tensor] = {}
-        self._differing: set[_Key] = set()
-        self._count = 0
-
-    def add(self, values: Mapping[_Key, Tensor]) -> None:
-        """Add one release; raises `InvalidInput` where it differs from the first in names, shapes, or whole numbers."""
-        self._count += 1
-        if self._count == 1:
-            self._first = dict(values)
-            return
-        if _layout(values) != _layout(self._first):
+    left = iter(values)
+    first, sums = dict(next(left)), dict[_Key, Tensor]()
+    for before, found in enumerate(left, start=1):
+        if _layout(found) != _layout(first):
             raise InvalidInput(
-                f"releases={self._releases} takes the mean of what arrives, and release {self._count} of the same rows "
+                f"releases={releases} takes the mean of what arrives, and release {before + 1} of the same rows "
                 "differs from the first one in names, shapes or types"
             )
-        for key, z in values.items():
-            first = self._first[key]
-            if key not in self._differing and torch.equal(z, first):
+        for key, z in found.items():
+            if key not in sums and torch.equal(z, first[key]):
                 continue
             if not z.is_floating_point():
                 raise InvalidInput(
-                    f"releases={self._releases} takes the mean of what arrives, and {_name(key)!r} arrives as "
+                    f"releases={releases} takes the mean of what arrives, and {_name(key)!r} arrives as "
                     f"{z.dtype}, different in every release: the mean of such numbers means nothing"
                 )
-            if key not in self._differing:
-                self._differing.add(key)
-                self._sums[key] = first.double() * (self._count - 1)
-            self._sums[key] += z
-
-    @property
-    def equal(self) -> bool:
-        """Whether all releases so far were the same to the bit."""
-        return not self._differing
-
-    def mean(self) -> dict[_Key, Tensor]:
-        """Return the mean of what was added, by key."""
-        found = dict(self._first)
-        for key, total in self._sums.items():
-            kind = torch.promote_types(self._first[key].dtype, torch.float32)
-            found[key] = (total / self._count).to(kind)
-        return found
+            if key not in sums:
+                sums[key] = first[key].double() * before
+            sums[key] += z
+    means = {key: (z / releases).to(torch.promote_types(first[key].dtype, torch.float32)) for key, z in sums.items()}
+    return {**first, **means}, not sums
 
 
 def mean_view(views: Iterable[View], releases: int) -> tuple[View, bool]:
@@ -116,22 +94,22 @@ def mean_view(views: Iterable[View], releases: int) -> tuple[View, bool]:
 
     `views`: what a party received of the same rows in each of `releases` passes.
     """
-    mean, first = ReleaseMean[tuple[int, str, str, str, str, str]](releases), None
-    for view in views:
-        first = first or view
-        mean.add(
-            {
-                (i, m.sender, m.receiver, m.kind, m.edge, name): z
-                for i, m in enumerate(view.messages)
-                for name, z in m.tensors.items()
-            }
-        )
-    assert first is not None
+    left = iter(views)
+    first = next(left)
+    values = (
+        {
+            (i, m.sender, m.receiver, m.kind, m.edge, name): z
+            for i, m in enumerate(view.messages)
+            for name, z in m.tensors.items()
+        }
+        for view in chain([first], left)
+    )
+    mean, equal = mean_release(values, releases)
     tensors: list[dict[str, Tensor]] = [{} for _ in first.messages]
-    for (i, *_, name), z in mean.mean().items():
+    for (i, *_, name), z in mean.items():
         tensors[i][name] = z
     messages = tuple(m._replace(tensors=t) for m, t in zip(first.messages, tensors, strict=True))
-    return View(first.party, messages, first.segments), mean.equal
+    return View(first.party, messages, first.segments), equal
 
 
 def release_seed(seed: int, *purpose: str | int, release: int) -> int:

@@ -17,7 +17,7 @@ from splitfed.core.probe import Facts
 from splitfed.core.step_plan import Port, segment_plans
 from splitfed.core.topology import Topology
 from splitfed.threats.imitated_defenses import Feed, ImitatedStates, task_weight, training_context
-from splitfed.threats.repeated_releases import ReleaseMean, release_seed
+from splitfed.threats.repeated_releases import mean_release, release_seed
 
 
 class _Penalties(NamedTuple):
@@ -91,10 +91,7 @@ class SegmentRunner:
             self._draw_number(None if number is None else release_seed(number, "sample", release=release))
             for release in range(self._releases)
         )
-        mean = ReleaseMean[str](self._releases)
-        for drawn in numbers:
-            mean.add(self._run(x, {}, drawn))
-        return mean.mean()
+        return mean_release((self._run(x, {}, drawn) for drawn in numbers), self._releases)[0]
 
     def in_training(
         self, x: Tensor, number: int | None = None, epoch: int | None = None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
 
-from torch import Tensor, nn
+from torch import nn
 
 from splitfed.attacks.base import Knowledge, Needs, check_rows
 from splitfed.attacks.training_time.training_attack import GRANTED_IN_TRAINING, AttackSite, TrainingAttack
@@ -16,15 +15,14 @@ from splitfed.core.per_client_defenses import of_client
 from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Edge, Segment, Topology
-from splitfed.data.features import feed
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.engines.observers import Observable
 from splitfed.planning.validation import Prepared
 from splitfed.registry import load
 from splitfed.threats.computation_views import views_of
 from splitfed.threats.fresh_segments import Architecture, head_after
 from splitfed.threats.imitated_defenses import ImitatedSender
-from splitfed.threats.knowledge import class_count
+from splitfed.threats.knowledge import class_count, feed_of
 
 
 def place_attacks(engine: Observable, prepared: Prepared, attacks: Mapping[str, TrainingAttack | str]) -> None:
@@ -141,12 +139,9 @@ def _sender(engine: Observable, prepared: Prepared, edge: Edge, seed: int) -> Im
     strong it is (`mid`, `shredder`) the attack does not know.
     """
     topology, guards = prepared.topology, of_client(prepared.defenses, 0)
-    return ImitatedSender(topology, prepared.facts[0], guards, edge, _inputs(prepared), seed, engine.device)
-
-
-def _inputs(prepared: Prepared) -> Callable[[Tensor], Mapping[str, Tensor]]:
-    """Return what says what each input of the topology gets of raw rows."""
-    return partial(feed, names=prepared.topology.inputs, features=prepared.data.victims.features)
+    return ImitatedSender(
+        topology, prepared.facts[0], guards, edge, feed_of(topology, prepared.data), seed, engine.device
+    )
 
 
 def _knowledge(engine: Observable, prepared: Prepared, party: str, needs: frozenset[Needs]) -> Knowledge:
@@ -158,7 +153,7 @@ def _knowledge(engine: Observable, prepared: Prepared, party: str, needs: frozen
         guards = of_client(prepared.defenses, 0)
         # A party that works where one value arrives has no segment upstream of it.
         architecture = Architecture(
-            topology, prepared.facts[0], guards, role, seed, {}, _inputs(prepared), engine.device
+            topology, prepared.facts[0], guards, role, seed, {}, feed_of(topology, prepared.data), engine.device
         )
     return Knowledge(
         data.shape,

@@ -24,7 +24,6 @@ from splitfed.attacks.search_space import Choice, Span, check_choice
 from splitfed.core.errors import InvalidInput, check_count, check_names, check_number
 from splitfed.core.messages import Message, Stamp, View
 from splitfed.core.random import derive, generator
-from splitfed.data.dataset import Dataset
 from splitfed.threats.computation_views import views_of
 from splitfed.threats.evaluator import Evaluator
 
@@ -81,8 +80,7 @@ class Bench:
         engine = evaluator.engine
         views_of(engine.topologies[client]).check_readable(type(attack).__name__, attack, engine, party, client)
         check_number("tune share", share, low=0.0, high=1.0, open_low=True, open_high=True)
-        self._evaluator, self._party, self._client, self._seed = evaluator, party, client, seed
-        self._releases = releases
+        self._party, self._client, self._seed, self._releases = party, client, seed, releases
         rows = evaluator.data.auxiliary
         count = round(share * len(rows))
         if not 2 <= count <= len(rows) - 2:
@@ -91,9 +89,8 @@ class Bench:
                 "more, and two left to learn from"
             )
         order = torch.randperm(len(rows), generator=generator(seed, "tune", "split"))
-        self._kept, self._left = order[:count], order[count:]
-        self.victims: Dataset = rows.rows(self._kept)
-        self._known: Dataset = rows.rows(self._left)
+        self.victims, self._known = rows.rows(order[:count]), rows.rows(order[count:])
+        self._grants = replace(evaluator.grants, data=replace(evaluator.data, auxiliary=self._known))
         x = self.victims.x.to(engine.device)
         self._view = self._make_view(self._query_releases(attack, self._knowledge(attack, "pseudo"), x))
 
@@ -115,22 +112,11 @@ class Bench:
 
     def _knowledge(self, attack: Attack, purpose: str) -> Knowledge:
         """Return what the attacker knows, less the pseudo-victims; queries start anew for every setting."""
-        stream = derive(self._seed, "tune", purpose)
-        whole = self._evaluator.grants.knowledge(self._party, self._client, stream, self._releases)
-
-        def left(t: Tensor) -> Tensor:
-            return t[self._left.to(t.device)]
-
-        def own(rows: Dataset) -> dict[str, Tensor]:
-            return self._evaluator.grants.own_inputs(self._party, self._client, rows.x)
-
+        party, client = self._party, self._client
         return replace(
-            whole,
-            auxiliary=None if whole.auxiliary is None else left(whole.auxiliary),
-            auxiliary_labels=None if whole.auxiliary_labels is None else left(whole.auxiliary_labels),
-            attributes={name: (left(y), classes) for name, (y, classes) in whole.attributes.items()},
-            own=own(self.victims),
-            own_auxiliary=own(self._known),
+            self._grants.knowledge(party, client, derive(self._seed, "tune", purpose), self._releases),
+            own=self._grants.own_inputs(party, client, self.victims.x),
+            own_auxiliary=self._grants.own_inputs(party, client, self._known.x),
         )
 
     def _query_releases(self, attack: Attack, knowledge: Knowledge, x: Tensor) -> Releases:
@@ -141,7 +127,7 @@ class Bench:
 
     def _make_view(self, released: Releases) -> View:
         """Return the view of a party at which `released` arrived."""
-        engine, replica = self._evaluator.engine, self._client
+        engine, replica = self._grants.engine, self._client
         topology, role = engine.topologies[replica], engine.parties[self._party].role
         stamp = Stamp("predict", replica, 0, 0, "pseudo-victims")
         messages = [

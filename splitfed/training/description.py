@@ -14,7 +14,7 @@ from splitfed.core.messages import Recording
 from splitfed.core.rows import RowSource, in_memory
 from splitfed.core.secure_computation import SecureComputation
 from splitfed.core.topology import Topology
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.data.mixup import mixup_of
 from splitfed.data.transform import transform_of
 from splitfed.planning.held_rows import lines_told

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from splitfed.core.errors import InvalidInput, check_fields, require_count, require_number
 from splitfed.planning.validation import Prepared
-from splitfed.training.callbacks import Callback
-
-if TYPE_CHECKING:
-    from splitfed.training.run import Run
+from splitfed.training.run import Callback, Run
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.random import read_seed
 from splitfed.core.state_encoding import check_state
 from splitfed.core.topology import Topology
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.engines.engine import Engine
 from splitfed.engines.factory import make_engine
 from splitfed.federated.base import Method
@@ -98,7 +98,7 @@ def train(
     }
     with nullcontext() if logging.folder is None else RunFolder(Path(logging.folder)).alone():
         run = begin_run(topology, data, rounds, arguments, logging)
-        assert run.plan is not None
+        assert isinstance(run.plan, RunPlan)
         train_rounds(run, run.plan)
     return run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,12 +16,10 @@ from splitfed.engines.base import Prediction
 from splitfed.federated.base import Method
 from splitfed.stats.utility import over_rows
 from splitfed.training.client_scores import summarize_clients
-
-if TYPE_CHECKING:
-    from splitfed.training.run import Run
+from splitfed.training.run_state import RunState
 
 
-def evaluate_part(run: Run, part: str, number: int, interval: bool) -> dict[str, Any]:
+def evaluate_part(run: RunState, part: str, number: int, interval: bool) -> dict[str, Any]:
     """Return the scores of `part` as `Run.evaluate` describes them; `number` is the draw of the defenses."""
     heads, engine = run.engine.topology.scored, run.engine
     replicas, first = range(engine.replicas), heads[0].value
@@ -48,7 +46,7 @@ def evaluate_part(run: Run, part: str, number: int, interval: bool) -> dict[str,
     return {"metric": task.metric_name, "clients": scores, "union": unions[first], **several}
 
 
-def evaluate_across(run: Run, part: str, number: int) -> dict[str, list[float | None]]:
+def evaluate_across(run: RunState, part: str, number: int) -> dict[str, list[float | None]]:
     """Return the scores of every client's model on its own rows of `part`, on all others', and on the union."""
     check_names("part", ("validation", "test"), part)
     names = ("own", "others", "union")
@@ -71,7 +69,7 @@ def evaluate_across(run: Run, part: str, number: int) -> dict[str, list[float | 
     return scores
 
 
-def _predict_part(run: Run, replica: int, part: str, number: int) -> Prediction:
+def _predict_part(run: RunState, replica: int, part: str, number: int) -> Prediction:
     """Return predictions for a client's rows of `part`, with what the method's own inference computes of them."""
     source = run.newest(replica)
     method = None if isinstance(source, Mapping) else run.method
@@ -79,7 +77,7 @@ def _predict_part(run: Run, replica: int, part: str, number: int) -> Prediction:
     return run.engine.predict(replica, part, "evaluate", number, borrow=source, also=wanted)
 
 
-def _method_scores(run: Run, method: Method, part: str, made: Mapping[int, Prediction]) -> dict[str, Any]:
+def _method_scores(run: RunState, method: Method, part: str, made: Mapping[int, Prediction]) -> dict[str, Any]:
     """Return what the method's own inference scores, for every client that has rows in `part`, by name."""
     found: list[dict[str, float]] = [{} for _ in run.learners]
     for replica, prediction in made.items():

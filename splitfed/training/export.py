@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
 from splitfed.planning.computation import plan_of
-
-if TYPE_CHECKING:
-    from splitfed.training.run import Run
+from splitfed.training.run_state import RunState
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def state_of(run: Run, client: int | None = None) -> dict[str, Tensor]:
+def state_of(run: RunState, client: int | None = None) -> dict[str, Tensor]:
     """Return the whole model's state as `client` would use it now: name -> a copy on the CPU.
 
     None: what all clients would use; raises `InvalidInput`, with the first name that differs, where they do not agree.
@@ -39,7 +37,7 @@ def state_of(run: Run, client: int | None = None) -> dict[str, Tensor]:
     return first
 
 
-def export(run: Run, model: Model, client: int | None = None) -> Model:
+def export(run: RunState, model: Model, client: int | None = None) -> Model:
     """Load the trained state into `model`, which must have the same names and shapes, and return it; see `state_of`."""
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model={model!r} is not allowed; expected the torch.nn.Module that was cut")
@@ -62,7 +60,7 @@ def export(run: Run, model: Model, client: int | None = None) -> Model:
     return model
 
 
-def _state(run: Run, client: int) -> dict[str, Tensor]:
+def _state(run: RunState, client: int) -> dict[str, Tensor]:
     topology = run.engine.topologies[client]
     modules = run.engine.modules(client, borrow=run.evaluator.grants.newest(client))
     return plan_of(topology).model_state(topology, modules)

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.core.errors import InvalidInput
 from splitfed.engines.base import FED
-from splitfed.threats.evaluator import AttackResult
+from splitfed.threats.attack_result import AttackResult
+from splitfed.training.run_state import RunState
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from splitfed.training.run import Run
 
 PANEL = (5.0, 3.6)
 """Width and height of a panel, in inches."""
@@ -28,7 +27,7 @@ PANEL = (5.0, 3.6)
 class RunPlots:
     """The figures of one run; each method draws one anew."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunState) -> None:
         self._run = run
 
     def history(self) -> Figure:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from splitfed.training.callbacks import Callback
-
-if TYPE_CHECKING:
-    from splitfed.training.run import Run
+from splitfed.training.run import Callback, Run
 
 
 class ProgressBar(Callback):

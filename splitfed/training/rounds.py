@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from splitfed.core.defense import privacy_event
 from splitfed.core.errors import InvalidInput, check_count
@@ -16,11 +16,8 @@ from splitfed.core.random import derive, stream
 from splitfed.core.state_encoding import check_state
 from splitfed.planning.validation import Prepared
 from splitfed.schedules.base import Round
-from splitfed.training.callbacks import callback_states
+from splitfed.training.run import Run, callback_states
 from splitfed.training.settings import Adversaries, Evaluation, Logging, is_due
-
-if TYPE_CHECKING:
-    from splitfed.training.run import Run
 
 
 @dataclass(frozen=True)
@@ -36,6 +33,16 @@ class RunPlan:
     evaluation: Evaluation
     logging: Logging
     settle: Callable[[int], Prepared]
+
+    def continue_training(self, run: Run, rounds: int | None) -> None:
+        """Train `rounds` more rounds (None: those that are left of the plan); see `Run.continue_training`."""
+        total = check_longer(run, self, rounds)
+        plan = replace(self, rounds=max(total, self.rounds))
+        with nullcontext() if run.folder is None else run.folder.alone():
+            if total > self.rounds and run.folder is not None:
+                run.folder.lengthen(total)
+            run.plan, run.evaluator.grants.rounds = plan, plan.rounds
+            train_rounds(run, replace(plan, rounds=total))
 
 
 def train_rounds(run: Run, plan: RunPlan) -> None:

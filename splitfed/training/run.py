@@ -1,11 +1,10 @@
-"""A run: one training with what it measured, ready to be evaluated, attacked and resumed."""
+"""A run: one training with what it measured, ready to be evaluated, attacked and resumed; and what it calls back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -15,46 +14,102 @@ from splitfed.core.argument_kinds import guard_class
 from splitfed.core.errors import InvalidInput, check_names, unknown
 from splitfed.core.grouping import nest
 from splitfed.core.messages import View
-from splitfed.core.random import derive, read_seed
+from splitfed.core.random import derive
 from splitfed.costs.clock import Clock
 from splitfed.data.conversion import as_tensor, as_type, check_finite
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.data.from_python import Array
-from splitfed.engines.base import Source
 from splitfed.engines.engine import Engine
-from splitfed.engines.observers import AttackObserver
-from splitfed.federated.base import Method
-from splitfed.planning.private import counted_ledger
-from splitfed.privacy.ledger import Ledger
-from splitfed.schedules.base import Round, Schedule, State, Training
-from splitfed.stats.utility import ConstantAnswer, constant_of
+from splitfed.planning.validation import Prepared
+from splitfed.schedules.base import Schedule, State
 from splitfed.threats.attack_durations import AttackDuration, plan_attack
-from splitfed.threats.attack_requests import ask_in_turn, name_attacks
-from splitfed.threats.evaluator import AttackResult, Evaluator
+from splitfed.threats.attack_requests import name_attacks
+from splitfed.threats.attack_result import AttackResult, with_cost
 from splitfed.threats.release_information import ReleaseInformation, measure_release
 from splitfed.threats.repeated_releases import check_releases
 from splitfed.threats.tuning import SHARE, Bench, Tuned, check_tunable, tune
-from splitfed.training.callbacks import Callback, callback_states, load_callback_states
-from splitfed.training.client_scores import find_first_reaching
 from splitfed.training.evaluation import evaluate_across, evaluate_part
 from splitfed.training.export import Model, export, state_of
 from splitfed.training.folder import RunFolder
 from splitfed.training.frames import history_frame
-from splitfed.training.local_learner import LocalLearner
 from splitfed.training.plots import RunPlots
-from splitfed.training.rounds import RunPlan, check_longer, train_rounds
-from splitfed.training.run_method import RunMethod
+from splitfed.training.run_state import RunState
 from splitfed.training.run_summary import RunSummary, describe_run, summarize
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["AttackResult", "Run"]
+
+class Callback:
+    """Base of all callbacks: every hook does nothing unless it is overridden; what one raises ends the training.
+
+    A run that is resumed repeats the round that a crash cut short: a callback may be told of the same round twice.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a method that is called like a hook and is none."""
+        super().__init_subclass__(**options)
+        hooks = [name for name in vars(Callback) if name.startswith("on_")]
+        for name in vars(cls):
+            if name.startswith("on_") and name not in hooks:
+                raise unknown(f"hook of callback {cls.__name__}", name, hooks)
+
+    @property
+    def decides_by(self) -> str | None:
+        """What the end of training depends on, in words, if `on_round_end` may end it; None if it never does."""
+        return None
+
+    @property
+    def public(self) -> bool:
+        """Whether the rows that it decides by are public, so that no promise is about them."""
+        return False
+
+    def check(self, prepared: Prepared) -> None:
+        """Refuse, by `InvalidInput`, a run that it cannot serve, before anything is computed or written."""
+
+    def on_start(self, run: Run) -> None:
+        """Act before the first round that is trained now: the one after `run.history`, which a resumed run has."""
+
+    def on_round_end(self, run: Run, metrics: Mapping[str, Any]) -> str | None:
+        """Act after a round, before its checkpoint; return why training shall end here, in few words, or None.
+
+        `metrics`: the entry of the round in `run.history`.
+        """
+        return None
+
+    def on_evaluate(self, run: Run, part: str, scores: Mapping[str, Any]) -> None:
+        """Act after "validation" or "test" rows were scored; `scores` as `Run.evaluate` returns them."""
+
+    def on_attack_end(self, run: Run, result: AttackResult) -> None:
+        """Act after an attack on the run has ended and was scored."""
+
+    def on_checkpoint(self, run: Run, folder: Path) -> None:
+        """Act after the checkpoint of a round was written into `folder`; never called without a folder."""
+
+    def on_end(self, run: Run) -> None:
+        """Act when no more rounds are trained now, also where training was broken off by an error."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs of it: plain values and tensors; kept in every checkpoint."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to `state`, as `state` returned it."""
+
+
+class PlannedTraining(Protocol):
+    """How a run trains."""
+
+    @property
+    def rounds(self) -> int:
+        """For how many rounds in all."""
+
+    def continue_training(self, run: Run, rounds: int | None) -> None:
+        """Train `rounds` more rounds (None: those that are left); see `Run.continue_training`."""
 
 
 @guard_class
-class Run:
+class Run(RunState):
     """The parties after training, the history of every round, and the means to question them."""
 
     def __init__(
@@ -67,86 +122,10 @@ class Run:
         folder: RunFolder | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.engine = engine
-        self.data = data
-        self.schedule = schedule
-        self.schedule_state = schedule_state
-        self.seed = seed
-        self.folder = folder
-        self.clock = clock
-        self.history: list[dict[str, Any]] = []
+        super().__init__(engine, data, schedule, schedule_state, seed, folder, clock)
         self.callbacks: tuple[Callback, ...] = ()
-        self.plan: RunPlan | None = None
-        # What all planned rounds cost, where a callback may end the run before them.
-        self.committed: Ledger | None = None
-        self.delta: float | None = None
-        self.evaluator = Evaluator(engine, data, seed, self.newest)
-        self.evaluator.grants.schedule = schedule
-        self._calls = 0
-        self._scorings = 0
-        self.crosswise = False
-        self.follow(None)
-
-    def follow(self, method: Method | None) -> None:
-        """Take up a federated method, before the first round."""
-        self._method = RunMethod(method, self.engine, self.clock)
-        self.trainer = self._method.trainer
-        self.evaluator.grants.method = self.evaluator.uploads.method = method
-
-    @property
-    def method(self) -> Method | None:
-        """The federated method; None where there is none."""
-        return self._method.method
-
-    @property
-    def method_state(self) -> dict[str, Any]:
-        """What the federated method keeps from round to round, by its own names."""
-        return self._method.state
-
-    @property
-    def learners(self) -> tuple[LocalLearner, ...]:
-        """The clients as a federated method sees them."""
-        return self._method.learners
-
-    def query(self, training: Training, number: int) -> None:
-        """Let the method, if there is one, tell the clients of round `number` what they need."""
-        self._method.query(self.schedule, training, number)
-
-    def aggregate(self, done: Round, number: int) -> Round:
-        """Let the method, if there is one, aggregate what the clients of round `number` have learnt; return the round.
-
-        It is not fused where the method's quorum was missed.
-        """
-        return self._method.aggregate(done, number)
-
-    @property
-    def utility(self) -> float:
-        """The task's own metric on the union of all clients' test rows, after the last round; that of the first head.
-
-        What it is called stands in `run.history[-1]["test"]["metric"]`. Raises `InvalidInput` without test rows.
-        """
-        score = self.history[-1]["test"]["union"]
-        if score is None:
-            raise InvalidInput("the run has no test rows: keep some (test=0.2)")
-        return float(score)
-
-    @property
-    def accuracy(self) -> float:
-        """The `utility` of a task whose metric is accuracy, in [0, 1]; `InvalidInput` for every other task."""
-        if (metric := self.history[-1]["test"]["metric"]) != "accuracy":
-            raise InvalidInput(f"the run has no accuracy: its task is scored by {metric!r}; ask for run.utility")
-        return self.utility
-
-    @property
-    def constant(self) -> ConstantAnswer | None:
-        """What always giving one answer, the best by all clients' training labels, scores on the same test rows.
-
-        The most frequent class, or the mean; None where the task has no such answer, or without test rows.
-        """
-        head = self.engine.topology.scored[0]
-        assert head.task is not None
-        train, test = ([getattr(c, part).label(head.target) for c in self.data.clients] for part in ("train", "test"))
-        return constant_of(head.task, train, test)
+        self.plan: PlannedTraining | None = None
+        self._calls, self._scorings = 0, 0
 
     def __repr__(self) -> str:
         """Tell in a line what was trained and how well it does, beside whoever always gives the same answer."""
@@ -186,19 +165,6 @@ class Run:
         """
         return export(self, model, client)
 
-    def rounds_to(self, target: float) -> int | None:
-        """Return after how many rounds the union of the validation rows first scored `target` or better; None: never.
-
-        A round that was not scored (`Evaluation.every`) does not count as having reached it.
-        """
-        found = find_first_reaching(self.history, target, self.data.task.higher_is_better)
-        return None if found is None else int(found["round"]) + 1
-
-    @property
-    def stopped(self) -> str | None:
-        """Why a callback has ended training before its planned rounds, in a line; None where none has."""
-        return self.history[-1].get("stopped") if self.history else None
-
     def continue_training(self, rounds: int | None = None) -> None:
         """Train `rounds` more rounds, >= 1 (default: those that are left of the plan), as if planned from the start.
 
@@ -208,59 +174,7 @@ class Run:
         """
         if self.plan is None:
             raise InvalidInput("this run was not made by splitfed.train: there is no plan to go on with")
-        total = check_longer(self, self.plan, rounds)
-        plan = replace(self.plan, rounds=max(total, self.plan.rounds))
-        with nullcontext() if self.folder is None else self.folder.alone():
-            if total > self.plan.rounds and self.folder is not None:
-                self.folder.lengthen(total)
-            self.plan, self.evaluator.grants.rounds = plan, plan.rounds
-            train_rounds(self, replace(plan, rounds=total))
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that crossed in training: activations, gradients, labels, weights."""
-        return self.engine.traffic.bytes("train")
-
-    @property
-    def seconds(self) -> float:
-        """Wall-clock seconds of the training rounds, evaluation left out."""
-        return float(sum(entry["seconds"] for entry in self.history))
-
-    @property
-    def ledger(self) -> Ledger:
-        """What every private mechanism was used for so far, in training and scoring, and what that costs together.
-
-        Where a callback may end training early it states all planned rounds, whatever was trained of them.
-        """
-        counted = counted_ledger(self.engine, self.schedule, self.method, self.delta)
-        return counted if self.committed is None else replace(self.committed, replaced=counted.replaced)
-
-    @property
-    def epsilon(self) -> float | None:
-        """What all that crosses costs together at the ledger's delta; None where some of it has no promise.
-
-        `str(run.ledger)` says what is promised of which part, and what crosses beside it.
-        """
-        return self.ledger.epsilon
-
-    @property
-    def restart_optimizers(self) -> bool:
-        """Whether every round began with optimizers that had forgotten their state."""
-        return self.evaluator.grants.training is not None and self.evaluator.grants.training.restart_optimizers
-
-    @property
-    def starts(self) -> str:
-        """From which weights clients started: "shared", "own", or "given" where each had a topology with its own.
-
-        "shared" too where something else was asked for and all that clients hold is broadcast before they train.
-        """
-        training = self.evaluator.grants.training
-        return "shared" if training is None or training.starts is None else training.starts
-
-    @property
-    def training_attacks(self) -> Mapping[str, AttackObserver]:
-        """What lived inside the training, by party."""
-        return self.engine.training_attacks
+        self.plan.continue_training(self, rounds)
 
     def evaluate(self, part: str, number: int | None = None, interval: bool = False) -> dict[str, Any]:
         """Score `part` ("validation" or "test") for each client and on the union of all.
@@ -325,9 +239,7 @@ class Run:
         too. `releases`: how often they pass at inference; the view holds the mean. It holds copies of the adversary's
         own segments. Defaults as in `attack`.
         """
-        party, truth = self.evaluator.adversary(adversary), self.evaluator.victims(victims)
-        base = self.seed if seed is None else read_seed(seed)
-        return self.evaluator.observe(party, truth, client, base, phase, releases=releases)
+        return self.evaluator.observe(self.evaluator.observation(adversary, victims, client, seed, releases), phase)
 
     def plan_attack(
         self,
@@ -348,9 +260,10 @@ class Run:
         ((name, ready),) = name_attacks(attack, budget)
         if ready.phase is Phase.TRAINING:
             return None
-        party, truth = self.evaluator.adversary(adversary), self.evaluator.victims(victims)
-        base = self.seed if seed is None else read_seed(seed)
-        return plan_attack(self.evaluator, name, ready, party, truth, client, base, releases)
+        (request,) = self.evaluator.requests(
+            ((name, ready),), adversary, victims, client=client, seed=seed, releases=releases
+        )
+        return plan_attack(self.evaluator, request)
 
     def attack(
         self,
@@ -381,21 +294,23 @@ class Run:
         out. `releases`: how often each victim's row is released, >= 1: random defenses draw anew in each, and the
         adversary gets the mean, of rows that it asks for too. Refused for attacks that read no release of inference.
         """
-        results = []
-        for result in ask_in_turn(
-            self.evaluator,
+        requests = self.evaluator.requests(
             name_attacks(attacks, budget),
-            lambda: self.ledger,
-            adversary=adversary,
-            victims=victims,
+            adversary,
+            victims,
             client=client,
-            seed=self.seed if seed is None else read_seed(seed),
-            progress=progress,
+            seed=seed,
             number=round,
             classifier=classifier,
             floors=floors,
             releases=releases,
-        ):
+            progress=progress,
+        )
+        results = []
+        for request in requests:
+            result = self.evaluator.attack(request)
+            if result.repeated is not None:
+                result = with_cost(result, self.engine, client, self.ledger.delta)
             results.append(result)
             for callback in self.callbacks:
                 callback.on_attack_end(self, result)
@@ -418,9 +333,8 @@ class Run:
         contain, for which the bound is proven. `releases`: of each row, all of which are measured together; Fisher
         information adds up over them. The rest is as in `attack`.
         """
-        party, truth = self.evaluator.adversary(adversary), self.evaluator.victims(victims)
-        base = self.seed if seed is None else read_seed(seed)
-        return measure_release(self.evaluator, party, truth, client, base, smoothing, releases)
+        asked = self.evaluator.observation(adversary, victims, client, seed, releases)
+        return measure_release(self.evaluator, asked, smoothing)
 
     def evaluate_training_attack(self, party: str) -> dict[str, Any]:
         """Score what the attack at `party` knows of the victims: metric -> who -> the mean over them; changes nothing.
@@ -460,7 +374,7 @@ class Run:
         among = ready.space if space is None else space
         check_tunable(name, ready, among)
         check_releases(name, ready, releases)
-        base = self.seed if seed is None else read_seed(seed)
+        base = self.evaluator.seed(seed)
         bench = Bench(self.evaluator, ready, self.evaluator.adversary(adversary), client, base, share, releases)
         return tune(bench, ready, among, trials, base, progress)
 
@@ -489,7 +403,23 @@ class Run:
         parties = {n.removeprefix("party-"): s for n, s in states.items() if n.startswith("party-")}
         self.engine.load_state({"parties": parties, **shared})
 
-    def newest(self, client: int) -> Source:
-        """Return what `client` would predict with now: whose weights, or the weights themselves."""
-        by_method = self._method.newest(client)
-        return self.schedule.newest(client, self.schedule_state) if by_method is None else by_method
+
+def callback_states(callbacks: Sequence[Callback]) -> dict[str, dict[str, Any]]:
+    """Return the states of all callbacks that have one, by class and number."""
+    return {name: state for name, one in _numbered(callbacks).items() if (state := one.state())}
+
+
+def load_callback_states(callbacks: Sequence[Callback], states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give every callback its state back; one that was not there before keeps what it has."""
+    for name, one in _numbered(callbacks).items():
+        if name in states:
+            one.load_state(states[name])
+
+
+def _numbered(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    """Return every callback by its class, and its number among those of its class."""
+    found: dict[str, Callback] = {}
+    for one in callbacks:
+        name = type(one).__qualname__
+        found[f"{name} {sum(key.rpartition(' ')[0] == name for key in found)}"] = one
+    return found

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from splitfed.drawing.html_table import html_table
 from splitfed.registry import name_of
 from splitfed.stats.utility import below_constant
-
-if TYPE_CHECKING:
-    from splitfed.training.run import Run
+from splitfed.training.run_state import RunState
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class RunSummary:
         return html_table(self.title, (), self.rows)
 
 
-def describe_run(run: Run) -> str:
+def describe_run(run: RunState) -> str:
     """Return in a line what `run` has trained and how well it does, beside whoever always gives the same answer."""
     last = run.history[-1].get("test") if run.history else None
     rounds = f"{len(run.history)} round{'' if len(run.history) == 1 else 's'}"
@@ -46,7 +44,7 @@ def describe_run(run: Run) -> str:
     return f"{said}: {below})" if below else f"{said})"
 
 
-def summarize(run: Run) -> RunSummary:
+def summarize(run: RunState) -> RunSummary:
     """Return the summary of `run`, trained or not yet."""
     engine, data = run.engine, run.data
     train = sum(len(client.train) for client in data.clients)
@@ -67,27 +65,28 @@ def summarize(run: Run) -> RunSummary:
     return RunSummary(repr(run), tuple(rows))
 
 
-def _pieces(run: Run) -> str:
+def _pieces(run: RunState) -> str:
     return ", ".join(
         f"{role} ({' '.join(s.name for s in run.engine.topology.segments_of(role)) or 'no segment'})"
         for role in run.engine.topology.roles
     )
 
 
-def _rounding(run: Run) -> list[tuple[str, str]]:
+def _rounding(run: RunState) -> list[tuple[str, str]]:
     """Tell of a topology that cannot have every bit of the uncut model's weights."""
     count = len(frozenset().union(*(segment.reordered for segment in run.engine.topology.segments)))
     text = f"equal to the uncut model up to rounding: gradients of {_count(count, 'weight')} are added in another order"
     return [("rounding", text)] if count else []
 
 
-def _rounds(run: Run) -> str:
-    planned = "" if run.plan is None or run.plan.rounds == len(run.history) else f" of {run.plan.rounds}"
+def _rounds(run: RunState) -> str:
+    rounds = run.evaluator.grants.rounds
+    planned = f" of {rounds}" if rounds and rounds != len(run.history) else ""
     ended = "" if run.stopped is None else f", ended early: {run.stopped}"
     return f"{len(run.history)}{planned}{ended}"
 
 
-def _scores(run: Run) -> list[tuple[str, str]]:
+def _scores(run: RunState) -> list[tuple[str, str]]:
     said = []
     scored: Mapping[str, Any] = next((entry for entry in reversed(run.history) if "test" in entry), {})
     for part in ("validation", "test"):
@@ -105,7 +104,7 @@ def _scores(run: Run) -> list[tuple[str, str]]:
     return said
 
 
-def _kinds(run: Run) -> str:
+def _kinds(run: RunState) -> str:
     return ", ".join(f"{kind} {count:,}" for kind, count in run.engine.traffic.by_kind().items()) or "nothing"
 
 

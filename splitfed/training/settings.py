@@ -28,7 +28,8 @@ from splitfed.engines.wire_format import ByteLink
 from splitfed.poisoning.base import Poisoning
 from splitfed.poisoning.injection import check_poisonings
 from splitfed.threats.training_time import resolve_attack
-from splitfed.training.callbacks import Callback, check_callbacks
+from splitfed.training.callbacks import check_callbacks
+from splitfed.training.run import Callback
 
 RoundProgress = Callable[[int, int, Mapping[str, Any]], None]
 
@@ -142,7 +143,7 @@ class Logging:
     in a closure is not noticed. `record`: whose view to keep during training. `link`: "memory", or
     "bytes", which sends every message as bytes with a checked header, to the same result.
     `progress(round, rounds, metrics)` is called after every round; `callbacks` at more moments, see
-    `splitfed.training.callbacks.Callback`. Raises `InvalidInput` for an unknown link, for what is no callback, and for
+    `splitfed.training.run.Callback`. Raises `InvalidInput` for an unknown link, for what is no callback, and for
     `resume` without a folder.
     """
 

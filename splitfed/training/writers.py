@@ -11,18 +11,15 @@ import io
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.errors import InvalidInput, check_names
 from splitfed.planning.validation import Prepared
-from splitfed.threats.evaluator import AttackResult
-from splitfed.training.callbacks import Callback
+from splitfed.threats.attack_result import AttackResult
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.frames import round_row
-
-if TYPE_CHECKING:
-    from splitfed.training.run import Run
+from splitfed.training.run import Callback, Run
 
 
 @guard_constructor

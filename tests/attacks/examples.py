@@ -19,8 +19,7 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
 from splitfed.core.tasks import binary, classification
 from splitfed.core.topology import Head, Segment, Topology
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.encryption.settings import Encryption
 from splitfed.engines.base import FED
 from splitfed.federated import FedDistill, FedProto

@@ -116,7 +116,7 @@ def steps_of(run: Run, view: View) -> list[tuple[Tensor, Tensor, Tensor]]:
 def test_errors_of_successive_weights_are_those_of_ckks_over_rate_and_smallest_singular_value() -> None:
     """Within what the errors of CKKS, measured with the keys, allow; what is stated without keys covers these."""
     run = encrypted_digits("constant_mask")
-    view = run.evaluator.observe("server", run.data.victims, 0, 0, Phase.STEP, 4)
+    view = run.evaluator.observe(run.evaluator.observation("server", seed=0), Phase.STEP, 4)
     layer = EncryptedViews().knowledge(run.engine, "server", 0)["encrypted_layer"]
     assert layer.fresh == pytest.approx(FRESH)
     outcome = SMALL(view, replace(run.evaluator.grants.knowledge("server", 0, 0), encrypted_layer=layer), generator(0))
@@ -149,14 +149,14 @@ def test_steps_as_large_as_the_run_had_are_read_in_part_and_nothing_is_stated_of
 
 def test_other_attacks_are_handed_gradients_of_logits_and_nothing_else() -> None:
     run = encrypted_digits("plain_gradient")
-    view = run.evaluator.observe("server", run.data.victims, 0, 0, Phase.STEP)
+    view = run.evaluator.observe(run.evaluator.observation("server", seed=0), Phase.STEP)
     kinds = {m.kind for m in view.messages}
     assert kinds == {"activation", "gradient"}
     shown = EncryptedViews().select(view, DirectLabel(), run.engine.topology).messages
     assert [[*m.tensors] for m in shown] == [["middle"]]
     assert EncryptedViews().select(view, SMALL, run.engine.topology) is view
     plain = u_digits()
-    seen = plain.evaluator.observe("server", plain.data.victims, 0, 0, Phase.STEP)
+    seen = plain.evaluator.observe(plain.evaluator.observation("server", seed=0), Phase.STEP)
     assert views_of(plain.engine.topology).select(seen, DirectLabel(), plain.engine.topology) is seen
 
 

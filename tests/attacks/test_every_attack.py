@@ -72,7 +72,7 @@ from splitfed.defenses import LabelDp, Noise
 from splitfed.federated import FML, FedAKT, FedMD, FedProto
 from splitfed.poisoning.byzantine_noise import ByzantineNoise
 from splitfed.registry import TABLES
-from splitfed.threats import evaluator, upload_attacks
+from splitfed.threats import recorded_training, released_rows, upload_attacks
 from splitfed.training.run import AttackResult, Run
 from splitfed.training.settings import Adversaries
 from tests.attacks.examples import (
@@ -436,7 +436,7 @@ def turned(rows: Dataset) -> Dataset:
 @pytest.mark.parametrize("name", some(TABLE, 4))
 def test_the_scorer_alone_knows_the_truth(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The truth shuffled before the score: the same guess to the last bit, scored against another truth."""
-    row, score_prediction = TABLE[name], evaluator.score_prediction
+    row, score_prediction = TABLE[name], released_rows.score_prediction
     before = honest(name, quick=True)
     run = row.planted()
 
@@ -453,7 +453,7 @@ def test_the_scorer_alone_knows_the_truth(name: str, monkeypatch: pytest.MonkeyP
         others = victims.rows(torch.arange(len(victims)).roll(1)) if len(victims) > 1 else run.data.victims.rows([0])
         return score_prediction(target, prediction, others, auxiliary, drawn, **options)
 
-    for scorer in (evaluator, upload_attacks):
+    for scorer in (released_rows, recorded_training, upload_attacks):
         monkeypatch.setattr(scorer, "score_prediction", misled)
     after = attacked(row, run, row.quick or row.attack)
     assert torch.allclose(after.prediction, before.prediction, rtol=0.0, atol=row.noise)

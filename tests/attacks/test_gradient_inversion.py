@@ -22,6 +22,7 @@ from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
 from splitfed.core.topology import Topology
+from splitfed.threats.recorded_training import recorded_view
 from splitfed.topologies import vanilla
 from splitfed.training.run import Run
 from tests.attacks.examples import fed_run as trained, network, perceptron as WHOLE, sgd, whole
@@ -78,7 +79,7 @@ def test_a_local_loss_gives_rows_away_like_a_whole_model() -> None:
 def test_the_gradient_is_the_clients_own(options: dict[str, float]) -> None:
     """After three rounds: recomputed from the rows of the client and the weights it was sent."""
     run = trained(WHOLE, batch=2, rounds=3, optimizer=sgd(**options))
-    view = run.evaluator.recorded("fed_server", 1)
+    view = recorded_view(run.engine, "fed_server", 1)
     local = run.evaluator.grants.local("fed_server", 1)
     assert local is not None
     step = newest_step(view, local)
@@ -106,7 +107,7 @@ def test_batch_norm_is_in_the_mode_the_client_had_it_in() -> None:
     run = trained(lambda: whole(normalized()), batch=4, rounds=2)
     local = run.evaluator.grants.local("fed_server", 0)
     assert local is not None
-    view = run.evaluator.recorded("fed_server", 0)
+    view = recorded_view(run.engine, "fed_server", 0)
     client = ClientGradient(view.segments, local, newest_step(view, local), "cpu")
     rows = run.data.clients[0].train
     found = client.gradient(rows.x.double(), {"out": class_logits(rows.y, 10)}, {})

@@ -16,7 +16,7 @@ from splitfed.attacks.scoring.unknown_features import UnknownFeatures, select_un
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
 from splitfed.data.features import places
-from splitfed.threats.evaluator import AttackResult
+from splitfed.threats.attack_result import AttackResult
 from splitfed.topologies import vertical
 from splitfed.training.run import Run
 from tests.topologies.vertical_examples import LINKED, convolution, linked, perceptron, planted, train, with_active

@@ -19,7 +19,7 @@ from splitfed.attacks.training_time.sdar_networks import CutCritic, ReleaseEnd, 
 from splitfed.attacks.training_time.training_attack import Seen
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator, stream
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.defenses import Noise
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.run import Run

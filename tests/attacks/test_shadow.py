@@ -15,7 +15,8 @@ from splitfed.attacks.reconstruction.shadow import Shadow
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator
 from splitfed.models.mlp import mlp
-from splitfed.threats.evaluator import AttackResult
+from splitfed.threats.attack_result import AttackResult
+from splitfed.threats.released_rows import score_stolen_model
 from splitfed.topologies import multi_hop, vanilla, vertical
 from tests.attacks.examples import digits as federation
 from tests.attacks.test_unsplit import toy, trained
@@ -58,7 +59,7 @@ def test_wrong_labels_teach_the_shadow_nothing() -> None:
     assert known.auxiliary_labels is not None
     dealt = known.auxiliary_labels[torch.randperm(400, generator=generator(0))]
     outcome = Shadow(iterations=1)(run.observe(), replace(known, auxiliary_labels=dealt), generator(1))
-    stolen = run.evaluator._score_stolen_model(outcome.clone, "server", 0, 0)
+    stolen = score_stolen_model(run.evaluator.grants, outcome.clone, "server", 0, 0)
     assert stolen is not None
     assert stolen["clone"]["accuracy"].mean < 0.3
 

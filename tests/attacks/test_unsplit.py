@@ -19,7 +19,7 @@ from splitfed.core.messages import Message, Stamp, View
 from splitfed.core.random import generator, stream
 from splitfed.defenses import Noise
 from splitfed.models.lenet import lenet
-from splitfed.threats.evaluator import AttackResult
+from splitfed.threats.attack_result import AttackResult
 from splitfed.threats.fresh_segments import Architecture
 from splitfed.threats.segment_runner import SegmentRunner
 from splitfed.topologies import u_shaped, vanilla

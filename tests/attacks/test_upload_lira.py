@@ -31,6 +31,7 @@ from splitfed.topologies import local as whole
 from splitfed.training.run import Run
 from tests.attacks.upload_examples import exchanged
 from tests.attacks.upload_worlds import memorised
+from tests.examples import asked as request_for
 
 SEEDS = (0, 1, 2)
 SGD = {"lr": 0.5, "momentum": 0.0}
@@ -319,7 +320,7 @@ def test_what_is_no_model_from_raw_rows_is_refused() -> None:
 
 def attacked(run: Run, attack: Any, client: int, seed: int = 0) -> AttackResult:
     """Return what `attack` makes of what `client` sent."""
-    return run.evaluator.attack("attack", attack, FED, run.data.victims, client, seed=seed)
+    return run.evaluator.attack(request_for(run.evaluator, attack, FED, "attack", client=client, seed=seed))
 
 
 def auc(run: Run, attack: Any, client: int) -> float:
@@ -362,7 +363,8 @@ def test_the_server_knows_the_protocol_and_how_many_rows_a_round_has() -> None:
         logging=sf.Logging(record=sf.Recording((FED,))),
     )
     count = len(run.data.clients[0].train)
-    known = run.evaluator.uploads.case(UploadLira(), FED, 0, 0).knowledge
+    case = run.evaluator.case(request_for(run.evaluator, UploadLira(), FED, seed=0))
+    known = case.knowledge
     assert known.local is not None
     assert (known.local.rows, sum(known.local.batches), known.local.accumulate) == (count, 3 * count, 2)
     # It starts every round anew, and is there in all steps but the first.
@@ -370,4 +372,5 @@ def test_the_server_knows_the_protocol_and_how_many_rows_a_round_has() -> None:
     # Others are not shown it, and nobody the client's rows: candidates are drawn with as many that it has not.
     assert known.only(UploadMembership.requires).local is None
     assert known.candidates is not None
-    assert len(known.candidates) == 2 * int(run.evaluator.uploads.case(UploadLira(), FED, 0, 0).members.sum())  # type: ignore[union-attr]
+    assert case.members is not None
+    assert len(known.candidates) == 2 * int(case.members.sum())

@@ -21,7 +21,7 @@ from splitfed.attacks.base import Attack
 from splitfed.attacks.gradients.inverting_gradients import InvertingGradients
 from splitfed.attacks.scoring.share_metrics import score_shares
 from splitfed.core.random import generator
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.engines.base import FED
 from splitfed.registry import TABLES, load
 from splitfed.threats.attack_result import AttackResult
@@ -40,6 +40,7 @@ from tests.attacks.upload_worlds import (
     stepped,
     strangers,
 )
+from tests.examples import asked
 from tests.federated.leak_table import NO_ATTACK, PAGE, Cell, read_cells, written
 from tests.pages import read
 from tests.thinning import thin
@@ -177,10 +178,12 @@ QUICK = {
 def figures(cell: Cell, about_clients: Callable[[Run], Evaluator]) -> list[Figure]:
     """Run the attack of `cell` on the uploads of several clients; return what it achieved on average."""
     world = WORLDS[cell.attack]
-    asked = about_clients(world.trained(cell.method))
+    evaluator = about_clients(world.trained(cell.method))
     attack = world.attack or load("attacks", cell.attack)()
-    victims = asked.data.victims
-    results = [asked.attack(cell.attack, attack, FED, victims, client, seed=0) for client in range(world.clients)]
+    results = [
+        evaluator.attack(asked(evaluator, attack, FED, cell.attack, client=client, seed=0))
+        for client in range(world.clients)
+    ]
     return [figure(results) for figure in world.figures]
 
 

@@ -29,8 +29,10 @@ from splitfed.engines.base import FED
 from splitfed.federated import FML, MAFML, FedAKT, FedKD, FedMD, FedPer, FedSgd, Ifca
 from splitfed.federated.low_rank import decompress_update
 from splitfed.threats.exchanged_models import exchanged_rounds, public_scores
+from splitfed.threats.recorded_training import recorded_view
 from splitfed.training.local_learner import LocalLearner
 from tests.attacks.upload_examples import CELLS, cells_run, exchanged, one_step, sigmoid_network
+from tests.examples import asked
 from tests.rounding import single
 
 CPU = torch.device("cpu")
@@ -199,7 +201,7 @@ def test_rounds_are_what_went_down_and_came_back() -> None:
 
 def test_changes_are_added_to_what_the_client_had() -> None:
     run = exchanged(FedKD(rank=2), rounds=3)
-    view = run.evaluator.recorded(FED, 1)
+    view = recorded_view(run.engine, FED, 1)
     rounds = exchanged_rounds(view.messages, CPU)
     assert [one.number for one in rounds] == [0, 1, 2]
     ups = [m for m in view.messages if m.kind == "update" and m.receiver == FED]
@@ -216,7 +218,7 @@ def test_changes_are_added_to_what_the_client_had() -> None:
 )
 def test_the_model_is_what_the_client_computes_with_these_weights(method: Any, out: str, scores: bool) -> None:
     run = one_step(method) if method.__class__ is not FedAKT else exchanged(FedAKT(weight=0.5), rounds=6)
-    known = run.evaluator.uploads.case(UploadInversion(), FED, 0, 0).knowledge.exchanged
+    known = run.evaluator.case(asked(run.evaluator, UploadInversion(), FED, seed=0)).knowledge.exchanged
     assert known is not None
     assert (known.scores, len(known.rounds) > 0) == (scores, True)
     x = run.data.clients[0].train.x
@@ -271,10 +273,9 @@ def test_each_client_of_mafml_scores_its_own_rows() -> None:
 
 def test_rows_that_a_client_has_shown_are_no_candidates() -> None:
     run = cells_run()
-    case = run.evaluator.uploads.case(UploadMembership(), FED, 1, 0)
-    assert case.rows is not None
+    case = run.evaluator.case(asked(run.evaluator, UploadMembership(), FED, client=1, seed=0))
     shown = {row.numpy().tobytes() for row in run.data.clients[1].public.x}
-    assert not shown & {row.numpy().tobytes() for row in case.rows.x}
+    assert not shown & {row.numpy().tobytes() for row in case.victims.x}
     with pytest.raises(InvalidInput, match="client 0 has shown all of its rows"):
         candidates(run.data, run.data.victims, torch.Generator().manual_seed(0), 0, torch.arange(CELLS))
 

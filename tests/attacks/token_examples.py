@@ -12,8 +12,7 @@ from splitfed.core.defense import Defense
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
 from splitfed.core.tasks import binary
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.topologies import vanilla, vertical
 from splitfed.training.run import Run
 

@@ -22,8 +22,7 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.run import Run
 from tests.federated.examples import shared_probes

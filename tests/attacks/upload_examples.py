@@ -15,8 +15,7 @@ from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
 from splitfed.core.tasks import classification
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import ClientData, Federation
+from splitfed.data.dataset import ClientData, Dataset, Federation
 from splitfed.engines.base import FED
 from splitfed.federated import FedMD, Method
 from splitfed.models.mlp import mlp

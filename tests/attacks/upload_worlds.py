@@ -28,13 +28,11 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import ClientData, Federation
+from splitfed.data.dataset import ClientData, Dataset, Federation
 from splitfed.engines.base import FED
 from splitfed.models.mlp import mlp
 from splitfed.registry import load
 from splitfed.threats.evaluator import Evaluator
-from splitfed.threats.upload_attacks import Uploads
 from splitfed.topologies import local
 from splitfed.training.run import Run
 from tests.attacks.examples import sgd
@@ -157,13 +155,7 @@ def _train(name: str, topology: Topology, data: Federation, rounds: int, epochs:
 
 def about(run: Run, data: Federation) -> Evaluator:
     """Return what questions the uploads of `run` about the clients of `data`, on which it was not trained."""
-    found = Evaluator(run.engine, data, run.seed, run.newest)
-    found.grants = replace(run.evaluator.grants, data=data)
-    found.uploads = Uploads(
-        *(run.engine, data, found.recorded, found.grants.knowledge, found.grants.feed, found.grants.local),
-        method=run.evaluator.uploads.method,
-    )
-    return found
+    return Evaluator(replace(run.evaluator.grants, data=data))
 
 
 def strangers(data: Federation, seed: int, same_classes: bool = True) -> Federation:

@@ -25,7 +25,7 @@ from splitfed.core.messages import Message, Recording, View
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
 from splitfed.core.tasks import classification
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.detectors.base import Detector, DetectorSite, DetectorState
 from splitfed.engines.base import FED
 from splitfed.federated import FML, FedMD, FedProto

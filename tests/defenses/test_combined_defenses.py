@@ -25,7 +25,7 @@ from splitfed.core.own_values import compute_own_value
 from splitfed.core.random import generator, stream
 from splitfed.core.tasks import binary
 from splitfed.core.topology import Topology
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.defenses import (
     Adversarial,
     DistanceCorrelation,

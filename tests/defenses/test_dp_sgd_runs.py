@@ -16,7 +16,7 @@ from splitfed.core.defense import Defense
 from splitfed.core.optimizers import Optim
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
 from splitfed.data.batch_order import poisson_batches
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.defenses import DpSgd
 from splitfed.engines.local import LocalEngine
 from splitfed.planning.calibration import calibrate_defenses

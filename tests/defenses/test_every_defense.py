@@ -12,7 +12,7 @@ import splitfed as sf
 from splitfed.core.defense import Defense
 from splitfed.core.random import stream
 from splitfed.core.tasks import binary
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.models.mlp import mlp
 from splitfed.registry import TABLES
 from splitfed.topologies import custom, extended_vanilla, local, multi_hop, multi_task, u_shaped, vanilla, vertical

@@ -17,7 +17,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
 from splitfed.core.topology import Topology
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.defenses import (
     Adversarial,
     ChannelPruning,

@@ -18,7 +18,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.random import generator, stream
 from splitfed.core.tasks import binary
 from splitfed.core.topology import Topology
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.defenses import GradientCompression, GradientRounding, Iso, LabelDp, Marvell, MaxNorm
 from splitfed.models.mlp import mlp
 from splitfed.planning.plan import cost

@@ -20,7 +20,7 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
 from splitfed.core.tasks import binary, classification
 from splitfed.core.topology import Head, Segment, Topology
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.defenses import DpSgd, Mid, MidLabels
 from splitfed.defenses.fitted_layers import InputLayers, OutputLayers
 from splitfed.engines.local import LocalEngine

@@ -13,7 +13,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
 from splitfed.costs.speeds import Machine, Speeds
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.data.sources.digits import digits
 from splitfed.encryption import seconds as encrypted_seconds
 from splitfed.encryption.ciphertext_counts import (

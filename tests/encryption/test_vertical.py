@@ -12,7 +12,7 @@ from torch import nn
 
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.encryption.weight_shares import merge_weight_shares
 from splitfed.planning.plan import cost
 from splitfed.planning.validation import prepare

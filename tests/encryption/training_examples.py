@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import splitfed as sf
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.encryption.stages import Square
 from splitfed.encryption.weight_shares import merge_weight_shares
 from splitfed.topologies import u_shaped

@@ -19,12 +19,12 @@ import splitfed as sf
 from splitfed.core.messages import Message, Recorder, Stamp
 from splitfed.core.random import stream
 from splitfed.core.tasks import classification
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.engines import wire_format
 from splitfed.engines.wire_format import ByteLink, from_bytes, to_bytes
 from splitfed.registry import TABLES, load
 from splitfed.schedules import SplitFedV1
-from splitfed.secure_sum.plan import SecureSum
+from splitfed.secure_sum.masked_sum import SecureSum
 from splitfed.training.entry_point import LINKS
 from tests.core.replayed_nets import REPLAYED, replayed_topology
 from tests.core.test_isolation import assert_own

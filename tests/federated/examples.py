@@ -19,8 +19,7 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
 from splitfed.core.tasks import regression
 from splitfed.core.topology import Topology
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import ClientData, Federation
+from splitfed.data.dataset import ClientData, Dataset, Federation
 from splitfed.federated import Method, MethodTraits
 from splitfed.planning import validation
 from splitfed.planning.plan import cost

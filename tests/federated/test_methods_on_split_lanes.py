@@ -22,7 +22,7 @@ from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import stream
 from splitfed.core.topology import Topology
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.defenses import DpSgd, GaussianRelease, LabelDp, Noise
 from splitfed.engines.base import FED
 from splitfed.federated import FedDistill, FedGen, FedKD, FedProto, Learner, PerFedAvg
@@ -33,6 +33,7 @@ from splitfed.planning.private import planned_ledger
 from splitfed.planning.validation import Prepared, prepare
 from splitfed.schedules import Blind, Independent, SplitFedV1
 from splitfed.schedules.base import Training
+from splitfed.threats.recorded_training import recorded_view
 from splitfed.topologies import local, vanilla
 from splitfed.training.run import Run
 from tests.federated.examples import PROBES, pictures, shared_probes, traits
@@ -222,7 +223,7 @@ def test_the_gradient_that_a_fed_server_works_out_is_the_clients(method: str, op
     assert len(run.attack(Dlg(iterations=1, restarts=1), adversary=FED)[0].truth) == len(rows) > 4
     known = run.evaluator.grants.local(FED, 0)
     assert known is not None
-    step = newest_step(run.evaluator.recorded(FED, 0), known)
+    step = newest_step(recorded_view(run.engine, FED, 0), known)
     assert step.rows == len(rows)
     first, again = local(model()).segments, copy.deepcopy(local(model()).segments)
     modules = {one.name: two.module for one, two in zip(first, again, strict=True)}

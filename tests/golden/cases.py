@@ -20,7 +20,7 @@ from splitfed.attacks.training_time.training_attack import TrainingAttack
 from splitfed.core.messages import Recorder, Recording
 from splitfed.core.random import stream
 from splitfed.core.tasks import binary
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.registry import TABLES, load
 from splitfed.topologies import custom, vertical
 from splitfed.training.run import Run

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import splitfed as sf
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.defenses import DpSgd
 from splitfed.topologies import vanilla
 from splitfed.training.run import Run

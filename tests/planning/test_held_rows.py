@@ -20,7 +20,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.probe import probe
 from splitfed.core.rows import RowSource
 from splitfed.core.topology import Head, Segment, Topology
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.planning.held_rows import arrays_of, check_held_rows, lines_told
 from splitfed.planning.probes import Probes
 from splitfed.planning.validation import prepare

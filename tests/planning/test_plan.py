@@ -12,7 +12,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.local_update import LocalUpdate
 from splitfed.core.topology import Topology
 from splitfed.costs.speeds import Machine, Speeds
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.models.lenet import lenet
 from splitfed.planning.plan import Cost, compare, cost, federated_bytes
 from splitfed.planning.validation import Prepared, prepare

@@ -18,7 +18,7 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
 from splitfed.core.step_state import Batch
 from splitfed.core.topology import Topology
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.models.mlp import mlp
 from splitfed.poisoning import (
     Backdoor,

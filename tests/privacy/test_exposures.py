@@ -26,7 +26,7 @@ from splitfed.core.private_values import BOTH, FEATURES, KINDS, LABELS, made_of,
 from splitfed.core.random import stream
 from splitfed.core.tasks import Task, classification
 from splitfed.core.topology import Topology, member
-from splitfed.data.federation import ClientData, Federation
+from splitfed.data.dataset import ClientData, Federation
 from splitfed.defenses import DpSgd, GaussianRelease, LabelDp
 from splitfed.defenses.private_step import PrivateStep
 from splitfed.federated import FedMD, MethodTraits

@@ -17,7 +17,7 @@ from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects, 
 from splitfed.core.private_values import BOTH, FEATURES, LABELS
 from splitfed.core.topology import Topology
 from splitfed.core.usage_counts import UsageCounts
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.defenses import DpSgd, GaussianRelease, LabelDp, LaplaceRelease, Noise
 from splitfed.planning.calibration import calibrate_defenses
 from splitfed.planning.private import planned_ledger

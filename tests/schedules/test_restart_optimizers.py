@@ -21,6 +21,7 @@ from splitfed.planning.validation import prepare
 from splitfed.registry import TABLES, load
 from splitfed.schedules import Independent
 from splitfed.schedules.base import Training
+from splitfed.threats.recorded_training import recorded_view
 from splitfed.topologies import vanilla
 from splitfed.training.run import Run
 from splitfed.training.settings import Logging
@@ -241,7 +242,7 @@ def test_a_fed_server_reads_the_gradient_off_an_update(restart: bool) -> None:
     for replica, label in enumerate((1.0, -3.0)):
         local = run.evaluator.grants.local(FED, replica)
         assert local is not None
-        step = newest_step(run.evaluator.recorded(FED, replica), local)
+        step = newest_step(recorded_view(run.engine, FED, replica), local)
         before = float(step.before["model/weight"])
         assert float(step.gradient["model/weight"]) == pytest.approx(2 * (before - label), rel=1e-4)
 

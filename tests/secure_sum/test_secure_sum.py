@@ -18,9 +18,10 @@ from splitfed.planning.validation import prepare
 from splitfed.poisoning import SignFlip
 from splitfed.schedules import Blind, LocalLoss, SplitFedV1, SplitFedV2, SplitFedV3
 from splitfed.schedules.base import Schedule, Training
+from splitfed.secure_sum.base import Residues
 from splitfed.secure_sum.keys import Setup
+from splitfed.secure_sum.masked_sum import SecureSum
 from splitfed.secure_sum.member import Member
-from splitfed.secure_sum.plan import Residues, SecureSum
 from splitfed.secure_sum.server import unmask_sum
 from splitfed.secure_sum.shamir import PRIME, reconstruct, share
 from splitfed.topologies import vanilla

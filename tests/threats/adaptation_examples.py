@@ -35,14 +35,14 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
 from splitfed.core.tasks import Task, binary, classification
 from splitfed.core.topology import Topology
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.defenses import DpSgd
 from splitfed.registry import TABLES
 from splitfed.topologies import u_shaped, vanilla, vertical
 from splitfed.training.run import Run
 from tests.attacks.token_examples import Bag
 from tests.attacks.training_time_examples import small
+from tests.examples import asked
 from tests.golden.cases import attack as least
 from tests.topologies.vertical_examples import LINKED, linked, perceptron, with_active
 
@@ -270,7 +270,7 @@ def inside(name: str) -> str | None:
 def given(run: Run, name: str, attack: Attack) -> tuple[View, Knowledge]:
     """Return what `attack` is handed in `run`, defenses drawn as for the first time."""
     party = WORLDS[PLACES.get(name, "vanilla")].adversary
-    case = run.evaluator._case(name, attack, party, run.data.victims, 0, 5)
+    case = run.evaluator.case(asked(run.evaluator, attack, party, name, seed=5))
     return case.view, case.knowledge
 
 

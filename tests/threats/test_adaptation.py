@@ -27,6 +27,7 @@ from splitfed.registry import TABLES
 from splitfed.study.report.remarks import missing_adaptation
 from splitfed.threats.adaptation import WITHOUT_EFFECT, Mark, effects, mark, path, unadapted
 from splitfed.threats.knowledge import Grants
+from splitfed.threats.recorded_training import recorded_view
 from splitfed.topologies import vanilla
 from tests.attacks.examples import by_heart, fed_run, network, perceptron, two_party
 from tests.attacks.training_time_examples import go
@@ -211,7 +212,7 @@ def misfit_at_truth(defense: Defense, topology: Callable[[], sf.Topology] = bott
     run = fed_run(topology, batch=2, defenses=(defense,))
     local = run.evaluator.grants.local("fed_server", 0)
     assert local is not None
-    view = run.evaluator.recorded("fed_server", 0)
+    view = recorded_view(run.engine, "fed_server", 0)
     client = ClientGradient(view.segments, local, newest_step(view, local), "cpu")
     x = run.data.clients[0].train.x.double()
     _, back = client.draw_unknowns(x.shape[1:], torch.Generator().manual_seed(0))
@@ -263,7 +264,7 @@ def test_every_row_of_a_batch_is_clipped_by_itself() -> None:
     local = run.evaluator.grants.local("fed_server", 0)
     assert local is not None
     assert local.clip == 0.5
-    view, rows = run.evaluator.recorded("fed_server", 0), run.data.clients[0].train
+    view, rows = recorded_view(run.engine, "fed_server", 0), run.data.clients[0].train
     labels = {"out": 40 * nn.functional.one_hot(rows.y, 10).double()}
 
     def misfit(clip: float | None) -> float:

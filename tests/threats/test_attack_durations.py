@@ -35,6 +35,7 @@ from splitfed.study.run.progress import Lines, ProgressEvent, Reports, relay_eve
 from splitfed.threats.attack_durations import AttackDuration, plan_attack, work_of
 from splitfed.training.run import Run
 from tests.attacks.examples import lenet_run
+from tests.examples import asked
 from tests.study.examples import small, write
 from tests.thinning import thin
 
@@ -82,12 +83,12 @@ def test_the_line() -> None:
 
 def plan(attack: Attack, clock: Callable[[], float]) -> AttackDuration | None:
     run = lenet_run(rounds=1)
-    return plan_attack(run.evaluator, "it", attack, "server", run.data.victims, 0, 0, clock=clock)
+    return plan_attack(run.evaluator, asked(run.evaluator, attack, "server", seed=0), clock)
 
 
 def everything(attack: Attack) -> Sequence[Work | OneOf]:
     run = lenet_run(rounds=1)
-    return work_of(attack, *run.evaluator.prepare_attack("it", attack, "server", run.data.victims, 0, 0))
+    return work_of(attack, *run.evaluator.prepare_attack(asked(run.evaluator, attack, "server", seed=0)))
 
 
 def works(attack: Attack) -> list[Work]:

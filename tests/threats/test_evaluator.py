@@ -16,7 +16,7 @@ from splitfed.core.messages import Recording
 from splitfed.core.rows import TensorRows
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.data.candidates import candidates
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.stats.intervals import Interval
 from splitfed.training.run import Run
 from tests.examples import assert_same, toy_data

@@ -98,7 +98,7 @@ def test_they_move_nothing_and_can_be_left_out() -> None:
 
 def test_they_are_computed_once_for_the_same_releases(monkeypatch: pytest.MonkeyPatch) -> None:
     run, computed = lenet_run(), list[View]()
-    monkeypatch.setattr(run.evaluator, "floors", Floors())
+    monkeypatch.setattr(run.evaluator.released, "floors", Floors())
     reconstruct = floors._reconstruct
     monkeypatch.setattr(
         floors, "_reconstruct", lambda view, *known: (computed.append(view), reconstruct(view, *known))[1]

@@ -32,6 +32,7 @@ from splitfed.topologies import vertical
 from splitfed.training.run import AttackResult, Run
 from tests.attacks.examples import drowned, u_digits
 from tests.attacks.label_examples import sums
+from tests.examples import asked
 from tests.object_graph import reachable
 from tests.thinning import thin
 
@@ -106,7 +107,7 @@ def by_newton(rows: Tensor, labels: Tensor) -> Tensor:
 def test_the_floor_is_a_logistic_regression_on_own_columns_and_own_releases() -> None:
     """By another algorithm, from the run's own tensors."""
     run, attack = telling(), Similar(hints=HINTS)
-    case = run.evaluator._case("similar", attack, "left0", run.data.victims, 0, run.seed)
+    case = run.evaluator.case(asked(run.evaluator, attack, "left0", "similar"))
     columns = run.data.victims.x[:, :4].double()
     (segment,) = run.engine.parties["left0"].state.modules.values()
     with torch.no_grad():
@@ -144,7 +145,7 @@ def test_the_floor_is_shown_no_message(attack: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("splitfed.threats.floors.load", lambda kind, name: Watched)
     GIVEN.clear()
     run = world()
-    case = run.evaluator._case("one", attack, "left0", run.data.victims, 0, run.seed)
+    case = run.evaluator.case(asked(run.evaluator, attack, "left0"))
     predict_own_labels(attack, case.view, case.knowledge)
     view, knowledge = GIVEN
     assert view.messages == ()
@@ -160,7 +161,7 @@ def test_the_floor_knows_the_labels_that_the_attack_knows() -> None:
     run = telling()
 
     def known(attack: Any) -> int:
-        case = run.evaluator._case("one", attack, "left0", run.data.victims, 0, run.seed)
+        case = run.evaluator.case(asked(run.evaluator, attack, "left0"))
         GIVEN.clear()
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr("splitfed.threats.floors.load", lambda kind, name: Watched)

@@ -31,7 +31,7 @@ from splitfed.study.config.grid import attack_table
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.reattack import attack_run, rebuild_run
 from splitfed.study.run.runner import run_cell
-from splitfed.threats.recorded_training import recorded_passes
+from splitfed.threats.recorded_training import recorded_passes, recorded_view
 from splitfed.threats.repeated_releases import RepeatedReleases, mean_view
 from splitfed.topologies import vertical
 from splitfed.training.run import Run
@@ -111,12 +111,12 @@ def cancer(*defenses: Defense, rounds: int = 10, seed: int = 0) -> Run:
 def test_recorded_gradients_are_those_of_training() -> None:
     """The mean over two epochs, row by row, by hand from the messages and the batches of the run."""
     run = cancer(rounds=2)
-    rows, view, repeated = run.evaluator._recorded_steps("features0", 0, 1)
+    rows, view, repeated = run.evaluator.released.recorded_steps("features0", 0, 1)
     assert repeated == RepeatedReleases(2, steps=True)
     assert str(repeated) == "2 steps of training with each row"
     train = run.data.clients[0].train
     total: Tensor | None = None
-    seen = run.evaluator.recorded("features0", 0).select(kind="gradient").messages
+    seen = recorded_view(run.engine, "features0", 0).select(kind="gradient").messages
     for message, batch in zip(seen, [b for n in (0, 1) for b in run.evaluator.grants.batches(0, n)], strict=True):
         (g,) = message.tensors.values()
         total = torch.zeros(len(train), g.shape[1]) if total is None else total
@@ -138,7 +138,7 @@ def test_attacks_on_recorded_steps_go_against_the_rows_of_training() -> None:
     with pytest.raises(InvalidInput, match="Similar goes against training rows: name no victims"):
         run.attack(Similar(), adversary="features0", round=1, victims=run.data.victims)
     with pytest.raises(InvalidInput, match="'server0' was not recorded in training"):
-        run.evaluator._recorded_steps("server0", 0, 1)
+        run.evaluator.released.recorded_steps("server0", 0, 1)
 
 
 def means(attack: Attack, rounds: int, seeds: range) -> float:

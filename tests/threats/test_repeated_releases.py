@@ -37,7 +37,7 @@ from splitfed.study.run import reattack
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.runner import run_attack
 from splitfed.threats.attack_result import AttackResult
-from splitfed.threats.repeated_releases import ReleaseMean, RepeatedReleases, check_releases, mean_view
+from splitfed.threats.repeated_releases import RepeatedReleases, check_releases, mean_release, mean_view
 from splitfed.threats.tuning import Bench
 from splitfed.training.run import Run
 from tests.attacks.examples import two_party
@@ -267,7 +267,7 @@ def test_it_is_refused_before_anything_passes(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(InvalidInput, match=r"^releases=2 is not allowed; expected 1, as norm reads a training step"):
         run.attack([LinearInverse(), "norm"], releases=2)
     with pytest.raises(InvalidInput, match=r"as norm reads a training step"):
-        run.evaluator.attack("norm", Norm(), "server", run.data.victims, 0, 0, releases=2)
+        run.evaluator.requests([("norm", Norm())], "server", releases=2)
     for wrong in (0, True, 1.5):
         with pytest.raises(InvalidInput, match="releases="):
             run.attack(LinearInverse(), releases=wrong)  # type: ignore[arg-type]
@@ -296,15 +296,11 @@ def test_the_mean_of_what_arrives() -> None:
 
 def test_what_has_no_mean_is_refused() -> None:
     for other in (torch.tensor([5]), torch.tensor([True])):
-        mean = ReleaseMean[str](2)
-        mean.add({"ids": torch.zeros_like(other)})
         with pytest.raises(InvalidInput, match=r"^releases=2 takes the mean of what arrives, and 'ids' arrives as "):
-            mean.add({"ids": other})
+            mean_release([{"ids": torch.zeros_like(other)}, {"ids": other}], 2)
     for changed in ({"y": torch.zeros(2)}, {"z": torch.zeros(3)}, {"z": torch.zeros(2).double()}, {}):
-        mean = ReleaseMean[str](2)
-        mean.add({"z": torch.zeros(2)})
         with pytest.raises(InvalidInput, match="release 2 of the same rows differs from the first one in "):
-            mean.add(changed)
+            mean_release([{"z": torch.zeros(2)}, changed], 2)
 
 
 def test_fisher_information_adds_up() -> None:

@@ -16,7 +16,7 @@ from splitfed.core.messages import View
 from splitfed.models import mlp
 from splitfed.registry import TABLES, load
 from splitfed.schedules import Sequential
-from splitfed.threats.threat_models import threat_model_of
+from splitfed.threats.attack_requests import threat_model_of
 from splitfed.training.run import Run
 
 

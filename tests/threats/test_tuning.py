@@ -24,8 +24,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 from splitfed.core.random import stream
 from splitfed.core.tasks import classification
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.models.mlp import mlp
 from splitfed.study.config.mistakes import InvalidStudy
 from splitfed.threats.tuning import Bench

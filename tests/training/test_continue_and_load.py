@@ -17,7 +17,7 @@ import splitfed as sf
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.federated import FedAvg, FedKD
 from splitfed.models.mlp import mlp
 from splitfed.schedules import Sequential

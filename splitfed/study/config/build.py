@@ -15,9 +15,8 @@ from splitfed.core.equivalence import EXAMPLES
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
-from splitfed.data.dataset import Dataset
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.data.features import feed
-from splitfed.data.federation import Federation
 from splitfed.federated.base import Method
 from splitfed.planning.probes import Probes
 from splitfed.planning.validation import Prepared, prepare

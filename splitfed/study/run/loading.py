@@ -9,7 +9,7 @@ from typing import Any
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Federation
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.reattack import load_finished_run
 from splitfed.study.run.runner import train_cell

@@ -11,8 +11,7 @@ from splitfed.attacks.base import Phase, Target
 from splitfed.core.errors import InvalidInput, about, check_count, check_number
 from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.engines.base import FED
 from splitfed.federated.base import Method
 from splitfed.planning.uploads import sent_kinds
@@ -240,7 +239,7 @@ def _build_run(cell: Cell, builder: build.StudyBuilder) -> tuple[Run, Prepared]:
     run = Run(engine, ready.data, ready.schedule, ready.schedule.start(len(ready.data)), cell.seed)
     run.follow(ready.method)
     if any(build.attack(probe).reads for probe in cell.attacks):
-        run.evaluator.uploads.sent = sent_kinds(ready)
+        run.evaluator.grants.sent = sent_kinds(ready)
     run.evaluator.grants.training, run.evaluator.grants.rounds = ready.training, cell.training.rounds
     return run, ready
 

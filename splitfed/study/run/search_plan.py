@@ -11,8 +11,7 @@ import torch
 from rich.console import Console
 
 from splitfed.core.errors import InvalidInput
-from splitfed.data.dataset import Dataset
-from splitfed.data.federation import Federation
+from splitfed.data.dataset import Dataset, Federation
 from splitfed.study.config import build
 from splitfed.study.config.cell import Cell, DefenseSetting, format_value
 from splitfed.study.config.search import PRICE, SearchStudy
