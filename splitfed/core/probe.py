@@ -349,9 +349,12 @@ def _run_segment(
     draws: frozenset[str] = frozenset()
     changed = False
     # In evaluation mode first: what it overwrites there counts too, and what it returns in training is handed on.
+    module = segment.module
     for training in (False, True):
         with others_code(partial(_not_copied, segment)):
-            module = (copy_sharing if shared else _copy)(segment.module)
+            # A trace that is used leaves its modules as they were.
+            if not (training and shared and isinstance(segment.module, fx.GraphModule)):
+                module = (copy_sharing if shared else _copy)(segment.module)
             set_mode(module, training)
         watch = None if training or shared else StateWatch(module, segment.module)
         inputs = [values[name].clone() for name in segment.inputs]
