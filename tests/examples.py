@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from splitfed.attacks.base import Attack
 from splitfed.core.errors import InvalidInput
+from splitfed.core.example_pass import pass_example
 from splitfed.core.optimizers import Optim
-from splitfed.core.probe import probe
 from splitfed.core.random import derive, generator, stream
 from splitfed.core.state_encoding import decode, encode
 from splitfed.core.tasks import classification
@@ -112,7 +112,7 @@ def placed(
     **options: object,
 ) -> LocalEngine:
     """Place `topology`, whose heads have tasks; `inputs` by value and `labels` by head are shared out as "train"."""
-    facts = probe(topology, {name: x[:4] for name, x in inputs.items()})
+    facts = pass_example(topology, {name: x[:4] for name, x in inputs.items()})
     optims = dict.fromkeys(topology.roles, optim or Optim("SGD", {"lr": 0.05, "momentum": 0.9}))
     engine = LocalEngine(topology, facts, replicas, optims=optims, **options)  # type: ignore[arg-type]
     for replica in range(replicas):

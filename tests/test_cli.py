@@ -184,4 +184,4 @@ def test_the_demo_is_a_valid_study() -> None:
 
     ready = session.prepare_study(Path(splitfed.__file__).parent / "study" / "config" / "demo.toml")
     assert ready.grid.cells[0].defense.label == "none"
-    assert {probe.attack.name for probe in ready.grid.cells[0].attacks} == {"strongest"}
+    assert {setting.attack.name for setting in ready.grid.cells[0].attacks} == {"strongest"}

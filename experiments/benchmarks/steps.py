@@ -26,9 +26,9 @@ from torch.nn import functional
 from splitfed.core.cut_names import read_cuts
 from splitfed.core.cutting import cut
 from splitfed.core.defense import Defense
+from splitfed.core.example_pass import pass_example
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
-from splitfed.core.probe import probe
 from splitfed.core.random import generator
 from splitfed.core.replay import replay
 from splitfed.core.tasks import classification
@@ -125,7 +125,7 @@ def split(
     """The same steps through parties."""
     ready = topology.with_task(classification(10))
     (name,) = ready.inputs
-    facts = probe(ready, {name: x[:4]})
+    facts = pass_example(ready, {name: x[:4]})
     optims = dict.fromkeys(ready.roles, OPTIM)
     engine = LocalEngine(ready, facts, 1, defenses=defenses, optims=optims, recording=record)
     engine.own(0, "train", {name: x}, {h.value: y for h in ready.heads})

@@ -174,13 +174,13 @@ def _question(source: str, table: Mapping[str, Any]) -> Question:
     name, given = table["name"], {key: table.get(key) for key in sorted(ASKED - {"name"})}
     mistakes = Mistakes(source)
     reader = StudyReader(mistakes, Code(refusal="import paths are not followed here"))
-    probe = parse_attack(reader, f"attack {name}", schema.AttackTable(**table))
+    setting = parse_attack(reader, f"attack {name}", schema.AttackTable(**table))
     mistakes.stop()
-    assert probe is not None
-    if probe.lives != "outside":
+    assert setting is not None
+    if setting.lives != "outside":
         raise InvalidInput(f"{source}: {name} lives in training; expected an attack that finished runs can be asked")
-    column = _column(source, name, build.attack(probe))
-    return Question(name, probe.label, column, digest_of(probe.attack.parameters)[:16], given)
+    column = _column(source, name, build.attack(setting))
+    return Question(name, setting.label, column, digest_of(setting.attack.parameters)[:16], given)
 
 
 def _column(source: str, name: str, attack: Attack) -> str:

@@ -11,7 +11,6 @@ from splitfed.aggregation.base import AggregationRule
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.registry import EXTENSIONS, load, resolve
 from splitfed.secure_sum.base import SecureSumPlan
-from splitfed.secure_sum.masked_sum import SecureSum
 
 
 def aggregation_of(given: object, find: Callable[[str, str], Any] = load) -> AggregationRule:
@@ -32,10 +31,10 @@ def secure_of(given: object) -> SecureSumPlan | Literal[False]:
     `given`: a plan, true (by masks) or false, a name ("masks", "ckks"), or a table of a plan's parameters, in which
     `name` says which kind (default "masks"). Raises `InvalidInput` for anything else.
     """
-    if isinstance(given, (SecureSumPlan, bool)):
-        return SecureSum() if given is True else given
-    table = {"name": given} if isinstance(given, str) else given
+    if isinstance(given, SecureSumPlan) or given is False:
+        return given
     kinds = EXTENSIONS["secure_sums"]
+    table = {"name": "masks" if given is True else given} if isinstance(given, (str, bool)) else given
     if not isinstance(table, Mapping) or table.get("name", "masks") not in kinds:
         names = ", ".join(map(repr, kinds))
         raise InvalidInput(

@@ -26,12 +26,12 @@ from splitfed.core.cutting import Cutter, Example, Piece
 from splitfed.core.equivalence import FailsByItself
 from splitfed.core.equivalence_sides import required_arguments
 from splitfed.core.errors import InvalidInput, check_count, describe_failure, others_code
+from splitfed.core.example_pass import pass_example
 from splitfed.core.flop_counter import flop_counter
 from splitfed.core.model_call import call_of
 from splitfed.core.model_checks import check_model, open_wrappers
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.nested_tensors import tensors_of
-from splitfed.core.probe import probe
 from splitfed.core.replay import ReplayedSegment
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.core.uncut_runs import UncutRuns
@@ -280,7 +280,7 @@ def _measure_values(
     heads = tuple(Head(value, makers[value], makers[value]) for value in dict.fromkeys(original.outputs))
     allowed = [value for value in owners if original.arguments[value] in sent_inputs]
     topology = Topology("cut", segments, owners, heads, sent_inputs=allowed)
-    facts = probe(topology, {v: inputs[original.arguments[v]][:_ROWS] for v in owners}, shared=True)
+    facts = pass_example(topology, {v: inputs[original.arguments[v]][:_ROWS] for v in owners}, shared=True)
     (edge,) = topology.crossings
     returned = facts.returned(topology, edge)
     return tuple(CutValue(v, facts.shapes[v], facts.dtypes[v], v in returned) for v in edge.values)

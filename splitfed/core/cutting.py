@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from splitfed.core.cut_names import Cut, read_cuts
 from splitfed.core.equivalence import FailsByItself, check_counts, check_example, check_original
 from splitfed.core.errors import InvalidInput, check_names, others_code, short
+from splitfed.core.example_pass import CannotCross
 from splitfed.core.model_call import call_of, takes_by_name
 from splitfed.core.model_checks import check_model, open_wrappers, without_prefix
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.payload import not_dense
-from splitfed.core.probe import CannotCross
 from splitfed.core.replay import Replayed, replay
 from splitfed.core.replay_rows import most_rows, other_sizes
 from splitfed.core.topology import Original

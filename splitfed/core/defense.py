@@ -13,19 +13,21 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from splitfed.core.annealing import numbers_of
-from splitfed.core.defense_context import Context, DefenseSite
 from splitfed.core.errors import InvalidInput, check_fields, short
-from splitfed.core.gradient_privatizer import GradientPrivatizer, PrivatizedParty
 from splitfed.core.privacy_events import Event
-from splitfed.core.probe import Facts
-from splitfed.core.tasks import Task
-from splitfed.core.topology import Topology
+
+if TYPE_CHECKING:
+    from splitfed.core.defense_context import Context, DefenseSite
+    from splitfed.core.gradient_privatizer import GradientPrivatizer, PrivatizedParty
+    from splitfed.core.tasks import Task
+    from splitfed.core.topology import Topology
+    from splitfed.core.topology_facts import TopologyFacts
 
 
 class Strength(NamedTuple):
@@ -74,7 +76,7 @@ class Terms:
     """
 
     topologies: tuple[Topology, ...]
-    facts: tuple[Facts, ...]
+    facts: tuple[TopologyFacts, ...]
     others: tuple[Defense, ...]
     rows: tuple[int, ...]
     batch_size: int
@@ -169,7 +171,7 @@ class Defense:
             raise InvalidInput(f"{type(self).__name__} has no edge to guard: no data owner sends anything here")
         return named if self.on else default
 
-    def check(self, topology: Topology, facts: Facts) -> None:
+    def check(self, topology: Topology, facts: TopologyFacts) -> None:
         """Refuse, before training, a topology, model or data to which this defense cannot apply."""
 
 
@@ -265,7 +267,7 @@ class LayerDefense(Defense, capability=True):
     """Changes the segments before they are trained, most often by layers of its own."""
 
     @abstractmethod
-    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+    def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return the topology to train, which may be this very one.
 
         Layers put into a segment belong to it: they are trained, averaged, handed over and stored with it.

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.messages import Stamp
 from splitfed.core.random import generator, wide_generator
+
+if TYPE_CHECKING:
+    from splitfed.core.messages import Stamp
 
 
 @dataclass(frozen=True)

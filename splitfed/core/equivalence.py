@@ -45,11 +45,11 @@ from splitfed.core.equivalence_sides import (
     unit_of,
 )
 from splitfed.core.errors import InvalidInput
+from splitfed.core.example_pass import pass_example
 from splitfed.core.model_checks import naming_what_is_left
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.outcome_differences import TRACE, UNREPEATED, Difference, check_same
 from splitfed.core.plain_values import same_tensors
-from splitfed.core.probe import probe
 from splitfed.core.reordered_gradients import reordered_weights
 from splitfed.core.topology import Original, Segment, Topology, frozen_modules
 from splitfed.core.uncut_runs import RecordedUncut, UncutRun, UncutRuns
@@ -200,7 +200,7 @@ def _compare(
 
     changed: list[str] | None = None
     try:
-        facts = probe(unit, {n: first_rows(x, 2) for n, x in inputs.items()}, shared=True)
+        facts = pass_example(unit, {n: first_rows(x, 2) for n, x in inputs.items()}, shared=True)
         facts = replace(facts, stochastic=frozenset(), plain_draws=frozenset())
         shapes = {head.value: facts.shapes[head.value] for head in unit.heads}
         stages = FEW_STAGES if large else STAGES

@@ -28,12 +28,12 @@ from splitfed.core.party import Party
 from splitfed.core.party_state import PartyState
 from splitfed.core.payload import copy_modules
 from splitfed.core.plain_values import equal_tensors
-from splitfed.core.probe import Facts
 from splitfed.core.replay_plan import flatten_result
 from splitfed.core.step_plan import segment_plans
 from splitfed.core.step_state import Batch
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Original, Segment, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.core.traffic import Traffic
 from splitfed.core.weight_sharing import addresses, share_modules
 
@@ -194,7 +194,7 @@ class Parties:
     """
 
     def __init__(
-        self, unit: Topology, facts: Facts, frozen: Mapping[str, tuple[str, ...]], sharing: bool = False
+        self, unit: Topology, facts: TopologyFacts, frozen: Mapping[str, tuple[str, ...]], sharing: bool = False
     ) -> None:
         self.replaced: Values = {}
         self.expected: Mapping[str, Tensor | None] = {}

@@ -13,16 +13,18 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NoReturn, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NoReturn, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from splitfed.core.errors import NonFinite
 from splitfed.core.messages import Message, Stamp
-from splitfed.core.party import Party
 from splitfed.core.step_state import Batch
-from splitfed.core.topology import Head, Topology
+
+if TYPE_CHECKING:
+    from splitfed.core.party import Party
+    from splitfed.core.topology import Head, Topology
 
 
 class Link(Protocol):

@@ -6,11 +6,12 @@ The core knows no federated method: it calls the local objective of a party at t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
-from splitfed.core.messages import Stamp
+if TYPE_CHECKING:
+    from splitfed.core.messages import Stamp
 
 
 class LocalObjective(Protocol):

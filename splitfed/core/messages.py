@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -25,7 +25,9 @@ from splitfed.core import digests
 from splitfed.core.errors import InvalidInput, check_count, check_kind, check_names
 from splitfed.core.grouping import group_pairs
 from splitfed.core.payload import Layout, copy_modules, extent, layout_of, not_dense
-from splitfed.core.traffic import Traffic
+
+if TYPE_CHECKING:
+    from splitfed.core.traffic import Traffic
 
 WEIGHT_GRADIENT = "weight gradient"
 """The kind of message by which a client sends the gradient of its weights, where it takes no step itself."""

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from splitfed.core.defense import LabelDefense, LearnedDefense
 from splitfed.core.defense_context import DefenseSite
 from splitfed.core.errors import InvalidInput
-from splitfed.core.gradient_privatizer import GradientPrivatizer
-from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Message, Stamp, is_own
 from splitfed.core.model_snapshot import generator_states, set_generators
 from splitfed.core.optimizers import Optim, advance
@@ -26,10 +24,14 @@ from splitfed.core.payload import copy_modules
 from splitfed.core.random import derive, wide_generator
 from splitfed.core.rows import RowSource, read_rows
 from splitfed.core.state_encoding import check_state
-from splitfed.core.step_plan import EdgeDefense, SegmentPlan
 from splitfed.core.topology import Head, weights
 from splitfed.core.unsaved_state import first_state, load_unsaved_state, unsaved_state
 from splitfed.core.usage_counts import SCORED, RowOrigins, UsageCounts, labels_of_head
+
+if TYPE_CHECKING:
+    from splitfed.core.gradient_privatizer import GradientPrivatizer
+    from splitfed.core.local_objective import LocalObjective
+    from splitfed.core.step_plan import EdgeDefense, SegmentPlan
 
 
 class PartyState:

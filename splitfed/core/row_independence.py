@@ -7,8 +7,8 @@ module. So each segment is run on batches that are followed by their twins, in w
 (`splitfed.core.trial_rows`), and nothing of the rest may differ: neither their outputs, nor anything that can be
 reached from the module (`splitfed.core.reachable`), nor what it computes of the next batch. The loss is tried likewise.
 
-A run that promises something of its rows does this once, with rows of its own, and keeps what was found in its `Facts`;
-for what has no rows at hand they are made up.
+A run that promises something of its rows does this once, with rows of its own, and keeps what was found in its
+`TopologyFacts`; for what has no rows at hand they are made up.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from splitfed.core.model_snapshot import LaterState, ModelSnapshot, seed_generators
 from splitfed.core.plain_values import same_tensors
-from splitfed.core.probe import Facts, Finding
 from splitfed.core.random import derive
 from splitfed.core.reachable import Change, Records
 from splitfed.core.reachable_names import name_changes
 from splitfed.core.row_losses import FAILURES, LossFault, loss_fault, rows_equal
 from splitfed.core.topology import Segment, Topology
+from splitfed.core.topology_facts import Finding, TopologyFacts
 from splitfed.core.trial_rows import RowPair, TrialRows, make_pairs, make_up_rows
 
 _FAULTS = {LossFault.MIXED: "loss", LossFault.SCALED: "scale"}
@@ -40,7 +40,7 @@ class _Course(NamedTuple):
     kept: LaterState
 
 
-def findings(topology: Topology, facts: Facts, names: Collection[str]) -> Sequence[Finding]:
+def findings(topology: Topology, facts: TopologyFacts, names: Collection[str]) -> Sequence[Finding]:
     """Return where one row of a batch changes what the segments `names` compute of another row.
 
     `names`: segments that read inputs alone. What the run has found on its own rows is returned where it has, else the
@@ -51,7 +51,7 @@ def findings(topology: Topology, facts: Facts, names: Collection[str]) -> Sequen
     return try_rows(topology, facts, make_up_rows(topology, facts), names)
 
 
-def mixes_rows(topology: Topology, facts: Facts, names: Collection[str]) -> bool:
+def mixes_rows(topology: Topology, facts: TopologyFacts, names: Collection[str]) -> bool:
     """Return whether one of the segments `names`, which need nothing that others make, mixes rows or keeps any.
 
     A loss whose rows are only weighed otherwise than in a mean does not. What cannot be tried counts as mixing.
@@ -63,12 +63,13 @@ def mixes_rows(topology: Topology, facts: Facts, names: Collection[str]) -> bool
 
 
 def try_rows(
-    topology: Topology, facts: Facts, trial: TrialRows, names: Collection[str] | None = None
+    topology: Topology, facts: TopologyFacts, trial: TrialRows, names: Collection[str] | None = None
 ) -> tuple[Finding, ...]:
     """Run the segments `names` (default: all), and the losses of their values, on pairs of batches of `trial`.
 
-    What tells of lengths and masks alone is not compared: it crosses without a promise (`Facts.told`), and shows in
-    what is made of it where that matters. Raises what a segment raises on the first pair, on which it has to work.
+    What tells of lengths and masks alone is not compared: it crosses without a promise (`TopologyFacts.told`), and
+    shows in what is made of it where that matters. Raises what a segment raises on the first pair, on which it has to
+    work.
     """
     pairs = make_pairs(trial)
     found: list[Finding] = []

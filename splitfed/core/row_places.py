@@ -19,14 +19,14 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from splitfed.core.model_call import set_mode
 from splitfed.core.model_snapshot import ModelSnapshot, seed_generators
-from splitfed.core.probe import Facts, Finding
 from splitfed.core.random import derive
 from splitfed.core.row_losses import FAILURES, rows_equal
 from splitfed.core.topology import Segment, Topology
+from splitfed.core.topology_facts import Finding, TopologyFacts
 from splitfed.core.trial_rows import TrialRows, draw_half
 
 
-def find_counting(topology: Topology, facts: Facts, trial: TrialRows) -> tuple[Finding, ...]:
+def find_counting(topology: Topology, facts: TopologyFacts, trial: TrialRows) -> tuple[Finding, ...]:
     """Return the outputs, kind "count", in which place or number of rows shows, by rows of `trial`."""
     batch = max(3, trial.batch)
     numbers = torch.arange(batch) % len(trial)
@@ -39,7 +39,7 @@ def find_counting(topology: Topology, facts: Facts, trial: TrialRows) -> tuple[F
 
 
 def _try_segment(
-    segment: Segment, facts: Facts, values: dict[str, Tensor], training: bool, batch: int
+    segment: Segment, facts: TopologyFacts, values: dict[str, Tensor], training: bool, batch: int
 ) -> Iterator[Finding]:
     """Yield what shows in a segment; its outputs on the whole batch join `values`."""
     module, data = segment.module, facts.data(segment.outputs)

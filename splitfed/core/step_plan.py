@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from splitfed.core.contents import describe
 from splitfed.core.defense import (
@@ -26,9 +26,11 @@ from splitfed.core.defense import (
 )
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import nest
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Edge, Head, Topology, frozen_modules
 from splitfed.core.usage_counts import counted_kinds, counted_labels
+
+if TYPE_CHECKING:
+    from splitfed.core.topology_facts import TopologyFacts
 
 D_co = TypeVar("D_co", bound=Defense, covariant=True)
 
@@ -136,7 +138,7 @@ class SegmentPlan:
 
 def segment_plans(
     topology: Topology,
-    facts: Facts,
+    facts: TopologyFacts,
     defenses: Sequence[Defense],
     frozen: Mapping[str, tuple[str, ...]] | None = None,
     *,
@@ -207,7 +209,7 @@ def _check_order(edge: str, guards: Sequence[EdgeDefense[Defense]]) -> None:
             private = kind
 
 
-def _check_numbers(edge: Edge, guards: Sequence[EdgeDefense[Defense]], facts: Facts) -> None:
+def _check_numbers(edge: Edge, guards: Sequence[EdgeDefense[Defense]], facts: TopologyFacts) -> None:
     """Refuse whole numbers that hold data on `edge` beside what must change all that does, and warn beside the rest.
 
     What holds no data is nothing to defend, and an edge that carries nothing else no place for a defense.

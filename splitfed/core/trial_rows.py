@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from splitfed.core.probe import Facts
 from splitfed.core.random import derive, generator
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 
 MADE_UP = 16
 """The rows of a batch of made-up rows."""
@@ -82,7 +82,7 @@ def draw_half(rows: int, *words: str | int) -> Tensor:
     return order < rows // 2
 
 
-def make_up_rows(topology: Topology, facts: Facts) -> TrialRows:
+def make_up_rows(topology: Topology, facts: TopologyFacts) -> TrialRows:
     """Return made-up rows of the shapes in `facts`, where those of a run are not at hand."""
     names = {n: (2 * MADE_UP, *facts.shapes[n]) for n in topology.inputs}
     return TrialRows({n: draw_values(s, facts.dtypes[n], "rows", n) for n, s in names.items()}, {}, MADE_UP, real=False)

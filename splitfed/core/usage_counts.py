@@ -7,14 +7,16 @@ data). What is done to labels has a name of its own in place of an edge.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from splitfed.core.defense import Defense, GradientDefense, LabelDefense, ReleaseDefense, privacy_event
 from splitfed.core.privacy_events import Protects
-from splitfed.core.tasks import Task
+
+if TYPE_CHECKING:
+    from splitfed.core.tasks import Task
 
 SCORED = ("validation", "test")
 """The parts of the data that are scored."""

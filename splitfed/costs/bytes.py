@@ -11,27 +11,27 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from math import prod
 
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology, weights
+from splitfed.core.topology_facts import TopologyFacts
 
 
-def value_bytes(facts: Facts, value: str) -> int:
+def value_bytes(facts: TopologyFacts, value: str) -> int:
     """Return the bytes of one row of `value`."""
     return prod(facts.shapes[value]) * facts.dtypes[value].itemsize
 
 
-def forward_bytes(topology: Topology, facts: Facts, rows: int) -> int:
+def forward_bytes(topology: Topology, facts: TopologyFacts, rows: int) -> int:
     """Return the bytes of all activations that cross for `rows` rows."""
     return sum(value_bytes(facts, value) for edge in topology.crossings for value in edge.values) * rows
 
 
-def backward_bytes(topology: Topology, facts: Facts, rows: int) -> int:
+def backward_bytes(topology: Topology, facts: TopologyFacts, rows: int) -> int:
     """Return the bytes of all gradients that come back for `rows` rows."""
     returned = (facts.returned(topology, edge) for edge in topology.crossings)
     return sum(value_bytes(facts, value) for values in returned for value in values) * rows
 
 
-def step_bytes(topology: Topology, facts: Facts, rows: int, label_bytes: int = 8) -> int:
+def step_bytes(topology: Topology, facts: TopologyFacts, rows: int, label_bytes: int = 8) -> int:
     """Return the bytes one training step of `rows` rows sends: activations, gradients that return, labels that cross.
 
     `label_bytes`: the size of one row's label (8 for class numbers); it counts once a hop.
@@ -53,6 +53,6 @@ def weight_bytes(topology: Topology, role: str, buffers: bool = True, kept: Coll
     )
 
 
-def epoch_bytes(topology: Topology, facts: Facts, batches: Iterable[int], label_bytes: int = 8) -> int:
+def epoch_bytes(topology: Topology, facts: TopologyFacts, batches: Iterable[int], label_bytes: int = 8) -> int:
     """Return the bytes of one epoch over `batches` (rows of each)."""
     return sum(step_bytes(topology, facts, rows, label_bytes) for rows in batches)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from splitfed.core.errors import InvalidInput, check_count
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.costs.bytes import forward_bytes
 from splitfed.costs.singh import Sizes, crossover, federated_total, split_total
 
@@ -46,7 +46,7 @@ def over_parameters(sizes: Sizes, parameters: Sequence[float], hand_over: bool =
     return _sweep("parameters", parameters, sizes, hand_over, itemsize, crossover(sizes, hand_over) / sizes.clients)
 
 
-def sizes_of(topology: Topology, facts: Facts, clients: int, examples: float) -> Sizes:
+def sizes_of(topology: Topology, facts: TopologyFacts, clients: int, examples: float) -> Sizes:
     """Return the sizes of `topology`, its data owners' weights as the client's; buffers are left out.
 
     All that crosses forward counts as the cut's width, in floats of 4 bytes. `InvalidInput` where no gradient comes

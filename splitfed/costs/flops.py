@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from splitfed.core.errors import check_count
 from splitfed.core.flop_counter import flop_counter
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Segment, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.costs.measure import rehearsal
 
 _ROWS = 2  # batch norm refuses a single row in training
@@ -25,7 +25,7 @@ class SegmentCost(NamedTuple):
     backward: float
 
 
-def segment_flops(topology: Topology, facts: Facts, rows: int = 1) -> dict[str, SegmentCost]:
+def segment_flops(topology: Topology, facts: TopologyFacts, rows: int = 1) -> dict[str, SegmentCost]:
     """Return the operations that a training step of `rows` rows takes in each segment, by its name.
 
     Measured on two rows and scaled. The backward of a segment that reads raw data alone is cheaper than that of a
@@ -35,13 +35,13 @@ def segment_flops(topology: Topology, facts: Facts, rows: int = 1) -> dict[str, 
     return {s.name: _measure_segment(topology, s, facts, rows / _ROWS) for s in topology.segments}
 
 
-def role_flops(topology: Topology, facts: Facts, rows: int = 1) -> dict[str, float]:
+def role_flops(topology: Topology, facts: TopologyFacts, rows: int = 1) -> dict[str, float]:
     """Return the operations that a training step of `rows` rows takes at each role, forward and backward."""
     costs = segment_flops(topology, facts, rows)
     return {role: sum((sum(costs[s.name]) for s in topology.segments_of(role)), 0.0) for role in topology.roles}
 
 
-def _measure_segment(topology: Topology, segment: Segment, facts: Facts, scale: float) -> SegmentCost:
+def _measure_segment(topology: Topology, segment: Segment, facts: TopologyFacts, scale: float) -> SegmentCost:
     with rehearsal(topology, segment, facts, _ROWS) as run:
         with flop_counter() as forward:
             outputs = run.forward()

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Segment, Topology
+from splitfed.core.topology_facts import TopologyFacts
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Rehearsal:
 
 
 @contextmanager
-def rehearsal(topology: Topology, segment: Segment, facts: Facts, rows: int) -> Iterator[Rehearsal]:
+def rehearsal(topology: Topology, segment: Segment, facts: TopologyFacts, rows: int) -> Iterator[Rehearsal]:
     """Yield `segment` ready to run on `rows` rows of ones (zeros where values are whole numbers, such as words).
 
     As in training, raw data asks for no gradient, nor does what came over an edge of `topology.forward_only`; an
@@ -59,7 +59,7 @@ def rehearsal(topology: Topology, segment: Segment, facts: Facts, rows: int) -> 
         yield Rehearsal(module, inputs, arguments, tuple(v in wanted for v in segment.outputs))
 
 
-def _dummy_values(facts: Facts, value: str, rows: int) -> Tensor:
+def _dummy_values(facts: TopologyFacts, value: str, rows: int) -> Tensor:
     shape, dtype = (rows, *facts.shapes[value]), facts.dtypes[value]
     return torch.ones(shape, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
 

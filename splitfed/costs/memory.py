@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from splitfed.core.errors import check_count, check_names, check_number
 from splitfed.core.optimizers import Optim
 from splitfed.core.plain_values import dense_parts
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.costs.measure import rehearsal
 
 
@@ -36,7 +36,7 @@ class RoleMemory(NamedTuple):
 
 
 def role_memory(
-    topology: Topology, facts: Facts, batch_size: int, optim_copies: float | Mapping[str, float]
+    topology: Topology, facts: TopologyFacts, batch_size: int, optim_copies: float | Mapping[str, float]
 ) -> dict[str, RoleMemory]:
     """Return the memory of one party of each role, in bytes.
 
@@ -78,7 +78,7 @@ def optim_copies(optim: Optim) -> int:
     return sum(isinstance(t, Tensor) and t.shape == weight.shape for t in optimizer.state.get(weight, {}).values())
 
 
-def _of_role(topology: Topology, facts: Facts, role: str, batch_size: int, copies: float) -> RoleMemory:
+def _of_role(topology: Topology, facts: TopologyFacts, role: str, batch_size: int, copies: float) -> RoleMemory:
     segments = topology.segments_of(role)
     state = {id(t): t for s in segments for t in (*s.module.parameters(), *s.module.buffers())}
     gradients = sum(t.nbytes for t in state.values() if t.requires_grad)
@@ -89,7 +89,7 @@ def _of_role(topology: Topology, facts: Facts, role: str, batch_size: int, copie
     return RoleMemory(sum(t.nbytes for t in state.values()), gradients, round(gradients * copies), activations)
 
 
-def _activation_bytes(topology: Topology, name: str, facts: Facts, rows: int) -> int:
+def _activation_bytes(topology: Topology, name: str, facts: TopologyFacts, rows: int) -> int:
     """Return the bytes that a forward of `rows` rows through a segment leaves behind, weights and buffers left out."""
     saved: list[Tensor] = []
 

@@ -13,8 +13,8 @@ from itertools import pairwise
 
 from splitfed.core.errors import check_number
 from splitfed.core.grouping import group_pairs
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.costs.bytes import value_bytes
 from splitfed.costs.flops import SegmentCost
 
@@ -67,12 +67,14 @@ def _invert(waits: Sequence[Iterable[int]]) -> list[list[int]]:
     return followers
 
 
-def step_shape(topology: Topology, facts: Facts, flops: Mapping[str, SegmentCost], label_bytes: float = 8) -> StepShape:
+def step_shape(
+    topology: Topology, facts: TopologyFacts, flops: Mapping[str, SegmentCost], label_bytes: float = 8
+) -> StepShape:
     """Return the shape of a training step of `topology`.
 
     `flops`: what `segment_flops` returned, per row; `label_bytes`: the size of one row's label at each head. Labels
     leave their holder when the step begins. A party begins its next step when its own part of the last one is over,
-    so where no gradient comes back (`Facts.returned`) a client runs ahead of its server. Optimizer steps and
+    so where no gradient comes back (`TopologyFacts.returned`) a client runs ahead of its server. Optimizer steps and
     losses take no time. `InvalidInput` for a size that is negative or not finite.
     """
     check_number("label_bytes", label_bytes, low=0)
@@ -86,7 +88,7 @@ def step_shape(topology: Topology, facts: Facts, flops: Mapping[str, SegmentCost
 
 
 def _add_forward(
-    tasks: list[WorkItem], topology: Topology, facts: Facts, flops: Mapping[str, SegmentCost]
+    tasks: list[WorkItem], topology: Topology, facts: TopologyFacts, flops: Mapping[str, SegmentCost]
 ) -> dict[str, set[int]]:
     """Add the way forward; return segment -> its forward task."""
     forward_tasks: dict[str, set[int]] = {}
@@ -118,7 +120,7 @@ def _add_labels(tasks: list[WorkItem], topology: Topology, size: float) -> dict[
 def _add_backward(
     tasks: list[WorkItem],
     topology: Topology,
-    facts: Facts,
+    facts: TopologyFacts,
     flops: Mapping[str, SegmentCost],
     forward_tasks: Mapping[str, set[int]],
     labelled: Mapping[str, set[int]],
@@ -175,5 +177,5 @@ def _add(
     return len(tasks) - 1
 
 
-def _bytes(facts: Facts, values: Iterable[str]) -> int:
+def _bytes(facts: TopologyFacts, values: Iterable[str]) -> int:
     return sum(value_bytes(facts, v) for v in values)

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from splitfed.core.defense import LayerDefense, LearnedDefense, PenaltyDefense, as_strength
 from splitfed.core.defense_context import Context, DefenseSite
 from splitfed.core.errors import InvalidInput, require_count, require_number
-from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.defenses.adversary import Adversary, check_raw, concatenate_inputs
 from splitfed.defenses.fitted_layers import Layer, append_layers, check_readers, prepend_layers, values_of
 from splitfed.stats.structural_similarity import similarity_map
@@ -50,7 +50,7 @@ class Adversarial(PenaltyDefense, LearnedDefense, LayerDefense):
     width: int = field(default=32, metadata=require_count("adversarial width", low=1))
     lr: float = field(default=1e-3, metadata=require_number("adversarial lr", low=0.0, open_low=True))
 
-    def check(self, topology: Topology, facts: Facts) -> None:
+    def check(self, topology: Topology, facts: TopologyFacts) -> None:
         """Refuse a sender without an image of its own, and a bottleneck where no image leaves."""
         edges = self.edges(topology)
         check_raw("adversarial", topology, edges, facts)
@@ -69,7 +69,7 @@ class Adversarial(PenaltyDefense, LearnedDefense, LayerDefense):
                     "image leaves, or give bottleneck=0"
                 )
 
-    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+    def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return `topology` with both halves of the bottleneck around every value that is guarded."""
         self.check(topology, facts)
         if not self.bottleneck:

@@ -18,14 +18,14 @@ from torch.nn import functional
 from splitfed.core.defense import concatenate_values
 from splitfed.core.defense_context import Context, DefenseSite
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import Facts
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 
 Shape = tuple[int, ...]
 
 
-def check_raw(name: str, topology: Topology, edges: Sequence[str], facts: Facts) -> None:
+def check_raw(name: str, topology: Topology, edges: Sequence[str], facts: TopologyFacts) -> None:
     """Refuse edges whose sender owns no raw input, of real numbers, that a decoder could be trained to find."""
     owners = set(topology.inputs.values())
     for edge in edges:

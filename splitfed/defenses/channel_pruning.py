@@ -31,8 +31,8 @@ from torch.func import functional_call
 from splitfed.core.defense import LayerDefense, LearnedDefense, PenaltyDefense, as_strength, concatenate_values
 from splitfed.core.defense_context import Context, DefenseSite
 from splitfed.core.errors import InvalidInput, require_count, require_number
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.defenses.adversary import Adversary, check_raw
 from splitfed.defenses.fitted_layers import Layer, append_layers, layers_on, values_of
 
@@ -56,7 +56,7 @@ class ChannelPruning(PenaltyDefense, LearnedDefense, LayerDefense):
     width: int = field(default=32, metadata=require_count("channel_pruning width", low=1))
     lr: float = field(default=3e-4, metadata=require_number("channel_pruning lr", low=0.0, open_low=True))
 
-    def check(self, topology: Topology, facts: Facts) -> None:
+    def check(self, topology: Topology, facts: TopologyFacts) -> None:
         """Refuse a sender without raw input, and a release without channels to choose from."""
         edges = self.edges(topology)
         check_raw("channel_pruning", topology, edges, facts)
@@ -68,7 +68,7 @@ class ChannelPruning(PenaltyDefense, LearnedDefense, LayerDefense):
                     "(channels, height, width) or (features,)"
                 )
 
-    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+    def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return `topology` with a pruning layer after every guarded value, at its sender."""
         self.check(topology, facts)
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.payload import without_infinite_rows
-from splitfed.core.probe import Facts
 from splitfed.core.rows import flat_rows
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.defenses.private_noise import check_precision
 
 
@@ -47,7 +47,7 @@ def noisy_release(
     return noisy.detach().to(z.dtype) + (clipped - clipped.detach()).to(z.dtype)
 
 
-def check_values(name: str, topology: Topology, facts: Facts, edges: tuple[str, ...]) -> None:
+def check_values(name: str, topology: Topology, facts: TopologyFacts, edges: tuple[str, ...]) -> None:
     """Refuse the defense `name` on `edges` where a value of half precision crosses, or one that has no rows."""
     for edge in edges:
         for value in facts.data(topology.edge(edge).values):

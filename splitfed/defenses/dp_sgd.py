@@ -54,10 +54,10 @@ from splitfed.core.errors import (
 from splitfed.core.gradient_privatizer import PrivatizedParty
 from splitfed.core.held_arrays import is_elsewhere
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
-from splitfed.core.probe import Facts
 from splitfed.core.random import derive, stream
 from splitfed.core.row_independence import in_training
 from splitfed.core.topology import Segment, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.defenses.private_noise import LARGEST_MULTIPLIER, check_precision
 from splitfed.defenses.private_step import PrivateStep
 from splitfed.defenses.row_gradients import check_batch_norm, check_rowwise
@@ -149,7 +149,7 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
             raise InvalidInput("dp_sgd has nothing to guard: no weight learns")
         return self.roles or able
 
-    def check(self, topology: Topology, facts: Facts) -> None:
+    def check(self, topology: Topology, facts: TopologyFacts) -> None:
         """Refuse a model that gives a row no gradient of its own, and a role without a norm."""
         guarded = self.guards(topology)
         for role in guarded:
@@ -159,7 +159,7 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
                     check_precision("dp_sgd", f"weight {name!r} of segment {segment.name!r}", weight.dtype)
         check_rowwise(topology, facts, guarded)
 
-    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+    def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return `topology` with what Opacus can replace replaced, if that is asked for; refuse batch norm that stays.
 
         Here, as whoever asks for batches of a size that batch norm can take hears of it first otherwise.

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import Facts
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Segment, Topology
+from splitfed.core.topology_facts import TopologyFacts
 
 
 class Layer(nn.Module):
@@ -73,7 +73,7 @@ class InputLayers(nn.Module):
         return self.module(*given)
 
 
-def values_of(topology: Topology, edges: tuple[str, ...], facts: Facts) -> tuple[str, ...]:
+def values_of(topology: Topology, edges: tuple[str, ...], facts: TopologyFacts) -> tuple[str, ...]:
     """Return the values that cross on `edges` and hold data, each once."""
     return tuple(dict.fromkeys(value for name in edges for value in facts.data(topology.edge(name).values)))
 
@@ -82,7 +82,7 @@ def append_layers(
     name: str,
     topology: Topology,
     edges: tuple[str, ...],
-    facts: Facts,
+    facts: TopologyFacts,
     seed: int,
     make: Callable[[str, tuple[int, ...]], Layer],
 ) -> Topology:
@@ -125,7 +125,7 @@ def layers_on(module: nn.Module | None, kind: type[L], edge: str) -> list[L]:
     return [m for m in ([] if module is None else module.modules()) if isinstance(m, kind) and edge in m.edges]
 
 
-def check_all_guarded(name: str, topology: Topology, edges: tuple[str, ...], facts: Facts) -> None:
+def check_all_guarded(name: str, topology: Topology, edges: tuple[str, ...], facts: TopologyFacts) -> None:
     """Raise `InvalidInput` if a value of the guarded `edges` also crosses on an edge that is not guarded."""
     wanted = set(values_of(topology, edges, facts))
     for edge in topology.crossings:
@@ -133,7 +133,9 @@ def check_all_guarded(name: str, topology: Topology, edges: tuple[str, ...], fac
             raise InvalidInput(f"{name} guards {value!r}, which also leaves on edge {edge.name!r}; guard that one too")
 
 
-def check_readers(what: str, topology: Topology, edges: tuple[str, ...], facts: Facts, instead: str = "") -> None:
+def check_readers(
+    what: str, topology: Topology, edges: tuple[str, ...], facts: TopologyFacts, instead: str = ""
+) -> None:
     """Refuse a value of `edges` that somebody reads to whom it crosses on none of them: it would arrive changed.
 
     `what` is done to the value, with a place for its name; `instead`: what else may be done than to cut elsewhere.

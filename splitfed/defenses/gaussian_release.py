@@ -24,8 +24,8 @@ from splitfed.core.defense import Accounted, LayerDefense, ReleaseDefense, Stren
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import LARGEST_NORM, InvalidInput, require_number
 from splitfed.core.privacy_events import Event, Gaussian, Protects
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.defenses.clipping import check_values, clip_rows, freeze_segments, noisy_release
 from splitfed.defenses.private_noise import LARGEST_MULTIPLIER, add_gaussian, check_precision
 from splitfed.privacy.gaussian_mechanism import LARGEST_EPSILON, multiplier_of
@@ -84,11 +84,11 @@ class GaussianRelease(ReleaseDefense, LayerDefense, Accounted):
             return f"epsilon {self.epsilon:g} at delta {self.delta:g} for each release of a row, composed over them"
         return f"Gaussian mechanism of multiplier {self.multiplier:g} for each release of a row, composed over them"
 
-    def check(self, topology: Topology, facts: Facts) -> None:
+    def check(self, topology: Topology, facts: TopologyFacts) -> None:
         """Refuse values of half precision."""
         check_values("gaussian_release", topology, facts, self.edges(topology))
 
-    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+    def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return `topology`, with all that comes before the guarded edges frozen if that is asked for."""
         return freeze_segments(topology, self.edges(topology)) if self.freeze else topology
 

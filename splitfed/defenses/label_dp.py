@@ -31,10 +31,10 @@ from torch.nn import functional
 from splitfed.core.defense import Accounted, LabelDefense, Strength
 from splitfed.core.errors import InvalidInput, check_names, require_name, require_number
 from splitfed.core.privacy_events import Event, Laplace, Protects, Pure, Unit
-from splitfed.core.probe import Facts
 from splitfed.core.task_checks import check_class_probabilities
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Head, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.defenses.private_noise import add_laplace
 
 MODES = ("labels", "gradient")
@@ -80,7 +80,7 @@ class LabelDp(LabelDefense, Accounted):
             check_names("head of label_dp:", known, name)
         return self.outputs or tuple(known)
 
-    def check(self, topology: Topology, facts: Facts) -> None:
+    def check(self, topology: Topology, facts: TopologyFacts) -> None:
         """Refuse labels that are no classes or are released twice, and gradients of a party that gets the labels."""
         chosen = self.heads(topology)
         for head in topology.heads:

@@ -18,8 +18,8 @@ from splitfed.core.defense import Accounted, LayerDefense, ReleaseDefense, as_st
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import LARGEST_NORM, require_number
 from splitfed.core.privacy_events import Event, Laplace, Protects
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.defenses.clipping import check_values, clip_rows, freeze_segments, noisy_release
 from splitfed.defenses.private_noise import LARGEST_MULTIPLIER, add_laplace, check_precision
 
@@ -56,11 +56,11 @@ class LaplaceRelease(ReleaseDefense, LayerDefense, Accounted):
         """The promise for one release."""
         return f"epsilon {self.epsilon:g} for each release of a row, composed over them"
 
-    def check(self, topology: Topology, facts: Facts) -> None:
+    def check(self, topology: Topology, facts: TopologyFacts) -> None:
         """Refuse values of half precision."""
         check_values("laplace_release", topology, facts, self.edges(topology))
 
-    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+    def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return `topology`, with all that comes before the guarded edges frozen if that is asked for."""
         return freeze_segments(topology, self.edges(topology)) if self.freeze else topology
 

@@ -37,9 +37,9 @@ from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput, require_count, require_name, require_number
 from splitfed.core.payload import without_infinite_rows
 from splitfed.core.privacy_events import Event, Protects, Pure
-from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.defenses.binary_encoding import ToBits, bit_reader
 from splitfed.defenses.clipping import freeze_segments
 from splitfed.defenses.fitted_layers import OutputLayers, check_readers, prepend_layers, values_of
@@ -107,7 +107,7 @@ class Latent(ReleaseDefense, LayerDefense, Codec, Accounted, Calibrated):
         ratios = torch.stack([(ones / zeros).log().abs(), ((1 - ones) / (1 - zeros)).log().abs()])
         return float(ratios.amax(0).sum())
 
-    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+    def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return `topology` with layers that make bits at the senders and, with `dense`, dense layers at receivers."""
         edges = self.edges(topology)
         values = set(values_of(topology, edges, facts))
@@ -149,7 +149,7 @@ class Latent(ReleaseDefense, LayerDefense, Codec, Accounted, Calibrated):
         """Return the bytes of the bits, each row filled up to a whole byte."""
         return rows * -(-shape[0] // 8) if kind == "activation" else None
 
-    def _with_bits(self, segment: Segment, values: set[str], facts: Facts, seed: int) -> Segment:
+    def _with_bits(self, segment: Segment, values: set[str], facts: TopologyFacts, seed: int) -> Segment:
         def reader(value: str) -> nn.Module:
             return bit_reader(facts.shapes[value], self.length)
 

@@ -28,10 +28,10 @@ from torch import Tensor
 from splitfed.core.defense import GradientDefense, as_strength
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput, require_number
-from splitfed.core.probe import Facts
 from splitfed.core.rows import flat_rows
 from splitfed.core.tasks import Task
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.defenses.aligned_noise import add_aligned_noise
 from splitfed.defenses.label_edges import guarded_edges, leaking_heads
 from splitfed.defenses.sum_kl import NoiseVariances, least_sum_kl
@@ -59,7 +59,7 @@ class Marvell(GradientDefense):
         """Return the edges whose gradient reveals labels to a party that does not hold them."""
         return guarded_edges("marvell", topology, self.on)
 
-    def check(self, topology: Topology, facts: Facts) -> None:
+    def check(self, topology: Topology, facts: TopologyFacts) -> None:
         """Refuse labels of other than two classes, a sender without labels of its own, and edges of several values."""
         for name in self.edges(topology):
             edge = topology.edge(name)

@@ -28,8 +28,8 @@ from torch import Tensor
 from splitfed.core.annealing import Course, number_at, number_or_course
 from splitfed.core.defense import LayerDefense, PenaltyDefense, ReleaseDefense, as_strength
 from splitfed.core.defense_context import Context
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.defenses.fitted_layers import append_layers, check_all_guarded, layer_of, layers_on
 from splitfed.defenses.variational_encoder import Variational, divergence
 
@@ -44,7 +44,7 @@ class Mid(ReleaseDefense, PenaltyDefense, LayerDefense):
         """Refuse a weight that is ever negative."""
         object.__setattr__(self, "weight", number_or_course("mid weight", self.weight, low=0.0))
 
-    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+    def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return `topology` with a bottleneck behind every value that is guarded."""
         edges = self.edges(topology)
         check_all_guarded("mid", topology, edges, facts)

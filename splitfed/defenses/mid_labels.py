@@ -34,9 +34,9 @@ from splitfed.core.annealing import Course, number_at, number_or_course
 from splitfed.core.defense import LayerDefense, ReceiverPenaltyDefense, as_strength
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.defenses.fitted_layers import layer_of, layers_on, prepend_layers
 from splitfed.defenses.label_edges import guarded_edges
 from splitfed.defenses.variational_encoder import Variational, divergence
@@ -56,7 +56,7 @@ class MidLabels(ReceiverPenaltyDefense, LayerDefense):
         """Return the edges whose gradient reveals labels to a party that does not hold them."""
         return guarded_edges("mid_labels", topology, self.on)
 
-    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+    def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return `topology` with a bottleneck before every value that arrives on a guarded edge."""
         edges = [topology.edge(name) for name in self.edges(topology)]
         segments = []
@@ -84,7 +84,7 @@ class SampledBottleneck(Variational):
         return mean + self.kept[1] * torch.randn_like(mean) if self.training else mean
 
 
-def _prepend_bottlenecks(segment: Segment, arriving: dict[str, str], facts: Facts, seed: int) -> Segment:
+def _prepend_bottlenecks(segment: Segment, arriving: dict[str, str], facts: TopologyFacts, seed: int) -> Segment:
     """Return `segment` with a layer before each of its inputs in `arriving`: value -> the edge that it comes on."""
 
     def bottleneck(value: str) -> SampledBottleneck:

@@ -30,10 +30,10 @@ from torch import Tensor
 
 from splitfed.core.errors import LARGEST_NORM, InvalidInput, check_fields, check_names, require_number
 from splitfed.core.privacy_events import Event, Gaussian, Neighbours, Protects
-from splitfed.core.probe import Facts
 from splitfed.core.random import wide_generator
 from splitfed.core.row_independence import mixes_rows
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.defenses.clipping import clip_rows
 from splitfed.defenses.private_noise import LARGEST_MULTIPLIER, add_gaussian, check_precision
 from splitfed.privacy.charges import learns_from_rows
@@ -121,7 +121,7 @@ def message_noise(seed: int, replica: int, number: int) -> torch.Generator:
     return wide_generator(seed, "private class sums", replica, number)
 
 
-def check_rows_apart(who: str, topology: Topology, facts: Facts, value: str) -> None:
+def check_rows_apart(who: str, topology: Topology, facts: TopologyFacts, value: str) -> None:
     """Refuse, for method `who`, a `value` of which a row shows in that of others, however it comes there."""
     makers = set(topology.makers((value,)))
     if mixes_rows(topology, facts, makers):

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from splitfed.core.errors import InvalidInput, first_line
 from splitfed.core.held_arrays import is_elsewhere
 from splitfed.core.plain_values import same_tensors
-from splitfed.core.probe import Facts, Finding
 from splitfed.core.random import derive, stream
 from splitfed.core.row_independence import findings, in_training
 from splitfed.core.row_losses import rows_equal
 from splitfed.core.topology import Segment, Topology
+from splitfed.core.topology_facts import Finding, TopologyFacts
 from splitfed.core.trial_rows import draw_values
 from splitfed.defenses.per_example_gradients import (
     Call,
@@ -59,7 +59,7 @@ class _Ran(NamedTuple):
     calls: list[Call]
 
 
-def check_rowwise(topology: Topology, facts: Facts, guarded: Sequence[str]) -> None:
+def check_rowwise(topology: Topology, facts: TopologyFacts, guarded: Sequence[str]) -> None:
     """Refuse `topology` if a row's gradient, at the roles `guarded`, would not be a function of that row alone."""
     check_batch_norm(topology)
     for finding in findings(topology, facts, [segment.name for segment in topology.segments]):

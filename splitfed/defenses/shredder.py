@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from splitfed.core.defense import LayerDefense, PenaltyDefense, ReleaseDefense, as_strength
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import require_count, require_number
-from splitfed.core.probe import Facts
 from splitfed.core.rows import flat_rows
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.defenses.clipping import freeze_segments
 from splitfed.defenses.fitted_layers import Layer, append_layers, check_all_guarded, layer_of, layers_on
 
@@ -45,7 +45,7 @@ class Shredder(ReleaseDefense, PenaltyDefense, LayerDefense):
         | as_strength("noise power to release power"),
     )
 
-    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+    def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return `topology` with everything before the guarded edges frozen, and a set for every value on them."""
         edges = self.edges(topology)
         check_all_guarded("shredder", topology, edges, facts)

@@ -20,9 +20,9 @@ from torch import Tensor
 from splitfed.core.defense import Codec, ReleaseDefense, as_strength
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput, require_count
-from splitfed.core.probe import Facts
 from splitfed.core.rows import flat_rows
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.defenses.bit_packing import packed_size
 from splitfed.defenses.fitted_layers import values_of
 
@@ -41,7 +41,7 @@ class TopK(ReleaseDefense, Codec):
     on_uploads = True
     """It acts on rows of numbers, whatever they are."""
 
-    def check(self, topology: Topology, facts: Facts) -> None:
+    def check(self, topology: Topology, facts: TopologyFacts) -> None:
         """Refuse a release that has fewer numbers a row."""
         for value in values_of(topology, self.edges(topology), facts):
             if (numbers := prod(facts.shapes[value])) < self.k:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Edge, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.costs.bytes import value_bytes
 from splitfed.encryption.ciphertext_counts import CiphertextCounter, CiphertextOperation, CiphertextShape
 from splitfed.encryption.ciphertexts import BATCH, ROWS, next_power_of_two
@@ -50,7 +50,7 @@ class EncryptedStep(NamedTuple):
 class EncryptedSteps:
     """The steps of a replica of `topology`, which validation has settled; `facts`: of it."""
 
-    def __init__(self, topology: Topology, facts: Facts) -> None:
+    def __init__(self, topology: Topology, facts: TopologyFacts) -> None:
         self._topology, self._facts = topology, facts
         self._settings = settings_of(topology.computation)
         self.parameters = parameters_of(topology)

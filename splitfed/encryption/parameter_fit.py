@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from splitfed.core.errors import InvalidInput, check_names
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Segment, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.encryption.parameters import PRESETS, CkksParameters
 from splitfed.encryption.planner import choose_parameters
 from splitfed.encryption.server_program import JoinProgram, ServerProgram, program_of, row_features
@@ -19,7 +19,7 @@ from splitfed.encryption.settings import AUTO, CONSTANT_MASK, Encryption, settin
 from splitfed.encryption.weight_shares import ServerShare
 
 
-def programs_of(topology: Topology, facts: Facts) -> dict[str, ServerProgram | JoinProgram]:
+def programs_of(topology: Topology, facts: TopologyFacts) -> dict[str, ServerProgram | JoinProgram]:
     """Return the program of every segment that is evaluated on ciphertexts, by its name; refuse whole numbers."""
     for segment in evaluated(topology):
         if not all(facts.dtypes[v].is_floating_point for v in (*segment.inputs, *segment.outputs)):

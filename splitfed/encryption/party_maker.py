@@ -10,8 +10,8 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Message, Stamp
 from splitfed.core.party import Party
 from splitfed.core.party_state import PartyState
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology, member
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.encryption.ciphertexts import next_power_of_two
 from splitfed.encryption.evaluating_party import EvaluatingParty
 from splitfed.encryption.key_holder_party import KeyHolderParty
@@ -43,7 +43,7 @@ class EncryptedPartyMaker(PartyMaker):
         """Return the key pair of `party`."""
         return self._pairs[self._name_of[party]]
 
-    def make(self, topology: Topology, facts: Facts, state: PartyState) -> Party:
+    def make(self, topology: Topology, facts: TopologyFacts, state: PartyState) -> Party:
         """Return the party that has `state`: one that holds keys, or one that computes without."""
         settings = settings_of(topology.computation)
         if state.role not in settings.holders:

@@ -26,8 +26,8 @@ from splitfed.core.defense import (
 )
 from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.optimizers import Optim
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology, member
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.encryption.ciphertexts import ROWS
 from splitfed.encryption.flows import EncryptedSteps
 from splitfed.encryption.parameter_fit import evaluated, fit_parameters, parameters_of, programs_of
@@ -70,7 +70,7 @@ class EncryptedPlan(ComputationPlan):
     def settle(
         self,
         topology: Topology,
-        facts: Facts,
+        facts: TopologyFacts,
         defenses: Sequence[Defense],
         optims: Mapping[str, Optim],
         training: Training,
@@ -105,7 +105,7 @@ class EncryptedPlan(ComputationPlan):
                 check_linear_in_weights(segment.name, segment.module.layer, shape)
         return fit_parameters(topology, programs, max(training.batch_size, SCORED_ROWS))
 
-    def fit_inference(self, topology: Topology, facts: Facts, rows: int) -> Topology:
+    def fit_inference(self, topology: Topology, facts: TopologyFacts, rows: int) -> Topology:
         """Return `topology` for inference alone on batches of `rows`: nothing learns, and no gradient takes a level.
 
         As many layers and squares are evaluated as the depth of the parameters allows; the protocol plays no part.
@@ -125,7 +125,9 @@ class EncryptedPlan(ComputationPlan):
             replace(placement, copied=()) if settings_of(topology.computation).protocol == WEIGHT_SHARES else placement
         )
 
-    def crossing_messages(self, topology: Topology, facts: Facts, defenses: Sequence[Defense]) -> list[PlannedMessage]:
+    def crossing_messages(
+        self, topology: Topology, facts: TopologyFacts, defenses: Sequence[Defense]
+    ) -> list[PlannedMessage]:
         """Return the messages of one training step; bytes of ciphertexts are within 1 %."""
         steps = EncryptedSteps(topology, facts)
         return [
@@ -145,7 +147,7 @@ class EncryptedPlan(ComputationPlan):
                 if role not in settings.holders:
                     yield PUBLIC_CONTEXT, member(first, replica), role, size
 
-    def estimate_batch(self, topology: Topology, facts: Facts, rows: int) -> dict[str, Any]:
+    def estimate_batch(self, topology: Topology, facts: TopologyFacts, rows: int) -> dict[str, Any]:
         """Return what a batch takes; see `splitfed.encryption.seconds.estimate_batch`."""
         return estimate_batch(topology, facts, rows)
 

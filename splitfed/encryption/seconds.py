@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import Any
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.encryption.backend import from_bytes, import_seal, import_tenseal, to_bytes
 from splitfed.encryption.ciphertext_counts import (
     CIPHERTEXT_PRODUCT,
@@ -39,7 +39,7 @@ from splitfed.encryption.settings import settings_of
 _REPEATS = 3
 
 
-def estimate_batch(topology: Topology, facts: Facts, rows: int) -> dict[str, Any]:
+def estimate_batch(topology: Topology, facts: TopologyFacts, rows: int) -> dict[str, Any]:
     """Return what a batch of `rows` of a client takes whose topology this is, with `facts` of it.
 
     "bytes" of its messages, of ciphertexts within 1 %; "messages": an entry each, with bytes of ciphertexts and of

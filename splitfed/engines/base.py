@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from splitfed.aggregation.base import AggregationRule
-from splitfed.core.defense import Defense
-from splitfed.core.executor import Combine
 from splitfed.core.messages import FED as FED
-from splitfed.core.optimizers import Optim
-from splitfed.core.probe import Facts
-from splitfed.core.topology import Topology
-from splitfed.secure_sum.base import SecureSumPlan
+
+if TYPE_CHECKING:
+    from splitfed.aggregation.base import AggregationRule
+    from splitfed.core.defense import Defense
+    from splitfed.core.executor import Combine
+    from splitfed.core.optimizers import Optim
+    from splitfed.core.topology import Topology
+    from splitfed.core.topology_facts import TopologyFacts
+    from splitfed.secure_sum.base import SecureSumPlan
 
 CONSULTED = 256
 """How many rows pass forward in one message where a method asks for a model's outputs."""
@@ -129,7 +131,7 @@ class RunSetup(Protocol):
     """
 
     topologies: Sequence[Topology]
-    all_facts: Sequence[Facts]
+    all_facts: Sequence[TopologyFacts]
     defenses: tuple[Defense, ...]
     optims: Mapping[str, Optim]
     accumulate: int

@@ -19,10 +19,10 @@ from splitfed.core.executor import ClientReplica, Combine, exchange, exchange_to
 from splitfed.core.messages import LocalLink, Message, Recording, Stamp
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
-from splitfed.core.probe import Facts
 from splitfed.core.shared_state import SharedState
 from splitfed.core.step_state import Batch
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.core.traffic import Traffic
 from splitfed.engines.accumulation import TiedGradients, group_batches
 from splitfed.engines.base import FED, Batches, Placement, ReplicaBatches, Scales
@@ -42,7 +42,7 @@ class LocalEngine(Engine):
     def __init__(
         self,
         topology: Topology | Sequence[Topology],
-        facts: Facts | Sequence[Facts],
+        facts: TopologyFacts | Sequence[TopologyFacts],
         replicas: int,
         *,
         defenses: Sequence[Defense] = (),
@@ -57,7 +57,7 @@ class LocalEngine(Engine):
         accumulate: int = 1,
     ) -> None:
         self.topologies = [topology] * replicas if isinstance(topology, Topology) else list(topology)
-        self.all_facts = [facts] * replicas if isinstance(facts, Facts) else list(facts)
+        self.all_facts = [facts] * replicas if isinstance(facts, TopologyFacts) else list(facts)
         self.topology, self.facts, self.replicas = self.topologies[0], self.all_facts[0], replicas
         self.defenses = tuple(defenses)
         self.optims = dict(optims or {})

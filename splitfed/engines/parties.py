@@ -15,10 +15,10 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
 from splitfed.core.party_state import PartyState
 from splitfed.core.per_client_defenses import missing, of_client
-from splitfed.core.probe import Facts
 from splitfed.core.random import generator
 from splitfed.core.step_plan import find_relabelled_heads, find_weight_defenses, segment_plans
 from splitfed.core.topology import Topology, member
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.engines.base import FED, Placement
 from splitfed.engines.participation import Participation
 from splitfed.engines.party_maker import PartyMaker, make_party_maker
@@ -33,7 +33,7 @@ class RunParties:
     def __init__(
         self,
         topologies: Sequence[Topology],
-        facts: Sequence[Facts],
+        facts: Sequence[TopologyFacts],
         placement: Placement,
         defenses: Sequence[Defense],
         optims: Mapping[str, Optim],
@@ -112,7 +112,7 @@ class RunParties:
 
 def _party_factory(
     topology: Topology,
-    facts: Facts,
+    facts: TopologyFacts,
     defenses: Sequence[Defense],
     optims: Mapping[str, Optim],
     seed: int,

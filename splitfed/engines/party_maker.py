@@ -8,8 +8,8 @@ from typing import Any
 from splitfed.core.messages import Message, Stamp
 from splitfed.core.party import Party
 from splitfed.core.party_state import PartyState
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.registry import resolve
 
 
@@ -22,7 +22,7 @@ class PartyMaker:
     def __init__(self, topology: Topology, replicas: int) -> None:
         """Make or load the keys."""
 
-    def make(self, topology: Topology, facts: Facts, state: PartyState) -> Party:
+    def make(self, topology: Topology, facts: TopologyFacts, state: PartyState) -> Party:
         """Return the party that has `state`."""
         return Party(state)
 

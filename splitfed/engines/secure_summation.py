@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from splitfed.core.messages import Message, Stamp
 from splitfed.engines.base import FED
-from splitfed.secure_sum.base import SecureSumPlan
+
+if TYPE_CHECKING:
+    from splitfed.secure_sum.base import SecureSumPlan
 
 Deliver = Callable[[Message], Message]
 

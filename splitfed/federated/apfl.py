@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from splitfed.core.errors import require_name, require_number
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.federated.averaging import Averaging
 from splitfed.federated.base import MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.dual_model import (
@@ -78,7 +78,7 @@ class Apfl(Averaging):
         """Refuse a model that clients do not hold whole."""
         check_second_model(self.who, topology)
 
-    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+    def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return the topology with a second model, and mixtures in place of the first one."""
         both = add_second_model(topology)
         alpha = nn.Parameter(torch.tensor(float(self.alpha)), requires_grad=self.learns != "never")

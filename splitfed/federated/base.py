@@ -12,18 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from splitfed.core.errors import check_fields
-from splitfed.core.local_objective import LocalObjective
-from splitfed.core.optimizers import Optim
-from splitfed.core.probe import Facts
-from splitfed.core.topology import Topology
-from splitfed.federated.learner import Learner
 from splitfed.federated.traits import MethodTraits as MethodTraits
+
+if TYPE_CHECKING:
+    from splitfed.core.local_objective import LocalObjective
+    from splitfed.core.optimizers import Optim
+    from splitfed.core.topology import Topology
+    from splitfed.core.topology_facts import TopologyFacts
+    from splitfed.federated.learner import Learner
 
 State = dict[str, Any]
 
@@ -39,7 +41,7 @@ class ObjectivePlacement:
     role: str
     replica: int | None
     topology: Topology
-    facts: Facts
+    facts: TopologyFacts
     seed: int
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
@@ -55,7 +57,7 @@ class MethodContext:
     """
 
     topologies: Sequence[Topology]
-    facts: Sequence[Facts]
+    facts: Sequence[TopologyFacts]
     bound: str | None
     public: Sequence[int] = ()
     optimizers: Mapping[str, Optim] = field(default_factory=dict)
@@ -94,7 +96,7 @@ class Method:
         """Return the method for a run of so many rounds: this one, unless something in it follows their number."""
         return self
 
-    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+    def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return the topology to train: this one, unless the method adds segments or heads of its own to it."""
         return topology
 

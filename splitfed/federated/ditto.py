@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from splitfed.core.errors import require_number
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.federated.averaging import Averaging
 from splitfed.federated.base import MethodTraits, ObjectivePlacement, State
 from splitfed.federated.dual_model import (
@@ -51,7 +51,7 @@ class Ditto(Averaging):
         """Refuse a model that clients do not hold whole."""
         check_second_model(self.who, topology)
 
-    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+    def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return the topology with a second model and its heads."""
         return add_second_model(topology)
 

@@ -32,9 +32,9 @@ from splitfed.aggregation.update_aggregation import UpdateAggregation, update_ag
 from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.messages import Stamp
 from splitfed.core.private_values import FEATURES
-from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.federated.base import Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.distillation import score_second
 from splitfed.federated.learner import Learner
@@ -125,7 +125,7 @@ class FedAKT(Method):
             check_unbound("fedakt", "the adapters", context.bound)
             check_alike("fedakt", "adapter", context.topologies, [self._adapter(t) for t in context.topologies])
 
-    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+    def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return the topology with the second extractor at the client, and with the head behind both."""
         if not self.use_adapter:
             return topology

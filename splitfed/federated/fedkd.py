@@ -35,12 +35,13 @@ from torch.nn import functional
 
 from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.errors import InvalidInput, require_count, require_number
+from splitfed.core.example_pass import pass_example
 from splitfed.core.grouping import total_pairs
 from splitfed.core.messages import Stamp
 from splitfed.core.private_values import BOTH
-from splitfed.core.probe import Facts, probe
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Segment, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.federated.averaging import check_whole
 from splitfed.federated.base import Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.distillation import divergence, score_second
@@ -114,7 +115,7 @@ class FedKD(Method):
         check_unbound("fedkd", "the mentees", context.bound)
         check_alike("fedkd", "mentee", context.topologies, [_mentee(t) for t in context.topologies])
 
-    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+    def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return the topology with the mentee beside it, and the matrix between their hidden values."""
         head, role = topology.heads[0], only_client("fedkd", topology)
         own = embedding("fedkd", topology, self.embedding)
@@ -122,7 +123,9 @@ class FedKD(Method):
         segments = (*topology.segments, *second.segments)
         twinned = replace(topology, segments=segments, heads=(head, replace(head, value=out)))
         # Shapes alone: the mentee may be of any make.
-        probed = probe(twinned, {v: torch.zeros(2, *facts.shapes[v], dtype=facts.dtypes[v]) for v in topology.inputs})
+        probed = pass_example(
+            twinned, {v: torch.zeros(2, *facts.shapes[v], dtype=facts.dtypes[v]) for v in topology.inputs}
+        )
         with stream(derive(seed, PROJECTION)):
             matrix = Projection(prod(probed.shapes[hidden]), prod(facts.shapes[own]))
         bridge = Segment(PROJECTION, role, matrix, (hidden,), (PROJECTION,))

@@ -32,9 +32,9 @@ from splitfed.aggregation.base import AggregationRule
 from splitfed.aggregation.update_aggregation import UpdateAggregation, update_aggregation_of
 from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.private_values import FEATURES
-from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.federated.base import Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.distillation import Lesson, MutualDistillation, accuracy, score_second
 from splitfed.federated.learner import Learner
@@ -106,7 +106,7 @@ class FML(Method):
             check_unbound("fml", "the memes", context.bound)
             check_alike("fml", "meme", context.topologies, [makers(t, _meme(t)) for t in context.topologies])
 
-    def fit(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+    def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return the topology with the second model at the client, and with the logits where they are compared."""
         head, role = topology.heads[0], only_client("fml", topology)
         own, other = (self.alpha, self.beta) if clients_hold_all(topology) else (self.beta, self.alpha)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from splitfed.core.local_objective import LocalObjective
-from splitfed.core.optimizers import Optim
-from splitfed.core.topology import Topology
-from splitfed.core.usage_counts import RowOrigins
+if TYPE_CHECKING:
+    from splitfed.core.local_objective import LocalObjective
+    from splitfed.core.optimizers import Optim
+    from splitfed.core.topology import Topology
+    from splitfed.core.usage_counts import RowOrigins
 
 
 class LearnerIdentity(Protocol):

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
-from splitfed.core.messages import Stamp
 from splitfed.core.topology import Topology, weights
-from splitfed.federated.learner import LearnerTraining
+
+if TYPE_CHECKING:
+    from splitfed.core.messages import Stamp
+    from splitfed.federated.learner import LearnerTraining
 
 T = TypeVar("T", bound="NoObjective")
 

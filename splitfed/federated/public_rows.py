@@ -13,9 +13,9 @@ from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.private_values import BOTH
-from splitfed.core.probe import Facts
 from splitfed.core.random import generator
 from splitfed.core.topology import Head, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.core.usage_counts import OWN, RowOrigins
 from splitfed.federated.base import State
 from splitfed.federated.learner import Learner, LearnerData, LearnerTraining
@@ -73,7 +73,7 @@ def check_public(who: str, counts: Sequence[int]) -> None:
             )
 
 
-def check_batch(who: str, rows: int, facts: Sequence[Facts]) -> None:
+def check_batch(who: str, rows: int, facts: Sequence[TopologyFacts]) -> None:
     """Refuse steps on so few `rows` where a client's batch norm could not take them."""
     for known in facts if rows < 2 else ():
         for name in sorted(known.batch_norm):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from splitfed.aggregation.update_aggregation import UpdateAggregation
 from splitfed.core.errors import InvalidInput
-from splitfed.core.topology import Topology
-from splitfed.federated.base import State
-from splitfed.federated.learner import Learner, LearnerIdentity
 from splitfed.federated.objectives import trainable_names
 from splitfed.federated.uploads import close_round, refuse_settings
+
+if TYPE_CHECKING:
+    from splitfed.aggregation.update_aggregation import UpdateAggregation
+    from splitfed.core.topology import Topology
+    from splitfed.federated.base import State
+    from splitfed.federated.learner import Learner, LearnerIdentity
 
 
 def initial_weights(topology: Topology, segments: Sequence[str]) -> dict[str, Tensor]:

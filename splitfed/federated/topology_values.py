@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from splitfed.core.errors import InvalidInput, unknown
-from splitfed.core.topology import Head, Segment, Topology
+
+if TYPE_CHECKING:
+    from splitfed.core.topology import Head, Segment, Topology
 
 
 def making_segment(topology: Topology, value: str) -> Segment:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from splitfed.aggregation.update_aggregation import UpdateAggregation
-from splitfed.core.privacy_events import Event
-from splitfed.core.private_values import PrivateValues
-from splitfed.secure_sum.base import SecureSumPlan
+if TYPE_CHECKING:
+    from splitfed.aggregation.update_aggregation import UpdateAggregation
+    from splitfed.core.privacy_events import Event
+    from splitfed.core.private_values import PrivateValues
+    from splitfed.secure_sum.base import SecureSumPlan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,13 +20,16 @@ from splitfed.aggregation.running_mean import RunningMean
 from splitfed.aggregation.update_aggregation import UpdateAggregation
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import nest
-from splitfed.core.messages import Message
 from splitfed.core.topology import member
 from splitfed.engines.base import FED
 from splitfed.engines.secure_summation import SecureSummation
 from splitfed.federated.base import Method, State
-from splitfed.federated.learner import Learner, LearnerIdentity, LearnerMessages, LearnerWeights
-from splitfed.secure_sum.base import Flow, SecureSumPlan
+from splitfed.secure_sum.base import SecureSumPlan
+
+if TYPE_CHECKING:
+    from splitfed.core.messages import Message
+    from splitfed.federated.learner import Learner, LearnerIdentity, LearnerMessages, LearnerWeights
+    from splitfed.secure_sum.base import Flow
 
 Upload = Mapping[str, Mapping[str, Tensor]]
 """Kind of message -> the tensors in it."""

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from splitfed.core.defense import Defense, packed_bytes
 from splitfed.core.optimizers import Optim
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.costs.bytes import value_bytes
 from splitfed.engines.base import Placement
 from splitfed.federated.base import Method
@@ -43,7 +43,7 @@ class ComputationPlan:
     def settle(
         self,
         topology: Topology,
-        facts: Facts,
+        facts: TopologyFacts,
         defenses: Sequence[Defense],
         optims: Mapping[str, Optim],
         training: Training,
@@ -53,7 +53,7 @@ class ComputationPlan:
         """Return a divided topology with all parameters of its computation; raise `InvalidInput` for what misfits."""
         return topology
 
-    def fit_inference(self, topology: Topology, facts: Facts, rows: int) -> Topology:
+    def fit_inference(self, topology: Topology, facts: TopologyFacts, rows: int) -> Topology:
         """Return `topology` for inference alone on batches of `rows`; raise `InvalidInput` for what misfits."""
         return topology
 
@@ -61,7 +61,9 @@ class ComputationPlan:
         """Return `placement` as the computation needs it."""
         return placement
 
-    def crossing_messages(self, topology: Topology, facts: Facts, defenses: Sequence[Defense]) -> list[PlannedMessage]:
+    def crossing_messages(
+        self, topology: Topology, facts: TopologyFacts, defenses: Sequence[Defense]
+    ) -> list[PlannedMessage]:
         """Return the messages of one training step that carry values, and gradients of values, over crossings."""
         guarded, messages = [defense.edges(topology) for defense in defenses], []
         for edge in topology.crossings:
@@ -79,7 +81,7 @@ class ComputationPlan:
         """Return the messages of a run of `replicas` clients that are sent before its first step."""
         return ()
 
-    def estimate_batch(self, topology: Topology, facts: Facts, rows: int) -> dict[str, Any] | None:
+    def estimate_batch(self, topology: Topology, facts: TopologyFacts, rows: int) -> dict[str, Any] | None:
         """Return what a batch of `rows` takes beside the operations that are counted, as plain values; None: nothing.
 
         "bytes" of its messages, "seconds": the estimate for the "machine", None where it cannot be made.
@@ -98,7 +100,7 @@ def plan_of(topology: Topology) -> ComputationPlan:
     return plan
 
 
-def _size(facts: Facts, values: Sequence[str], kind: str, guards: Sequence[Defense], rows: int) -> int:
+def _size(facts: TopologyFacts, values: Sequence[str], kind: str, guards: Sequence[Defense], rows: int) -> int:
     defended = facts.defended(values)
     packed = {
         value: packed_bytes(guards, kind, rows, facts.shapes[value], facts.dtypes[value]) if value in defended else None

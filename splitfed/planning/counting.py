@@ -18,16 +18,16 @@ from splitfed.core.local_objective import LocalObjective
 from splitfed.core.optimizers import Optim
 from splitfed.core.party_state import relabel_for_training
 from splitfed.core.per_client_defenses import missing, of_client
-from splitfed.core.probe import Facts
 from splitfed.core.step_plan import find_relabelled_heads
 from splitfed.core.topology import Topology, member
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.core.traffic import Traffic
 from splitfed.core.upload_defenses import Sent, find_upload_defenses, rows_of, size
 from splitfed.core.usage_counts import OTHERS, SCORED, RowOrigins
 from splitfed.engines.base import CONSULTED, FED, Batches, ReplicaBatches, Scales, Trainer
 from splitfed.engines.participation import Participation
 from splitfed.planning.computation import PlannedMessage, plan_of
-from splitfed.planning.probes import inputs_of
+from splitfed.planning.example_passes import inputs_of
 from splitfed.planning.validation import Prepared, labels_of
 from splitfed.planning.weight_flows import WeightFlows
 from splitfed.secure_sum.base import Flow
@@ -151,7 +151,7 @@ class CountingTrainer(Trainer):
 
 
 def flows_of(
-    topology: Topology, facts: Facts, labels: Mapping[str, Tensor], defenses: Sequence[Defense] = ()
+    topology: Topology, facts: TopologyFacts, labels: Mapping[str, Tensor], defenses: Sequence[Defense] = ()
 ) -> list[PlannedMessage]:
     """Return every message of one training step of `topology`; `labels`: head -> labels, for their size."""
     flows = plan_of(topology).crossing_messages(topology, facts, defenses)

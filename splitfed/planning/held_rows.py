@@ -20,9 +20,9 @@ import torch
 from splitfed.core.equivalence import describe_proof
 from splitfed.core.errors import InvalidInput
 from splitfed.core.held_arrays import HeldArray, held_arrays, numbers_in
-from splitfed.core.probe import Facts
 from splitfed.core.rows import RowSource, blocks, in_memory
 from splitfed.core.topology import Segment, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.core.weight_sharing import count_weights
 from splitfed.data.dataset import Dataset, Federation
 from splitfed.data.features import FeatureRows
@@ -33,7 +33,7 @@ _BENDS = 4
 Array = np.ndarray[Any, Any]
 
 
-def lines_told(topology: Topology, facts: Facts, parts: Collection[str] = ()) -> list[str]:
+def lines_told(topology: Topology, facts: TopologyFacts, parts: Collection[str] = ()) -> list[str]:
     """Return what a user should know of `topology`, a line each: what parties learn or hold, and what is not proved.
 
     `parts`: the named parts of a row of the data, of which those that nobody reads are named where others are read.

@@ -16,8 +16,8 @@ from splitfed.core.contents import Content
 from splitfed.core.defense import UPLOAD, Calibrated, Defense, LabelDefense, privacy_event
 from splitfed.core.per_client_defenses import missing, of_client
 from splitfed.core.private_values import PrivateValues, made_of, made_of_sum
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology, member
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.core.traffic import Traffic
 from splitfed.core.upload_defenses import Sent, count, find_upload_defenses, private_kinds
 from splitfed.core.usage_counts import SCORED, UsageCounts, counted_kinds, counted_labels, labels_of_head
@@ -128,7 +128,7 @@ class UsageCountingTrainer(CountingTrainer):
             self._uses(replica, site).add((site.place, site.position, replica, name), counted, site.values)
 
 
-def list_sites(topology: Topology, facts: Facts, defenses: Sequence[Defense]) -> list[Site]:
+def list_sites(topology: Topology, facts: TopologyFacts, defenses: Sequence[Defense]) -> list[Site]:
     """Return where private mechanisms act in `topology`."""
     sites = []
     for position, defense in enumerate(defenses):

@@ -13,16 +13,16 @@ from splitfed.core.defense import Accounted, Defense, WeightDefense
 from splitfed.core.errors import InvalidInput, describe_failure, others_code
 from splitfed.core.own_values import OWN_ROWS
 from splitfed.core.privacy_events import Protects
-from splitfed.core.probe import Facts
 from splitfed.core.random import derive, generator
 from splitfed.core.row_independence import try_rows
 from splitfed.core.row_places import find_counting
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.core.trial_rows import TrialRows
 from splitfed.data.dataset import Dataset, Federation
 from splitfed.engines.base import CONSULTED
 from splitfed.federated.base import Method
-from splitfed.planning.probes import inputs_of
+from splitfed.planning.example_passes import inputs_of
 from splitfed.schedules.base import Training
 
 PASSED = max(CONSULTED, OWN_ROWS)
@@ -51,12 +51,12 @@ def protects_labels(defense: Accounted) -> bool:
 
 def with_findings(
     topologies: Sequence[Topology],
-    facts: Sequence[Facts],
+    facts: Sequence[TopologyFacts],
     data: Federation,
     training: Training,
     passes: bool,
     counted: bool = False,
-) -> tuple[Facts, ...]:
+) -> tuple[TopologyFacts, ...]:
     """Return the `facts` of every client with what was found out about its rows, once for each make of topology.
 
     By training rows of all clients of that make, as they are before a transform, in the largest batches that one of
@@ -64,7 +64,7 @@ def with_findings(
     is added or taken away shows in others. Raises `InvalidInput` for a segment
     that cannot take such a batch.
     """
-    found: dict[int, Facts] = {}
+    found: dict[int, TopologyFacts] = {}
     for topology, known in zip(topologies, facts, strict=True):
         if id(topology) not in found:
             clients = [number for number, one in enumerate(topologies) if one is topology]

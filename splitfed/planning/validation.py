@@ -17,15 +17,16 @@ from splitfed.core.defense import (
     ReceiverPenaltyDefense,
 )
 from splitfed.core.errors import InvalidInput, about, check_kind
+from splitfed.core.example_pass import check_equal_shapes
 from splitfed.core.initial_weights import first_weights, local_segments, resolve_starts
 from splitfed.core.optimizers import Optim
 from splitfed.core.per_client_defenses import check_clients, of_client
-from splitfed.core.probe import Facts, check_equal_shapes
 from splitfed.core.random import derive
 from splitfed.core.rows import RowSource
 from splitfed.core.step_plan import segment_plans
 from splitfed.core.task_checks import check_own_parts
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.core.usage_counts import counted_labels
 from splitfed.data.dataset import Dataset, Federation
 from splitfed.data.features import feed_rows
@@ -33,8 +34,8 @@ from splitfed.engines.base import Placement
 from splitfed.federated.base import Method, MethodContext
 from splitfed.planning.batch_counts import check_ways
 from splitfed.planning.computation import plan_of
+from splitfed.planning.example_passes import ExamplePasses, check_outputs, facts_with
 from splitfed.planning.optimizer_checks import check_accumulation, check_optimizers, optims_of
-from splitfed.planning.probes import Probes, check_outputs, probe_with
 from splitfed.planning.row_trial import promises_passes, promises_rows, protects_labels, with_findings
 from splitfed.registry import load
 from splitfed.schedules.base import Schedule, Training, shared_roles
@@ -51,7 +52,7 @@ class Prepared:
     """
 
     topologies: tuple[Topology, ...]
-    facts: tuple[Facts, ...]
+    facts: tuple[TopologyFacts, ...]
     data: Federation
     schedule: Schedule
     placement: Placement
@@ -90,16 +91,16 @@ def prepare(
     optimizer: str | Optim | Mapping[str, Optim] | None,
     training: Training,
     method: str | Method | None = None,
-    probes: Probes | None = None,
+    example_passes: ExamplePasses | None = None,
 ) -> Prepared:
     """Check that everything fits together and return it; nothing is computed but example batches of each topology.
 
-    `topology`: one for all clients, or one a client. `probes`: what other runs have found out about the same objects.
-    Raises `InvalidInput`.
+    `topology`: one for all clients, or one a client. `example_passes`: what other runs have found out about the same
+    objects. Raises `InvalidInput`.
     """
     plan, extra, given = _resolve_algorithms(schedule, method, defenses)
     check_kind("data", data, Federation, "what Dataset.clients(count) returns")
-    topologies, facts = assemble(topology, data, plan, extra, training.seed, probes)
+    topologies, facts = assemble(topology, data, plan, extra, training.seed, example_passes)
     return complete(topologies, facts, data, plan, extra, given, optimizer, training)
 
 
@@ -109,10 +110,10 @@ def assemble(
     plan: Schedule,
     method: Method | None,
     seed: int,
-    probes: Probes | None = None,
-) -> tuple[tuple[Topology, ...], tuple[Facts, ...]]:
+    example_passes: ExamplePasses | None = None,
+) -> tuple[tuple[Topology, ...], tuple[TopologyFacts, ...]]:
     """Return every client's topology as schedule and method train it, and its facts; refuse what does not fit."""
-    found = Probes() if probes is None else probes
+    found = ExamplePasses() if example_passes is None else example_passes
     with about("topology"):
         given = _topology_per_client(topology, len(data.clients))
         _check_together(given, plan)
@@ -126,7 +127,7 @@ def assemble(
 
 def complete(
     topologies: Sequence[Topology],
-    facts: Sequence[Facts],
+    facts: Sequence[TopologyFacts],
     data: Federation,
     plan: Schedule,
     method: Method | None,
@@ -137,7 +138,7 @@ def complete(
     """Return what `assemble` has returned, put together with all else that a run has; refuse what does not fit."""
     clients = len(data.clients)
 
-    def defend(replica: int) -> tuple[Topology, Facts]:
+    def defend(replica: int) -> tuple[Topology, TopologyFacts]:
         rows = data.clients[replica].train
         fitted, found = fit_defenses(topologies[replica], facts[replica], rows, defenses, training.seed)
         if method is not None or any(isinstance(d, PenaltyDefense | ReceiverPenaltyDefense) for d in defenses):
@@ -197,7 +198,7 @@ def check_method(
     method: Method,
     plan: Schedule,
     topologies: Sequence[Topology],
-    facts: Sequence[Facts],
+    facts: Sequence[TopologyFacts],
     defenses: Sequence[Defense],
     data: Federation,
     optims: Mapping[str, Optim],
@@ -222,7 +223,7 @@ def check_method(
 
 
 def _check_averaged(
-    topologies: Sequence[Topology], facts: Sequence[Facts], place: Placement, method: Method | None
+    topologies: Sequence[Topology], facts: Sequence[TopologyFacts], place: Placement, method: Method | None
 ) -> None:
     """Refuse a buffer that changes its shape in training where those of several are averaged."""
     for topology, found in zip(topologies, facts, strict=True):
@@ -327,7 +328,9 @@ def check_coupling(defenses: Sequence[Defense], data: Federation) -> None:
         )
 
 
-def check_batches(facts: Sequence[Facts], defenses: Sequence[Defense], data: Federation, training: Training) -> None:
+def check_batches(
+    facts: Sequence[TopologyFacts], defenses: Sequence[Defense], data: Federation, training: Training
+) -> None:
     """Refuse sizes that are not one a client, and one that leaves a client a batch too small for what reads it."""
     if training.batch_sizes and len(training.batch_sizes) != len(data.clients):
         raise InvalidInput(
@@ -367,8 +370,8 @@ def check_sampling(schedule: Schedule, training: Training) -> None:
 
 
 def fit_defenses(
-    topology: Topology, facts: Facts, rows: Dataset, defenses: Sequence[Defense], seed: int
-) -> tuple[Topology, Facts]:
+    topology: Topology, facts: TopologyFacts, rows: Dataset, defenses: Sequence[Defense], seed: int
+) -> tuple[Topology, TopologyFacts]:
     """Return `topology` with the layers that `defenses` put in, and its facts."""
     layers = [(position, d) for position, d in enumerate(defenses) if isinstance(d, LayerDefense)]
     for position, defense in layers:
@@ -378,7 +381,7 @@ def fit_defenses(
                 f"{type(defense).__name__} for some clients alone is not allowed: it changes segments, and all clients "
                 "have the same"
             )
-        topology, facts = fitted, facts if fitted is topology else probe_with(fitted, rows)
+        topology, facts = fitted, facts if fitted is topology else facts_with(fitted, rows)
     return topology, facts
 
 
@@ -417,10 +420,10 @@ def _check_together(topologies: Sequence[Topology], plan: Schedule) -> None:
 
 
 def _each_make(
-    topologies: Sequence[Topology], prepare_one: Callable[[int], tuple[Topology, Facts]]
-) -> tuple[tuple[Topology, ...], tuple[Facts, ...]]:
+    topologies: Sequence[Topology], prepare_one: Callable[[int], tuple[Topology, TopologyFacts]]
+) -> tuple[tuple[Topology, ...], tuple[TopologyFacts, ...]]:
     """Return what `prepare_one` makes of every client's topology, by the client's number; each make of it once."""
-    prepared: dict[int, tuple[Topology, Facts]] = {}
+    prepared: dict[int, tuple[Topology, TopologyFacts]] = {}
     for replica, one in enumerate(topologies):
         if id(one) in prepared:
             continue
@@ -465,24 +468,24 @@ def _assemble_one(
     schedule: Schedule,
     method: Method | None,
     seed: int,
-    probes: Probes,
-) -> tuple[Topology, Facts]:
+    example_passes: ExamplePasses,
+) -> tuple[Topology, TopologyFacts]:
     rows, clients = data.clients[replica].train, len(data.clients)
     with about("schedule"):
         schedule.check(topology.with_tasks(rows.tasks), clients)
-    checked_topology, facts = probes.probe(topology, rows)
+    checked_topology, facts = example_passes.run(topology, rows)
     with about("schedule"):
         prepared = schedule.prepare(checked_topology, facts, seed)
         if prepared is not checked_topology:
-            facts = probe_with(prepared, rows)
+            facts = facts_with(prepared, rows)
     with about("computation"):
         divided = plan_of(prepared).divide(prepared, schedule, method, clients)
         if divided is not prepared:
-            prepared, facts = divided, probe_with(divided, rows)
+            prepared, facts = divided, facts_with(divided, rows)
     if method is not None:
         with about("method"):
             method.check(prepared, clients)
             fitted = method.fit(prepared, facts, derive(seed, "method"))
             if fitted is not prepared:
-                prepared, facts = fitted, probe_with(fitted, rows)
+                prepared, facts = fitted, facts_with(fitted, rows)
     return prepared, facts

@@ -54,13 +54,13 @@ class Canaries:
         `turns`: (epoch, step) of each. `words`: the seed of the noise is derived from the run's and these.
         """
         seed, width = derive(self.seed, "audit", *words), rows[0].shape[1]
-        probes = {seat.role: nn.Linear(width, 1, bias=False) for seat in self.seats}
-        privatizers = {seat.role: self._make_privatizer(seat, probes[seat.role], seed) for seat in self.seats}
+        example_passes = {seat.role: nn.Linear(width, 1, bias=False) for seat in self.seats}
+        privatizers = {seat.role: self._make_privatizer(seat, example_passes[seat.role], seed) for seat in self.seats}
         step_sums = []
         for gradients, (epoch, step) in zip(rows, turns, strict=True):
             stamp = Stamp("train", self.replica, epoch, step)
             for role, privatizer in privatizers.items():
-                _pass(privatizer, probes[role], gradients, divisor, stamp)
+                _pass(privatizer, example_passes[role], gradients, divisor, stamp)
             norms = {seat.role: privatizers[seat.role].norms() for seat in self.seats if seat.tells and len(gradients)}
             for seat in self.seats:
                 for receiver in seat.tells if len(gradients) else ():
@@ -68,10 +68,10 @@ class Canaries:
             role_sums = {}
             for role, privatizer in privatizers.items():
                 privatizer.finish()
-                gradient = probes[role].weight.grad
+                gradient = example_passes[role].weight.grad
                 assert gradient is not None
                 role_sums[role] = gradient.detach().flatten().double() * divisor
-                probes[role].weight.grad = None
+                example_passes[role].weight.grad = None
                 privatizer.drop()
             step_sums.append(role_sums)
         return step_sums
@@ -89,9 +89,9 @@ class Canaries:
         """Return the score of every coordinate, (width,): what all roles have of it, in deviations of their noise."""
         return torch.stack([left / scales[role] for role, left in sums.items()]).sum(0)
 
-    def _make_privatizer(self, seat: CanaryParty, probe: nn.Module, seed: int) -> GradientPrivatizer:
+    def _make_privatizer(self, seat: CanaryParty, canary: nn.Module, seed: int) -> GradientPrivatizer:
         device = torch.device("cpu")
-        holder = PrivatizedParty(seat.party, seat.role, {"canary": probe}, seed, self.position, device, seat.tells)
+        holder = PrivatizedParty(seat.party, seat.role, {"canary": canary}, seed, self.position, device, seat.tells)
         return self.defense.privatizer(holder)
 
 
@@ -102,12 +102,12 @@ def diagonal(count: int, width: int, first: int = 0, size: float = SIZE) -> Tens
     return rows
 
 
-def _pass(privatizer: GradientPrivatizer, probe: nn.Module, rows: Tensor, divisor: float, stamp: Stamp) -> None:
+def _pass(privatizer: GradientPrivatizer, canary: nn.Module, rows: Tensor, divisor: float, stamp: Stamp) -> None:
     """Let the sum of the rows' losses over `divisor` go back through the probe."""
     privatizer.begin(len(rows), divisor, stamp, True)
     if len(rows) == 0:
         return
     with torch.enable_grad():
-        with privatizer.watching(probe):
-            y = probe(rows)
+        with privatizer.watching(canary):
+            y = canary(rows)
         privatizer.backward([y], [torch.full_like(y, 1 / divisor)], [])

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from splitfed.core.defense import UPLOAD, Defense, LabelDefense, WeightDefense, privacy_event
 from splitfed.core.grouping import nest
 from splitfed.core.privacy_events import Event, Neighbours, Protects
-from splitfed.core.probe import Facts
 from splitfed.core.row_independence import mixes_rows
 from splitfed.core.topology import Edge, Topology, member
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.core.usage_counts import OWN, SHOWN, Key, counted_kinds
 from splitfed.privacy.ledger import Charge
 from splitfed.privacy.row_mixing import release_mixes
@@ -39,7 +39,7 @@ class Taken(NamedTuple):
 
 def charges(
     topologies: Sequence[Topology],
-    facts: Sequence[Facts],
+    facts: Sequence[TopologyFacts],
     defenses: Sequence[Defense],
     counts: Sequence[PartyCounts],
     taken: Sequence[Taken],
@@ -130,7 +130,7 @@ def _add_lent_rows(charge_list: Sequence[Charge], lent: Mapping[tuple[int, str, 
 
 
 def lent_charges(
-    topology: Topology, facts: Facts, defenses: Sequence[Defense], counts: Sequence[PartyCounts]
+    topology: Topology, facts: TopologyFacts, defenses: Sequence[Defense], counts: Sequence[PartyCounts]
 ) -> list[Charge]:
     """Return the charges of rows that are released after training, of which no weight has learnt, as in `counts`.
 
@@ -183,7 +183,7 @@ def find_private_roles(topology: Topology, defenses: Sequence[Defense]) -> set[s
 
 
 def _mixes_rows(
-    topology: Topology, facts: Facts, place: str, makers: set[str], defenses: Sequence[Defense], position: int
+    topology: Topology, facts: TopologyFacts, place: str, makers: set[str], defenses: Sequence[Defense], position: int
 ) -> bool:
     """Return whether anything on the way to the mechanism at `position` of `place` mixes the rows of a batch."""
     inner = [e for e in topology.crossings if e.name == place or e.target in makers]

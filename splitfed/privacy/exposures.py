@@ -14,8 +14,8 @@ from splitfed.core.contents import Content
 from splitfed.core.defense import Defense, LabelDefense, WeightDefense, privacy_event
 from splitfed.core.privacy_events import Protects
 from splitfed.core.private_values import BOTH, FEATURES, LABELS, PrivateValues
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Segment, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.core.usage_counts import counted_kinds, counted_labels
 from splitfed.privacy.charges import find_private_roles, learns_from_rows
 
@@ -28,7 +28,7 @@ def find_exposures(
     defenses: Sequence[Defense],
     fused: Sequence[str],
     travels: bool,
-    facts: Facts | None = None,
+    facts: TopologyFacts | None = None,
     uploads: Mapping[str, PrivateValues] | None = None,
     clients: int = 0,
 ) -> Exposures:
@@ -79,7 +79,7 @@ class _Covered:
         return f" of all clients but {', '.join(map(str, sorted(clients)))}" if clients else ""
 
 
-def _crossings(topology: Topology, covered: _Covered, learnt: PrivateValues, facts: Facts | None) -> Exposures:
+def _crossings(topology: Topology, covered: _Covered, learnt: PrivateValues, facts: TopologyFacts | None) -> Exposures:
     """Return the releases and gradients that leave a data owner, and what holds lengths or masks."""
     owners, found = topology.data_roles, {}
     for edge in topology.crossings:
@@ -102,7 +102,7 @@ def _labels(topology: Topology, covered: _Covered) -> list[str]:
 
 
 def _weights(
-    topology: Topology, defenses: Sequence[Defense], fused: Sequence[str], travels: bool, facts: Facts | None
+    topology: Topology, defenses: Sequence[Defense], fused: Sequence[str], travels: bool, facts: TopologyFacts | None
 ) -> list[str]:
     """Return the norms of rows' gradients, and the weights that depend on rows, that leave their owner unguarded."""
     owners, guarded = topology.data_roles, find_private_roles(topology, defenses)
@@ -115,7 +115,7 @@ def _weights(
     ]
 
 
-def _changes(segment: Segment, facts: Facts | None) -> bool:
+def _changes(segment: Segment, facts: TopologyFacts | None) -> bool:
     """Return whether what crosses as weights of `segment` changes with rows: a weight that learns, or a buffer."""
     if facts is None or facts.row_findings is None:
         return learns_from_rows(segment.module) or any(True for _ in segment.module.buffers())

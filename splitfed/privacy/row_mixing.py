@@ -12,15 +12,15 @@ import torch
 from splitfed.core.defense import Defense, ReleaseDefense
 from splitfed.core.defense_context import Context
 from splitfed.core.messages import Stamp
-from splitfed.core.probe import Facts
 from splitfed.core.row_losses import FAILURES, rows_equal
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.core.trial_rows import MADE_UP, draw_half, draw_values
 
 _RANGES = ((0.0, 1.0), (-30.0, 30.0))
 
 
-def release_mixes(defense: Defense, topology: Topology, facts: Facts, edge: str) -> bool:
+def release_mixes(defense: Defense, topology: Topology, facts: TopologyFacts, edge: str) -> bool:
     """Return whether `defense` lets a row change what is released of others on `edge`."""
     if not isinstance(defense, ReleaseDefense):
         return False

@@ -12,8 +12,8 @@ from torch import Tensor
 from splitfed.core.errors import InvalidInput, check_count, check_fields, require_count, require_name
 from splitfed.core.initial_weights import GIVEN
 from splitfed.core.local_update import LocalUpdate, Start
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.data.batch_order import batches, poisson_batches
 from splitfed.engines.base import Placement, Source, Trainer
 
@@ -145,7 +145,7 @@ class Schedule:
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse, before training, a topology or a number of clients this schedule cannot serve."""
 
-    def prepare(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+    def prepare(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return the topology to train: this one, unless the schedule adds segments to it."""
         return topology
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput, require_name
-from splitfed.core.probe import Facts
 from splitfed.core.random import derive, stream
 from splitfed.core.topology import Edge, Head, Segment, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.engines.base import Placement, Trainer
 from splitfed.schedules.base import Round, State, Training, client_roles, shared_roles
 from splitfed.schedules.sampling_and_dropout import Averaged, train_in_parallel
@@ -55,7 +55,7 @@ class LocalLoss(Averaged):
         for edge in _first_edges(topology):
             _head_for(topology, edge)
 
-    def prepare(self, topology: Topology, facts: Facts, seed: int) -> Topology:
+    def prepare(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return `topology` with an auxiliary head behind every segment whose way back is cut."""
         edges = _first_edges(topology)
         segments, heads = list(topology.segments), list(topology.heads)

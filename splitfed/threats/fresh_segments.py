@@ -15,10 +15,10 @@ from splitfed.attacks.networks.frozen_copy import run_segments
 from splitfed.core.defense import Defense, LearnedDefense
 from splitfed.core.defense_context import DefenseSite
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.step_plan import segment_plans
 from splitfed.core.topology import Segment, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.threats.imitated_defenses import Feed
 from splitfed.threats.retraining import fresh
 from splitfed.threats.segment_runner import SegmentRunner
@@ -35,7 +35,7 @@ class Architecture:
     def __init__(
         self,
         topology: Topology,
-        facts: Facts,
+        facts: TopologyFacts,
         defenses: Sequence[Defense],
         role: str,
         seed: int,

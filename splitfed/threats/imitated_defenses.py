@@ -24,9 +24,9 @@ from splitfed.core.defense import (
 )
 from splitfed.core.defense_context import Context, DefenseSite
 from splitfed.core.messages import Stamp
-from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Edge, Topology
+from splitfed.core.topology_facts import TopologyFacts
 
 Key = tuple[str, int]
 Feed = Callable[[Tensor], Mapping[str, Tensor]]
@@ -82,7 +82,7 @@ class ImitatedSender:
     def __init__(
         self,
         topology: Topology,
-        facts: Facts,
+        facts: TopologyFacts,
         defenses: Sequence[Defense],
         edge: Edge,
         feed: Feed,

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from splitfed.core.defense import Defense, concatenate_values, penalty_term
 from splitfed.core.defense_context import Context
 from splitfed.core.messages import Stamp
-from splitfed.core.probe import Facts
 from splitfed.core.step_plan import Port, segment_plans
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.threats.imitated_defenses import Feed, ImitatedStates, task_weight, training_context
 from splitfed.threats.repeated_releases import mean_release, release_seed
 
@@ -41,7 +41,7 @@ class SegmentRunner:
     def __init__(
         self,
         topology: Topology,
-        facts: Facts,
+        facts: TopologyFacts,
         modules: Mapping[str, nn.Module],
         feed: Feed,
         *,

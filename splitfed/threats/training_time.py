@@ -12,9 +12,9 @@ from splitfed.core.errors import InvalidInput, check_names
 from splitfed.core.messages import View
 from splitfed.core.payload import copy_modules
 from splitfed.core.per_client_defenses import of_client
-from splitfed.core.probe import Facts
 from splitfed.core.random import derive
 from splitfed.core.topology import Edge, Segment, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.data.dataset import Federation
 from splitfed.engines.observers import Observable
 from splitfed.planning.validation import Prepared
@@ -109,7 +109,7 @@ def _labels(topology: Topology, role: str) -> str | None:
     return next((h.value for h in topology.heads if role in h.path[1:]), None)
 
 
-def _arrival(topology: Topology, facts: Facts, role: str, who: str, party: str) -> tuple[Edge, str]:
+def _arrival(topology: Topology, facts: TopologyFacts, role: str, who: str, party: str) -> tuple[Edge, str]:
     arriving = [e for e in topology.crossings if topology.role_of(e.target) == role]
     found = [(e, value) for e in arriving for value in facts.data(e.values)]
     if len(found) != 1:

@@ -21,7 +21,7 @@ from splitfed.detectors.base import Detector, DetectorSite, DetectorState, Local
 from splitfed.engines.base import Placement
 from splitfed.engines.factory import make_engine
 from splitfed.engines.observers import Observable
-from splitfed.planning.probes import inputs_of
+from splitfed.planning.example_passes import inputs_of
 from splitfed.planning.validation import Prepared, labels_of
 
 _FAKE = "fake"

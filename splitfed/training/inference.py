@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput, check_count, check_names
-from splitfed.core.probe import probe
+from splitfed.core.example_pass import pass_example
 from splitfed.core.random import read_seed
 from splitfed.core.rows import type_name
 from splitfed.core.topology import Topology
@@ -53,7 +53,7 @@ def predict(
     (name,) = topology.inputs
     few = rows[:4]
     try:
-        facts = probe(topology, {name: few if len(few) > 1 else few.repeat(2, *[1] * (rows.dim() - 1))})
+        facts = pass_example(topology, {name: few if len(few) > 1 else few.repeat(2, *[1] * (rows.dim() - 1))})
     except InvalidInput as error:
         shape, kind = tuple(rows.shape[1:]), type_name(rows.dtype)
         raise InvalidInput(f"x with rows of shape {shape} and type {kind} does not fit: {error}") from None

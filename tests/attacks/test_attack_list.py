@@ -253,7 +253,7 @@ ATTACKS = st.builds(
 def test_any_attack_anywhere_is_fine_or_refused_in_lines(study: dict[str, Any], attacks: list[dict[str, Any]]) -> None:
     try:
         cells = checked({**study, "attack": attacks}).cells
-        asked = {probe.where: probe.attack.name for cell in cells for probe in cell.attacks}
+        asked = {setting.where: setting.attack.name for cell in cells for setting in cell.attacks}
         names = [asked[where] for where in sorted(asked)]
     except InvalidStudy as error:
         lines = list(error.lines)

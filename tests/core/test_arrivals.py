@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from splitfed.core.example_pass import pass_example
 from splitfed.core.messages import LocalLink, Message, Stamp
 from splitfed.core.payload import Layout
-from splitfed.core.probe import probe
 from splitfed.core.traffic import Traffic
 from splitfed.costs.bytes import backward_bytes, forward_bytes
 from splitfed.engines.wire_format import ByteLink
@@ -90,7 +90,7 @@ def test_what_shares_memory_trains_as_in_the_uncut_model(name: str, replayed: bo
 def test_bytes_are_those_of_all_numbers_and_memory_is_that_of_distinct_ones(link: type[LocalLink], name: str) -> None:
     case = idiom(name, replayed=True)
     topology = topology_of(case, build(case), rows(case, 24))
-    facts = probe(topology, {"x": rows(case, 4)})
+    facts = pass_example(topology, {"x": rows(case, 4)})
     engine = engine_of(topology, rows(case, 24), torch.arange(24) % 4, link=link)
     places: list[tuple[int, int]] = []
     server = engine.parties["server"].state.modules

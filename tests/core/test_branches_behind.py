@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import probe
+from splitfed.core.example_pass import pass_example
 from splitfed.core.replay import ReplayedSegment
 from splitfed.core.topology import Topology
 from splitfed.topologies import u_shaped, vanilla
@@ -219,7 +219,7 @@ class OfTheInput(Branching):
 )
 def test_what_one_case_needs_of_others_is_refused_before_training(kind: type[Branching], ends: str, text: str) -> None:
     with pytest.raises(InvalidInput, match=text):
-        probe(cut(kind, ends, rows()[:8]), {"x": rows()[:8]})
+        pass_example(cut(kind, ends, rows()[:8]), {"x": rows()[:8]})
 
 
 class OfAList(AsOftenAsLarge):
@@ -258,4 +258,4 @@ class Dropping(Branching):
 
 def test_a_party_that_draws_in_one_case_alone_draws_from_its_own_stream() -> None:
     x = rows()
-    assert probe(cut(Dropping, "one", x[:8]), {"x": x[:8]}).stochastic == {"top"}
+    assert pass_example(cut(Dropping, "one", x[:8]), {"x": x[:8]}).stochastic == {"top"}

@@ -24,13 +24,14 @@ from splitfed.core.defense import (
 )
 from splitfed.core.equivalence import check_topology
 from splitfed.core.errors import InvalidInput
+from splitfed.core.example_pass import pass_example
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
-from splitfed.core.probe import Facts, probe
 from splitfed.core.random import stream
 from splitfed.core.step_plan import segment_plans
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Head, Segment, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.costs.bytes import step_bytes
 from splitfed.privacy.exposures import find_exposures
 from splitfed.privacy.ledger import make_ledger
@@ -144,11 +145,11 @@ def made(kind: Any, result: Callable[[Tensor], Any]) -> Any:
         return kind(result)
 
 
-def facts_of(topology: Topology, rows: Tensor) -> Facts:
-    return probe(topology, dict.fromkeys(topology.inputs, rows[:8]))
+def facts_of(topology: Topology, rows: Tensor) -> TopologyFacts:
+    return pass_example(topology, dict.fromkeys(topology.inputs, rows[:8]))
 
 
-def mask_of(topology: Topology, facts: Facts) -> str:
+def mask_of(topology: Topology, facts: TopologyFacts) -> str:
     (found,) = (v for v in topology.crossings[0].values if facts.origin(v).content is Content.MASK)
     return found
 
@@ -261,7 +262,7 @@ def test_every_defense_of_releases_leaves_a_mask_as_it_is(name: str, way: Callab
         assert {int(c.max()) for key, c in counts.items() if key[0] == port.edge} <= {1}
 
 
-def _terms(topology: Topology, facts: Facts) -> Any:
+def _terms(topology: Topology, facts: TopologyFacts) -> Any:
     return sf.core.defense.Terms((topology,), (facts,), (), (9,), 3, False, (3,), (1,), lambda *given: 1.0)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from splitfed.core.cut_places import CutPlace, CutValue, cut_places, deepest
 from splitfed.core.cutting import cut
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import probe
+from splitfed.core.example_pass import pass_example
 from splitfed.costs.flops import segment_flops
 from splitfed.models.lenet import lenet
 from splitfed.models.residual import Block
@@ -121,7 +121,7 @@ def test_bytes_are_those_counted_in_a_training_step(case: str) -> None:
     engine.train(0, 0, [torch.arange(7)])
     assert place.forward_bytes * 7 == engine.traffic.bytes(kind="activation") > 0
     assert place.backward_bytes * 7 == engine.traffic.bytes(kind="gradient")
-    facts = probe(topology, dict.fromkeys(topology.inputs, x[:2]))
+    facts = pass_example(topology, dict.fromkeys(topology.inputs, x[:2]))
     flops = [cost.forward / 2 for cost in segment_flops(topology, facts).values()]
     assert list(place.multiply_adds) == flops
     assert sum(place.multiply_adds) > 0

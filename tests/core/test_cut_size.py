@@ -15,8 +15,8 @@ from splitfed.core import weight_sharing
 from splitfed.core.cut_places import cut_places
 from splitfed.core.cutting import cut
 from splitfed.core.errors import InvalidInput
+from splitfed.core.example_pass import pass_example
 from splitfed.core.plain_values import equal_tensors, same_tensors
-from splitfed.core.probe import probe
 from splitfed.planning.held_rows import lines_told
 from splitfed.topologies.vanilla import vanilla
 from tests.core.cut_idioms import leak
@@ -164,7 +164,7 @@ def test_an_input_that_has_no_rows_is_not_shortened() -> None:
 @pytest.mark.usefixtures("large")
 def test_a_plan_says_what_is_not_proved_of_a_large_model() -> None:
     topology = vanilla(Net(), "first", example=torch.randn(8, WIDTH))
-    facts = probe(topology, {"x": torch.randn(2, WIDTH)})
+    facts = pass_example(topology, {"x": torch.randn(2, WIDTH)})
     proof = "compared on 3 rows in training and 2 rows in evaluation without gradients, with one step between them"
     assert lines_told(topology, facts)[-1].startswith(proof)
 

@@ -17,9 +17,9 @@ import splitfed as sf
 from splitfed.core.cutting import cut
 from splitfed.core.equivalence import check_topology
 from splitfed.core.errors import InvalidInput
+from splitfed.core.example_pass import pass_example
 from splitfed.core.model_snapshot import ModelSnapshot, drawn_packages, generator_states
 from splitfed.core.optimizers import Optim
-from splitfed.core.probe import probe
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.costs.bytes import backward_bytes
 from splitfed.threats.retraining import fresh
@@ -150,7 +150,7 @@ def test_a_segment_that_cannot_be_copied_is_refused() -> None:
     bottom = Middle()
     bottom.kept = (number for number in range(3))  # type: ignore[assignment]
     with pytest.raises(InvalidInput, match=r"segment 'bottom' cannot be copied for its party: .*generator"):
-        probe(by_hand(bottom, nn.Linear(8, 10)), {"x": torch.randn(8, 8)})
+        pass_example(by_hand(bottom, nn.Linear(8, 10)), {"x": torch.randn(8, 8)})
 
 
 def test_a_submodule_that_is_not_read_can_be_drawn_anew() -> None:
@@ -182,7 +182,7 @@ def test_behind_a_stopped_gradient_no_party_gets_one_and_decay_leaves_its_weight
     assert all(torch.equal(state[name], value) for name, value in uncut.state_dict().items())
     assert torch.equal(state["a.weight"], model.a.weight)
     assert engine.traffic.bytes(kind="gradient") == 0
-    assert backward_bytes(topology, probe(topology, {"x": x[:4]}), 8) == 0
+    assert backward_bytes(topology, pass_example(topology, {"x": x[:4]}), 8) == 0
 
 
 def test_a_snapshot_finds_and_undoes_what_a_model_does_to_itself() -> None:

@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from splitfed.core.example_pass import pass_example
 from splitfed.core.messages import Message, Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.party import Party
-from splitfed.core.probe import probe
 from splitfed.core.rows import RowSource, read_rows
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
 from splitfed.engines.local import LocalEngine
-from splitfed.planning.probes import probe_with
+from splitfed.planning.example_passes import facts_with
 from splitfed.planning.validation import labels_of, rows_of as rows_of_inputs
 from splitfed.topologies import u_shaped, vanilla
 from tests.examples import SmallUNet, toy_data
@@ -42,7 +42,7 @@ def trained(topology: Topology, recorded: tuple[str, ...] = ("server", "client0"
     ready = topology.with_task(classification(10))
     data = [toy_data(16, seed=i) for i in range(3)]
     optims = dict.fromkeys(ready.roles, Optim("Adam", {"lr": 1e-3}))
-    facts = probe(ready, {"x": data[0].x[:4]})
+    facts = pass_example(ready, {"x": data[0].x[:4]})
     engine = LocalEngine(ready, facts, 3, optims=optims, recording=Recording(recorded))
     for replica, mine in enumerate(data):
         engine.own(replica, "train", {"x": mine.x}, {h.value: mine.y for h in ready.heads})
@@ -58,7 +58,7 @@ def trained_on_digits(topology: Topology) -> LocalEngine:
     """Every client's replica takes two steps on rows of its own, and an evaluation."""
     data = digits(CLIENTS)
     ready = topology.with_tasks(data.tasks)
-    facts = probe_with(ready, data.clients[0].train)
+    facts = facts_with(ready, data.clients[0].train)
     optims = dict.fromkeys(ready.roles, Optim("Adam", {"lr": 1e-3}))
     engine = LocalEngine(ready, facts, CLIENTS, optims=optims, recording=Recording(()))
     for replica, client in enumerate(data.clients):

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import splitfed as sf
 from splitfed.attacks.base import Attack, Knowledge, Needs, Progress
 from splitfed.core.errors import InvalidInput
+from splitfed.core.example_pass import pass_example
 from splitfed.core.messages import LocalLink, Message, Recorder, Recording, Stamp, View
 from splitfed.core.optimizers import Optim
-from splitfed.core.probe import probe
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.engines.local import LocalEngine
@@ -124,7 +124,7 @@ STEPS = [torch.arange(33), torch.arange(33, 64), torch.arange(0, 64, 2)]
 def stepped(cut: str) -> LocalEngine:
     """Three steps and a pass in evaluation mode; both parties recorded, and whoever listens written down."""
     topology = split_at(cut)
-    facts, optims = probe(topology, {"x": rows(4)}), dict.fromkeys(topology.roles, Optim("SGD", {"lr": 0.1}))
+    facts, optims = pass_example(topology, {"x": rows(4)}), dict.fromkeys(topology.roles, Optim("SGD", {"lr": 0.1}))
     engine = LocalEngine(topology, facts, 1, optims=optims, recording=Recording(("server", "client0")))
     engine.own(0, "train", {"x": rows()}, {"out": torch.arange(64) % 3})
     return engine
@@ -191,7 +191,7 @@ def test_a_receiver_lays_a_copy_out_as_the_sender_had_it(link: type[LocalLink]) 
         Segment("top", "server", LayerUse(5, 3), ("z",), ("out",)),
     )
     topology = Topology("token", segments, {"x": "client"}, (Head("out", "server", "client", task=classification(3)),))
-    engine = LocalEngine(topology, probe(topology, {"x": torch.ones(4, 7, 5)}), 1, link=link)
+    engine = LocalEngine(topology, pass_example(topology, {"x": torch.ones(4, 7, 5)}), 1, link=link)
     engine.own(0, "train", {"x": torch.ones(8, 7, 5)}, {"out": torch.zeros(8, dtype=torch.int64)})
     lay["sent"].clear()
     lay["used"].clear()
@@ -247,7 +247,7 @@ def test_what_passes_through_is_not_the_senders_memory() -> None:
 
     for cut, same in (("the input, flattened", False), ("the input", False), ("an attribute", True)):
         topology = split_at(cut)
-        engine = LocalEngine(topology, probe(topology, {"x": rows(4)}), 1, link=Keep)
+        engine = LocalEngine(topology, pass_example(topology, {"x": rows(4)}), 1, link=Keep)
         engine.own(0, "train", {"x": rows()}, {"out": torch.arange(64) % 3})
         engine.train(0, 0, STEPS[:1])
         assert (pointers["bottom->top"] == pointers["made"]) is same, cut
@@ -269,7 +269,7 @@ def test_a_gradient_that_passes_through_is_copied() -> None:
             kept.extend(t for t in message.tensors.values() if message.kind != "label")
             return message
 
-    engine = LocalEngine(topology, probe(topology, {"x": rows(4)[:, 0]}), 1, link=Keep)
+    engine = LocalEngine(topology, pass_example(topology, {"x": rows(4)[:, 0]}), 1, link=Keep)
     engine.own(0, "train", {"x": rows()[:, 0]}, {"out": torch.arange(64) % 3})
     engine.train(0, 0, STEPS[:1])
     assert len(kept) == 4
@@ -342,7 +342,7 @@ def test_a_party_holds_no_storage_of_a_larger_model() -> None:
     secret = torch.randn(50, 4)
     model[1].running_mean = secret[7]
     model[1].rows = secret[:2]  # type: ignore[assignment]
-    engine = LocalEngine(topology := _whole(model), probe(topology, {"x": secret}), 1)
+    engine = LocalEngine(topology := _whole(model), pass_example(topology, {"x": secret}), 1)
     for party in engine.parties.values():
         for thing in reachable(party.state.modules):
             if isinstance(thing, Tensor):
@@ -353,7 +353,7 @@ def test_a_party_holds_no_storage_of_a_larger_model() -> None:
 def test_rows_cut_from_one_tensor_do_not_bring_those_of_others() -> None:
     topology = _whole(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)))
     x, y = torch.randn(40, 4), torch.arange(40) % 3
-    engine = LocalEngine(topology, probe(topology, {"x": x}), 2)
+    engine = LocalEngine(topology, pass_example(topology, {"x": x}), 2)
     for replica in range(2):
         rows = slice(20 * replica, 20 * replica + 20)
         engine.own(replica, "train", {"x": x[rows]}, {"out": y[rows]})
@@ -402,7 +402,9 @@ class Polite(nn.Module):
 
 @pytest.mark.parametrize("way", ["evaluation", "data"])
 def test_a_receiver_that_overwrites_gets_a_copy_however_it_does(way: str) -> None:
-    facts = probe(topology := _whole(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Polite(way))), {"x": torch.randn(4, 4)})
+    facts = pass_example(
+        topology := _whole(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Polite(way))), {"x": torch.randn(4, 4)}
+    )
     assert facts.overwritten["top"] == {"z"}
     engine = LocalEngine(topology, facts, 1)
     engine.own(0, "train", {"x": torch.ones(4, 4)}, {"out": torch.zeros(4, dtype=torch.int64)})

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from splitfed.core.example_pass import pass_example
 from splitfed.core.messages import Message, Stamp
 from splitfed.core.optimizers import Optim
-from splitfed.core.probe import probe
 from splitfed.core.random import derive, stream
 from splitfed.core.step_state import forward_seed
 from splitfed.core.tasks import classification, regression
@@ -78,7 +78,7 @@ def heads_of(weights: tuple[float, float]) -> tuple[Topology, nn.Module, nn.Modu
 def test_two_heads_weigh_as_they_say() -> None:
     topology, bottom, one, two = heads_of((0.5, 2.0))
     x, y = torch.rand(6, 3), torch.tensor([0, 1, 0, 1, 1, 0])
-    engine = LocalEngine(topology, probe(topology, {"x": x}), 1, optims=dict.fromkeys(topology.roles, SGD))
+    engine = LocalEngine(topology, pass_example(topology, {"x": x}), 1, optims=dict.fromkeys(topology.roles, SGD))
     engine.own(0, "train", {"x": x}, {"class": y, "number": y.float()})
     (reported,) = engine.train(0, 0, [torch.arange(6)])
     h = bottom(x)
@@ -96,7 +96,7 @@ def test_two_heads_weigh_as_they_say() -> None:
 def test_the_two_labels_go_to_the_two_servers() -> None:
     topology, *_ = heads_of((1.0, 1.0))
     x = torch.rand(6, 3)
-    engine = LocalEngine(topology, probe(topology, {"x": x}), 1)
+    engine = LocalEngine(topology, pass_example(topology, {"x": x}), 1)
     engine.own(0, "train", {"x": x}, {"class": torch.zeros(6, dtype=torch.int64), "number": torch.ones(6)})
     with engine.record_party("server") as one, engine.record_party("other") as two:
         engine.train(0, 0, [torch.arange(6)])
@@ -137,7 +137,7 @@ def test_no_gradient_comes_back_for_a_value_that_nobody_needs_and_decay_leaves_i
     moved = {n: not torch.equal(p, before[n]) for n, p in engine.modules(0)["bottom"].named_parameters()}
     assert moved == {"a.weight": True, "a.bias": True, "b.weight": False, "b.bias": False}
     counted = engine.traffic.bytes(kind="gradient")
-    assert counted == backward_bytes(topology, probe(topology, {"x": torch.rand(4, 3)}), 4) == 4 * 3 * 4
+    assert counted == backward_bytes(topology, pass_example(topology, {"x": torch.rand(4, 3)}), 4) == 4 * 3 * 4
 
 
 class Tied(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import probe
+from splitfed.core.example_pass import pass_example
 from splitfed.core.replay import ReplayedSegment
 from splitfed.core.replay_passes import RecordingPass
 from splitfed.engines.wire_format import ByteLink
@@ -130,9 +130,9 @@ def test_only_the_party_whose_submodule_draws_is_given_a_stream() -> None:
     x = torch.randn(8, 8)
     front = vanilla(MODELS["spans_in_front"](), "b", example=x)
     behind = vanilla(MODELS["spans_behind"](), "b", example=x)
-    both = probe(vanilla(MODELS["both_ends"](), "b", example=x), {"x": x})
-    assert probe(front, {"x": x}).plain_draws == {"bottom"}
-    assert probe(behind, {"x": x}).plain_draws == {"top"}
+    both = pass_example(vanilla(MODELS["both_ends"](), "b", example=x), {"x": x})
+    assert pass_example(front, {"x": x}).plain_draws == {"bottom"}
+    assert pass_example(behind, {"x": x}).plain_draws == {"top"}
     assert both.plain_draws == {"bottom", "top"}
     assert both.stochastic == {"bottom"}
 

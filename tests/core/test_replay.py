@@ -21,7 +21,7 @@ from splitfed.cli import main
 from splitfed.core.cutting import cut
 from splitfed.core.equivalence import check_topology
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import probe
+from splitfed.core.example_pass import pass_example
 from splitfed.core.replay import ReplayedSegment
 from splitfed.costs.flops import segment_flops
 from splitfed.defenses import Noise
@@ -251,7 +251,7 @@ def test_what_cannot_be_replayed_is_refused_in_one_line(case: str) -> None:
 def test_operations_of_others_are_not_counted_as_a_partys_work() -> None:
     model = encoder(dropout=0.0)
     topology = vanilla(model, "blocks.1", example=words(4))
-    facts = probe(topology, {"words": words(2)})
+    facts = pass_example(topology, {"words": words(2)})
     costs = segment_flops(topology, facts)
     whole = sum(cost.forward for cost in costs.values())
     # Two of three equal blocks are the client's, and the head is small.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import probe
+from splitfed.core.example_pass import pass_example
 from splitfed.topologies import multi_hop, u_shaped, vanilla
 from tests.core.training_beside import built, check_trains_beside
 from tests.thinning import thin
@@ -149,7 +149,7 @@ def overwritten(m: Any, x: Tensor, h: Tensor) -> Tensor:
 def test_what_a_branch_may_overwrite_behind_the_cut_is_a_copy() -> None:
     model, x = net(overwritten), rows()
     topology = vanilla(model, "side", example=x[:2])
-    facts = probe(topology, {"x": x[:2]})
+    facts = pass_example(topology, {"x": x[:2]})
     assert model.side(torch.tanh(model.a(x[:2]))).max() < LARGE < model.side(torch.tanh(model.a(x))).max()
     assert facts.overwritten["top"] == set(topology.segment("top").inputs)
     check_trains_beside(model, topology, {"x": x})

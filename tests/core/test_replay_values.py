@@ -20,10 +20,10 @@ from splitfed.core.cutting import cut
 from splitfed.core.defense import Accounted, ReleaseDefense
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
+from splitfed.core.example_pass import pass_example
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
 from splitfed.core.privacy_events import Event, Protects, Pure
-from splitfed.core.probe import probe
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
 from splitfed.costs.bytes import step_bytes
@@ -192,7 +192,7 @@ def test_whole_numbers_and_masks_cross_and_no_gradient_comes_back_for_them() -> 
     assert sizes["activation"] == values + 8 * LENGTH * 1 + 8 * 8
     back = {kind: size for (_, kind, _, to), (_, size) in engine.traffic.counters.items() if to == "client0"}
     assert back["gradient"] == values
-    assert engine.traffic.bytes() == step_bytes(topology, probe(topology, {"words": tokens(8)}), 8)
+    assert engine.traffic.bytes() == step_bytes(topology, pass_example(topology, {"words": tokens(8)}), 8)
 
 
 class Named(Masked):

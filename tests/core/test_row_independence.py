@@ -14,11 +14,12 @@ from torch import Tensor, nn
 import splitfed as sf
 from splitfed.core import row_independence
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import Facts, probe
+from splitfed.core.example_pass import pass_example
 from splitfed.core.random import generator
 from splitfed.core.row_independence import try_rows
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Segment
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.core.trial_rows import COPIED, WALKS, RowPair, TrialRows, make_pairs
 from splitfed.data.dataset import Dataset
 from splitfed.planning.row_trial import trial_rows
@@ -185,7 +186,7 @@ APART: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def prepared(front: nn.Module, batch: int, *defenses: sf.defenses.Defense, **given: Any) -> Facts:
+def prepared(front: nn.Module, batch: int, *defenses: sf.defenses.Defense, **given: Any) -> TopologyFacts:
     """What a run on rows of one client finds out about them, of floats in [0, 1) or of words with padding behind."""
     sampling, method = given.get("sampling", "shuffle"), given.get("method")
     random, rows = generator(1), 64
@@ -277,7 +278,7 @@ def test_rows_of_one_length_are_shortened() -> None:
     topology = vanilla(nn.Sequential(Words("longest"), nn.Linear(WIDTH, 3)), "0").with_task(classification(3))
     (name,) = topology.inputs
     x = torch.randint(1, WORDS, (40, LENGTH), generator=generator(1))
-    facts = probe(topology, {name: x[:4]})
+    facts = pass_example(topology, {name: x[:4]})
     found = try_rows(topology, facts, TrialRows({name: x}, {}, 20), {"bottom"})
     assert {finding.kind for finding in found} == {"output", "evaluation"}
 
@@ -299,7 +300,7 @@ def test_each_segment_runs_a_bounded_number_of_times(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(row_independence, "_run", counting)
     topology = vanilla(nn.Sequential(nn.Linear(WIDTH, 4), nn.Linear(4, 3)), "0").with_task(classification(3))
     (name,) = topology.inputs
-    facts = probe(topology, {name: torch.rand(4, WIDTH)})
+    facts = pass_example(topology, {name: torch.rand(4, WIDTH)})
     assert try_rows(topology, facts, TrialRows({name: torch.rand(400, WIDTH)}, {}, 200), {"bottom"}) == ()
     assert (sizes.count(200), sizes.count(16), len(sizes)) == (24, 18, 42)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import probe
+from splitfed.core.example_pass import pass_example
 from splitfed.core.state_round_trip import check_round_trip
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.topologies import vanilla
@@ -84,7 +84,7 @@ def test_what_comes_back_as_another_tensor_is_refused_by_name(kind: str, example
 
 @pytest.mark.parametrize("kind", HARMLESS)
 def test_harmless_hooks_are_accepted(kind: str) -> None:
-    probe(vanilla(Net(HARMLESS[kind]), "a", example=torch.randn(8, 4)), {"x": torch.randn(4, 4)})
+    pass_example(vanilla(Net(HARMLESS[kind]), "a", example=torch.randn(8, 4)), {"x": torch.randn(4, 4)})
 
 
 def test_modules_without_hooks_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,4 +101,4 @@ def test_segments_written_by_hand_are_tried_before_training() -> None:
     )
     topology = Topology("pair", segments, {"x": "client"}, (Head("out", "server", "client"),))
     with pytest.raises(InvalidInput, match="segment 'top' has a load_state_dict post-hook"):
-        probe(topology, {"x": torch.randn(4, 4)})
+        pass_example(topology, {"x": torch.randn(4, 4)})

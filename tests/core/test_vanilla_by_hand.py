@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.example_pass import pass_example
 from splitfed.core.messages import Recording
 from splitfed.core.optimizers import Optim
-from splitfed.core.probe import probe
 from splitfed.core.tasks import regression
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.engines.base import Placement
@@ -39,7 +39,7 @@ def two_clients(
     heads = (Head("out", "server", "client", regression(1)),)
     topology = Topology("scales", segments, {"x": "client"}, heads)
     optims = dict.fromkeys(topology.roles, Optim("SGD", {"lr": 0.1}))
-    facts = probe(topology, {"x": torch.ones(2, 1)})
+    facts = pass_example(topology, {"x": torch.ones(2, 1)})
     engine = LocalEngine(topology, facts, replicas, optims=optims, recording=recording, placement=placement)
     for replica in range(replicas):
         count = rows[replica % len(rows)]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from splitfed.core.example_pass import pass_example
 from splitfed.core.module_copies import deep_copy
-from splitfed.core.probe import probe
 from splitfed.core.replay_plan import flatten_result
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
@@ -50,7 +50,7 @@ def check_trains_beside(
         engine = placed(topology, rows, {head.value: y for head in topology.heads}, optim=DECAY)
         steps = [chosen for _ in range(2) for chosen in torch.arange(count).split(size)]
         engine.train(0, 0, steps)
-    facts = probe(topology, {name: x[:2] for name, x in rows.items()})
+    facts = pass_example(topology, {name: x[:2] for name, x in rows.items()})
     assert engine.traffic.bytes() == sum(step_bytes(topology, facts, len(chosen)) for chosen in steps)
     uncut.train()
     optimizer, _ = DECAY.build([p for p in uncut.parameters() if p.requires_grad])

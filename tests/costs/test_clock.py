@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import probe
+from splitfed.core.example_pass import pass_example
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.costs.bytes import step_bytes
 from splitfed.costs.clock import Clock, party_names
@@ -74,7 +74,7 @@ def vertical() -> Topology:
 
 
 def shape_of(topology: Topology, flops: dict[str, SegmentCost], label_bytes: float = 0) -> StepShape:
-    facts = probe(topology, {v: torch.zeros(2, 2) for v in topology.inputs})
+    facts = pass_example(topology, {v: torch.zeros(2, 2) for v in topology.inputs})
     return step_shape(topology, facts, flops, label_bytes)
 
 
@@ -229,7 +229,7 @@ def test_what_two_segments_read_crosses_once_and_goes_back_once() -> None:
 def test_a_step_sends_the_bytes_that_are_predicted(topology: Topology, label_bytes: int) -> None:
     """And does all work of all segments; nothing waits for what comes later."""
     shape = (2, 2) if topology.name in ("local", "vertical") else (2, 1, 8, 8)
-    facts = probe(topology, {v: torch.rand(shape) for v in topology.inputs})
+    facts = pass_example(topology, {v: torch.rand(shape) for v in topology.inputs})
     flops = segment_flops(topology, facts)
     found = step_shape(topology, facts, flops, label_bytes)
     assert found.bytes == step_bytes(topology, facts, 1, label_bytes)

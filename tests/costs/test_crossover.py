@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import Facts, probe
+from splitfed.core.example_pass import pass_example
 from splitfed.core.topology import Head, Segment, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.costs.bytes import epoch_bytes, step_bytes, weight_bytes
 from splitfed.costs.crossover import Crossover, over_clients, over_parameters, sizes_of
 from splitfed.costs.singh import Sizes, split_total
@@ -24,9 +25,9 @@ pytestmark = pytest.mark.drawn
 SIZES = Sizes(clients=4, parameters=1000, client_share=0.25, examples=80, cut_width=5)
 
 
-def two_layers() -> tuple[Topology, Facts]:
+def two_layers() -> tuple[Topology, TopologyFacts]:
     topology = vanilla(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), "1")
-    return topology, probe(topology, {v: torch.rand(2, 4) for v in topology.inputs})
+    return topology, pass_example(topology, {v: torch.rand(2, 4) for v in topology.inputs})
 
 
 def test_over_clients_by_hand() -> None:
@@ -70,7 +71,7 @@ def test_what_the_formulas_cannot_say_is_refused() -> None:
     )
     heads = (Head("out", "server", "client"),)
     topology = Topology("one_way", segments, {"x": "client"}, heads, frozenset({"bottom->top"}))
-    facts = probe(topology, {"x": torch.rand(2, 4)})
+    facts = pass_example(topology, {"x": torch.rand(2, 4)})
     with pytest.raises(InvalidInput, match="no gradient comes back on bottom->top of topology 'one_way'"):
         sizes_of(topology, facts, 2, 10)
     with pytest.raises(InvalidInput, match=re.escape("clients=[] is not allowed")):
@@ -86,7 +87,7 @@ def test_labels_are_counted_once_a_hop() -> None:
         Segment("top", "server", nn.Linear(2, 5), ("h",), ("out",)),
     )
     topology = Topology("hops", segments, {"x": "client"}, (Head("out", "server", "client", via=("hop",)),))
-    facts = probe(topology, {"x": torch.rand(2, 4)})
+    facts = pass_example(topology, {"x": torch.rand(2, 4)})
     assert step_bytes(topology, facts, 1) == 2 * (12 + 8) + 2 * 8
 
 

@@ -10,17 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.example_pass import pass_example
 from splitfed.core.optimizers import Optim
-from splitfed.core.probe import Facts, probe
 from splitfed.core.topology import Head, Segment, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.costs.flops import SegmentCost, role_flops, segment_flops
 from splitfed.costs.memory import RoleMemory, optim_copies, role_memory
 from splitfed.topologies import u_shaped, vanilla
 from tests.examples import Dropped, InPlaceAfterCut, SmallUNet
 
 
-def facts_of(topology: Topology, *shape: int) -> Facts:
-    return probe(topology, {v: torch.rand(2, *shape) for v in topology.inputs})
+def facts_of(topology: Topology, *shape: int) -> TopologyFacts:
+    return pass_example(topology, {v: torch.rand(2, *shape) for v in topology.inputs})
 
 
 def two_layers() -> Topology:
@@ -91,7 +92,7 @@ def test_frozen_weights_save_their_gradient() -> None:
 def test_words_are_inputs_too() -> None:
     model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 2))
     topology = vanilla(model, "0")
-    facts = probe(topology, dict.fromkeys(topology.inputs, torch.zeros(2, 3, dtype=torch.int64)))
+    facts = pass_example(topology, dict.fromkeys(topology.inputs, torch.zeros(2, 3, dtype=torch.int64)))
     assert segment_flops(topology, facts)["top"] == SegmentCost(48, 96)
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import splitfed
 from splitfed.core.defense import Defense
 from splitfed.core.errors import InvalidInput
+from splitfed.core.example_pass import pass_example
 from splitfed.core.optimizers import Optim
-from splitfed.core.probe import probe
 from splitfed.core.tasks import Task, classification
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.defenses import DistanceCorrelation, DpSgd, Noise
@@ -199,7 +199,7 @@ def test_frozen_it_is_accepted(case: str) -> None:
 def checked(topology: Topology, defense: DpSgd | None = None) -> None:
     x, _ = images(8)
     ready = topology.with_task(classification(10))
-    (defense or DpSgd(noise_multiplier=1.0)).check(ready, probe(ready, {next(iter(ready.inputs)): x}))
+    (defense or DpSgd(noise_multiplier=1.0)).check(ready, pass_example(ready, {next(iter(ready.inputs)): x}))
 
 
 @pytest.mark.parametrize("case", MODELS)
@@ -235,11 +235,11 @@ def test_replaced_batch_norm_is_said_and_trained() -> None:
     topology, x = chain(nn.BatchNorm1d(8)).with_task(classification(10)), images(8)[0]
     defense = DpSgd(noise_multiplier=1.0, replace=True)
     with pytest.warns(UserWarning, match="dp_sgd replaced 0 of top: BatchNorm1d by GroupNorm"):
-        made = defense.fit(topology, probe(topology, {"x": x}), 0)
+        made = defense.fit(topology, pass_example(topology, {"x": x}), 0)
     assert isinstance(made.segment("top").module.get_submodule("0"), nn.GroupNorm)
     assert isinstance(topology.segment("top").module.get_submodule("0"), nn.BatchNorm1d)
     checked(made, defense)
-    assert defense.fit(made, probe(made, {"x": x}), 0) is made
+    assert defense.fit(made, pass_example(made, {"x": x}), 0) is made
 
 
 def train_chain(middle: nn.Module, sampling: str, **given: Any) -> splitfed.Run:
@@ -350,7 +350,7 @@ def test_a_loss_that_mixes_rows() -> None:
     topology = chain(nn.Tanh()).with_task(Task("spread", spread, lambda o, y: 0.0, "none", None))
     x, _ = images(8)
     with pytest.raises(InvalidInput, match="needs a loss that is the mean over the rows; that of 'spread' is not"):
-        DpSgd(noise_multiplier=1.0).check(topology, probe(topology, {next(iter(topology.inputs)): x}))
+        DpSgd(noise_multiplier=1.0).check(topology, pass_example(topology, {next(iter(topology.inputs)): x}))
 
 
 def test_a_loss_that_weighs_classes_by_the_batch() -> None:
@@ -363,7 +363,7 @@ def test_a_loss_that_weighs_classes_by_the_batch() -> None:
     topology = vanilla(InPlaceAfterCut(), "pool").with_task(replace(task, loss=weighed))
     x, _ = images(8)
     with pytest.raises(InvalidInput, match="needs a loss that is the mean over the rows; that of 'classification' is"):
-        DpSgd(noise_multiplier=1.0).check(topology, probe(topology, {next(iter(topology.inputs)): x}))
+        DpSgd(noise_multiplier=1.0).check(topology, pass_example(topology, {next(iter(topology.inputs)): x}))
 
 
 def test_roles() -> None:

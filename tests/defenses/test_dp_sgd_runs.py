@@ -32,7 +32,7 @@ from splitfed.schedules.sequential import Sequential
 from splitfed.topologies import heterogeneous, local, vanilla, vertical
 from splitfed.training.run import Run
 from tests.examples import InPlaceAfterCut, assert_same, toy_data
-from tests.federated.examples import PROBES, shared_probes
+from tests.federated.examples import EXAMPLE_PASSES, shared_probes
 from tests.thinning import thin
 from tests.training.test_resume import Stop, stop_after
 
@@ -194,7 +194,7 @@ def test_planned_equals_counted(schedule: str, sampling: str) -> None:
             defenses=defense,
             optimizer=None,
             training=Training(2, sampling=sampling),
-            probes=PROBES,
+            example_passes=EXAMPLE_PASSES,
         ),
         2,
     )

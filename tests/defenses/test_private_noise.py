@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from splitfed.core.defense import Defense
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
+from splitfed.core.example_pass import pass_example
 from splitfed.core.messages import Stamp
-from splitfed.core.probe import probe
 from splitfed.core.random import wide_generator
 from splitfed.core.tasks import classification
 from splitfed.defenses import DpSgd, GaussianRelease, LabelDp, LaplaceRelease, private_noise
@@ -144,7 +144,7 @@ class Half(nn.Module):
 def test_half_precision_is_refused_before_anything_is_trained(defense: Defense) -> None:
     topology = vanilla(nn.Sequential(Half(), nn.Linear(6, 3, dtype=torch.bfloat16)), "0", sent_inputs=("input",))
     topology = topology.with_task(classification(3))
-    facts = probe(topology, {next(iter(topology.inputs)): torch.rand(4, 6)})
+    facts = pass_example(topology, {next(iter(topology.inputs)): torch.rand(4, 6)})
     with pytest.raises(InvalidInput, match="in bfloat16: half precision is too coarse for noise"):
         defense.check(topology, facts)
     with pytest.raises(InvalidInput, match="half precision"):
@@ -156,7 +156,7 @@ def test_dp_sgd_refuses_weights_of_half_precision() -> None:
         Half(), nn.Linear(6, 6, dtype=torch.bfloat16), nn.ReLU(), nn.Linear(6, 3, dtype=torch.bfloat16)
     )
     topology = vanilla(front, "1").with_task(classification(3))
-    facts = probe(topology, {next(iter(topology.inputs)): torch.rand(4, 6)})
+    facts = pass_example(topology, {next(iter(topology.inputs)): torch.rand(4, 6)})
     with pytest.raises(InvalidInput, match=r"dp_sgd cannot act on weight '.*' of segment '.*' in bfloat16"):
         DpSgd(noise_multiplier=1.0).check(topology, facts)
 

@@ -15,11 +15,12 @@ import splitfed as sf
 from splitfed.core.defense import Defense
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
+from splitfed.core.example_pass import pass_example
 from splitfed.core.messages import Stamp
 from splitfed.core.privacy_events import Pure
-from splitfed.core.probe import Facts, probe
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.defenses import DpSgd, GaussianRelease, LaplaceRelease, Latent
 from splitfed.defenses.binary_encoding import to_bits
 from splitfed.defenses.clipping import clip_rows
@@ -39,13 +40,13 @@ def topology() -> Topology:
 
 def fitted(defense: Defense) -> Topology:
     known = topology()
-    return defense.fit(known, probe(known, {"x": images(4)[0]}), 0)
+    return defense.fit(known, pass_example(known, {"x": images(4)[0]}), 0)
 
 
 def engine(*defenses: Defense) -> LocalEngine:
     known = topology()
     for defense in defenses:
-        known = defense.fit(known, probe(known, {"x": images(4)[0]}), 0)
+        known = defense.fit(known, pass_example(known, {"x": images(4)[0]}), 0)
     return engine_of(known, *images(32), defenses=defenses)
 
 
@@ -84,7 +85,7 @@ def test_frozen_segments_do_not_move(make: type) -> None:
 
 def test_a_frozen_batch_norm_ignores_its_batch() -> None:
     known = u_shaped(SmallUNet(), ("pool1", "up2")).with_task(classification(10))
-    made = GaussianRelease(noise_multiplier=1.0, freeze=True).fit(known, probe(known, {"x": images(4)[0]}), 0)
+    made = GaussianRelease(noise_multiplier=1.0, freeze=True).fit(known, pass_example(known, {"x": images(4)[0]}), 0)
     assert not learns_from_rows(made.segments[0].module)
     assert learns_from_rows(made.segments[1].module)
     x = images(8)[0]
@@ -183,13 +184,13 @@ def test_latent_sends_bits_and_counts_their_bytes() -> None:
 def test_without_dense_the_segment_must_read_bits_itself() -> None:
     x, bare = images(4)[0], Latent(dense=False, whole=1, fraction=0)
     with pytest.raises(InvalidInput, match="cannot take what arrives on edge"):
-        probe(bare.fit(topology(), probe(topology(), {"x": x}), 0), {"x": x})
+        pass_example(bare.fit(topology(), pass_example(topology(), {"x": x}), 0), {"x": x})
     top = nn.Sequential(nn.Linear(64 * 2, 16), nn.Linear(16, 10))
     known = vanilla(nn.Sequential(nn.Flatten(), top), "0", sent_inputs=("input",)).with_task(classification(10))
     # 64 numbers of two bits: a flat model whose first layer is as wide as they are.
     value = known.segments[0].outputs[0]
-    ready = bare.fit(known, Facts({value: (64,)}, {}, {}, frozenset(), frozenset()), 0)
-    assert probe(ready, {next(iter(known.inputs)): x}).shapes[value] == (128,)
+    ready = bare.fit(known, TopologyFacts({value: (64,)}, {}, {}, frozenset(), frozenset()), 0)
+    assert pass_example(ready, {next(iter(known.inputs)): x}).shapes[value] == (128,)
 
 
 def test_before_the_run_is_known_latent_promises_nothing_small() -> None:
@@ -226,7 +227,7 @@ def test_refused(case: str) -> None:
 def test_a_value_that_its_own_sender_reads_on_cannot_become_bits() -> None:
     known = u_shaped(SmallUNet(), ("down1", "up2")).with_task(classification(10))
     with pytest.raises(InvalidInput, match=r"latent turns .* into bits, but segment"):
-        Latent().fit(known, probe(known, {"x": images(4)[0]}), 0)
+        Latent().fit(known, pass_example(known, {"x": images(4)[0]}), 0)
 
 
 class Scaled(nn.Module):

@@ -22,8 +22,8 @@ from splitfed.core.topology import Topology
 from splitfed.data.dataset import ClientData, Dataset, Federation
 from splitfed.federated import Method, MethodTraits
 from splitfed.planning import validation
+from splitfed.planning.example_passes import ExamplePasses
 from splitfed.planning.plan import cost
-from splitfed.planning.probes import Probes
 from splitfed.planning.validation import prepare
 from splitfed.schedules.base import Training
 from splitfed.topologies import local
@@ -100,15 +100,15 @@ def pictures(clients: int = 3) -> Federation:
     return toy_data(150).clients(clients, dirichlet=1.0, minimum=12, auxiliary=8, victims=6, seed=1)
 
 
-PROBES = Probes()
+EXAMPLE_PASSES = ExamplePasses()
 """What runs of one topology on the same rows have found out about them: no second run compares it with its model."""
 
 
 @contextmanager
 def shared_probes() -> Iterator[None]:
-    """Let runs ask `PROBES`, as those of a study ask its own."""
+    """Let runs ask `EXAMPLE_PASSES`, as those of a study ask its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(validation, "Probes", lambda: PROBES)
+        patch.setattr(validation, "ExamplePasses", lambda: EXAMPLE_PASSES)
         yield
 
 
@@ -126,7 +126,7 @@ def arguments(**changes: Any) -> dict[str, Any]:
 def traits(method: Method) -> MethodTraits:
     """What `method` is on whole models of small images."""
     given = {"defenses": (), "training": Training(7), **arguments()}
-    return method.traits(prepare(**given, method=method, probes=PROBES).topology)
+    return method.traits(prepare(**given, method=method, example_passes=EXAMPLE_PASSES).topology)
 
 
 def go(method: Any, rounds: int = 2, **changes: Any) -> Run:
@@ -148,7 +148,7 @@ def check_planned(run: Run, method: Any, **changes: Any) -> None:
     names = ("topology", "data", "schedule", "optimizer")
     training = Training.of(given.pop("local", LocalUpdate()), given.pop("batch_size", 7))
     defenses = given.pop("defenses", ())
-    fixed = {"defenses": defenses, "training": training, "method": method, "probes": PROBES}
+    fixed = {"defenses": defenses, "training": training, "method": method, "example_passes": EXAMPLE_PASSES}
     ready = prepare(**{n: given[n] for n in names}, **fixed)
     counted = {flow: found for flow, found in run.engine.traffic.flows.items() if flow.phase == "train"}
     assert cost(ready, len(run.history)).flows == counted

@@ -23,7 +23,7 @@ from splitfed.schedules import Independent, SplitFedV1
 from splitfed.schedules.base import Training
 from splitfed.topologies import local, u_shaped, vanilla
 from tests.examples import assert_same
-from tests.federated.examples import PROBES, shared_probes
+from tests.federated.examples import EXAMPLE_PASSES, shared_probes
 from tests.object_graph import holdings
 
 BUILDERS = {
@@ -67,8 +67,13 @@ def planned(shape: str, method: Any, rounds: int = 2, **changes: Any) -> Any:
     rows = changes.pop("data", None) or data()
     topology = changes.pop("topology", None) or built(shape)
     plan = changes.pop("schedule", None) or plan_of(shape)
-    defenses, training = changes.pop("defenses", ()), Training(16)
-    fixed = {"defenses": defenses, "optimizer": None, "training": training, "method": method, "probes": PROBES}
+    fixed = {
+        "defenses": changes.pop("defenses", ()),
+        "optimizer": None,
+        "training": Training(16),
+        "method": method,
+        "example_passes": EXAMPLE_PASSES,
+    }
     return cost(prepare(topology, rows, schedule=plan, **fixed), rounds)
 
 

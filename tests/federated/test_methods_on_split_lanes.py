@@ -36,7 +36,7 @@ from splitfed.schedules.base import Training
 from splitfed.threats.recorded_training import recorded_view
 from splitfed.topologies import local, vanilla
 from splitfed.training.run import Run
-from tests.federated.examples import PROBES, pictures, shared_probes, traits
+from tests.federated.examples import EXAMPLE_PASSES, pictures, shared_probes, traits
 
 
 def model() -> nn.Module:
@@ -69,7 +69,7 @@ def go(method: Any, topology: Topology | None = None, rounds: int = 2, **changes
 
 
 def planned(method: Any, topology: Topology | None = None, **changes: Any) -> Prepared:
-    return prepare(**arguments(topology, **changes), training=Training(7), method=method, probes=PROBES)
+    return prepare(**arguments(topology, **changes), training=Training(7), method=method, example_passes=EXAMPLE_PASSES)
 
 
 def at(kind: str) -> GaussianRelease:

@@ -17,12 +17,12 @@ from torch.storage import TypedStorage
 
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import probe
+from splitfed.core.example_pass import pass_example
 from splitfed.core.rows import RowSource
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.data.dataset import Federation
+from splitfed.planning.example_passes import ExamplePasses
 from splitfed.planning.held_rows import arrays_of, check_held_rows, lines_told
-from splitfed.planning.probes import Probes
 from splitfed.planning.validation import prepare
 from splitfed.schedules.base import Training
 from splitfed.study.report.exposure import _party_rows, role_holdings
@@ -96,7 +96,15 @@ MAKES: dict[str, Callable[[nn.Module], Topology]] = {
 
 
 def start(topology: Topology, data: Federation) -> None:
-    prepare(topology, data, schedule="sequential", defenses=(), optimizer=None, training=Training(4), probes=Probes())
+    prepare(
+        topology,
+        data,
+        schedule="sequential",
+        defenses=(),
+        optimizer=None,
+        training=Training(4),
+        example_passes=ExamplePasses(),
+    )
 
 
 @pytest.mark.parametrize(("make", "table"), thin(itertools.product(MAKES, ["a tensor", "an array"]), 3))
@@ -229,7 +237,7 @@ def test_data_is_read_only_where_an_array_of_its_width_is_held(monkeypatch: pyte
 @pytest.mark.parametrize("make", thin(MAKES, 2))
 def test_an_array_that_is_held_is_named(make: str) -> None:
     topology = MAKES[make](Bank(ANCHORS))
-    facts = probe(topology, {next(iter(topology.inputs)): torch.rand(4, WIDTH)})
+    facts = pass_example(topology, {next(iter(topology.inputs)): torch.rand(4, WIDTH)})
     names = {"traced": "'second.table' of the model", "replayed": "'table' of 'second'", "by hand": "'table' of '0'"}
     name = names[make]
     assert f"server holds the array {name} (6, 8)" in lines_told(topology, facts)
@@ -269,7 +277,13 @@ def test_a_traced_piece_keeps_what_a_hook_may_read() -> None:
 def test_report_and_run_name_what_is_held() -> None:
     data, topology = federation(), by_hand(Bank(ANCHORS))
     prepared = prepare(
-        topology, data, schedule="sequential", defenses=(), optimizer=None, training=Training(4), probes=Probes()
+        topology,
+        data,
+        schedule="sequential",
+        defenses=(),
+        optimizer=None,
+        training=Training(4),
+        example_passes=ExamplePasses(),
     )
     line = "the array 'table' of '0' (6, 8)"
     assert describe(prepared, 1, None, "cpu")["told"] == [f"server holds {line}"]

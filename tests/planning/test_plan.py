@@ -22,7 +22,7 @@ from splitfed.topologies import u_shaped, vanilla
 from splitfed.training.entry_point import train
 from splitfed.training.settings import Evaluation
 from tests.examples import SmallUNet, toy_data
-from tests.federated.examples import PROBES, shared_probes
+from tests.federated.examples import EXAMPLE_PASSES, shared_probes
 from tests.thinning import thin
 
 TOPOLOGIES: dict[str, Callable[[], Topology]] = {
@@ -55,7 +55,7 @@ def ready(topology: Topology, plan: Schedule, data: Federation) -> Prepared:
         "defenses": (),
         "optimizer": None,
         "training": Training(10, local_epochs=2),
-        "probes": PROBES,
+        "example_passes": EXAMPLE_PASSES,
     }
     return prepare(topology, data, schedule=plan, **given)
 

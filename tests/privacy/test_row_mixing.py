@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from splitfed.core.defense import Defense, Terms
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
+from splitfed.core.example_pass import pass_example
 from splitfed.core.messages import Stamp
-from splitfed.core.probe import Facts, probe
 from splitfed.core.row_independence import mixes_rows
 from splitfed.core.step_plan import segment_plans
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.defenses import DpSgd, GaussianRelease, LaplaceRelease, Latent, Mid, Noise, Shredder
 from splitfed.defenses.row_gradients import check_rowwise
 from splitfed.privacy.charges import PartyCounts, charges
@@ -171,14 +172,14 @@ def test_rows_in_a_hidden_buffer_cost_what_they_cost_in_a_stored_one() -> None:
     assert found[0] == found[1] == pytest.approx(gaussian_epsilon(4.0 / 6**0.5, 1e-5))
 
 
-def made(front: nn.Module) -> tuple[Topology, Facts, str]:
+def made(front: nn.Module) -> tuple[Topology, TopologyFacts, str]:
     topology = vanilla(nn.Sequential(nn.Tanh(), nn.Linear(6, 3)), "0", sent_inputs=("input",)).with_task(
         classification(3)
     )
     bottom, top = topology.segments
     topology = replace(topology, segments=(replace(bottom, module=front), top))
     (edge,) = topology.crossings
-    return topology, probe(topology, {next(iter(topology.inputs)): torch.rand(4, 6)}), edge.name
+    return topology, pass_example(topology, {next(iter(topology.inputs)): torch.rand(4, 6)}), edge.name
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_attention_across_the_batch_is_found() -> None:
         front = nn.TransformerEncoderLayer(4, 1, 8, batch_first=first)
         top = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
         topology = vanilla(nn.Sequential(front, top), "0", sent_inputs=("input",)).with_task(classification(3))
-        facts = probe(topology, {next(iter(topology.inputs)): torch.rand(4, 3, 4)})
+        facts = pass_example(topology, {next(iter(topology.inputs)): torch.rand(4, 3, 4)})
         assert mixes_rows(topology, facts, {topology.segments[0].name}) is mixes
 
 

@@ -15,9 +15,9 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.local_update import LocalUpdate
 from splitfed.defenses import DpSgd, GaussianRelease
 from splitfed.planning.calibration import calibrate_defenses
+from splitfed.planning.example_passes import facts_with
 from splitfed.planning.plan import cost
 from splitfed.planning.private import planned_ledger
-from splitfed.planning.probes import probe_with
 from splitfed.planning.validation import check_batches, prepare
 from splitfed.schedules import Independent
 from splitfed.schedules.base import Training
@@ -155,7 +155,7 @@ def test_most_dirichlet_splits_no_longer_stop_batch_norm() -> None:
     refused = {False: 0, True: 0}
     for seed in range(20):
         data = digits.clients(10, dirichlet=0.5, auxiliary=10, victims=8, seed=seed)
-        facts = [probe_with(topology, data.clients[0].train)] * 10
+        facts = [facts_with(topology, data.clients[0].train)] * 10
         for drop in refused:
             with suppress(InvalidInput):
                 check_batches(facts, (), data, Training(32, drop_last=drop))
@@ -167,7 +167,7 @@ def test_most_dirichlet_splits_no_longer_stop_batch_norm() -> None:
 
 def test_drop_last_is_named_where_it_helps_alone() -> None:
     """Batches of one row, and clients of one row, stay too small for batch norm."""
-    facts = [probe_with(local(model()), sf.data.digits().rows(range(4)))]
+    facts = [facts_with(local(model()), sf.data.digits().rows(range(4)))]
     for rows, size, helps in ((9, 8, True), (9, 1, False), (1, 8, False)):
         data = constants(((rows, 1.0),))
         with pytest.raises(InvalidInput) as caught:

@@ -30,8 +30,8 @@ STEP1 = 1 - 0.1 * 8  # from 1, client 1: gradients 8 and 8
 
 
 def placed(plan: Schedule, replicas: int = 2) -> LocalEngine:
-    probe = two_clients(replicas=replicas)
-    return two_clients(replicas=replicas, placement=plan.placement(probe.topology))
+    first = two_clients(replicas=replicas)
+    return two_clients(replicas=replicas, placement=plan.placement(first.topology))
 
 
 def one_round(engine: LocalEngine, plan: Schedule, training: Training | None = None, number: int = 0) -> Round:

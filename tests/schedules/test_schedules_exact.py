@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from splitfed.core.example_pass import pass_example
 from splitfed.core.optimizers import Optim
-from splitfed.core.probe import probe
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
 from splitfed.data.batch_order import batches
@@ -60,7 +60,7 @@ def trained(
 ) -> LocalEngine:
     ready = topology.with_task(classification(10))
     name = next(iter(ready.inputs))
-    ready = plan.prepare(ready, probe(ready, {name: x[:4]}), 0)
+    ready = plan.prepare(ready, pass_example(ready, {name: x[:4]}), 0)
     plan.check(ready, replicas)
     engine = engine_of(ready, x, y, replicas=replicas, optim=optim, placement=plan.placement(ready))
     state = plan.start(replicas)

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from splitfed.cli import main
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import probe
+from splitfed.core.example_pass import pass_example
 from splitfed.core.tasks import classification
 from splitfed.costs.speeds import Speeds
 from splitfed.models.mlp import mlp
@@ -391,7 +391,7 @@ def test_a_guard_stands_where_its_defense_acts() -> None:
     topology = vanilla(mlp((1, 8, 8), 10, (12,)), "relu1").with_task(classification(10))
     x, y = images(4)
     roles = {"client0": "client", "server": "server"}
-    facts = probe(topology, dict.fromkeys(topology.inputs, x))
+    facts = pass_example(topology, dict.fromkeys(topology.inputs, x))
     (edge,) = topology.crossings
     labels = {topology.heads[0].value: y}
     client, server = role_holdings(topology, facts, labels, {edge.name: "noise"}, {edge.name: "clip"}, {}, roles)

@@ -11,8 +11,8 @@ from rich.console import Console
 from torch import nn
 
 import splitfed as sf
+from splitfed.planning.example_passes import ExamplePasses
 from splitfed.planning.held_rows import lines_told
-from splitfed.planning.probes import Probes
 from splitfed.planning.validation import prepare
 from splitfed.schedules.base import Training
 from splitfed.study.report.exposure import _party_rows, role_holdings
@@ -36,7 +36,7 @@ def test_plan_run_and_report_name_what_crosses(kind: Any, rows: Any, sent: tuple
         defenses=(),
         optimizer=None,
         training=Training(4),
-        probes=Probes(),
+        example_passes=ExamplePasses(),
     )
     (line,) = lines_told(prepared.topology, prepared.facts[0])
     assert line.endswith(f"on bottom->top (client to server) {said}")
@@ -61,6 +61,6 @@ def test_a_part_of_the_data_that_nobody_reads_is_named() -> None:
     data = sf.data.breast_cancer().vertical({"left": range(15), "right": range(15, 30)}).clients(1, victims=8, seed=0)
     bottoms = {"left": nn.Sequential(nn.Linear(15, 4), nn.ReLU())}
     topology = sf.topologies.vertical(bottoms, nn.Linear(4, 1), labels="right")
-    given: dict[str, Any] = {"schedule": "joint", "defenses": (), "optimizer": None, "probes": Probes()}
+    given: dict[str, Any] = {"schedule": "joint", "defenses": (), "optimizer": None, "example_passes": ExamplePasses()}
     prepared = prepare(topology, data, training=Training(4), **given)
     assert "'right' of the data is read by no segment" in describe(prepared, 1, None, "cpu")["told"]

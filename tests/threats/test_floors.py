@@ -215,9 +215,9 @@ def test_a_remark_names_the_floors() -> None:
 
 def test_a_study_may_leave_them_out() -> None:
     grid = checked(small(attack=[{"name": "rmle", "iterations": 2, "floors": False}, {"name": "nearest"}]))
-    probes = grid.cells[0].attacks
-    assert [probe.floors for probe in probes] == [False, True]
-    assert [attack_table(probe).get("floors") for probe in probes] == [False, None]
+    settings = grid.cells[0].attacks
+    assert [setting.floors for setting in settings] == [False, True]
+    assert [attack_table(setting).get("floors") for setting in settings] == [False, None]
 
 
 def test_from_a_study_to_report_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -164,8 +164,8 @@ STUDY: dict[str, Any] = {
 def test_a_study_asks_up_to_a_round_by_itself_and_later(tmp_path: Path) -> None:
     """A row of training in two epochs is another victim than one set aside, and their figures are two."""
     cell = checked(small(**STUDY)).cells[0]
-    assert [probe.round for probe in cell.attacks] == [1, None]
-    assert [attack_table(probe).get("round") for probe in cell.attacks] == [1, None]
+    assert [setting.round for setting in cell.attacks] == [1, None]
+    assert [attack_table(setting).get("round") for setting in cell.attacks] == [1, None]
     data = build.dataset(cell.data)
     result = run_cell(cell, data, tmp_path, Lines(0))
     epochs, fresh = result["attacks"]

@@ -387,7 +387,7 @@ def test_a_study_says_how_many() -> None:
     assert (several.releases, one.releases) == (4, 1)
     assert "releases=4" in several.label
     assert "releases" not in one.label
-    assert [attack_table(probe).get("releases") for probe in (several, one)] == [4, None]
+    assert [attack_table(setting).get("releases") for setting in (several, one)] == [4, None]
     (again,) = checked(small(attack=[attack_table(several)])).cells[0].attacks
     assert again.releases == 4
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from splitfed.core.defense import PenaltyDefense, ReleaseDefense
 from splitfed.core.defense_context import Context
-from splitfed.core.probe import probe
+from splitfed.core.example_pass import pass_example
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.threats.fresh_segments import head_after
 from splitfed.threats.segment_runner import SegmentRunner
@@ -52,7 +52,7 @@ def chain() -> Topology:
 
 
 TOPOLOGY = chain()
-FACTS = probe(TOPOLOGY, {"x": torch.ones(2, 1)})
+FACTS = pass_example(TOPOLOGY, {"x": torch.ones(2, 1)})
 MODULES = {s.name: s.module for s in TOPOLOGY.segments}
 ONE = torch.ones(1, 1)
 

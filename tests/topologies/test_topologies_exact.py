@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from splitfed.core.example_pass import pass_example
 from splitfed.core.optimizers import Optim
-from splitfed.core.probe import probe
 from splitfed.core.random import derive, stream
 from splitfed.core.tasks import classification, regression
 from splitfed.core.topology import Topology
@@ -253,7 +253,7 @@ def test_two_makes_of_clients_equal_a_loop_by_hand(optim: Optim) -> None:
     topologies = heterogeneous(
         [vertical({"client": bottom}, top, labels="client", task=classification(10)) for bottom in makes]
     )
-    facts = [probe(t, {"client": x[:4]}) for t in topologies]
+    facts = [pass_example(t, {"client": x[:4]}) for t in topologies]
     engine = LocalEngine(topologies, facts, 2, optims=dict.fromkeys(topologies[0].roles, optim))
     halves = list(zip(x.chunk(2), y.chunk(2), strict=True))
     for replica, (rows, labels) in enumerate(halves):

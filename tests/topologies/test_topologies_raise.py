@@ -12,8 +12,8 @@ from torch import nn
 
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
+from splitfed.core.example_pass import pass_example
 from splitfed.core.optimizers import Optim
-from splitfed.core.probe import probe
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.data.alignment.align import align
 from splitfed.data.alignment.table import Table
@@ -284,7 +284,7 @@ def test_shapes_that_do_not_join_are_named_with_their_edges(case: str) -> None:
     bottoms, top, fusion, text = MISFITS[case]
     # What torch says before the two shapes differs between its releases.
     with pytest.raises(InvalidInput, match=re.escape(text).replace("TORCH", ".+")) as caught:
-        probe(vertical(bottoms, top, labels="a", fusion=fusion), {"a": torch.rand(6, 3), "b": torch.rand(6, 5)})
+        pass_example(vertical(bottoms, top, labels="a", fusion=fusion), {"a": torch.rand(6, 3), "b": torch.rand(6, 5)})
     assert "\n" not in str(caught.value)
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import splitfed as sf
+from splitfed.core.example_pass import pass_example
 from splitfed.core.messages import Message, Recording
-from splitfed.core.probe import probe
 from splitfed.core.random import stream
 from splitfed.core.tasks import classification
 from splitfed.core.topology import Topology
@@ -341,7 +341,7 @@ def test_beyond_the_first_hop_no_header_tells_the_client(labels: str, blind: tup
 def test_any_client_may_have_any_number() -> None:
     """Over 80 runs every client bears every number; that one pair is missing has odds of (4/5)^80."""
     topology = CHAINS["relayed"][1]().with_task(classification(CLASSES))
-    facts = probe(topology, data_of(topology, 4))
+    facts = pass_example(topology, data_of(topology, 4))
     seen = {
         (replica.index, replica.circuit)
         for seed in range(80)

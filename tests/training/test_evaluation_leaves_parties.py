@@ -13,7 +13,7 @@ from torch.ao.quantization import FakeQuantize
 import splitfed as sf
 from splitfed.attacks.base import Phase
 from splitfed.core.evaluation_changes import StateWatch, left_as_they_were
-from splitfed.core.probe import probe
+from splitfed.core.example_pass import pass_example
 from splitfed.data import from_arrays
 from splitfed.topologies import vanilla
 from tests.examples import assert_same
@@ -144,9 +144,9 @@ def test_the_probe_names_the_segments_that_write_in_evaluation() -> None:
     for kind, (make, cut) in MODELS.items():
         x = rows(kind)[0][:4]
         topology = vanilla(make(), cut, example=rows(kind)[0][:8])
-        assert probe(topology, {"x": x}).changed_in_evaluation == {"bottom"}
+        assert pass_example(topology, {"x": x}).changed_in_evaluation == {"bottom"}
     plain = vanilla(Observed(lambda: nn.BatchNorm1d(8)), "e")
-    assert not probe(plain, {"x": rows("")[0][:4]}).changed_in_evaluation
+    assert not pass_example(plain, {"x": rows("")[0][:4]}).changed_in_evaluation
 
 
 def test_what_is_written_without_a_new_version_is_seen_and_all_is_put_back() -> None:

@@ -18,7 +18,7 @@ from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset, Federation
 from splitfed.data.features import feed
 from splitfed.federated.base import Method
-from splitfed.planning.probes import Probes
+from splitfed.planning.example_passes import ExamplePasses
 from splitfed.planning.validation import Prepared, prepare
 from splitfed.schedules.base import Schedule
 from splitfed.study.config.assembly import assemble_topology, build_model
@@ -141,7 +141,7 @@ class StudyBuilder:
     """
 
     def __init__(self, data: Dataset) -> None:
-        self.data, self.probes = data, Probes()
+        self.data, self.example_passes = data, ExamplePasses()
         self._topologies: dict[str, Topology | Sequence[Topology]] = {}
         self._federations: dict[str, Federation] = {}
 
@@ -182,7 +182,7 @@ class StudyBuilder:
             optimizer=cell.training.optimizer,
             training=cell.training.training(cell.seed),
             method=method(cell, self.data) if other is None else None,
-            probes=self.probes,
+            example_passes=self.example_passes,
         )
 
 

@@ -14,8 +14,8 @@ from splitfed.attacks.base import STEPS
 from splitfed.core.equivalence import describe_proof
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs, nest
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.core.traffic import Flow
 from splitfed.costs.bytes import value_bytes
 from splitfed.planning.held_rows import arrays_of
@@ -26,7 +26,7 @@ from splitfed.study.report.topology_data import draw_graph
 
 def role_holdings(
     topology: Topology,
-    facts: Facts,
+    facts: TopologyFacts,
     labels: Mapping[str, Tensor],
     guards: Mapping[str, str],
     back: Mapping[str, str],
@@ -64,7 +64,11 @@ def role_holdings(
 
 
 def _received_in_steps(
-    topology: Topology, facts: Facts, labels: Mapping[str, Tensor], guards: Mapping[str, str], back: Mapping[str, str]
+    topology: Topology,
+    facts: TopologyFacts,
+    labels: Mapping[str, Tensor],
+    guards: Mapping[str, str],
+    back: Mapping[str, str],
 ) -> Iterator[tuple[str, Json]]:
     """Yield receiver, and what it gets in a step: releases and gradients at the cuts, and labels."""
     secure = topology.computation

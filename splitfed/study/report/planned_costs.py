@@ -14,9 +14,9 @@ from splitfed.costs.crossover import sizes_of
 from splitfed.costs.singh import Sizes, crossover, federated_client, federated_total, split_client, split_total
 from splitfed.data.dataset import Dataset
 from splitfed.planning.computation import plan_of
+from splitfed.planning.example_passes import facts_with
 from splitfed.planning.held_rows import lines_told
 from splitfed.planning.plan import Cost, cost, federated_bytes
-from splitfed.planning.probes import probe_with
 from splitfed.planning.validation import Prepared
 from splitfed.registry import TABLES, load
 from splitfed.schedules.base import Schedule
@@ -222,7 +222,7 @@ def _topology_costs(cell: Cell, builder: build.StudyBuilder, own: Sequence[Cell]
     # A schedule may add segments, such as heads to train clients on: the formulas are about the model alone.
     ready = builder.prepare(cell, build.schedule(cell))
     plain, count = build.first_topology(builder.topologies(cell)), len(ready.topologies)
-    facts = probe_with(plain, ready.data.clients[0].train)
+    facts = facts_with(plain, ready.data.clients[0].train)
     bare = replace(ready, topologies=(plain,) * count, facts=(facts,) * count)
     # Clients of different make have no one model.
     known = None if cell.models else sizes(bare)

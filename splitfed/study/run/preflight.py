@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from splitfed.attacks.base import Phase, Target
 from splitfed.core.errors import InvalidInput, about, check_count, check_number
-from splitfed.core.probe import Facts
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.data.dataset import Dataset, Federation
 from splitfed.engines.base import FED
 from splitfed.federated.base import Method
@@ -119,7 +119,7 @@ class Assembled(NamedTuple):
     """What runs that differ in seed and defenses have in common, as `validation.assemble` returns it."""
 
     topologies: tuple[Topology, ...]
-    facts: tuple[Facts, ...]
+    facts: tuple[TopologyFacts, ...]
     method: Method | None
     names: PartyNames
 
@@ -131,7 +131,7 @@ def _assemble_cell(mistakes: Mistakes, cell: Cell, builder: build.StudyBuilder) 
         with about("method"):
             method = build.method(cell, builder.data)
         split = builder.federation(cell)
-        topologies, facts = assemble(builder.topologies(cell), split, plan, method, cell.seed, builder.probes)
+        topologies, facts = assemble(builder.topologies(cell), split, plan, method, cell.seed, builder.example_passes)
     except PieceError as error:
         mistakes.add(f"{cell.topology.where}.{error.path}", error)
     except InvalidInput as error:

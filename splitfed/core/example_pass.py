@@ -8,8 +8,7 @@ what is found depends on none of the process's random generators.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -17,13 +16,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from splitfed.core.contents import (
-    FEATURES,
     Content,
     Origin,
     RowTracking,
     Traces,
     carried_together,
-    describe,
     origin_of,
     together,
     traces_of_input,
@@ -38,41 +35,9 @@ from splitfed.core.nested_tensors import autograd_leaves
 from splitfed.core.payload import not_dense
 from splitfed.core.random import derive
 from splitfed.core.state_round_trip import check_round_trip, stored_tensors
-from splitfed.core.topology import Edge, Segment, Topology, keeps_names
+from splitfed.core.topology import Segment, Topology, keeps_names
+from splitfed.core.topology_facts import TopologyFacts, told_by
 from splitfed.core.weight_sharing import copy_sharing
-
-
-class Told(NamedTuple):
-    """What a value that crosses on `edge`, between two roles, tells the receiver of inputs that it does not own."""
-
-    edge: str
-    source: str
-    target: str
-    value: str
-    origin: Origin
-
-    @property
-    def what(self) -> str:
-        """What it does and of what, in a few words."""
-        return f"{'carries' if self.origin.content is Content.INPUT else 'reveals'} {describe(self.origin)}"
-
-    def __str__(self) -> str:
-        """Say it in a clause, with value and edge."""
-        return f"value {self.value!r} on {self.edge} ({self.source} to {self.target}) {self.what}"
-
-
-class Finding(NamedTuple):
-    """What a changed row shows in: `segment`, and the value, the state or the place `name`.
-
-    `kind`: "state", which is stored with the weights; "output", of other rows, in training; "evaluation", the same in
-    evaluation mode; "memory", whatever else can be reached from the segment; "next batch"; "count": of a row, by its
-    place in the batch or by how many rows that has; "loss", of other rows; or "scale": the rows' losses are their own,
-    but not over the number of rows.
-    """
-
-    segment: str
-    kind: str
-    name: str
 
 
 class CannotCross(InvalidInput):
@@ -88,69 +53,7 @@ _DENSE = {
 """What to write before a cut in place of a tensor of each kind."""
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What the probe saw. `shapes` and `dtypes` are per value, without the batch dimension.
-
-    `overwritten`: segment -> the inputs it overwrites in place; `stochastic`: segments that draw random numbers in
-    training; `batch_norm`: segments that need at least two rows in training; `no_gradient`: value and segment that
-    reads it, where no gradient comes back: whatever the segment makes of it, no head learns from it. One that a user
-    wrote by hand and that draws random numbers is never among these: another draw may take another way. `origins`: what
-    each value is made of. `plain_draws`: segments that draw from NumPy's or Python's default generators in training.
-    `row_findings`: where rows of the run show in others; None where nobody has promised anything that asks for it.
-    `repeated`: values that have no rows of their own, but are one tensor for a batch, sent once for every row.
-    `changed_in_evaluation`: segments of which a pass in evaluation mode changes a weight, a buffer or an attribute.
-    `resized`: segment and buffer that has another shape after a pass in training.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    dtypes: Mapping[str, torch.dtype]
-    overwritten: Mapping[str, frozenset[str]]
-    stochastic: frozenset[str]
-    batch_norm: frozenset[str]
-    no_gradient: frozenset[tuple[str, str]] = frozenset()
-    origins: Mapping[str, Origin] = field(default_factory=dict)
-    plain_draws: frozenset[str] = frozenset()
-    row_findings: tuple[Finding, ...] | None = None
-    repeated: frozenset[str] = frozenset()
-    changed_in_evaluation: frozenset[str] = frozenset()
-    resized: tuple[tuple[str, str], ...] = ()
-
-    def origin(self, value: str) -> Origin:
-        """Return what `value` is made of: features, where the probe did not see it."""
-        return self.origins.get(value, FEATURES)
-
-    def data(self, values: Iterable[str]) -> tuple[str, ...]:
-        """Return those of `values` that hold data: no constants, and nothing that tells of lengths and masks alone."""
-        return tuple(value for value in values if self.origin(value).is_data)
-
-    def defended(self, values: Iterable[str]) -> tuple[str, ...]:
-        """Return those of `values` that a defense of releases acts on: floating numbers that hold data."""
-        return tuple(value for value in self.data(values) if self.dtypes[value].is_floating_point)
-
-    def told(self, topology: Topology) -> tuple[Told, ...]:
-        """Return what crosses and tells of inputs by itself: values that carry one, lengths and masks.
-
-        Where a secure computation hides what crosses nobody is told.
-        """
-        return _told(topology, self.origins)
-
-    def returned(self, topology: Topology, edge: Edge) -> tuple[str, ...]:
-        """Return the values of `edge` whose gradient comes back on it in training, in their order."""
-        if edge.name in topology.forward_only:
-            return ()
-        # Behind what holds no data nothing learns.
-        data = self.data(edge.values)
-        if not self.no_gradient:
-            return data
-        # A value that several segments of another role read crosses once, and so does the sum of its gradients.
-        crosses = topology.role_of(edge.source) != topology.role_of(edge.target)
-        readers = topology.readers(edge) if crosses else (edge.target,)
-        reads = {name: topology.segment(name).inputs for name in readers}
-        return tuple(v for v in data if any(v in reads[r] and (v, r) not in self.no_gradient for r in readers))
-
-
-def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = False) -> Facts:
+def pass_example(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = False) -> TopologyFacts:
     """Run `batch` (input value -> tensor of at least two rows) through copies of the segments, in training mode.
 
     Raises `InvalidInput` that names the segment, the edge and the shapes where something does not fit, for a value that
@@ -223,7 +126,7 @@ def probe(topology: Topology, batch: Mapping[str, Tensor], *, shared: bool = Fal
     }
     origins = _origins(topology, traces)
     _check_carried_inputs(topology, origins)
-    return Facts(
+    return TopologyFacts(
         {name: tuple(v.shape[1:]) for name, v in values.items()},
         {name: v.dtype for name, v in values.items()},
         overwritten,
@@ -250,21 +153,9 @@ def _origins(topology: Topology, traces: Mapping[str, Traces]) -> dict[str, Orig
     return found
 
 
-def _told(topology: Topology, origins: Mapping[str, Origin]) -> tuple[Told, ...]:
-    found = []
-    for edge in topology.crossings if topology.computation is None else ():
-        source, target = topology.role_of(edge.source), topology.role_of(edge.target)
-        for value in edge.values:
-            one = origins.get(value, FEATURES)
-            names = tuple(name for name in one.inputs if topology.inputs[name] != target)
-            if names:
-                found.append(Told(edge.name, source, target, value, one._replace(inputs=names)))
-    return tuple(found)
-
-
 def _check_carried_inputs(topology: Topology, origins: Mapping[str, Origin]) -> None:
     """Refuse a value that carries an input to a role that neither owns it nor may see it."""
-    together = _told(topology, origins)
+    together = told_by(topology, origins)
     for told in together:
         carried = told.origin.inputs if told.origin.content is Content.INPUT else ()
         if closed := [name for name in carried if name not in topology.sent_inputs]:
@@ -304,7 +195,7 @@ def _without_gradient(
     return frozenset(unreached)
 
 
-def check_equal_shapes(topologies: Sequence[Topology], facts: Sequence[Facts]) -> None:
+def check_equal_shapes(topologies: Sequence[Topology], facts: Sequence[TopologyFacts]) -> None:
     """Refuse clients whose values enter a segment that serves them all in different shapes or types.
 
     One topology and one probe a client. Raises `InvalidInput` that names client, value and shapes.

@@ -8,24 +8,25 @@ from torch import Tensor
 
 from splitfed.core.equivalence import EXAMPLES, check_topology
 from splitfed.core.errors import InvalidInput
-from splitfed.core.probe import Facts, probe
+from splitfed.core.example_pass import pass_example
 from splitfed.core.reordered_gradients import reordered_weights
 from splitfed.core.topology import Segment, Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.data.dataset import Dataset, Federation
 from splitfed.data.features import feed
 from splitfed.data.transform import transform_of
 from splitfed.planning.held_rows import check_held_rows
 
 
-class Probes:
+class ExamplePasses:
     """What was found out about topologies with the rows of clients, for runs that differ in what acts on those."""
 
     def __init__(self) -> None:
         # With what the keys are the ids of, so that no other object gets them.
-        self._found: dict[tuple[int, int], tuple[Topology, Dataset, Topology, Facts]] = {}
+        self._found: dict[tuple[int, int], tuple[Topology, Dataset, Topology, TopologyFacts]] = {}
         self._held: dict[tuple[int, int], tuple[Topology, Federation]] = {}
 
-    def probe(self, topology: Topology, rows: Dataset) -> tuple[Topology, Facts]:
+    def run(self, topology: Topology, rows: Dataset) -> tuple[Topology, TopologyFacts]:
         """Return `topology` with the tasks of `rows`, without the user's model behind it, and its facts.
 
         It is compared with that model once. Raises `InvalidInput` for a difference.
@@ -35,7 +36,7 @@ class Probes:
             checked = topology.with_tasks(rows.tasks)
             check_transform(checked, rows)
             check_label_holder(checked, rows)
-            facts = probe_with(checked, rows)
+            facts = facts_with(checked, rows)
             check_outputs(checked, facts)
             check_topology(checked, inputs_of(checked, rows.rows(range(min(EXAMPLES, len(rows))))))
             # Who is handed a topology must not find the user's model behind it.
@@ -81,13 +82,13 @@ def check_label_holder(topology: Topology, rows: Dataset) -> None:
             )
 
 
-def probe_with(topology: Topology, rows: Dataset) -> Facts:
+def facts_with(topology: Topology, rows: Dataset) -> TopologyFacts:
     """Probe `topology` with a few of `rows` (repeated where there is only one)."""
     few = {name: x[:4] for name, x in inputs_of(topology, rows.rows(range(min(4, len(rows))))).items()}
-    return probe(topology, {n: x if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1)) for n, x in few.items()})
+    return pass_example(topology, {n: x if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1)) for n, x in few.items()})
 
 
-def check_outputs(topology: Topology, facts: Facts) -> None:
+def check_outputs(topology: Topology, facts: TopologyFacts) -> None:
     """Refuse a model whose output is not as wide as the task needs."""
     for head in topology.heads:
         assert head.task is not None

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.example_pass import pass_example
 from splitfed.core.model_snapshot import drawn_packages, generator_states
-from splitfed.core.probe import probe
 from splitfed.core.step_plan import segment_plans
 from splitfed.core.topology import Head, Segment, Topology
 from splitfed.topologies import u_shaped, vanilla
@@ -42,7 +42,7 @@ def pair(bottom: nn.Module, top: nn.Module, outputs: tuple[str, ...] = ("h",)) -
 
 
 def test_facts_of_a_unet_in_three() -> None:
-    facts = probe(u_shaped(SmallUNet(), ("pool1", "up2")), {"x": images(4)[0]})
+    facts = pass_example(u_shaped(SmallUNet(), ("pool1", "up2")), {"x": images(4)[0]})
     assert facts.shapes == {
         "x": (1, 8, 8),
         "pool1": (4, 4, 4),
@@ -58,17 +58,17 @@ def test_facts_of_a_unet_in_three() -> None:
 
 
 def test_overwritten_inputs_and_dropout_are_found() -> None:
-    facts = probe(vanilla(InPlaceAfterCut(), "conv"), {"x": images(4)[0]})
+    facts = pass_example(vanilla(InPlaceAfterCut(), "conv"), {"x": images(4)[0]})
     assert facts.overwritten == {"bottom": frozenset(), "top": frozenset({"conv"})}
-    assert probe(vanilla(Dropped(), "relu1"), {"x": images(4)[0]}).stochastic == {"bottom", "top"}
-    assert probe(vanilla(Dropped(), "drop2"), {"x": images(4)[0]}).stochastic == {"bottom"}
+    assert pass_example(vanilla(Dropped(), "relu1"), {"x": images(4)[0]}).stochastic == {"bottom", "top"}
+    assert pass_example(vanilla(Dropped(), "drop2"), {"x": images(4)[0]}).stochastic == {"bottom"}
 
 
 def test_modules_buffers_and_random_state_are_left_alone() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 10)).eval()
     topology, x = vanilla(model, "1"), images(4)[0]
     state, random, kept = copy.deepcopy(model.state_dict()), torch.get_rng_state(), x.clone()
-    probe(topology, {"x": x, "input_1": x} if "input_1" in topology.inputs else {"x": x})
+    pass_example(topology, {"x": x, "input_1": x} if "input_1" in topology.inputs else {"x": x})
     assert all(torch.equal(state[n], t) for n, t in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
     assert torch.equal(x, kept)
@@ -78,14 +78,14 @@ def test_modules_buffers_and_random_state_are_left_alone() -> None:
 def test_a_misfit_names_segment_edge_and_shapes() -> None:
     text = "segment 'top' cannot take what arrives on edge bottom->top (h (4, 3)): "
     with pytest.raises(InvalidInput, match=re.escape(text) + r".+\(4x3 and 5x2\)") as caught:
-        probe(pair(nn.Linear(2, 3), nn.Linear(5, 2)), {"x": torch.rand(4, 2)})
+        pass_example(pair(nn.Linear(2, 3), nn.Linear(5, 2)), {"x": torch.rand(4, 2)})
     assert "\n" not in str(caught.value)
 
 
 def test_a_misfit_of_the_data_names_the_input() -> None:
     text = "segment 'bottom' cannot take what arrives on input of 'bottom' (x (4, 7))"
     with pytest.raises(InvalidInput, match=re.escape(text)):
-        probe(pair(nn.Linear(2, 3), nn.Linear(3, 2)), {"x": torch.rand(4, 7)})
+        pass_example(pair(nn.Linear(2, 3), nn.Linear(3, 2)), {"x": torch.rand(4, 7)})
 
 
 def test_a_misfit_that_a_module_asserts_is_named_too() -> None:
@@ -94,7 +94,7 @@ def test_a_misfit_that_a_module_asserts_is_named_too() -> None:
     top = Segment("top", "server", attention, ("h", "h2", "h3"), ("out",))
     bottom = Segment("bottom", "client", Returns(lambda x: (x, x, x)), ("x",), ("h", "h2", "h3"))
     with pytest.raises(InvalidInput, match="segment 'top' cannot take what arrives on edge bottom->top"):
-        probe(
+        pass_example(
             Topology("t", (bottom, top), {"x": "client"}, (Head("out", "server", "client"),)),
             {"x": torch.rand(4, 3, 6)},
         )
@@ -117,12 +117,12 @@ def test_a_misfit_that_a_module_asserts_is_named_too() -> None:
 )
 def test_what_cannot_cross_is_refused(function: object, outputs: tuple[str, ...], text: str) -> None:
     with pytest.raises(InvalidInput, match=re.escape(text)):
-        probe(pair(Returns(function), nn.Linear(2, 2), outputs), {"x": torch.rand(4, 2)})
+        pass_example(pair(Returns(function), nn.Linear(2, 2), outputs), {"x": torch.rand(4, 2)})
 
 
 def test_an_input_without_data_is_named() -> None:
     with pytest.raises(InvalidInput, match="input 'x' of topology 'pair' is fed by no data"):
-        probe(pair(nn.Linear(2, 2), nn.Linear(2, 2)), {"y": torch.rand(4, 2)})
+        pass_example(pair(nn.Linear(2, 2), nn.Linear(2, 2)), {"y": torch.rand(4, 2)})
 
 
 class ModalityDropout(nn.Module):
@@ -154,7 +154,7 @@ def test_no_random_draw_decides_whether_a_party_is_trained(package: str) -> None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)  # noqa: NPY002
             before = generator_states()
-            facts = probe(topology, {"x0": torch.ones(4, 3), "x1": torch.ones(4, 3)})
+            facts = pass_example(topology, {"x0": torch.ones(4, 3), "x1": torch.ones(4, 3)})
             assert drawn_packages(before, generator_states()) == []
         assert facts.stochastic == ({"top"} if package == "torch" else set())
         back = {
@@ -167,9 +167,9 @@ def test_no_random_draw_decides_whether_a_party_is_trained(package: str) -> None
 
 def test_a_random_draw_hides_no_stopped_gradient_of_a_traced_piece() -> None:
     model = Net(lambda m, x: m.c(m.drop(m.b(m.a(x).detach()))), drop=nn.Dropout())
-    assert probe(vanilla(model, "a"), {"x": torch.ones(4, 8)}).no_gradient == {("a", "top")}
+    assert pass_example(vanilla(model, "a"), {"x": torch.ones(4, 8)}).no_gradient == {("a", "top")}
 
 
 def test_a_segment_by_hand_that_draws_nothing_and_stops_the_gradient_gets_none_back() -> None:
     topology = pair(nn.Linear(2, 3), Returns(lambda h: h.detach() * 2))
-    assert probe(topology, {"x": torch.ones(4, 2)}).no_gradient == {("h", "top")}
+    assert pass_example(topology, {"x": torch.ones(4, 2)}).no_gradient == {("h", "top")}
