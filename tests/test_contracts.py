@@ -37,7 +37,7 @@ CONTRACTS = (
     "splitfed.attacks.base:Attack",
     "splitfed.attacks.training_time.training_attack:TrainingAttackState",
     "splitfed.attacks.training_time.training_attack:TrainingAttack",
-    "splitfed.core.annealing:Course",
+    "splitfed.core.annealing:Annealing",
     "splitfed.core.defense:Accounted",
     "splitfed.core.defense:Calibrated",
     "splitfed.core.defense:Codec",

@@ -52,7 +52,7 @@ STANDARD = {"copies": 8, "doublings": 2, "worlds": 2}
 FULL = {"copies": 16, "doublings": 4, "worlds": 4}
 
 
-class World(NamedTuple):
+class ShadowRun(NamedTuple):
     """An imitated run: what is known of it, and which of its candidates it was trained on, (candidates,) bool."""
 
     knowledge: Knowledge
@@ -167,7 +167,7 @@ class StrongestMembership(Attack):
             MembershipMember("lira, offline", lambda copies: lira(copies=copies, online=False, **how), self.copies),
         ]
 
-    def _imitate(self, knowledge: Knowledge, generator: torch.Generator) -> World:
+    def _imitate(self, knowledge: Knowledge, generator: torch.Generator) -> ShadowRun:
         """Return an imitated run: trained on half of the auxiliary rows, attacked with a quarter of them.
 
         Of its candidates, half of the rows, one half is of those it was trained on.
@@ -190,9 +190,9 @@ class StrongestMembership(Attack):
             candidate_labels=y[candidates],
             predict=copy.predict,
         )
-        return World(known, torch.arange(2 * quarter) < quarter)
+        return ShadowRun(known, torch.arange(2 * quarter) < quarter)
 
-    def _error(self, attack: Attack, worlds: list[World], view: View, seed: int) -> float:
+    def _error(self, attack: Attack, worlds: list[ShadowRun], view: View, seed: int) -> float:
         """Return 1 - AUC of `attack`, the mean over `worlds`."""
         drawn = torch.Generator().manual_seed(seed)
         return 1 - fmean(auc(attack(view, one.knowledge, drawn).prediction, one.members) for one in worlds)

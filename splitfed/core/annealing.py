@@ -18,7 +18,7 @@ from splitfed.core.errors import InvalidInput, check_count, check_names, check_n
 
 
 @dataclass(frozen=True)
-class Course:
+class Annealing:
     """Base of all courses."""
 
     def at(self, epoch: int) -> float:
@@ -37,7 +37,7 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Constant(Course):
+class Constant(Annealing):
     """The same `value` in every epoch, as the number itself would be."""
 
     value: float
@@ -62,7 +62,7 @@ class Constant(Course):
 
 
 @dataclass(frozen=True)
-class Linear(Course):
+class Linear(Annealing):
     """From `start` in epoch 0 in equal steps to `end` in epoch `epochs`, at least 1, and `end` from then on."""
 
     start: float
@@ -108,7 +108,7 @@ class Cosine(Linear):
 
 
 @dataclass(frozen=True)
-class Steps(Course):
+class Steps(Annealing):
     """A number that changes at given epochs.
 
     `steps`: pairs (epoch, number): the number from that epoch on, to the next pair's; the first epoch is 0.
@@ -149,38 +149,38 @@ class Steps(Course):
         return " then ".join([f"steps {first[1]:g}", *(f"{value:g} from {epoch}" for epoch, value in rest)])
 
 
-KINDS: dict[str, type[Course]] = {"constant": Constant, "linear": Linear, "cosine": Cosine, "steps": Steps}
+KINDS: dict[str, type[Annealing]] = {"constant": Constant, "linear": Linear, "cosine": Cosine, "steps": Steps}
 EXAMPLE = '{name = "linear", start = 0.0, end = 0.5, epochs = 10}'
 
 
-def number_at(value: float | Course, epoch: int) -> float:
+def number_at(value: float | Annealing, epoch: int) -> float:
     """Return a number, or what a course is in `epoch`."""
-    return value.at(epoch) if isinstance(value, Course) else value
+    return value.at(epoch) if isinstance(value, Annealing) else value
 
 
-def numbers_of(value: float | Course) -> tuple[float, ...]:
+def numbers_of(value: float | Annealing) -> tuple[float, ...]:
     """Return a number, or those between which a course stays."""
-    return tuple(value.ends.values()) if isinstance(value, Course) else (value,)
+    return tuple(value.ends.values()) if isinstance(value, Annealing) else (value,)
 
 
 @guarded
-def number_or_course(name: str, value: Any, **bounds: Any) -> float | Course:
+def number_or_annealing(name: str, value: Any, **bounds: Any) -> float | Annealing:
     """Return `value` if it is a number, or a course (or the table of one), that stays within the bounds.
 
     `bounds`: as `check_number` takes them. Raises `InvalidInput` that calls the value `name`.
     """
     if isinstance(value, (list, tuple)):
         raise InvalidInput(f"{name}={value!r} is not allowed; expected a number or a course, such as {EXAMPLE}")
-    value_or_course: float | Course = made(name, value) if isinstance(value, Mapping) else value
-    for place, number in value_or_course.ends.items() if isinstance(value_or_course, Course) else ():
+    value_or_course: float | Annealing = made(name, value) if isinstance(value, Mapping) else value
+    for place, number in value_or_course.ends.items() if isinstance(value_or_course, Annealing) else ():
         check_number(f"{name} {place}", number, **bounds)
-    if not isinstance(value_or_course, Course):
+    if not isinstance(value_or_course, Annealing):
         check_number(name, value_or_course, **bounds)
     return value_or_course
 
 
 @guarded
-def made(name: str, table: Mapping[str, Any]) -> Course:
+def made(name: str, table: Mapping[str, Any]) -> Annealing:
     """Return the course that `table` writes, or refuse it as a value of `name`."""
     rest = dict(table)
     kind = rest.pop("name", None)
@@ -198,7 +198,7 @@ def made(name: str, table: Mapping[str, Any]) -> Course:
 
 
 @guarded
-def course_of(table: Mapping[str, Any]) -> Course | None:
+def annealing_of(table: Mapping[str, Any]) -> Annealing | None:
     """Return the course that `table` writes; None where it writes none."""
     try:
         return made("", table)
@@ -206,7 +206,7 @@ def course_of(table: Mapping[str, Any]) -> Course | None:
         return None
 
 
-def _name(kind: type[Course]) -> str:
+def _name(kind: type[Annealing]) -> str:
     return next(name for name, known in KINDS.items() if known is kind)
 
 

@@ -351,7 +351,7 @@ class Calibrated(Defense, capability=True):
     """Needs to know the whole run before it begins."""
 
     @abstractmethod
-    def settle(self, terms: Terms) -> Defense:
+    def calibrate(self, terms: Terms) -> Defense:
         """Return this defense with all that depends on the whole run worked out, or refuse the run in one line."""
         raise NotImplementedError
 

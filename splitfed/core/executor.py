@@ -56,7 +56,7 @@ class AnsweringParty(Protocol):
 Combine = Callable[[str, dict[int, Message]], dict[int, Message]]
 """Given an edge and the gradient each replica would send on it: what each replica sends instead."""
 
-Turn = tuple["ClientReplica", Batch, Stamp, float]
+ClientRound = tuple["ClientReplica", Batch, Stamp, float]
 """A replica in a step: its batch, its stamp, and what its losses are multiplied by."""
 
 
@@ -64,13 +64,13 @@ Turn = tuple["ClientReplica", Batch, Stamp, float]
 class ClientReplica:
     """One client's instance of a topology: the party in each role.
 
-    `circuit` is the number its messages carry: no party beyond the client's neighbours may learn the client by it.
+    `pseudonym` is the number its messages carry: no party beyond the client's neighbours may learn the client by it.
     """
 
     index: int
     topology: Topology
     parties: Mapping[str, Party]
-    circuit: int
+    pseudonym: int
 
     def __post_init__(self) -> None:
         """Note what every step asks for: the party names, which is all that one party knows of another, and the way.
@@ -97,7 +97,7 @@ class ClientReplica:
 
     def stamp(self, phase: str, epoch: int, step: int, part: str = "train") -> Stamp:
         """Return what the messages of a step of this replica carry."""
-        return Stamp(phase, self.circuit, epoch, step, part)
+        return Stamp(phase, self.pseudonym, epoch, step, part)
 
 
 def exchange(replica: ClientReplica, link: Link, batch: Batch, stamp: Stamp, scale: float = 1.0) -> dict[str, float]:
@@ -109,7 +109,9 @@ def exchange(replica: ClientReplica, link: Link, batch: Batch, stamp: Stamp, sca
     return exchange_together(((replica, batch, stamp, scale),), link)[0]
 
 
-def exchange_together(turns: Sequence[Turn], link: Link, combine: Combine | None = None) -> list[dict[str, float]]:
+def exchange_together(
+    turns: Sequence[ClientRound], link: Link, combine: Combine | None = None
+) -> list[dict[str, float]]:
     """Exchange over several replicas in step: all forward, all losses, all backward, one segment at a time.
 
     `combine` sees the gradients of all replicas on an edge before they are sent. Returns the unscaled losses of each
@@ -236,7 +238,7 @@ def _read(topology: Topology, walked: Collection[str]) -> dict[str, str]:
     return {name: found[0] for name, found in readers.items() if found}
 
 
-def backward(turns: Sequence[Turn], link: Link, crossed: list[Message], combine: Combine | None = None) -> None:
+def backward(turns: Sequence[ClientRound], link: Link, crossed: list[Message], combine: Combine | None = None) -> None:
     """Walk the segments in reverse, carrying every gradient over `link`, the replicas in step with each other."""
     arrived: dict[tuple[int, str], list[Message]] = {}
     for number in range(len(turns[0][0].walk) - 1, -1, -1):

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from splitfed.core.attribute_reads import Reads
 from splitfed.core.cut_names import Cut
 from splitfed.core.errors import InvalidInput, check_names
+from splitfed.core.forward_path import INPUT, CrossingForm, ForwardPath, OperationOutput, align_ways
 from splitfed.core.held_arrays import check_references
 from splitfed.core.meta_copies import meta_copy
 from splitfed.core.model_call import ModelCall, call_of, set_mode
@@ -36,7 +37,6 @@ from splitfed.core.replay_passes import Stop, mark_whole_modules
 from splitfed.core.replay_plan import plan_ways
 from splitfed.core.replay_sizes import every_way, plan_sizes, repeat_rows
 from splitfed.core.replay_values import UNSEEN
-from splitfed.core.replay_way import INPUT, CrossingForm, Made, Way, align_ways
 from splitfed.core.segment_pass import ReplayPlan, SegmentPass
 
 _MODES = ((True, True), (True, False), (False, True), (False, False))
@@ -67,7 +67,7 @@ class ReplayedSegment(nn.Module):
         run = SegmentPass(plan, number, given, device, (training, gradients, number, rows, device))
         for place, name in enumerate(plan.inputs):
             arguments[name] = run.received_inputs.get(place, arguments[name])
-        run.held |= {Made(INPUT, place): arguments[name] for place, name in enumerate(plan.inputs)}
+        run.held |= {OperationOutput(INPUT, place): arguments[name] for place, name in enumerate(plan.inputs)}
         result = None
         try:
             with run:
@@ -179,7 +179,7 @@ def replay(
     check_names(f"input of {type(model).__name__}", inputs, *sent_inputs)
     call = call_of(model, list(inputs))
 
-    def plan_rows(rows: Mapping[str, Tensor]) -> dict[tuple[bool, bool], tuple[Way, ...]]:
+    def plan_rows(rows: Mapping[str, Tensor]) -> dict[tuple[bool, bool], tuple[ForwardPath, ...]]:
         return {mode: _plan_mode(model, rows, cuts, mode, call, output, after) for mode in _MODES}
 
     ways = plan_rows(inputs)
@@ -243,7 +243,7 @@ def _plan_mode(
     call: ModelCall,
     output: str | None,
     after: str | None,
-) -> tuple[Way, ...]:
+) -> tuple[ForwardPath, ...]:
     """Return the ways of `model` in a mode: whether it trains, and whether there are gradients."""
     training, gradients = mode
     modes = {module: module.training for module in model.modules()}
@@ -256,7 +256,7 @@ def _plan_mode(
             module.training = was
 
 
-def _check_segments(first: Way, cuts: Sequence[Cut]) -> None:
+def _check_segments(first: ForwardPath, cuts: Sequence[Cut]) -> None:
     """Refuse a segment of the way `first` that reads nothing, or of which nothing is read."""
     for number in range(len(cuts) + 1 if cuts else 0):
         if not (first.raw[number] or first.received[number]) or not first.sent(number):
@@ -270,7 +270,7 @@ def _check_segments(first: Way, cuts: Sequence[Cut]) -> None:
             raise InvalidInput(f"cut {name!r} leaves an empty segment {place}{hint}")
 
 
-def _list_reads(ways: Sequence[Way]) -> list[dict[str, None]]:
+def _list_reads(ways: Sequence[ForwardPath]) -> list[dict[str, None]]:
     """Return what each segment reads of earlier ones, in any of `ways`, in the order of the first."""
     count = len(ways[0].received)
     return [dict.fromkeys(name for way in ways for name in way.received[number]) for number in range(count)]
@@ -285,7 +285,7 @@ def _name_inputs(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> di
     return {parameters[0]: example}
 
 
-def _assign_state(model: nn.Module, ways: Sequence[Way], count: int) -> dict[str, tuple[int, ...]]:
+def _assign_state(model: nn.Module, ways: Sequence[ForwardPath], count: int) -> dict[str, tuple[int, ...]]:
     """Return which segments hold each weight and buffer; of a buffer that never changes all but the first a copy.
 
     What none of `ways` reads is held by whoever holds what is nearest to it.
@@ -361,7 +361,7 @@ def _build(
     return made, *made.replay_values
 
 
-def _find_reordered(way: Way) -> frozenset[str]:
+def _find_reordered(way: ForwardPath) -> frozenset[str]:
     """Return the weights behind a value whose gradients are summed in another order than in the uncut model.
 
     The rule is that of `splitfed.core.reordered_gradients`, on what was recorded.

@@ -34,7 +34,7 @@ MOST_BEYOND = 6
 
 
 @dataclass(eq=False)
-class ForwardCourse:
+class ForwardRun:
     """One run through `forward` on the example, its questions answered by themselves or as a trial says.
 
     `result`: what the model returned; `ends`: how many operations have run at each cut; `questions`: the operations
@@ -68,25 +68,25 @@ class ForwardCourse:
         return {n: self.operations[n].answer[0] for n in self.questions if before is None or n < before}
 
 
-Record = Callable[[Mapping[int, Any]], ForwardCourse | None]
+Record = Callable[[Mapping[int, Any]], ForwardRun | None]
 """Runs the model with some questions answered beforehand; None where it raises an error of its own."""
 
 
 @dataclass
 class _Fork:
     number: int
-    same: _Fork | ForwardCourse
-    other: _Fork | ForwardCourse | None
+    same: _Fork | ForwardRun
+    other: _Fork | ForwardRun | None
 
 
-def find_courses(name: str, record: Record) -> list[ForwardCourse]:
+def find_courses(name: str, record: Record) -> list[ForwardRun]:
     """Return all courses that the answers in tensors lead to, that of the example first, `told` and `free` filled.
 
     `name`: the model's. Raises `InvalidInput` where they are too many, and for a number that steers shapes.
     """
     runs = 0
 
-    def run(answers: Mapping[int, Any]) -> ForwardCourse | None:
+    def run(answers: Mapping[int, Any]) -> ForwardRun | None:
         nonlocal runs
         runs += 1
         if runs > MOST_COURSES:
@@ -97,7 +97,7 @@ def find_courses(name: str, record: Record) -> list[ForwardCourse]:
             )
         return record(answers)
 
-    def grow(course: ForwardCourse, start: int) -> _Fork | ForwardCourse:
+    def grow(course: ForwardRun, start: int) -> _Fork | ForwardRun:
         number = next((n for n in course.questions if n >= start and _is_truth(course, n)), None)
         if number is None:
             return course
@@ -116,7 +116,7 @@ def find_courses(name: str, record: Record) -> list[ForwardCourse]:
     return courses
 
 
-def courses_beyond(course: ForwardCourse, record: Record) -> list[ForwardCourse]:
+def courses_beyond(course: ForwardRun, record: Record) -> list[ForwardRun]:
     """Return courses that part from `course` where a truth value behind its last cut is another, `MOST_BEYOND` at most.
 
     Those that raise, or cannot be cut so, are left out: who holds all that is behind the last cut goes by the numbers.
@@ -137,13 +137,13 @@ def courses_beyond(course: ForwardCourse, record: Record) -> list[ForwardCourse]
     return found
 
 
-def _is_truth(course: ForwardCourse, number: int) -> bool:
+def _is_truth(course: ForwardRun, number: int) -> bool:
     return isinstance(course.operations[number].answer[0], bool)
 
 
-def _collect(name: str, fork: _Fork | ForwardCourse) -> list[ForwardCourse]:
+def _collect(name: str, fork: _Fork | ForwardRun) -> list[ForwardRun]:
     """Return the courses below a fork, of those that are alike one."""
-    if isinstance(fork, ForwardCourse):
+    if isinstance(fork, ForwardRun):
         return [fork]
     mine = _collect(name, fork.same)
     if fork.other is None:
@@ -163,14 +163,14 @@ def _collect(name: str, fork: _Fork | ForwardCourse) -> list[ForwardCourse]:
     return mine + others
 
 
-def _alike(one: ForwardCourse, other: ForwardCourse, number: int) -> bool:
+def _alike(one: ForwardRun, other: ForwardRun, number: int) -> bool:
     """Return whether two courses that answer question `number` differently are the same behind it."""
     steering = [n for n in one.questions if n > number and n not in one.free]
     same_answers = all(n in other.questions and one.answers()[n] == other.answers()[n] for n in steering)
     return same_answers and one.told == other.told and one.changes == other.changes and same_course(one, other)
 
 
-def same_course(one: ForwardCourse, other: ForwardCourse) -> bool:
+def same_course(one: ForwardRun, other: ForwardRun) -> bool:
     """Return whether two courses run the same operations on the same values with the same arguments."""
     left, right = one.operations, other.operations
     if len(left) != len(right) or one.ends != other.ends:
@@ -214,7 +214,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     return not one.is_meta and same_tensors(one, other)
 
 
-def _check_number(name: str, course: ForwardCourse, number: int, run: Record) -> None:
+def _check_number(name: str, course: ForwardRun, number: int, run: Record) -> None:
     """Refuse a number that steers which operations run, or their shapes, as far as two others show it."""
     answer = course.operations[number].answer[0]
     if isinstance(answer, (list, tuple, complex)):
@@ -234,7 +234,7 @@ def _check_number(name: str, course: ForwardCourse, number: int, run: Record) ->
             )
 
 
-def _shapes(course: ForwardCourse) -> Iterator[tuple[str, tuple[Any, ...]]]:
+def _shapes(course: ForwardRun) -> Iterator[tuple[str, tuple[Any, ...]]]:
     for operation in course.operations:
         known = (course.recording.tensors[i] for i in operation.results if i is not None)
         yield operation.name, tuple(tensor.shape for tensor in known)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput, describe_error, line_of
+from splitfed.core.forward_path import OperationOutput
 from splitfed.core.meta_copies import meta_copy
 from splitfed.core.meta_pass import LIKE, MetaPass
 from splitfed.core.model_call import ModelCall, trying
@@ -20,9 +21,8 @@ from splitfed.core.module_copies import open_compiled
 from splitfed.core.nested_tensors import tensors_of
 from splitfed.core.payload import storage_of
 from splitfed.core.replay_answers import Answer, SeenCall, answer, numbers_in
-from splitfed.core.replay_branches import ForwardCourse
+from splitfed.core.replay_branches import ForwardRun
 from splitfed.core.replay_passes import Operation, RecordingPass, Stop, mark_whole_modules
-from splitfed.core.replay_way import Made
 from splitfed.core.tracer import catches_errors
 from splitfed.core.weight_sharing import copy_sharing
 
@@ -93,7 +93,7 @@ class _ConstantsPass(MetaPass):
     `calls`: what submodules return with other numbers of rows. `astray`: whether it has left the course.
     """
 
-    def __init__(self, device: torch.device, course: ForwardCourse, calls: OtherCalls) -> None:
+    def __init__(self, device: torch.device, course: ForwardRun, calls: OtherCalls) -> None:
         operations = course.operations
         draws = {number: operation.draws for number, operation in enumerate(operations) if operation.draws}
         super().__init__(device, len(operations), draws)
@@ -102,7 +102,7 @@ class _ConstantsPass(MetaPass):
         self.overwritten, self._depends = course.overwritten, False
         self._writers: list[int] = []
         self.constants: set[int] = set()
-        self.batches: dict[Made, int | None] = {}
+        self.batches: dict[OperationOutput, int | None] = {}
         self.questions: list[int] = []
 
     def operation(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any], module: nn.Module | None) -> Any:
@@ -132,7 +132,7 @@ class _ConstantsPass(MetaPass):
             self._writers.append(number)
         for place, (tensor, index) in enumerate(zip(tensors, recorded.results, strict=False)):
             if index is not None and (batch := _batch(course.recording.tensors[index], tensor)) != 0:
-                self.batches[Made(number, place)] = batch
+                self.batches[OperationOutput(number, place)] = batch
         return returned
 
     def on_shapes(self, name: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -184,7 +184,7 @@ class OtherCalls:
         model: nn.Module,
         inputs: Mapping[str, Tensor],
         targets: Sequence[str],
-        course: ForwardCourse,
+        course: ForwardRun,
         gradients: bool,
         call: ModelCall,
         other: int,

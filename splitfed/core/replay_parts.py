@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.attribute_reads import ALL, AttributeReads, Reads, noting
+from splitfed.core.forward_path import ForwardPath
 from splitfed.core.held_arrays import OTHERS, names_in_code
 from splitfed.core.model_call import set_mode
 from splitfed.core.object_kinds import HOOKS, OWN
-from splitfed.core.replay_way import Way
 
 _SCALARS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, enum.Enum)
 _SHORT = 8
@@ -46,7 +46,9 @@ def machinery_reads(shapes: nn.Module) -> Reads:
     return noted.reads
 
 
-def leave_out(made: nn.Module, ways: Collection[Way], segment: int, machinery: Reads, cuts: Sequence[str]) -> None:
+def leave_out(
+    made: nn.Module, ways: Collection[ForwardPath], segment: int, machinery: Reads, cuts: Sequence[str]
+) -> None:
     """Take from `made`, the party's copy of a model, what the pass of `segment` does not read.
 
     `machinery`: what is read besides; `cuts`: submodules that are cut at.
@@ -96,7 +98,7 @@ def leave_out(made: nn.Module, ways: Collection[Way], segment: int, machinery: R
 class _Parts:
     """What the party of one segment reads and runs, in all ways."""
 
-    def __init__(self, ways: Collection[Way], segment: int, machinery: Reads) -> None:
+    def __init__(self, ways: Collection[ForwardPath], segment: int, machinery: Reads) -> None:
         self._read: dict[str, set[str]] = {}
         self._run: set[str] = set()
         self._shadowed: set[str] = set()

@@ -19,17 +19,17 @@ from torch import Tensor, nn
 from splitfed.core.attribute_reads import AttributeReads, noting
 from splitfed.core.cut_names import Cut, check_places
 from splitfed.core.errors import InvalidInput, check_names, describe_error, line_of, others_code
+from splitfed.core.forward_path import ForwardPath, OperationOutput
 from splitfed.core.held_arrays import check_references
 from splitfed.core.meta_copies import not_copied
 from splitfed.core.model_call import ModelCall, trying
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.module_copies import open_compiled
 from splitfed.core.nested_tensors import autograd_nodes
-from splitfed.core.replay_branches import ForwardCourse, courses_beyond, find_courses
+from splitfed.core.replay_branches import ForwardRun, courses_beyond, find_courses
 from splitfed.core.replay_constants import OtherCalls, find_constants
 from splitfed.core.replay_passes import RecordingPass, mark_whole_modules
 from splitfed.core.replay_values import CrossingValues
-from splitfed.core.replay_way import Made, Way
 from splitfed.core.weight_sharing import copy_sharing
 
 _RESHAPE_NAMES = "squeeze_ unsqueeze_ transpose_ t_ swapaxes_ swapdims_ resize_ resize_as_ as_strided_ set_"
@@ -77,7 +77,7 @@ def plan_ways(
     call: ModelCall,
     output: str | None = None,
     after: str | None = None,
-) -> tuple[Way, ...]:
+) -> tuple[ForwardPath, ...]:
     """Return the ways that a copy of `model`, in the modes in which it is, takes: first that of the example.
 
     The others follow from other numbers in tensors; see `replay_branches`. `inputs`: argument -> example; `output`: the
@@ -86,12 +86,12 @@ def plan_ways(
     """
     kind = type(model).__name__
 
-    def record(answers: Mapping[int, Any]) -> ForwardCourse | None:
+    def record(answers: Mapping[int, Any]) -> ForwardRun | None:
         return _record(model, inputs, cuts, gradients, call, after, answers)
 
     natural = _record(model, inputs, cuts, gradients, call, after, None)
     assert natural is not None
-    ways: list[Way] = []
+    ways: list[ForwardPath] = []
     for course in find_courses(kind, record) if natural.questions else [natural]:
         way = _plan_course(course, list(inputs), output, after, ways)
         if cuts and after is None:
@@ -103,11 +103,13 @@ def plan_ways(
 
 
 def _plan_course(
-    course: ForwardCourse, inputs: Sequence[str], output: str | None, after: str | None, earlier: Sequence[Way]
-) -> Way:
+    course: ForwardRun, inputs: Sequence[str], output: str | None, after: str | None, earlier: Sequence[ForwardPath]
+) -> ForwardPath:
     """Return the way of one course; what it shares with `earlier` ones has the same names there."""
     operations, ends = course.operations, course.ends
-    way = Way(tuple(o.name for o in operations), ends, tuple({} for _ in (*ends, 0)), tuple({} for _ in (*ends, 0)), {})
+    way = ForwardPath(
+        tuple(o.name for o in operations), ends, tuple({} for _ in (*ends, 0)), tuple({} for _ in (*ends, 0)), {}
+    )
     if after is not None:
         way.after = _place_of(course.recording, flatten_result(course.result, after)[after])
     way.reshapes = not _RESHAPES.isdisjoint(way.names)
@@ -147,9 +149,11 @@ def _plan_course(
     return way
 
 
-def _place_of(recording: RecordingPass, result: Tensor) -> Made | None:
+def _place_of(recording: RecordingPass, result: Tensor) -> OperationOutput | None:
     made = recording.index(result)
-    places = (Made(n, o.results.index(made)) for n, o in enumerate(recording.operations) if made in o.results)
+    places = (
+        OperationOutput(n, o.results.index(made)) for n, o in enumerate(recording.operations) if made in o.results
+    )
     return None if made is None else next(places, None)
 
 
@@ -161,7 +165,7 @@ def _record(
     call: ModelCall,
     after: str | None,
     answers: Mapping[int, Any] | None,
-) -> ForwardCourse | None:
+) -> ForwardRun | None:
     """Run a copy of `model` on the example, with some questions answered by `answers`; None where that raises.
 
     With `answers` given, even none, it is noted what the run changes in Python.
@@ -216,7 +220,7 @@ def _record(
         if place is None:
             raise InvalidInput(f"result {after!r} of {type(model).__name__} is one of its inputs, weights or buffers")
         ends = (*ends, place.operation + 1)
-    course = ForwardCourse(recording, result, ends, changes=changes, attributes=noted.reads)
+    course = ForwardRun(recording, result, ends, changes=changes, attributes=noted.reads)
     rows = len(next(iter(examples.values())))
     calls = partial(OtherCalls, model, examples, targets, course, gradients, call)
     for other in (rows + 1, rows - 1):

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput, describe_failure, others_code
+from splitfed.core.forward_path import ForwardPath
 from splitfed.core.meta_pass import MetaPass
 from splitfed.core.model_call import set_mode, trying
 from splitfed.core.module_copies import copy_computed, deep_copy
 from splitfed.core.nested_tensors import tensors_of
 from splitfed.core.replay import ReplayedSegment
 from splitfed.core.replay_passes import Stop
-from splitfed.core.replay_way import Way
 from splitfed.core.segment_pass import SegmentPass
 
 MOST_SIZES = 64
@@ -101,7 +101,7 @@ def _try(segment: ReplayedSegment, training: bool, counts: list[int]) -> None:
     plan.tried.update({(training, number, rows): fault for rows, fault in found.items()})
 
 
-def _fault(segment: ReplayedSegment, training: bool, way: Way, rows: int) -> str:
+def _fault(segment: ReplayedSegment, training: bool, way: ForwardPath, rows: int) -> str:
     """Return what goes wrong in a pass of `segment` with `rows` rows in a mode, "" for nothing."""
     # A copy for each pass, which may keep what it computes for the next.
     shapes = _on_shapes(segment)
@@ -151,7 +151,9 @@ class _ShapesPass(SegmentPass):
     `astray`: whether it left its plan.
     """
 
-    def __init__(self, shapes: ReplayedSegment, given: Mapping[str, Tensor], key: tuple[Any, ...], way: Way) -> None:
+    def __init__(
+        self, shapes: ReplayedSegment, given: Mapping[str, Tensor], key: tuple[Any, ...], way: ForwardPath
+    ) -> None:
         super().__init__(shapes.replay_plan, shapes.replay_number, given, torch.device("cpu"), key, (way,))
         self.astray = False
         held = (*shapes.parameters(), *shapes.buffers(), *given.values(), *self._received_values.values())

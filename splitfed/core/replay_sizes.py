@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
-from splitfed.core.replay_way import Way, align_ways
+from splitfed.core.forward_path import ForwardPath, align_ways
 
-Ways = Mapping[tuple[bool, bool], tuple[Way, ...]]
+Ways = Mapping[tuple[bool, bool], tuple[ForwardPath, ...]]
 """Training, gradients -> the ways of a model."""
 Sizes = Mapping[int, Ways]
 """Number of rows -> its ways."""
@@ -37,7 +37,7 @@ def plan_sizes(ways: Ways, sizes: Mapping[int, Callable[[], Ways]]) -> Sizes:
     return found
 
 
-def _agree(way: Way, others: Sequence[Way]) -> bool:
+def _agree(way: ForwardPath, others: Sequence[ForwardPath]) -> bool:
     """Return whether the same crosses in all of `others` as in `way`, under its names, which they take."""
     first = replace(way, received=tuple(dict(received) for received in way.received))
     try:
@@ -57,7 +57,7 @@ def _agree(way: Way, others: Sequence[Way]) -> bool:
     )
 
 
-def every_way(ways: Ways, sizes: Sizes) -> list[Way]:
+def every_way(ways: Ways, sizes: Sizes) -> list[ForwardPath]:
     """Return all ways, of all modes and numbers of rows."""
     return [way for of_mode in (ways, *sizes.values()) for planned in of_mode.values() for way in planned]
 

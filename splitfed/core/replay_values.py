@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.forward_path import CrossingForm, CrossingValue, ForwardPath, OperationOutput
 from splitfed.core.meta_pass import LIKE
 from splitfed.core.replay_passes import (
     Operation,
 )
-from splitfed.core.replay_way import CrossingForm, CrossingValue, Made, Way
 
 UNSEEN = (
     "it is computed before forward, made by what torch shows to nobody (functions of TorchScript or torch.func, a "
@@ -30,24 +30,24 @@ class CrossingValues:
 
     def __init__(
         self,
-        way: Way,
+        way: ForwardPath,
         operations: Sequence[Operation],
         inputs: Mapping[int, str],
         tensors: Sequence[Tensor],
-        batches: Mapping[Made, int | None],
+        batches: Mapping[OperationOutput, int | None],
     ) -> None:
         self._way, self._operations, self._inputs = way, operations, inputs
         self._tensors, self._batches = tensors, batches
         self._results = {index for operation in operations for index in operation.results}
-        self._made: dict[int, Made] = {}
+        self._made: dict[int, OperationOutput] = {}
         self._holder: dict[int, int] = {}
-        self._names: dict[tuple[Made, int], str] = {}
+        self._names: dict[tuple[OperationOutput, int], str] = {}
         self._forms: dict[str, CrossingForm] = {}
-        self._last: dict[tuple[Made, int | None], Made] = {}
+        self._last: dict[tuple[OperationOutput, int | None], OperationOutput] = {}
         self._weights: dict[int, set[str]] = {}
         self._readers: dict[int, dict[int, int]] = {}
 
-    def keep_names(self, earlier: Sequence[Way]) -> None:
+    def keep_names(self, earlier: Sequence[ForwardPath]) -> None:
         """Take the names of what is the same in `earlier` ways."""
         for way in earlier:
             shared = self._way.shared_with(way)
@@ -108,11 +108,11 @@ class CrossingValues:
         weights = set(operation.state).union(*(self._weights.get(i, set()) for i in operation.reads))
         for place, index in enumerate(operation.results):
             if index is not None and index not in self._made and index not in self._inputs:
-                self._made[index] = Made(number, place)
+                self._made[index] = OperationOutput(number, place)
                 if segment is not None:
                     self._holder[index] = segment
             if index in self._made:
-                self._last[self._made[index], segment] = Made(number, place)
+                self._last[self._made[index], segment] = OperationOutput(number, place)
             if index is not None:
                 self._weights.setdefault(index, set()).update(weights)
 
@@ -170,7 +170,7 @@ class CrossingValues:
             "the cut would change the model; make that operation not in place"
         )
 
-    def _name(self, made: Made, source: int, index: int) -> str:
+    def _name(self, made: OperationOutput, source: int, index: int) -> str:
         """Return the name of a tensor that `source` hands on: of what returned it, with a number where that is taken.
 
         Of several operations it is the last one: dropout returns what it is given, but in training. A name that has

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from splitfed.core.errors import InvalidInput
+from splitfed.core.forward_path import INPUT, CrossingForm, ForwardPath, OperationOutput
 from splitfed.core.grouping import group_pairs, nest
 from splitfed.core.held_arrays import OTHERS
 from splitfed.core.meta_pass import LIKE, MetaPass
@@ -24,7 +25,6 @@ from splitfed.core.replay_passes import Stop
 from splitfed.core.replay_plan import flatten_result
 from splitfed.core.replay_sizes import Sizes, Ways, every_way
 from splitfed.core.replay_values import UNSEEN
-from splitfed.core.replay_way import INPUT, CrossingForm, Made, Way
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ class ReplayPlan:
     sizes: Sizes = field(default_factory=dict)
     tried: dict[tuple[bool, int, int], str] = field(default_factory=dict, compare=False, repr=False)
     output: str | None = None
-    beyond: tuple[Way, ...] = ()
+    beyond: tuple[ForwardPath, ...] = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ReplayPlan:
         """Return itself: it holds no state."""
         return self
 
-    def ways_of(self, training: bool, gradients: bool, rows: int) -> tuple[Way, ...]:
+    def ways_of(self, training: bool, gradients: bool, rows: int) -> tuple[ForwardPath, ...]:
         """Return the ways that a batch of `rows` may take in a mode."""
         return self.sizes.get(rows, {}).get((training, gradients)) or self.ways[training, gradients]
 
-    def every_way(self) -> list[Way]:
+    def every_way(self) -> list[ForwardPath]:
         """Return all ways, of all modes and numbers of rows."""
         return every_way(self.ways, self.sizes)
 
@@ -78,25 +78,25 @@ class SegmentPass(MetaPass):
         given: Mapping[str, Tensor],
         device: torch.device,
         key: tuple[Any, ...],
-        ways: Sequence[Way] = (),
+        ways: Sequence[ForwardPath] = (),
     ) -> None:
         ways = ways or plan.ways_of(key[0], key[1], key[3])
         super().__init__(device, 0, {})
         self._plan, self._segment, self._given, self._key = plan, segment, given, key
-        self.held: dict[Made, Tensor] = {}
+        self.held: dict[OperationOutput, Tensor] = {}
         self._off = False
         # Nobody comes behind the last segment, so that its party goes there by its own numbers.
         self._free, self.astray = segment == len(ways[0].ends) and any(way.branches for way in ways), False
         self._follow(ways)
 
-    def _follow(self, ways: Sequence[Way]) -> None:
+    def _follow(self, ways: Sequence[ForwardPath]) -> None:
         """Go on in one of `ways`, which are the same up to the next answer that is told."""
         self._ways, self._way = ways, ways[0]
         self._first, self.stop = self._way.bounds(self._segment)
         self.draws, self.overwritten = self._way.draws, self._way.overwritten
         horizon = self._way.next_told(self.number) if len(ways) > 1 else None
-        self._received_values: dict[Made, Tensor] = {}
-        wanted: dict[Made, None] = {}
+        self._received_values: dict[OperationOutput, Tensor] = {}
+        wanted: dict[OperationOutput, None] = {}
         for way in ways:
             near = [c for c in way.received[self._segment].values() if horizon is None or c.made.operation <= horizon]
             self._received_values |= {c.made: c.receive(self._given[c.name]) for c in near}
@@ -230,7 +230,7 @@ class SegmentPass(MetaPass):
     def _hold(self, number: int, returned: Any) -> Any:
         """Keep what the segment sends, and return all."""
         for place in self._wanted.get(number, ()):
-            self.held[Made(number, place)] = tensors_of(returned)[place]
+            self.held[OperationOutput(number, place)] = tensors_of(returned)[place]
         return returned
 
     def _answer(

@@ -14,7 +14,7 @@ from typing import Any
 from splitfed.core.errors import InvalidInput, check_count, check_number
 from splitfed.core.topology import Topology, member
 from splitfed.costs.events import ReplicaWork, simulate
-from splitfed.costs.queues import Plant
+from splitfed.costs.machine_queues import MachineQueues
 from splitfed.costs.speeds import Speeds
 from splitfed.costs.steps import StepShape
 
@@ -42,7 +42,7 @@ class Clock:
         self._parties = {replica: dict(names) for replica, names in parties.items()}
         roles = {party: role for names in parties.values() for role, party in names.items()}
         speeds.check([*roles, *others], [*roles.values(), *others])
-        self._plant = Plant(speeds, roles)
+        self._plant = MachineQueues(speeds, roles)
         self._floor = 0.0
         self._ready: dict[str, float] = {}
 

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from splitfed.costs.queues import Plant
+from splitfed.costs.machine_queues import MachineQueues
 from splitfed.costs.steps import StepShape
 
 Event = tuple[float, int, int, int, bool]  # when, replica, step, task, whether a message has reached the downlink
@@ -25,7 +25,7 @@ class ReplicaWork:
     rows: Sequence[int]
 
 
-def simulate(runs: Mapping[int, ReplicaWork], plant: Plant, start: float, together: bool = False) -> float:
+def simulate(runs: Mapping[int, ReplicaWork], plant: MachineQueues, start: float, together: bool = False) -> float:
     """Run all replicas of `runs` on `plant` from `start` on; return when the last task is over.
 
     `together`: no task of the way back begins before the way forward of every replica is over.
@@ -43,7 +43,7 @@ class _Open:
 
 
 class _Simulation:
-    def __init__(self, runs: Mapping[int, ReplicaWork], plant: Plant, start: float, together: bool) -> None:
+    def __init__(self, runs: Mapping[int, ReplicaWork], plant: MachineQueues, start: float, together: bool) -> None:
         self._runs, self._plant, self._start, self._together = runs, plant, start, together
         self._heap: list[Event] = []
         self._open: dict[tuple[int, int], _Open] = {}

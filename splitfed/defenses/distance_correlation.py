@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from splitfed.core.annealing import Course, number_at, number_or_course, numbers_of
+from splitfed.core.annealing import Annealing, number_at, number_or_annealing, numbers_of
 from splitfed.core.defense import PenaltyDefense, PenaltyGradient, TaskWeightDefense, as_strength
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import require_name
@@ -37,13 +37,15 @@ class DistanceCorrelation(PenaltyDefense, TaskWeightDefense):
     `alpha`: a number, or a course, such as `Linear(0.0, 0.5, epochs=10)`.
     """
 
-    alpha: float | Course = field(default=0.5, metadata=as_strength("weight against the task"))
+    alpha: float | Annealing = field(default=0.5, metadata=as_strength("weight against the task"))
     statistic: str = field(default="biased", metadata=require_name("statistic", STATISTICS))
 
     def __post_init__(self) -> None:
         """Refuse an alpha that leaves [0, 1] and an unknown statistic."""
         super().__post_init__()
-        object.__setattr__(self, "alpha", number_or_course("distance_correlation alpha", self.alpha, low=0.0, high=1.0))
+        object.__setattr__(
+            self, "alpha", number_or_annealing("distance_correlation alpha", self.alpha, low=0.0, high=1.0)
+        )
 
     @property
     def weighs_task(self) -> bool:

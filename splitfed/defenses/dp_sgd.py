@@ -197,7 +197,7 @@ class DpSgd(WeightDefense, LayerDefense, Accounted, Calibrated):
         alone = self.clip == "party" or guarded == (role,)
         return self._norm(role) if role in guarded and alone else None
 
-    def settle(self, terms: Terms) -> Defense:
+    def calibrate(self, terms: Terms) -> Defense:
         """Work the multiplier out where epsilon was given, or refuse what cannot be accounted for."""
         if terms.obstacle is not None:
             raise InvalidInput(f"dp_sgd cannot be accounted for with {terms.obstacle}")

@@ -115,7 +115,7 @@ class Latent(ReleaseDefense, LayerDefense, Codec, Accounted, Calibrated):
         made = freeze_segments(topology, edges) if self.freeze else topology
         return changed(made, segments=tuple(self._with_bits(s, values, facts, seed) for s in made.segments))
 
-    def settle(self, terms: Terms) -> Latent:
+    def calibrate(self, terms: Terms) -> Latent:
         """Return this defense with the number of bits, of those that a row's values have, that costs most."""
         topology = terms.topologies[0]
         edges = self.edges(topology)

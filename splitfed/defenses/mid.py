@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from splitfed.core.annealing import Course, number_at, number_or_course
+from splitfed.core.annealing import Annealing, number_at, number_or_annealing
 from splitfed.core.defense import LayerDefense, PenaltyDefense, ReleaseDefense, as_strength
 from splitfed.core.defense_context import Context
 from splitfed.core.topology import Topology
@@ -38,11 +38,11 @@ from splitfed.defenses.variational_encoder import Variational, divergence
 class Mid(ReleaseDefense, PenaltyDefense, LayerDefense):
     """Weigh the divergence by `weight` >= 0, a number or a course."""
 
-    weight: float | Course = field(default=1e-3, metadata=as_strength("per nat"))
+    weight: float | Annealing = field(default=1e-3, metadata=as_strength("per nat"))
 
     def __post_init__(self) -> None:
         """Refuse a weight that is ever negative."""
-        object.__setattr__(self, "weight", number_or_course("mid weight", self.weight, low=0.0))
+        object.__setattr__(self, "weight", number_or_annealing("mid weight", self.weight, low=0.0))
 
     def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return `topology` with a bottleneck behind every value that is guarded."""

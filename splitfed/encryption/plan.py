@@ -67,7 +67,7 @@ class EncryptedPlan(ComputationPlan):
             )
         return share_weights(topology, settings) if settings.protocol == WEIGHT_SHARES else topology
 
-    def settle(
+    def with_parameters(
         self,
         topology: Topology,
         facts: TopologyFacts,

@@ -34,7 +34,7 @@ Batches = Sequence[Tensor]
 ReplicaBatches = Mapping[int, Tensor]
 """The batch of each replica in one step: row numbers, (rows,) int64."""
 
-Turns = Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]
+ReplicaEpochs = Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]
 """What each replica trains on: for each of its epochs, the epoch's number and the batches."""
 
 
@@ -89,7 +89,7 @@ class Trainer(Protocol):
         batch has in its epoch. A loss is the sum over heads, each times its weight.
         """
 
-    def train_at_once(self, turns: Turns) -> dict[int, list[float]]:
+    def train_at_once(self, turns: ReplicaEpochs) -> dict[int, list[float]]:
         """Train several replicas, each on its turns, at the same time as a clock sees it; return the losses by replica.
 
         Computed one replica after another, which gives each the same bits.

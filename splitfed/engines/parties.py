@@ -63,13 +63,13 @@ class RunParties:
         ]
         self.copies = {role: [common(role, role) for _ in topologies] for role in placement.copied}
         self.fed = {role: common(role, FED) for role in placement.fused}
-        circuits = _circuits(first, len(topologies), seed)
+        pseudonyms = _pseudonyms(first, len(topologies), seed)
         self.replicas = [
             ClientReplica(
                 i,
                 topology,
                 {r: self.copies[r][i] if r in self.copies else {**own[i], **self.shared}[r] for r in topology.roles},
-                circuits[i],
+                pseudonyms[i],
             )
             for i, topology in enumerate(topologies)
         ]
@@ -99,7 +99,7 @@ class RunParties:
         if not self.copies:
             return place
         merged = {role: self.shared[role] for role in self.copies}
-        return ClientReplica(place.index, place.topology, {**place.parties, **merged}, place.circuit)
+        return ClientReplica(place.index, place.topology, {**place.parties, **merged}, place.pseudonym)
 
     def members(self) -> dict[str, Party]:
         """Return every party by a name of its own: copies and the aggregation server's roles have a suffix."""
@@ -154,7 +154,7 @@ def _index_by_name(parties: Sequence[Party], topology: Topology) -> dict[str, Pa
     return found
 
 
-def _circuits(topology: Topology, replicas: int, seed: int) -> list[int]:
+def _pseudonyms(topology: Topology, replicas: int, seed: int) -> list[int]:
     """Return the number that the messages of each replica carry.
 
     Where some party never hears from a client directly, the numbers are shuffled: it can tell one client's messages

@@ -92,7 +92,7 @@ class Method:
     def check_run(self, context: MethodContext) -> None:
         """Refuse, before training, clients that do not go together, or a schedule, public rows or optimizers."""
 
-    def settle(self, rounds: int) -> Method:
+    def for_rounds(self, rounds: int) -> Method:
         """Return the method for a run of so many rounds: this one, unless something in it follows their number."""
         return self
 

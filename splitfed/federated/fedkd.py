@@ -81,7 +81,7 @@ class FedKD(Method):
                 f"fedkd mentee={type(self.mentee).__name__} is not allowed; expected what topologies.local returns"
             )
 
-    def settle(self, rounds: int) -> FedKD:
+    def for_rounds(self, rounds: int) -> FedKD:
         """Let the energy follow the rounds of the run, unless it was told how many."""
         return self if self.over is not None else replace(self, over=rounds)
 

@@ -15,12 +15,12 @@ from splitfed.privacy.accountants import calibrate
 def calibrate_defenses(
     prepared: Prepared, rounds: int, obstacle: str | None = None, doubt: str | None = None
 ) -> Prepared:
-    """Return `prepared` with its method and its defenses settled for `rounds` rounds; see their `settle`.
+    """Return `prepared` with its method and its defenses calibrated for `rounds` rounds; see `Calibrated` and `Method.for_rounds`.
 
     `obstacle` and `doubt`: what the caller knows of that speaks against a promise; see `Terms`.
     """
     if prepared.method is not None:
-        prepared = replace(prepared, method=prepared.method.settle(rounds))
+        prepared = replace(prepared, method=prepared.method.for_rounds(rounds))
     with about("optimizer"):
         check_schedulers(prepared, rounds)
     if not any(isinstance(defense, Calibrated) for defense in prepared.defenses):
@@ -44,7 +44,7 @@ def calibrate_defenses(
     )
     defenses = prepared.defenses
     settled_defenses = (
-        d.settle(replace(terms, others=(*defenses[:i], *defenses[i + 1 :]))) if isinstance(d, Calibrated) else d
+        d.calibrate(replace(terms, others=(*defenses[:i], *defenses[i + 1 :]))) if isinstance(d, Calibrated) else d
         for i, d in enumerate(defenses)
     )
     return replace(prepared, defenses=tuple(settled_defenses))

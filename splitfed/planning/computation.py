@@ -40,7 +40,7 @@ class ComputationPlan:
         """Return `topology` as it is trained; raise `InvalidInput` for what does not go with the computation."""
         return topology
 
-    def settle(
+    def with_parameters(
         self,
         topology: Topology,
         facts: TopologyFacts,

@@ -165,7 +165,7 @@ def planned_ledger(prepared: Prepared, rounds: int, evaluate_every: int = 1, del
 def counted_ledger(engine: Observable, schedule: Schedule, method: Method | None, delta: float | None) -> Ledger:
     """Return the ledger of what the parties of `engine` have counted so far."""
     parties = engine.run_parties
-    circuits = {replica.circuit: replica.index for replica in parties.replicas}
+    pseudonyms = {replica.pseudonym: replica.index for replica in parties.replicas}
     owner = {party.name: replica.index for replica in parties.replicas for party in replica.parties.values()}
     counts = []
     replaced: Counter[str] = Counter()
@@ -176,7 +176,7 @@ def counted_ledger(engine: Observable, schedule: Schedule, method: Method | None
         replaced.update(uses.replaced)
         if uses.counts:
             client = None if party.role in parties.shared else owner[party.name]
-            by_use = {(p, i, circuits.get(c, c), part): rows for (p, i, c, part), rows in uses.counts.items()}
+            by_use = {(p, i, pseudonyms.get(c, c), part): rows for (p, i, c, part), rows in uses.counts.items()}
             counts.append(PartyCounts(party.name, party.role, client, by_use))
     taken = [Taken(counts.steps, counts.most) for counts in parties.participation]
     rows = sum(parties.owners(replica)[0].state.rows("train") for replica in range(len(parties.replicas)))

@@ -13,7 +13,7 @@ from splitfed.costs.clock import Clock, party_names
 from splitfed.costs.flops import segment_flops
 from splitfed.costs.speeds import Speeds
 from splitfed.costs.steps import StepShape, step_shape
-from splitfed.engines.base import FED, Placement, ReplicaBatches, Scales, Trainer, Turns
+from splitfed.engines.base import FED, Placement, ReplicaBatches, ReplicaEpochs, Scales, Trainer
 from splitfed.planning.forwarding import ForwardingTrainer
 from splitfed.planning.method_clock import MethodClock
 from splitfed.planning.validation import Prepared, labels_of
@@ -47,7 +47,7 @@ class TimedTrainer(ForwardingTrainer):
         )
         return losses
 
-    def train_at_once(self, turns: Turns) -> dict[int, list[float]]:
+    def train_at_once(self, turns: ReplicaEpochs) -> dict[int, list[float]]:
         """Train all replicas side by side."""
         losses = self.inner.train_at_once(turns)
         taken = {k: [n for _, batches in turn for n in _sizes(batches)] for k, turn in turns.items()}

@@ -179,7 +179,7 @@ def complete(
         computation = plan_of(ready[0])
         asked = plan.placement(ready[0])
         rest = defenses, optims, training, asked, clients
-        ready, known = _each_make(ready, lambda r: (computation.settle(ready[r], known[r], *rest), known[r]))
+        ready, known = _each_make(ready, lambda r: (computation.with_parameters(ready[r], known[r], *rest), known[r]))
     with about("method"):
         place = computation.placement(ready[0], asked) if method is None else combine_placement(method, plan, ready)
         if method is not None:

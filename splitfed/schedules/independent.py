@@ -19,7 +19,7 @@ from splitfed.core.errors import InvalidInput, require_count
 from splitfed.core.topology import Topology
 from splitfed.engines.base import Trainer
 from splitfed.schedules.base import Round, State, Training, shared_roles
-from splitfed.schedules.sampling_and_dropout import Sampled, Turn, dropped_clients, list_clients, shorten_turn
+from splitfed.schedules.sampling_and_dropout import ClientRound, Sampled, dropped_clients, list_clients, shorten_turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Independent(Sampled):
         losses = engine.train_at_once({turn.client: turn.epochs for turn in turns})
         return Round([loss for found in losses.values() for loss in found], list_clients(turns), dropped_clients(turns))
 
-    def turn(self, training: Training, rows: int, number: int, client: int, drawn: Sequence[float]) -> Turn:
+    def turn(self, training: Training, rows: int, number: int, client: int, drawn: Sequence[float]) -> ClientRound:
         """Return what `client` does in round `number`."""
         if self.steps is None:
             return super().turn(training, rows, number, client, drawn)

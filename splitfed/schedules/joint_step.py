@@ -10,7 +10,7 @@ from torch import Tensor
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
 from splitfed.schedules.base import Training, shared_roles
-from splitfed.schedules.sampling_and_dropout import Averaged, Turn
+from splitfed.schedules.sampling_and_dropout import Averaged, ClientRound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class JointStep(Averaged):
             )
 
     def steps(
-        self, training: Training, number: int, turns: list[Turn]
+        self, training: Training, number: int, turns: list[ClientRound]
     ) -> Iterator[tuple[int, int, dict[int, Tensor], bool]]:
         """Yield epoch, step, each client's batch, and whether enough clients are still there."""
         for local, epoch in enumerate(training.epochs(number)):

@@ -24,7 +24,7 @@ Epochs = list[tuple[int, list[Tensor]]]
 
 
 @dataclass(frozen=True)
-class Turn:
+class ClientRound:
     """What one client does in a round: its (epoch, batches), cut short where it drops out.
 
     `planned`: how many batches each epoch would have had.
@@ -68,7 +68,7 @@ class Sampled(Schedule):
         """Return how many of `clients` are asked each round."""
         return clients if self.clients_per_round is None else part_of(self.clients_per_round, clients)
 
-    def turns(self, engine: Trainer, training: Training, number: int) -> list[Turn]:
+    def turns(self, engine: Trainer, training: Training, number: int) -> list[ClientRound]:
         """Draw who takes part in round `number`, in the order of the clients, and what each of them does."""
         random = generator(training.seed, "participation", number)
         order = torch.randperm(engine.replicas, generator=random)[: self.clients_asked(engine.replicas)]
@@ -77,7 +77,7 @@ class Sampled(Schedule):
         rows = {client: engine.rows(client, "train") for client in chosen}
         return [self.turn(training, rows[client], number, client, leaves[client]) for client in chosen]
 
-    def turn(self, training: Training, rows: int, number: int, client: int, drawn: Sequence[float]) -> Turn:
+    def turn(self, training: Training, rows: int, number: int, client: int, drawn: Sequence[float]) -> ClientRound:
         """Return what `client`, who has `rows`, does in round `number`; `drawn`: two chances that say if it stays."""
         epochs = [(epoch, training.batches(rows, epoch, client)) for epoch in training.epochs(number)]
         return shorten_turn(client, epochs, drawn, self.drop_out)
@@ -139,7 +139,7 @@ class Averaged(Sampled):
         """Return `placement` with how it aggregates."""
         return replace(placement, aggregation=aggregation_of(self.aggregation), secure=secure_of(self.secure) or None)
 
-    def enough(self, turns: Sequence[Turn]) -> bool:
+    def enough(self, turns: Sequence[ClientRound]) -> bool:
         """Return whether as many clients as the quorum, or a secure sum, asks for have finished."""
         summed = secure_of(self.secure)
         needed = summed.required_members(len(turns)) if summed else 0
@@ -160,31 +160,31 @@ def train_in_parallel(schedule: Averaged, engine: Trainer, training: Training, n
     return Round([loss for found in losses.values() for loss in found], clients, dropped_clients(turns), fused)
 
 
-def examples(engine: Trainer, turns: Sequence[Turn], counted: bool = True) -> Mapping[int, float]:
+def examples(engine: Trainer, turns: Sequence[ClientRound], counted: bool = True) -> Mapping[int, float]:
     """Return the number of training rows of every client that finished; 1 for each where they are not `counted`."""
     return {
         turn.client: float(engine.rows(turn.client, "train")) if counted else 1.0 for turn in turns if turn.finished
     }
 
 
-def dropped_clients(turns: Sequence[Turn]) -> tuple[int, ...]:
+def dropped_clients(turns: Sequence[ClientRound]) -> tuple[int, ...]:
     """Return the clients that did not finish."""
     return tuple(turn.client for turn in turns if not turn.finished)
 
 
-def list_clients(turns: Sequence[Turn]) -> tuple[int, ...]:
+def list_clients(turns: Sequence[ClientRound]) -> tuple[int, ...]:
     """Return all clients that were asked."""
     return tuple(turn.client for turn in turns)
 
 
-def shorten_turn(client: int, epochs: Epochs, drawn: Sequence[float], chance: float) -> Turn:
+def shorten_turn(client: int, epochs: Epochs, drawn: Sequence[float], chance: float) -> ClientRound:
     """Return the turn of these `epochs`, cut short if the client drops out, which has probability `chance` a round."""
     planned = tuple(len(steps) for _, steps in epochs)
     if drawn[0] >= chance:
-        return Turn(client, epochs, True, planned)
+        return ClientRound(client, epochs, True, planned)
     steps_left = math.floor(drawn[1] * sum(planned))
     taken_epochs: Epochs = []
     for epoch, steps in epochs:
         taken_epochs.append((epoch, steps[:steps_left]))
         steps_left -= len(taken_epochs[-1][1])
-    return Turn(client, taken_epochs, False, planned)
+    return ClientRound(client, taken_epochs, False, planned)

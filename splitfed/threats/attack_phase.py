@@ -17,7 +17,7 @@ from splitfed.attacks.scoring.reconstruction_metrics import Scores
 from splitfed.core.messages import View
 from splitfed.data.dataset import Dataset
 from splitfed.threats.attack_requests import AttackRequest
-from splitfed.threats.knowledge import Grants
+from splitfed.threats.knowledge import KnowledgeGrants
 from splitfed.threats.repeated_releases import RepeatedReleases
 
 
@@ -54,7 +54,7 @@ class Scored(NamedTuple):
 class AttackPhase:
     """Base of the phases: attacks on the parties of a run, each of which may know what `grants` says."""
 
-    def __init__(self, grants: Grants) -> None:
+    def __init__(self, grants: KnowledgeGrants) -> None:
         self.grants, self.engine, self.data = grants, grants.engine, grants.data
 
     def check(self, request: AttackRequest) -> None:

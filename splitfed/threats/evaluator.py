@@ -19,7 +19,7 @@ from splitfed.threats.attack_phase import AttackPhase, Case
 from splitfed.threats.attack_requests import AttackRequest, Observation, threat_model_of, with_threat_model
 from splitfed.threats.attack_result import AttackResult
 from splitfed.threats.dry_run import AttackBegun, stop_at_first_use, stop_attack
-from splitfed.threats.knowledge import Grants, curious, find_party
+from splitfed.threats.knowledge import KnowledgeGrants, curious, find_party
 from splitfed.threats.recorded_training import RecordedUpdates, reads_training
 from splitfed.threats.released_rows import STEP_ROWS, ReleasedRows
 from splitfed.threats.repeated_releases import check_releases
@@ -29,7 +29,7 @@ from splitfed.threats.upload_attacks import MethodUploads
 class Evaluator:
     """Runs and scores attacks on the parties of a run, each of which may know what `grants` says."""
 
-    def __init__(self, grants: Grants) -> None:
+    def __init__(self, grants: KnowledgeGrants) -> None:
         self.grants, self.engine, self.data = grants, grants.engine, grants.data
         self.released = ReleasedRows(grants)
         self._updates, self._uploads = RecordedUpdates(grants), MethodUploads(grants)

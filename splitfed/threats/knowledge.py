@@ -41,7 +41,7 @@ LEAST_AT_ONCE = 16
 
 
 @dataclass(eq=False)
-class Grants:
+class KnowledgeGrants:
     """Says what the parties of `engine` may know; `newest` says whose segments a client would use now.
 
     `training`, `rounds`, `schedule` and `method` are those of the run, once they are known; `sent`: the kinds of

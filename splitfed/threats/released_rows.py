@@ -42,7 +42,7 @@ from splitfed.threats.attack_requests import AttackRequest, Observation
 from splitfed.threats.computation_views import views_of
 from splitfed.threats.floors import Floors, floors_below, predict_own_labels
 from splitfed.threats.fresh_segments import head_after
-from splitfed.threats.knowledge import Grants, check_client
+from splitfed.threats.knowledge import KnowledgeGrants, check_client
 from splitfed.threats.recorded_training import reads_steps, recorded_passes, recorded_view
 from splitfed.threats.repeated_releases import RepeatedReleases, mean_view, release_seed
 from splitfed.threats.segment_runner import SegmentRunner
@@ -54,7 +54,7 @@ STEP_ROWS = 64
 class ReleasedRows(AttackPhase):
     """Puts the victims' rows through the parties of the client; the adversary gets what arrives at it."""
 
-    def __init__(self, grants: Grants) -> None:
+    def __init__(self, grants: KnowledgeGrants) -> None:
         super().__init__(grants)
         self.floors = Floors()
 
@@ -199,7 +199,9 @@ class ReleasedRows(AttackPhase):
         return TrueReleases(victims, auxiliary, precision, outcome.error_bound)
 
 
-def score_stolen_model(grants: Grants, clone: Clone | None, party: str, client: int, seed: int) -> Scores | None:
+def score_stolen_model(
+    grants: KnowledgeGrants, clone: Clone | None, party: str, client: int, seed: int
+) -> Scores | None:
     """Score the whole model with the upstream segments of `clone`, beside the trained and fresh ones."""
     rows, engine = grants.data.test_union(), grants.engine
     if not isinstance(clone, SegmentRunner) or grants.classes is None or len(rows) == 0:

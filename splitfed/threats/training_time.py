@@ -79,9 +79,9 @@ def attack_site(engine: Observable, prepared: Prepared, party: str, who: str, kn
     segments, out = _segments_and_output(topology, role, value, who, party)
     seed = derive(prepared.training.seed, "intruder", party)
 
-    def modules(circuit: int) -> Mapping[str, nn.Module]:
+    def modules(pseudonym: int) -> Mapping[str, nn.Module]:
         return copy_modules(
-            next(replica for replica in engine.run_parties.replicas if replica.circuit == circuit)
+            next(replica for replica in engine.run_parties.replicas if replica.pseudonym == pseudonym)
             .parties[role]
             .state.modules
         )

@@ -68,7 +68,7 @@ def check_tunable(name: str, attack: Attack, space: Mapping[str, Choice]) -> Non
         )
 
 
-class Bench:
+class PseudoVictims:
     """Where settings of an attack by `party` are compared: `share` of the auxiliary rows stand in for victims.
 
     `releases`: how often each of these is released.
@@ -146,7 +146,12 @@ class Bench:
 
 
 def tune(
-    bench: Bench, attack: Attack, space: Mapping[str, Choice], trials: int, seed: int, progress: Progress | None = None
+    bench: PseudoVictims,
+    attack: Attack,
+    space: Mapping[str, Choice],
+    trials: int,
+    seed: int,
+    progress: Progress | None = None,
 ) -> Tuned:
     """Return the best of `attack` as it is given and of `trials` settings of it that the search proposes."""
     check_count("trials", trials, low=1)

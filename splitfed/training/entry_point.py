@@ -152,15 +152,15 @@ def open_run(
 ) -> Run:
     """Return the run of `rounds` rounds as far as its folder has it, before its next round; see `train`."""
 
-    def settle(length: int) -> Prepared:
+    def prepare_for(length: int) -> Prepared:
         return check_run(prepared, length, device, adversaries, evaluation)
 
-    settled = settle(rounds)
+    ready = prepare_for(rounds)
     with about("callbacks"):
-        check_deciding(logging.callbacks, settled)
-    run = start_run(RunPlan(settled, rounds, adversaries, evaluation, logging, settle), device)
+        check_deciding(logging.callbacks, ready)
+    run = start_run(RunPlan(ready, rounds, adversaries, evaluation, logging, prepare_for), device)
     run.callbacks = tuple(logging.callbacks)
-    run.committed = committed_ledger(run.callbacks, settled, rounds, evaluation.every, evaluation.delta)
+    run.committed = committed_ledger(run.callbacks, ready, rounds, evaluation.every, evaluation.delta)
     if run.folder is not None:
         run.folder.restore(run)
     return run

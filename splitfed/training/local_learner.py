@@ -156,7 +156,7 @@ class LocalLearner:
         party = self.engine.party(self.replica, role or self.topology.data_roles[0])
         detached = {name: t.detach().clone() for name, t in tensors.items()}
         sent = Sent(kind, detached, party.name, self.replica, number, self._turn(kind, number))
-        count(party.state.uses, sent, defenses, self.engine.run_parties.replicas[self.replica].circuit)
+        count(party.state.uses, sent, defenses, self.engine.run_parties.replicas[self.replica].pseudonym)
         return self.engine.link.deliver(apply_upload_defenses(sent, defenses, self.engine.seed)).tensors
 
     def receive(

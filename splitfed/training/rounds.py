@@ -24,7 +24,7 @@ from splitfed.training.settings import Adversaries, Evaluation, Logging, is_due
 class RunPlan:
     """How a run trains: `prepared` for `rounds` rounds, and what is measured and kept of them.
 
-    `settle(rounds)`: returns the same prepared for another number of rounds, or refuses it.
+    `prepare_for(rounds)`: returns the same prepared for another number of rounds, or refuses it.
     """
 
     prepared: Prepared
@@ -32,7 +32,7 @@ class RunPlan:
     adversaries: Adversaries
     evaluation: Evaluation
     logging: Logging
-    settle: Callable[[int], Prepared]
+    prepare_for: Callable[[int], Prepared]
 
     def continue_training(self, run: Run, rounds: int | None) -> None:
         """Train `rounds` more rounds (None: those that are left of the plan); see `Run.continue_training`."""
@@ -86,7 +86,7 @@ def check_longer(run: Run, plan: RunPlan, rounds: int | None) -> int:
             f"the privacy of this run is stated for {plan.rounds} rounds, as a callback could end it before; "
             "train it again with more"
         )
-    then = plan.settle(total)
+    then = plan.prepare_for(total)
     for now, later in zip((plan.prepared.method, *plan.prepared.defenses), (then.method, *then.defenses), strict=True):
         if repr(now) != repr(later):
             raise InvalidInput(

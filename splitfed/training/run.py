@@ -27,7 +27,7 @@ from splitfed.threats.attack_requests import name_attacks
 from splitfed.threats.attack_result import AttackResult, with_cost
 from splitfed.threats.release_information import ReleaseInformation, measure_release
 from splitfed.threats.repeated_releases import check_releases
-from splitfed.threats.tuning import SHARE, Bench, Tuned, check_tunable, tune
+from splitfed.threats.tuning import SHARE, PseudoVictims, Tuned, check_tunable, tune
 from splitfed.training.evaluation import evaluate_across, evaluate_part
 from splitfed.training.export import Model, export, state_of
 from splitfed.training.folder import RunFolder
@@ -375,7 +375,7 @@ class Run(RunState):
         check_tunable(name, ready, among)
         check_releases(name, ready, releases)
         base = self.evaluator.seed(seed)
-        bench = Bench(self.evaluator, ready, self.evaluator.adversary(adversary), client, base, share, releases)
+        bench = PseudoVictims(self.evaluator, ready, self.evaluator.adversary(adversary), client, base, share, releases)
         return tune(bench, ready, among, trials, base, progress)
 
     def applicable(self, adversary: str | None = None, client: int = 0) -> dict[str, str | None]:

@@ -19,7 +19,7 @@ from splitfed.privacy.ledger import Ledger
 from splitfed.schedules.base import Round, Schedule, State, Training
 from splitfed.stats.utility import ConstantAnswer, constant_of
 from splitfed.threats.evaluator import Evaluator
-from splitfed.threats.knowledge import Grants
+from splitfed.threats.knowledge import KnowledgeGrants
 from splitfed.training.client_scores import find_first_reaching
 from splitfed.training.folder import RunFolder
 from splitfed.training.local_learner import LocalLearner
@@ -51,7 +51,7 @@ class RunState:
         # What all planned rounds cost, where a callback may end the run before them.
         self.committed: Ledger | None = None
         self.delta: float | None = None
-        self.evaluator = Evaluator(Grants(engine, data, seed, self.newest, schedule=schedule))
+        self.evaluator = Evaluator(KnowledgeGrants(engine, data, seed, self.newest, schedule=schedule))
         self.crosswise = False
         self.follow(None)
 

@@ -125,7 +125,7 @@ def other_classes(result: AttackResult, random: torch.Generator) -> Tensor:
 
 
 @dataclass(frozen=True)
-class World:
+class ShadowRun:
     """Where an attack must succeed, by the name of a method, and what is asked in vain about the same uploads.
 
     `unrelated`: from the clients that were trained to those who are asked about. `figures`: the first must beat its
@@ -140,13 +140,13 @@ class World:
     attack: Attack | None = None
 
 
-MEMBERS = World(memorised, strangers, CLIENTS, (members,), frozenset({0}))
-SHARES = World(
+MEMBERS = ShadowRun(memorised, strangers, CLIENTS, (members,), frozenset({0}))
+SHARES = ShadowRun(
     skewed, partial(strangers, same_classes=False), SKEWED_CLIENTS, (distance_of_shares, held_classes), frozenset({1})
 )
-CLASS_MEANS = World(skewed, renamed, CLIENTS, (partial(reconstruction, drawn=other_classes),))
-STEPS = World(stepped, strangers, CLIENTS - 1, (partial(reconstruction, drawn=other_rows),))
-WORLDS: dict[str, World] = {
+CLASS_MEANS = ShadowRun(skewed, renamed, CLIENTS, (partial(reconstruction, drawn=other_classes),))
+STEPS = ShadowRun(stepped, strangers, CLIENTS - 1, (partial(reconstruction, drawn=other_rows),))
+WORLDS: dict[str, ShadowRun] = {
     "upload_membership": MEMBERS,
     "upload_lira": MEMBERS,
     "prototype_membership": MEMBERS,

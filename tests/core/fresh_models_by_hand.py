@@ -124,7 +124,7 @@ class Annealed(Layers):
         return self.c(h * torch.softmax(self.b(h) / self.schedule.temperature(len(h)), 1))
 
 
-class Turns(Layers):
+class ReplicaEpochs(Layers):
     """Branches are taken in turn, by an endless iterator of the model."""
 
     def __init__(self) -> None:

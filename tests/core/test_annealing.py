@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import splitfed
-from splitfed.core.annealing import Constant, Cosine, Course, Linear, Steps
+from splitfed.core.annealing import Annealing, Constant, Cosine, Linear, Steps
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import Stamp
@@ -35,7 +35,7 @@ from splitfed.training.run import Run
 from tests.examples import Whole, assert_same, engine_of, images, placed, toy_data
 from tests.study.examples import checked, small
 
-BY_HAND: dict[str, tuple[Course, list[float]]] = {
+BY_HAND: dict[str, tuple[Annealing, list[float]]] = {
     "constant": (Constant(0.3), [0.3] * 7),
     "linear": (Linear(0.0, 0.8, epochs=4), [0.0, 0.2, 0.4, 0.6, 0.8, 0.8, 0.8]),
     "falling": (Linear(0.8, 0.0, epochs=4), [0.8, 0.6, 0.4, 0.2, 0.0, 0.0, 0.0]),
@@ -131,7 +131,7 @@ def test_both_weights_of_the_loss_follow_the_epoch(place: str, epoch: int, alpha
     assert max(float(g.abs().max()) for g in expected.values()) > 1e-3
 
 
-def trained(alpha: float | Course, shape: str = "u_shaped", **options: Any) -> Run:
+def trained(alpha: float | Annealing, shape: str = "u_shaped", **options: Any) -> Run:
     with stream(0):
         model = mlp((1, 8, 8), 10, (16, 12, 8), seed=None)
     topology = u_shaped(model, ("relu1", "relu3")) if shape == "u_shaped" else multi_hop(model, ("relu1", "relu2"))

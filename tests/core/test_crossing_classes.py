@@ -247,7 +247,7 @@ def test_every_defense_of_releases_leaves_a_mask_as_it_is(name: str, way: Callab
     fitted = defense.fit(topology, facts, 0) if isinstance(defense, LayerDefense) else topology
     if name == "latent":
         # Of fewer numbers a row than there, so that each of their bits costs no more.
-        defense = replace(defense, epsilon=400.0).settle(_terms(fitted, facts))  # type: ignore[call-arg, attr-defined]
+        defense = replace(defense, epsilon=400.0).calibrate(_terms(fitted, facts))  # type: ignore[call-arg, attr-defined]
     engine = engine_of(fitted, rows, labels(rows), optim=DECAY, defenses=[defense], recording=Recording(("server",)))
     engine.train(0, 0, [torch.arange(8)])
     seen = next(m for m in engine.link.recorders["server"].messages() if m.kind == "activation")

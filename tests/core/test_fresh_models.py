@@ -106,7 +106,7 @@ BY_HAND: dict[str, Fresh] = {
     "mask_made_when_first_asked_for": series(by_hand.LazyMask, "b"),
     "cached_function": table(by_hand.CachedFunction, "a", "b"),
     "schedule_object": table(by_hand.Annealed, "a", refused="schedule"),
-    "branches_in_turn": table(by_hand.Turns, "a", refused="turn"),
+    "branches_in_turn": table(by_hand.ReplicaEpochs, "a", refused="turn"),
     "generator_as_an_attribute": table(by_hand.Generated, "a", refused="'factors' of the model is a generator at work"),
     "lock_as_an_attribute": table(by_hand.Locked, "a"),
     "window_in_a_deque": table(by_hand.Window, "a"),

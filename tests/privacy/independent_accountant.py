@@ -273,7 +273,7 @@ def _steps(run: Run, seen: Seen, client: int) -> Counter[Use]:
     rate = min(1.0, training.of_client(client).batch_size / rows) if poisson else 1.0
     of_row: dict[bytes, Counter[Use]] = defaultdict(Counter)
     for key, guards in seen.steps.items():
-        if key[0] != run.engine.run_parties.replicas[client].circuit:
+        if key[0] != run.engine.run_parties.replicas[client].pseudonym:
             continue
         multiplier = guards[0][0] if guards[0][1] else sum(m**-2 for m, _ in guards) ** -0.5
         # One row in place of another moves a sum by twice the norm.
@@ -285,13 +285,13 @@ def _steps(run: Run, seen: Seen, client: int) -> Counter[Use]:
 
 def _releases(run: Run, seen: Seen, client: int, learning: Mapping[int, bool], guarded: Uses) -> list[Counter[Use]]:
     """Return the uses that the rows of the client may show in, a different list each."""
-    circuit = {replica.circuit: replica.index for replica in run.engine.run_parties.replicas}
+    pseudonym = {replica.pseudonym: replica.index for replica in run.engine.run_parties.replicas}
     mine = owned(run, client)
-    reached = {c for c, rows in seen.trained.items() if rows & mine or (seen.travels and learning[circuit[c]])}
+    reached = {c for c, rows in seen.trained.items() if rows & mine or (seen.travels and learning[pseudonym[c]])}
     wide: Counter[Use] = Counter()
     of_row: dict[bytes, Counter[Use]] = defaultdict(Counter)
     for (c, _, use), rows in seen.released.items():
-        if c in reached and learning[circuit[c]]:
+        if c in reached and learning[pseudonym[c]]:
             wide[use] += sum(rows.values())
         else:
             for row in rows.keys() & mine:

@@ -250,7 +250,7 @@ def test_latent_is_charged_for_the_value_it_costs_most_at() -> None:
     (value,) = topology.edge(edge).values
     sizes = [replace(facts, shapes={**facts.shapes, value: (bits,)}) for bits in (1000, 10)]
     terms = Terms((topology,) * 2, tuple(sizes), (), (9, 9), 3, False, (3, 3), (1, 1), lambda *given: 1.0)
-    mechanism = defense.settle(terms).event().mechanism
+    mechanism = defense.calibrate(terms).event().mechanism
     assert getattr(mechanism, "epsilon", None) == pytest.approx(6.2011, abs=1e-4)
 
 
@@ -264,7 +264,7 @@ def test_norms_and_weights_without_noise_are_open() -> None:
     topology, facts, _ = made(nn.Linear(6, 6))
     (client, server) = topology.roles
     terms = Terms((topology,), (facts,), (), (9,), 3, False, (3,), (1,), lambda *given: 1.0)
-    noisy, bare = (DpSgd(noise_multiplier=m, clip="joint").settle(terms) for m in (1.0, 0.0))
+    noisy, bare = (DpSgd(noise_multiplier=m, clip="joint").calibrate(terms) for m in (1.0, 0.0))
     told = find_exposures(topology, (noisy,), (), True)
     assert f"norms of each row's gradient ({client} to {server})" in told
     assert f"weights of {client}" not in told

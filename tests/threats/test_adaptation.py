@@ -26,7 +26,7 @@ from splitfed.defenses import DpSgd, Dropout, Marvell, Mid, Noise, TopK
 from splitfed.registry import TABLES
 from splitfed.study.report.remarks import missing_adaptation
 from splitfed.threats.adaptation import WITHOUT_EFFECT, Mark, effects, mark, path, unadapted
-from splitfed.threats.knowledge import Grants
+from splitfed.threats.knowledge import KnowledgeGrants
 from splitfed.threats.recorded_training import recorded_view
 from splitfed.topologies import vanilla
 from tests.attacks.examples import by_heart, fed_run, network, perceptron, two_party
@@ -253,8 +253,8 @@ def test_idlg_under_dp_sgd_needs_the_clipping_norm(monkeypatch: pytest.MonkeyPat
     """A gradient that was clipped is shorter than any that the class which was read off makes."""
     attack = Idlg(iterations=120, restarts=2)
     assert psnr(attack) > 40
-    local = Grants.local
-    monkeypatch.setattr(Grants, "local", lambda *given: replace(local(*given), clip=None))  # type: ignore[type-var]
+    local = KnowledgeGrants.local
+    monkeypatch.setattr(KnowledgeGrants, "local", lambda *given: replace(local(*given), clip=None))  # type: ignore[type-var]
     assert psnr(attack) < 15
 
 

@@ -38,7 +38,7 @@ from splitfed.study.run.progress import Lines
 from splitfed.study.run.runner import run_attack
 from splitfed.threats.attack_result import AttackResult
 from splitfed.threats.repeated_releases import RepeatedReleases, check_releases, mean_release, mean_view
-from splitfed.threats.tuning import Bench
+from splitfed.threats.tuning import PseudoVictims
 from splitfed.training.run import Run
 from tests.attacks.examples import two_party
 from tests.study.examples import checked, small, write
@@ -369,7 +369,7 @@ def test_tuning_has_as_many_releases() -> None:
     run = linear_gaussian()
     noise = []
     for releases in (1, 16):
-        bench = Bench(run.evaluator, LinearInverse(), "server", 0, 0, 0.25, releases)
+        bench = PseudoVictims(run.evaluator, LinearInverse(), "server", 0, 0, 0.25, releases)
         z = bench._view.tensors()["part0"]
         upstream = run.evaluator.grants.trained_segments(0, "server")
         noise.append(float((z - upstream(bench.victims.x)["part0"]).square().mean()))

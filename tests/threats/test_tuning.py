@@ -27,7 +27,7 @@ from splitfed.core.tasks import classification
 from splitfed.data.dataset import Dataset, Federation
 from splitfed.models.mlp import mlp
 from splitfed.study.config.mistakes import InvalidStudy
-from splitfed.threats.tuning import Bench
+from splitfed.threats.tuning import PseudoVictims
 from splitfed.topologies import vanilla
 from splitfed.training.run import Run
 from tests.examples import toy_data
@@ -69,7 +69,7 @@ def test_the_best_grey_is_the_one_nearest_to_the_pseudo_victims() -> None:
     """Over one row in four: twenty of eighty. What scores best is worked out from the rows themselves."""
     Grey.shown.clear()
     found = trained().tune(Grey(grey=1.0), {"grey": GREYS}, trials=25)
-    x = Bench(trained().evaluator, Grey(), "server", 0, 0, 0.25).victims.x
+    x = PseudoVictims(trained().evaluator, Grey(), "server", 0, 0, 0.25).victims.x
     assert len(x) == 20
     errors = {grey: float((x - grey).square().mean()) for grey in GREYS}
     assert found.attack == Grey(grey=min(GREYS, key=lambda grey: errors[grey]))
@@ -83,7 +83,7 @@ def test_what_it_learns_from_are_the_other_auxiliary_rows_and_never_a_victim() -
     Grey.shown.clear()
     trained().tune(Grey(), {"grey": GREYS}, trials=2)
     assert len(Grey.shown) == 3, "the setting as it was given, and two more"
-    pseudo = Bench(trained().evaluator, Grey(), "server", 0, 0, 0.25).victims
+    pseudo = PseudoVictims(trained().evaluator, Grey(), "server", 0, 0, 0.25).victims
     expected = trained().engine.modules(0)["bottom"].eval()(pseudo.x)
     for view, knowledge in Grey.shown:
         assert knowledge.auxiliary is not None

@@ -322,18 +322,18 @@ def test_beyond_the_first_hop_no_header_tells_the_client(labels: str, blind: tup
     """All but the circuit is the same for every client, and the circuit is not the client's number."""
     for party in blind:
         headers: dict[int, set[object]] = {}
-        circuits: dict[int, set[int]] = {}
+        pseudonyms: dict[int, set[int]] = {}
         for client, message in spoken(labels)[1]:
             if party in (message.sender, message.receiver):
                 plain = message._replace(tensors={n: t.shape for n, t in message.tensors.items()})  # type: ignore[misc]
                 plain = plain._replace(stamp=message.stamp._replace(replica=0))
                 headers.setdefault(client, set()).add(repr(plain))
-                circuits.setdefault(client, set()).add(message.stamp.replica)
+                pseudonyms.setdefault(client, set()).add(message.stamp.replica)
         assert len(headers) == CLIENTS
         assert all(found == headers[0] for found in headers.values()), party
         # One number a client, in all phases alike, so that its gradients find their way back.
-        assert all(len(found) == 1 for found in circuits.values())
-        numbers = [next(iter(circuits[client])) for client in range(CLIENTS)]
+        assert all(len(found) == 1 for found in pseudonyms.values())
+        numbers = [next(iter(pseudonyms[client])) for client in range(CLIENTS)]
         assert sorted(numbers) == list(range(CLIENTS))
         assert numbers != list(range(CLIENTS))
 
@@ -343,7 +343,7 @@ def test_any_client_may_have_any_number() -> None:
     topology = CHAINS["relayed"][1]().with_task(classification(CLASSES))
     facts = pass_example(topology, data_of(topology, 4))
     seen = {
-        (replica.index, replica.circuit)
+        (replica.index, replica.pseudonym)
         for seed in range(80)
         for replica in LocalEngine(topology, facts, CLIENTS, seed=seed).run_parties.replicas
     }

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from splitfed.aggregation.base import AggregationRule
-from splitfed.core.annealing import course_of
+from splitfed.core.annealing import annealing_of
 from splitfed.core.defense import Defense, Strength
 from splitfed.core.errors import unknown
 from splitfed.core.topology import Topology
@@ -186,7 +186,7 @@ def _first_number(kind: Any, point: Mapping[str, Any]) -> str | None:
     for field in fields(kind):
         value = point.get(field.name)
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if number or (isinstance(value, Mapping) and course_of(value) is not None):
+        if number or (isinstance(value, Mapping) and annealing_of(value) is not None):
             return field.name
     return None
 

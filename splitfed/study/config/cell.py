@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from splitfed.core.annealing import course_of
+from splitfed.core.annealing import annealing_of
 from splitfed.core.defense import Strength
 from splitfed.core.errors import InvalidInput, describe_error
 from splitfed.core.local_update import LocalUpdate
@@ -314,7 +314,7 @@ def format_value(value: Any) -> str:
         case list() | tuple():
             return _table_names(value, "~") if _holds_tables(value) else "+".join(map(format_value, value))
         case Mapping():
-            if (course := course_of(value)) is not None:
+            if (course := annealing_of(value)) is not None:
                 return _cut(course.label)
             kind = value.get("model")
             inner = " ".join(f"{key}={format_value(item) or '[]'}" for key, item in value.items() if key != "model")

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
-from splitfed.core.annealing import EXAMPLE, Course
+from splitfed.core.annealing import EXAMPLE, Annealing
 from splitfed.core.errors import unknown
 from splitfed.study.config.mistakes import Mistakes, short_repr
 from splitfed.study.config.schema import LIMIT
@@ -22,7 +22,7 @@ from splitfed.study.config.schema import LIMIT
 T = TypeVar("T")
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "text"}
-_WORDS |= {Course: f"a course such as {EXAMPLE}"}
+_WORDS |= {Annealing: f"a course such as {EXAMPLE}"}
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def _release_game(
 
 def _edge_routes(run: Run, client: int) -> Iterator[Route]:
     engine = run.engine
-    topology, circuit = engine.topologies[client], engine.run_parties.replicas[client].circuit
+    topology, pseudonym = engine.topologies[client], engine.run_parties.replicas[client].pseudonym
     for edge in topology.crossings:
         mine = enumerate(of_client(engine.defenses, client))
         guards = tuple(
@@ -138,7 +138,7 @@ def _edge_routes(run: Run, client: int) -> Iterator[Route]:
         if any("activation" in counted_kinds(defense) for _, defense in guards):
             party = engine.party(client, topology.role_of(edge.source)).name
             defended = engine.all_facts[client].defended(edge.values)
-            yield from (Route(party, edge.name, value, guards, run.seed, circuit) for value in defended)
+            yield from (Route(party, edge.name, value, guards, run.seed, pseudonym) for value in defended)
 
 
 def _upload_routes(run: Run, client: int) -> Iterator[Route]:

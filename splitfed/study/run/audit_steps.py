@@ -45,7 +45,7 @@ def step_games(run: Run, client: int) -> Iterator[Game]:
             CanaryParty(engine.party(client, role).name, role, tuple(to for sender, to in norms if sender == role))
             for role in defense.guards(topology)
         )
-        canaries = Canaries(defense, position, canary_parties, engine.run_parties.replicas[client].circuit, run.seed)
+        canaries = Canaries(defense, position, canary_parties, engine.run_parties.replicas[client].pseudonym, run.seed)
         yield from _party_games(run, client, canaries, event)
 
 

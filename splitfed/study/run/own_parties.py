@@ -63,7 +63,7 @@ def lent_parties(run: Run, client: int) -> Iterator[ClientReplica]:
         yield place
     finally:
         for party, state, modes in kept:
-            party.forget(place.circuit)
+            party.forget(place.pseudonym)
             party.drop_gradients()
             party.state.drop(PART)
             party.state.load_state_dict(state)

@@ -26,7 +26,7 @@ from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.training_attacks import add_training_attack, training_attacks
 from splitfed.study.config.training_table import PartyNames
 from splitfed.threats.repeated_releases import check_releases
-from splitfed.threats.tuning import SHARE, Bench, check_tunable
+from splitfed.threats.tuning import SHARE, PseudoVictims, check_tunable
 from splitfed.training.callbacks import check_deciding
 from splitfed.training.entry_point import check_run, engine_of
 from splitfed.training.run import Run
@@ -211,7 +211,9 @@ def check_attack(probe: Probe, run: Run) -> None:
         check_count("round", probe.round, high=max(run.evaluator.grants.rounds - 1, 0))
     if probe.tune:
         check_tunable(probe.attack.name, attack, attack.space)
-        Bench(run.evaluator, attack, run.evaluator.adversary(probe.adversary), 0, run.seed, SHARE, probe.releases)
+        PseudoVictims(
+            run.evaluator, attack, run.evaluator.adversary(probe.adversary), 0, run.seed, SHARE, probe.releases
+        )
     if run.engine.topology.computation is not None:
         # That an attack finds nothing to read there is a result, beside those of the study's runs in plain.
         return

@@ -10,7 +10,7 @@ from splitfed.costs.speeds import Machine, Speeds
 _KINDS = ("compute", "up", "down")
 
 
-class Plant:
+class MachineQueues:
     """The parties' processors, uplinks and downlinks: when each is free, and how long each has computed.
 
     `roles`: party -> role; a party that is not named there is alone in a role of its own name.

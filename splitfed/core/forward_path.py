@@ -18,10 +18,10 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.replay_answers import Answer
 
 INPUT = -1
-"""Stands for the operation in `Made` of an input."""
+"""Stands for the operation in `OperationOutput` of an input."""
 
 
-class Made(NamedTuple):
+class OperationOutput(NamedTuple):
     """A tensor by its origin: number `place` among the tensors that operation `operation` returned."""
 
     operation: int
@@ -38,7 +38,7 @@ class CrossingValue(NamedTuple):
 
     name: str
     source: int
-    made: Made
+    made: OperationOutput
     batch: int | None = 0
     sometimes: bool = False
     origin: str = ""
@@ -67,7 +67,7 @@ class CrossingForm(NamedTuple):
 
 
 @dataclass
-class Way:
+class ForwardPath:
     """One way of a model through its `forward`: the names of all operations, and how many have run at each cut.
 
     `received`: for each segment, what it reads of earlier ones; `raw`: the inputs of the model that it reads;
@@ -103,12 +103,12 @@ class Way:
     reshapes: bool = False
     reads: dict[str, dict[int, int]] = field(default_factory=dict)
     upstream: dict[str, set[str]] = field(default_factory=dict)
-    after: Made | None = None
+    after: OperationOutput | None = None
     kept: dict[str, set[int]] = field(default_factory=dict)
     numbers: dict[int, Any] = field(default_factory=dict)
     told: frozenset[int] = frozenset()
     free: frozenset[int] = frozenset()
-    labels: dict[tuple[Made, int], str] = field(default_factory=dict)
+    labels: dict[tuple[OperationOutput, int], str] = field(default_factory=dict)
     forms: dict[str, CrossingForm] = field(default_factory=dict)
     attributes: Reads = field(default_factory=Reads)
     calls: Mapping[int, Answer] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Way:
     by_holders: frozenset[int] = frozenset()
     readers: dict[str, set[int]] = field(default_factory=dict)
     asked: Mapping[int, Any] = field(default_factory=dict)
-    beyond: tuple[Way, ...] = ()
+    beyond: tuple[ForwardPath, ...] = ()
     branches: bool = False
     overwrites: frozenset[int] = frozenset()
     connected: set[str] = field(default_factory=set)
@@ -173,7 +173,7 @@ class Way:
         """Return whether what operation `number` returns on shapes is the same in every batch of this way."""
         return all(n > number or isinstance(self.numbers[n], bool) for n in self.told)
 
-    def shared_with(self, other: Way) -> int:
+    def shared_with(self, other: ForwardPath) -> int:
         """Return before which operation this way and `other` are one."""
         differing = {n for n in self.told | other.told if self.numbers.get(n) is not other.numbers.get(n)}
         truths = {n for n in differing if isinstance(self.numbers.get(n, other.numbers.get(n)), bool)}
@@ -186,7 +186,9 @@ class Way:
                 if name in raw:
                     del raw[name]
                     self.raw[0][name] = None
-                    received[f"{name}_sent"] = CrossingValue(f"{name}_sent", 0, Made(INPUT, inputs.index(name)))
+                    received[f"{name}_sent"] = CrossingValue(
+                        f"{name}_sent", 0, OperationOutput(INPUT, inputs.index(name))
+                    )
 
     def hand_on(self, chain: Sequence[str]) -> None:
         """Let what crosses go along `chain`, the party of each segment; see `cut_names.relays`."""
@@ -213,7 +215,7 @@ class Way:
         return {name: value for name, value in values.items() if value.source == segment}
 
 
-def align_ways(model: str, ways: Sequence[Way]) -> None:
+def align_ways(model: str, ways: Sequence[ForwardPath]) -> None:
     """Let as much as can be cross in all of `ways` of `model`, and mark what crosses in some alone.
 
     What is of one form takes the place of another: `h` in one way and `-h` in the other cross under one name. Refuses
