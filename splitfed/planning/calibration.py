@@ -15,7 +15,8 @@ from splitfed.privacy.accountants import calibrate
 def calibrate_defenses(
     prepared: Prepared, rounds: int, obstacle: str | None = None, doubt: str | None = None
 ) -> Prepared:
-    """Return `prepared` with its method and its defenses calibrated for `rounds` rounds; see `Calibrated` and `Method.for_rounds`.
+    """Return `prepared` with its method and its defenses calibrated for `rounds` rounds; see `Calibrated`
+    and `Method.for_rounds`.
 
     `obstacle` and `doubt`: what the caller knows of that speaks against a promise; see `Terms`.
     """
