@@ -17,14 +17,14 @@ import pytest
 from splitfed.cli import main
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
+from splitfed.drawing.figure import as_svg, canvas
+from splitfed.drawing.inline_svg import PRESENTATION, inline_svg
 from splitfed.drawing.svg import to_svg
 from splitfed.study.config.toml import dumps
 from splitfed.study.report.data import escape_invisible, make_visible, read_study
 from splitfed.study.report.document import shade_percent, stack_bars, write_report
 from splitfed.study.report.exposure import _draw_topology
 from splitfed.study.report.figures.images import read_pairs
-from splitfed.study.report.figures.style import as_svg, canvas
-from splitfed.study.report.inline_svg import PRESENTATION, inline_svg
 from splitfed.study.report.topology_data import draw_graph, graph_of
 from tests.drawing.test_svg import ONE_WAY, SIX, TASKS, U_SHAPED, VANILLA
 from tests.study.report_page import Page

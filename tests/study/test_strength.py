@@ -149,7 +149,6 @@ def test_the_report_names_parameter_and_unit_and_rises_to_the_right(tmp_path: Pa
     private = [s["strength"] for s in summary["settings"] if s["family"] == "dp_sgd"]
     assert private == [8.0, 2.0, 1.0], "from weak to strong"
     drawn = plot_leakage_by_strength(summary, "psnr", "inputs", SeriesStyles(summary), "x")
-    assert drawn is not None
     ticks = re.findall(r">(undefended|\d+)</text>", drawn)
     # Evenly spaced epsilons 1, 2, 8: a usual step is the square root of 8.
     assert undefended_position([1.0, 2.0, 8.0]) == pytest.approx(8 * 8**0.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,8 +37,8 @@ from splitfed.study.report.figures.rounds import (
     plot_utility_by_round,
 )
 from splitfed.study.report.figures.strength import families_without_strength, plot_leakage_by_strength
-from splitfed.study.report.figures.style import SeriesStyles
-from splitfed.study.report.figures.tradeoff_front import plot_tradeoff, scored_metrics
+from splitfed.study.report.figures.style import SeriesStyles, scored_metrics
+from splitfed.study.report.figures.tradeoff_front import plot_tradeoff
 from splitfed.study.report.metrics import CLONES, METRICS, TARGETS
 from splitfed.study.report.text import (
     baseline,
@@ -77,17 +78,17 @@ def page_content(study: Study, summary: Summary) -> Json:
         **_attack_figures(study, summary, looks),
         "informed": [s for s in summary["settings"] if s["information"]],
         "depths": _depth_sections(study, summary),
-        "strengths": [Markup(figure) for figure in strengths if figure],
+        "strengths": [figure for figure in strengths if figure],
         "without_strength": families_without_strength(summary),
-        "curves": Markup(plot_training_curves(summary, study.settings, looks, "curves")),
+        "curves": plot_training_curves(summary, study.settings, looks, "curves"),
         **_client_section(summary, study.settings),
         "encryption": (sealed := encryption_section(study, summary)),
-        "encrypted_costs": Markup(
-            plot_encrypted_costs(sealed["rows"], summary["utility"]["metric"], "encrypted") if sealed else ""
+        "encrypted_costs": plot_encrypted_costs(
+            sealed["rows"] if sealed else [], summary["utility"]["metric"], "encrypted"
         ),
         "topologies": topology_sections(study, summary),
         "promises": [s for s in summary["settings"] if s["privacy"]],
-        "epsilon_figure": Markup(plot_epsilon_by_round(study.settings, looks, "epsilon") or ""),
+        "epsilon_figure": plot_epsilon_by_round(study.settings, looks, "epsilon"),
         "predicted": any(s["predicted"] for s in summary["settings"]),
         "disagree": [
             name_of(summary, s) for s in summary["settings"] if s["predicted"] and not s["predicted"]["agrees"]
@@ -101,7 +102,7 @@ def page_content(study: Study, summary: Summary) -> Json:
         "parted": [s for s in summary["settings"] if s["participation"]],
         "over_time": _plot_over_time(summary, study.settings),
         "crossovers": [
-            (summary["names"][topology], found, Markup(plot_crossovers([found], f"crossover{i}")))
+            (summary["names"][topology], found, plot_crossovers([found], f"crossover{i}"))
             for i, (topology, found) in enumerate(crossovers(study.settings).items())
         ],
         "kinds": _message_kinds(summary),
@@ -111,22 +112,18 @@ def page_content(study: Study, summary: Summary) -> Json:
 
 def _attack_figures(study: Study, summary: Summary, looks: SeriesStyles) -> Json:
     """Return the figures that every attack has of its own, each with the attack's name: by kind of figure."""
+    plots = {
+        "tradeoffs": partial(plot_tradeoff, summary),
+        "learning": partial(plot_error_by_round, study.settings),
+        "budgets": partial(plot_budget, study.settings),
+    }
     return {
-        "tradeoffs": [
-            (summary["names"][attack], Markup(plot_tradeoff(summary, attack, looks, f"tradeoff{i}")))
+        kind: [
+            (summary["names"][attack], figure)
             for i, attack in enumerate(summary["attacks"])
-            if scored_metrics(summary, attack)
-        ],
-        "learning": [
-            (summary["names"][attack], Markup(figure))
-            for i, attack in enumerate(summary["attacks"])
-            if (figure := plot_error_by_round(summary, study.settings, attack, looks, f"learning{i}"))
-        ],
-        "budgets": [
-            (summary["names"][attack], Markup(figure))
-            for i, attack in enumerate(summary["attacks"])
-            if (figure := plot_budget(study.settings, attack, looks, f"budget{i}"))
-        ],
+            if (figure := plot(attack, looks, f"{kind}{i}"))
+        ]
+        for kind, plot in plots.items()
     }
 
 
@@ -193,10 +190,10 @@ def _depth_sections(study: Study, summary: Summary) -> list[Json]:
     pages: list[Json] = []
     for attack in [a for a in summary["attacks"] if summary["targets"][a] == "inputs"]:
         shown = TARGETS["inputs"].order(m for m in scored_metrics(summary, attack) if METRICS[m].up)[:2]
-        if (figure := plot_leakage_by_depth(summary, attack, shown, f"depth{len(pages)}")) is not None:
+        if figure := plot_leakage_by_depth(summary, attack, shown, f"depth{len(pages)}"):
             grids = [_depth_pictures(study, summary, attack, line) for line in depth_lines(summary, attack)]
             shown_grids = [grid for grid in grids if grid["rows"]]
-            pages.append({"attack": summary["names"][attack], "figure": Markup(figure), "grids": shown_grids})
+            pages.append({"attack": summary["names"][attack], "figure": figure, "grids": shown_grids})
     return pages
 
 
@@ -236,8 +233,8 @@ def _client_section(summary: Summary, settings: Sequence[Setting]) -> Json:
         "across": any(s["clients"] and s["clients"]["across"] for s in shown_settings),
         "target": target,
         "prototypes": prototype_pictures(several),
-        "by_round": Markup(plot_utility_by_round(named, metric, "byround", target) if shown_settings else ""),
-        "per_client": Markup(plot_client_scores(several, metric, "perclient") if several else ""),
+        "by_round": plot_utility_by_round(named, metric, "byround", target) if shown_settings else "",
+        "per_client": plot_client_scores(several, metric, "perclient"),
     }
 
 
@@ -261,7 +258,7 @@ def _plot_over_time(summary: Summary, settings: Sequence[Setting]) -> Markup:
         return Markup("")
     curves = [(name, *mean) for name, (mean, _) in found]
     seeds = [each if len(each) > 1 else [] for _, (_, each) in found]
-    return Markup(plot_accuracy_over_time(curves, summary["utility"]["metric"], "overtime", seeds))
+    return plot_accuracy_over_time(curves, summary["utility"]["metric"], "overtime", seeds)
 
 
 def reproduction(study: Study) -> Json:
@@ -316,7 +313,7 @@ def _leak_section(study: Study, summary: Summary, attack: str, looks: SeriesStyl
         "attack": summary["names"][attack],
         "title": TARGETS[target].title,
         "said": [_sentence(summary, s, attack, metrics) for s in settings if s["family"] == NO_DEFENSE],
-        "figure": Markup(plot_scores(summary, settings, attack, metrics[:2], looks, name)),
+        "figure": plot_scores(summary, settings, attack, metrics[:2], looks, name),
         "roc": Markup(""),
         "seed": None,
     }
@@ -324,7 +321,7 @@ def _leak_section(study: Study, summary: Summary, attack: str, looks: SeriesStyl
         page["seed"] = _commonest_seed(study)
         found = read_pairs(study.settings, attack, page["seed"])
         curves = [(name_of(summary, p.setting), p.setting.family, p.prediction, p.truth > 0.5) for p in found]
-        page["roc"] = Markup(plot_roc_curves(curves, f"{name}roc")) if curves else Markup("")
+        page["roc"] = plot_roc_curves(curves, f"{name}roc")
     return page
 
 

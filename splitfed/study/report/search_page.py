@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from markupsafe import Markup
-
 from splitfed.study.report.data import Json, make_visible
 from splitfed.study.report.figures.search import plot_trials
 from splitfed.study.report.search_data import (
@@ -25,7 +23,7 @@ def search_content(outcome: SearchOutcome | None) -> Json:
     return {
         "search": {
             "said": make_visible(search_sentences(outcome)),
-            "figure": Markup(plot_trials(outcome, "search") or ""),
+            "figure": plot_trials(outcome, "search"),
             "columns": [make_visible(metric_label(name)) for name in metric_names(outcome)],
             "front": make_visible(front_rows(outcome)),
             "without": make_visible(
