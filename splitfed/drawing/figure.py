@@ -190,12 +190,17 @@ def canvas(panels: int, width: float = 5.3, height: float = 3.9, columns: int = 
 
 
 def as_svg(figure: Any, name: str) -> str:
-    """Return the figure as an SVG element to stand in a page; `name` begins its ids, so that two never meet."""
+    """Return the figure as an SVG element to stand in a page; `name` begins its ids, so that two never meet.
+
+    Its alternative text has the titles of panels and axes.
+    """
+    titles = [(axis.get_title(loc="left"), axis.get_ylabel(), axis.get_xlabel()) for axis in figure.axes]
+    alt = "; ".join(dict.fromkeys(", ".join(filter(None, one)) for one in titles))
     _disable_math_text(figure)
     keep_room(figure)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return inline_svg(buffer.getvalue(), name)
+    return inline_svg(buffer.getvalue(), name, " ".join(alt.split()))
 
 
 def add_legend(figure: Any, *axes: Any) -> None:

@@ -9,6 +9,7 @@ from splitfed.core.encryption_settings import CONSTANT_MASK, PLAIN_GRADIENT, PRO
 from splitfed.study.report.data import NO_DEFENSE, Json, Setting, Study, Summary
 from splitfed.study.report.text import name_of
 from splitfed.study.report.units import count_noun, format_bytes
+from splitfed.study.results import RunResult
 
 WHAT_PLAIN_TELLS: Mapping[tuple[str, str], str] = {
     (PLAIN_GRADIENT, "gradient"): "the gradients of the layer's result, weight and bias: labels and activations",
@@ -63,7 +64,7 @@ def encryption_section(study: Study, summary: Summary) -> Json | None:
 
 def _batch(setting: Setting) -> Json | None:
     """Return what was predicted of a batch of an encrypted setting; None of one in plain."""
-    found: Json | None = (setting.runs[0].get("predicted") or {}).get("encryption")
+    found: Json | None = (setting.runs[0].predicted or {}).get("encryption")
     return found
 
 
@@ -94,7 +95,7 @@ def _reading(setting: Setting) -> Json:
         "always": ALWAYS,
         "holders": TRUST[batch["keys"]].format(holder=holder),
         "weights": _weights_sentence(run, protocol),
-        "refused": run.get("refused", []),
+        "refused": list(run.refused),
         "told": (batch["keys"], holder, batch["rows"], str(rows), _weights_sentence(run, protocol)),
     }
 
@@ -108,14 +109,14 @@ def _describe_content(message: Mapping[str, Any]) -> str:
     return " and ".join(parts)
 
 
-def _largest_message(run: Mapping[str, Any], kind: str) -> str:
-    sizes = [e["bytes"] for party in run.get("parties", []) for e in party["receives"] if e["kind"] == kind]
+def _largest_message(run: RunResult, kind: str) -> str:
+    sizes = [e["bytes"] for party in run.parties for e in party["receives"] if e["kind"] == kind]
     return format_bytes(max(sizes)) if sizes else "-"
 
 
-def _weights_sentence(run: Mapping[str, Any], protocol: str) -> str:
+def _weights_sentence(run: RunResult, protocol: str) -> str:
     """Say who has the clients' weights at successive times, where weights move."""
-    if not any(run["bytes_by_kind"].get(kind) for kind in MOVED):
+    if not any(run.bytes_by_kind.get(kind) for kind in MOVED):
         return ""
     if protocol != WEIGHT_SHARES:
         return "The clients' weights move between clients in plain."

@@ -205,14 +205,15 @@ def _depth_pictures(study: Study, summary: Summary, attack: str, line: DepthLine
 
 
 def _picture_row(summary: Summary, pair: Pair, attack: str, seed: int, low: float, high: float) -> Json:
-    run = next(r for r in pair.setting.runs if int(r["seed"]) == seed)
-    scores = next(a["scores"] for a in run["attacks"] if a["label"] == attack)
+    run = next(r for r in pair.setting.runs if r.seed == seed)
+    found = run.attack(attack)
     scored = [
-        f"{METRICS[m].title} {format_score(m, scores[m]['attack']['mean'])}"
+        f"{METRICS[m].title} {format_score(m, score.mean)}"
         for m in ("psnr", "ssim", "accuracy")
-        if m in scores and scores[m]["attack"]["mean"] is not None
+        if found is not None and (score := found.scores.get(m, {}).get("attack")) and score.mean is not None
     ]
-    said = [", ".join(scored), f"{run['utility']['metric']} {format_utility(summary, run['utility']['test'])}"]
+    utility = "-" if run.utility.test is None else format_utility(summary, run.utility.test)
+    said = [", ".join(scored), f"{run.utility.metric} {utility}"]
     strip = image_strip(pair.prediction[:SHOWN], low, high)
     return {"name": name_of(summary, pair.setting), "strip": strip, "said": said}
 
@@ -222,7 +223,7 @@ def _client_section(summary: Summary, settings: Sequence[Setting]) -> Json:
     shown_settings = [s for s in summary["settings"] if s["clients"] or s["target"]]
     # What hijacked clients reach is no result of a method.
     named = [(name_of(summary, s), s) for s in settings if not s.training_attack]
-    several = [(label, s) for label, s in named if any(run["utility"].get("spread") for run in s.runs)]
+    several = [(label, s) for label, s in named if any(run.utility.spread for run in s.runs)]
     metric = summary["utility"]["metric"]
     target = next((s["target"]["value"] for s in shown_settings if s["target"]), None)
     return {

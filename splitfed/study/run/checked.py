@@ -25,7 +25,7 @@ import torch
 from splitfed.core import digests
 from splitfed.registry import PLUGINS
 from splitfed.study.config.search_space import Assignment
-from splitfed.study.report.refused import CHECKED
+from splitfed.study.report.data import CHECKED
 from splitfed.study.run.trust import import_paths
 from splitfed.training.checkpoint import write_atomic
 

@@ -54,8 +54,8 @@ def _attempts(setting: Setting, attack: str) -> list[Mapping[str, Any]]:
 
 def _selection(setting: Setting, attack: str) -> Mapping[str, Any]:
     """Return what the attack told of its choice in the first seed; without attempts where it chose among none."""
-    told = (a["selection"] for a in setting.runs[0]["attacks"] if a["label"] == attack and a.get("selection"))
-    return next(told, {"tried": [], "metric": "mse"})
+    found = setting.runs[0].attack(attack)
+    return found.selection if found is not None and found.selection else {"tried": [], "metric": "mse"}
 
 
 def _lines(attempts: Attempts) -> list[Series]:

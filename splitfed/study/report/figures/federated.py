@@ -22,6 +22,7 @@ from splitfed.core.random import derive, generator
 from splitfed.drawing.figure import GRID, INK, MARKERS, PALETTE, Panel, Series, draw_svg, row_height, wrap_label
 from splitfed.study.report.contained import path_inside
 from splitfed.study.report.data import Setting
+from splitfed.study.results import RunResult
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.run import Run
 
@@ -98,7 +99,7 @@ def plot_client_scores(named: Sequence[tuple[str, Setting]], metric: str, name: 
     """
     names, series = [wrap_label(label, 40) for label, _ in named], []
     for row, (_, setting) in enumerate(named):
-        if not (scores := [s for run in setting.runs for s in run["utility"]["clients"] if s is not None]):
+        if not (scores := [s for run in setting.runs for s in run.utility.clients if s is not None]):
             continue
         mean, dot = sum(scores) / len(scores), {"color": PALETTE[row % len(PALETTE)], "marker": "o", "alpha": 0.45}
         series += [
@@ -139,10 +140,10 @@ def prototype_pictures(named: Sequence[tuple[str, Setting]]) -> list[tuple[str, 
     found = []
     for i, (name, setting) in enumerate(there):
         seed = min(setting.seeds, key=lambda s: (-seeds[s], s))
-        run = next(run for run in setting.runs if int(run["seed"]) == seed)
+        run = next(run for run in setting.runs if run.seed == seed)
         if (path := _file(run)) is None:
             continue
-        digests.check_file(path, run.get("files", {}).get(FILE), f"delete it and result.json, {digests.AGAIN}")
+        digests.check_file(path, run.files.get(FILE), f"delete it and result.json, {digests.AGAIN}")
         known = load_file(path)
         if len(known["z"]) + len(known) - 2 >= 4:
             marks = {key.removeprefix("prototype/"): t for key, t in known.items() if key.startswith("prototype/")}
@@ -150,7 +151,7 @@ def prototype_pictures(named: Sequence[tuple[str, Setting]]) -> list[tuple[str, 
     return found
 
 
-def _file(run: Mapping[str, Any]) -> Path | None:
+def _file(run: RunResult) -> Path | None:
     """Return the path of the run's file; None where there is none in its own folder."""
-    path = path_inside(Path(run["folder"]), FILE)
+    path = path_inside(run.place, FILE)
     return path if path is not None and path.is_file() else None

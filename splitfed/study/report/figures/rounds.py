@@ -21,6 +21,7 @@ from splitfed.study.report.data import (
 )
 from splitfed.study.report.figures.style import SeriesStyles, mean_rule
 from splitfed.study.report.privacy import epsilon_per_round
+from splitfed.study.results import RunResult
 
 LabeledSettings = Sequence[tuple[str, Setting]]
 
@@ -38,7 +39,7 @@ def plot_training_curves(summary: Summary, settings: Sequence[Setting], looks: S
                     series
                     for setting, shade in zip(settings, _opacities(settings), strict=True)
                     for series in _mean_curve(
-                        [by_round(run["history"], read) for run in setting.runs], setting, looks, {"alpha": shade}
+                        [by_round(run.history, read) for run in setting.runs], setting, looks, {"alpha": shade}
                     )
                 ],
                 title=title,
@@ -73,19 +74,19 @@ def plot_utility_by_round(named: LabeledSettings, metric: str, name: str, target
 
 def utility_by_round(setting: Setting) -> dict[int, Estimate]:
     """Return round (from 1) -> the utility over seeds, for the rounds that were scored in every seed."""
-    each = [by_round(run["history"], scored_utility) for run in setting.runs]
+    each = [by_round(run.history, scored_utility) for run in setting.runs]
     found = {r: estimate([one[r] for one in each], bounds=bounds_of(setting.runs)) for r in shared_rounds(each)}
     return {r: e for r, e in found.items() if e is not None}
 
 
-def error_by_round(run: Mapping[str, Any], attack: str, who: str = "attack") -> dict[int, float]:
+def error_by_round(run: RunResult, attack: str, who: str = "attack") -> dict[int, float]:
     """Return round (from 1) -> mean squared error over the victims, where that labelled `attack` was scored."""
-    party = next((a["adversary"] for a in run["attacks"] if a["label"] == attack and a.get("lives") != "outside"), None)
+    party = next((a.adversary for a in run.attacks if a.label == attack and a.lives != "outside"), None)
 
     def read(entry: Mapping[str, Any]) -> Any:
         return (entry.get("training_attack_scores") or {}).get(party, {}).get("mse", {}).get(who)
 
-    return by_round(run["history"], read)
+    return by_round(run.history, read)
 
 
 def plot_error_by_round(settings: Sequence[Setting], attack: str, looks: SeriesStyles, name: str) -> Markup:
