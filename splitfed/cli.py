@@ -7,7 +7,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -133,6 +133,7 @@ def _run(request: RunRequest) -> None:
 def _attack_run(options: Options) -> None:
     from splitfed.attacks.threat_model import WHITE_BOX
     from splitfed.study.report.remarks import attack_remarks
+    from splitfed.study.results import to_json
     from splitfed.study.run import reattack
 
     if options.list == (options.attack is not None):
@@ -148,31 +149,25 @@ def _attack_run(options: Options) -> None:
         asked = {"releases": options.releases, "threat_model": options.threat_model, "round": options.round}
         entries = reattack.attack_run(*given, **asked, trust=options.trust)
     if options.json:
-        print(json.dumps(entries))
+        print(json.dumps([to_json(attack) for attack in entries]))
         return
     for attack in entries:
-        own = {metric: who["attack"] for metric, who in attack["scores"].items() if "attack" in who}
-        scores = ", ".join(f"{metric} {_format_score(found)}" for metric, found in own.items())
-        quick = " (quick look)" if attack.get("quick") else ""
-        model = ", white box" if attack.get("threat_model") == WHITE_BOX else ""
-        print(f"{attack['label']} by {attack['adversary']}{model}: {scores}{quick}")
+        own = {metric: who["attack"] for metric, who in attack.scores.items() if "attack" in who}
+        scores = ", ".join(f"{metric} {found}" for metric, found in own.items())
+        quick = " (quick look)" if attack.quick else ""
+        model = ", white box" if attack.threat_model == WHITE_BOX else ""
+        print(f"{attack.label} by {attack.adversary}{model}: {scores}{quick}")
         for said in attack_remarks(attack):
             print(said)
 
 
-def _format_score(found: Mapping[str, float | None]) -> str:
-    """Write the mean over victims of an attack's score, and of a reconstruction's what it hides."""
-    mean, median, worst = (found.get(key) for key in ("mean", "median", "worst_decile"))
-    beside = "" if median is None or worst is None else f" (median {median:.3g}, worst decile {worst:.3g})"
-    return "-" if mean is None else f"{mean:.3g}{beside}"
-
-
 def _continue_run(options: Options) -> None:
+    from splitfed.study.results import to_json
     from splitfed.study.run import longer, session
 
     with others_print_aside():
         found = longer.continue_run(Path(options.run), options.rounds, trust=options.trust)
-    print(json.dumps(found) if options.json else session.format_outcome(found))
+    print(json.dumps(to_json(found)) if options.json else session.format_outcome(found))
 
 
 def _print_plan(options: Options) -> None:

@@ -34,7 +34,7 @@ class Pictures:
         """Replace what takes long between a finished plot and the SVG of it, where figures are not drawn."""
         from matplotlib.figure import Figure
 
-        from splitfed.study.report.figures import style
+        from splitfed.drawing import figure as style
 
         keep_room, plain_text, save = style.keep_room, style._disable_math_text, Figure.savefig
 

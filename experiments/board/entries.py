@@ -16,6 +16,7 @@ import torch
 from experiments.board.studies import BoardRun
 from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.study.report.metrics import FLOORS, LABEL_FLOORS, METRICS
+from splitfed.study.results import AttackRecord, RunResult, to_json
 from splitfed.study.run.results_csv import promised_epsilon
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.folder import environment
@@ -52,56 +53,61 @@ def describe_refusal(run: BoardRun, why: str) -> Json:
     return {**_identity(run), "refused": why, "date": today()}
 
 
-def describe_run(run: BoardRun, result: Mapping[str, Any], cpu_seconds: float) -> Json:
+def describe_run(run: BoardRun, result: RunResult, cpu_seconds: float) -> Json:
     """Return the entry of a run that has ended, as it is before any attack.
 
     `result`: that of its folder. `cpu_seconds`: processor time of its training.
     """
     about = {**_identity(run), "date": today(), "versions": versions()}
-    if "failed" in result:
-        return {**about, "failed": result["failed"]}
-    utility, ledger = result["utility"], (result.get("privacy") or {}).get("ledger")
+    if result.failed is not None:
+        return {**about, "failed": result.failed}
+    utility, ledger = result.utility, result.ledger
     return {
         **about,
-        "guarantee": result["defense"]["guarantee"],
-        "metric": utility["metric"],
-        "utility": utility["test"],
-        "interval": {key: (utility["interval"] or {}).get(key) for key in ("low", "high", "kind", "rows")},
-        "constant": (utility["constant"] or {}).get("score"),
-        "bytes": result["bytes"],
-        "rounds": result["rounds"],
+        "guarantee": result.defense.guarantee,
+        "metric": utility.metric,
+        "utility": utility.test,
+        "interval": {key: (utility.interval or {}).get(key) for key in ("low", "high", "kind", "rows")},
+        "constant": (utility.constant or {}).get("score"),
+        "bytes": result.bytes,
+        "rounds": result.rounds,
         "cpu_seconds": cpu_seconds,
         **({} if ledger is None else {"epsilon": promised_epsilon(ledger), "protects": _protected(ledger)}),
         "attacks": {},
     }
 
 
-def describe_attack(found: Mapping[str, Any], value_range: tuple[float, float] | None, cpu_seconds: float) -> Json:
+def describe_attack(found: AttackRecord, value_range: tuple[float, float] | None, cpu_seconds: float) -> Json:
     """Return what is kept of an attack's entry in the result of its run: scores by who predicted and by metric.
 
     `value_range`: of the data, which the error of images is held against.
     """
-    known = {metric: by for metric, by in found["scores"].items() if metric in METRICS}
+    known = {metric: by for metric, by in to_json(found)["scores"].items() if metric in METRICS}
     headline = next(metric for metric in METRICS if metric in known)
     scores = {
-        who: {metric: by[who] for metric, by in known.items() if who in by}
+        who: {metric: _known_of(by[who]) for metric, by in known.items() if who in by}
         for who in ("attack", *BESIDE)
         if who in known[headline]
     }
-    selection = found.get("selection") or {}
+    selection = found.selection or {}
     return {
-        "target": found["target"],
-        "adversary": found["adversary"],
-        "victims": found["victims"],
+        "target": found.target,
+        "adversary": found.adversary,
+        "victims": found.victims,
         "metric": headline,
         "scores": scores,
         **({} if value_range is None or headline != "psnr" else {"width": value_range[1] - value_range[0]}),
         "member": selection.get("member"),
         "converged": selection.get("converged"),
-        "under_trained": found["under_trained"],
+        "under_trained": list(found.under_trained),
         "cpu_seconds": cpu_seconds,
         "date": today(),
     }
+
+
+def _known_of(score: Json) -> Json:
+    """Return mean and interval of a score, and the figures that only reconstructions have where there are any."""
+    return {key: value for key, value in score.items() if value is not None or key in ("mean", "low", "high")}
 
 
 def versions() -> Json:

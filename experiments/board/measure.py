@@ -105,7 +105,7 @@ class Measurement:
         was_there, watcher = (folder / "result.json").is_file(), Stopwatch()
         result = run_cell(run.cell, self._data, folder, watcher)
         seconds = watcher.seconds(run.cell.training.rounds)
-        entry = describe_run(run, result, result.get("seconds", 0.0) if seconds is None else seconds)
+        entry = describe_run(run, result, result.seconds if seconds is None else seconds)
         if known is None or "attacks" not in known or "attacks" not in entry:
             return entry
         if was_there:

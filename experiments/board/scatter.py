@@ -7,8 +7,8 @@ from html import escape
 from typing import NamedTuple
 
 from experiments.board.heat_map import INK, MUTED, RULE, SIZE, open_svg
+from splitfed.drawing.figure import PALETTE
 from splitfed.study.report.data import Estimate
-from splitfed.study.report.figures.style import PALETTE
 
 WIDTH, PANEL, LEFT, BOTTOM, TOP, RIGHT = 490.0, 230.0, 44.0, 40.0, 26.0, 12.0
 RADIUS = 7.5

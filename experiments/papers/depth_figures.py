@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.papers.table import DECIBELS, RESULTS
+from splitfed.drawing.figure import DASHES, MARKERS, MUTED, PALETTE, add_legend, canvas
 from splitfed.stats.intervals import mean_interval
-from splitfed.study.report.figures.style import DASHES, MARKERS, MUTED, PALETTE, add_legend, canvas
 
 Found = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 

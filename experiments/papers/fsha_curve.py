@@ -26,7 +26,7 @@ from splitfed.attacks.training_time.training_attack import TrainingAttackState
 from splitfed.core.optimizers import Optim
 from splitfed.core.random import generator, stream
 from splitfed.data.dataset import Federation
-from splitfed.study.report.figures.style import INK, PALETTE, add_legend, as_svg, canvas
+from splitfed.drawing.figure import INK, PALETTE, add_legend, as_svg, canvas
 from splitfed.topologies import vanilla
 from splitfed.training.run import Run
 

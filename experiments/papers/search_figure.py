@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from splitfed.drawing.figure import DASHES, INK, MARKERS, MUTED, PALETTE, add_legend, canvas
 from splitfed.stats.intervals import mean_interval
-from splitfed.study.report.figures.style import DASHES, INK, MARKERS, MUTED, PALETTE, add_legend, canvas
 
 Curves = Mapping[str, Mapping[int, Sequence[float]]]
 

@@ -18,8 +18,8 @@ from unittest.mock import patch
 from experiments.papers.search_figure import draw
 from experiments.papers.search_volume import front, volume
 from experiments.papers.table import PERCENT, RESULTS, Cell, Measured, Table, markdown, mean, signed, verdict
+from splitfed.study.results import read_result
 from splitfed.study.run import search_queue
-from splitfed.study.run.runner import read_result
 from splitfed.study.run.search_session import SearchSession
 from splitfed.study.run.store import StudyFolder
 
@@ -164,7 +164,7 @@ def measure(arm: Arm, seed: int, state: Path, changes: Mapping[str, Mapping[str,
             [
                 f"{setting['defense']}; {setting['topology']}",
                 round(objectives["utility_validation"], 6),
-                round(found["history"][-1]["test"]["union"], 6),
+                round(found.last["test"]["union"], 6),
                 round(objectives["inverse_network.psnr"], 4),
                 round(objectives["epsilon_promised"], 4),
             ]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.papers.table import BOUNDS
+from splitfed.drawing.figure import DASHES, INK, MARKERS, MUTED, PALETTE, add_legend, canvas
 from splitfed.stats.intervals import Interval, mean_interval
-from splitfed.study.report.figures.style import DASHES, INK, MARKERS, MUTED, PALETTE, add_legend, canvas
 
 Found = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 

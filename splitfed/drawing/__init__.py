@@ -1,1 +1,1 @@
-"""Drawings of topologies as SVG."""
+"""Drawings of topologies as SVG, figures of numbers, and tables for notebooks."""

@@ -7,11 +7,12 @@ from typing import Any
 
 from markupsafe import Markup
 
+from splitfed.drawing.figure import INK, MUTED, PALETTE, Panel, Series, draw_svg, row_height, wrap_label
 from splitfed.encryption.settings import CONSTANT_MASK, PLAIN_GRADIENT, PROTOCOLS, WEIGHT_SHARES
-from splitfed.study.report.data import NO_DEFENSE, Json, Setting, Study, Summary, error_bars
-from splitfed.study.report.figures.style import INK, MUTED, PALETTE, as_svg, canvas, wrap_label
+from splitfed.study.report.data import NO_DEFENSE, Json, Setting, Study, Summary, interval_ends
 from splitfed.study.report.text import name_of
 from splitfed.study.report.units import count_noun, format_bytes, format_seconds
+from splitfed.study.results import RunResult
 
 WHAT_PLAIN_TELLS: Mapping[tuple[str, str], str] = {
     (PLAIN_GRADIENT, "gradient"): "the gradients of the layer's result, weight and bias: labels and activations",
@@ -44,7 +45,7 @@ def report_section(study: Study, summary: Summary) -> Json:
     """Return what a report's page shows of encrypted runs, by name: a table of values, and a figure."""
     section = encryption_section(study, summary)
     figure = plot_encrypted_costs(section["rows"], summary["utility"]["metric"], "encrypted") if section else ""
-    return {"encryption": section, "encrypted_costs": Markup(figure)}
+    return {"encryption": section, "encrypted_costs": figure}
 
 
 def describe_batch(found: Json) -> str:
@@ -91,7 +92,7 @@ def encryption_section(study: Study, summary: Summary) -> Json | None:
 
 def _batch(setting: Setting) -> Json | None:
     """Return what was predicted of a batch of an encrypted setting; None of one in plain."""
-    found: Json | None = (setting.runs[0].get("predicted") or {}).get("encryption")
+    found: Json | None = (setting.runs[0].predicted or {}).get("encryption")
     return found
 
 
@@ -122,7 +123,7 @@ def _reading(setting: Setting) -> Json:
         "always": ALWAYS,
         "holders": TRUST[batch["keys"]].format(holder=holder),
         "weights": _weights_sentence(run, protocol),
-        "refused": run.get("refused", []),
+        "refused": list(run.refused),
         "told": (batch["keys"], holder, batch["rows"], str(rows), _weights_sentence(run, protocol)),
     }
 
@@ -136,14 +137,14 @@ def _describe_content(message: Mapping[str, Any]) -> str:
     return " and ".join(parts)
 
 
-def _largest_message(run: Mapping[str, Any], kind: str) -> str:
-    sizes = [e["bytes"] for party in run.get("parties", []) for e in party["receives"] if e["kind"] == kind]
+def _largest_message(run: RunResult, kind: str) -> str:
+    sizes = [e["bytes"] for party in run.parties for e in party["receives"] if e["kind"] == kind]
     return format_bytes(max(sizes)) if sizes else "-"
 
 
-def _weights_sentence(run: Mapping[str, Any], protocol: str) -> str:
+def _weights_sentence(run: RunResult, protocol: str) -> str:
     """Say who has the clients' weights at successive times, where weights move."""
-    if not any(run["bytes_by_kind"].get(kind) for kind in MOVED):
+    if not any(run.bytes_by_kind.get(kind) for kind in MOVED):
         return ""
     if protocol != WEIGHT_SHARES:
         return "The clients' weights move between clients in plain."
@@ -153,36 +154,35 @@ def _weights_sentence(run: Mapping[str, Any], protocol: str) -> str:
     )
 
 
-def plot_encrypted_costs(rows: Sequence[Mapping[str, Any]], metric: str, name: str) -> str:
+def plot_encrypted_costs(rows: Sequence[Mapping[str, Any]], metric: str, name: str) -> Markup:
     """Plot the settings `rows` (as `encryption_section` returns them), a panel each for utility, bytes and seconds.
 
     Bytes and seconds are on logarithmic axes; bars are intervals. `metric`: what the utility is. `name` begins the ids
     of the SVG.
     """
     names = [wrap_label(row["name"], LABEL) for row in rows]
-    lines = sum(label.count("\n") + 1 for label in names)
-    panels = (("utility", f"test {metric}"), ("bytes", "bytes of training"), ("seconds", "seconds of training"))
-    with canvas(len(panels), 4.4, 0.9 + 0.19 * lines + 0.1 * len(names), columns=1) as (figure, axes):
-        for axis, (key, title) in zip(axes, panels, strict=True):
-            for place, row in enumerate(reversed(rows)):
-                if not (found := row["setting"][key]):
-                    continue
-                look = {**_look(row), "label": None}
-                axis.errorbar(found["mean"], place, xerr=error_bars([found]), ms=7, capsize=3, ls="", **look)
-            axis.set_yticks(range(len(names)), list(reversed(names)))
-            axis.set(ylim=(-0.6, len(names) - 0.4), xlabel=title)
-            if key != "utility":
-                axis.set_xscale("log")
-        # One entry of the legend for each look, not one for each row.
-        for look in {_look(row)["label"]: _look(row) for row in rows}.values():
-            axes[1].plot([], [], ls="", ms=7, **look)
-        return as_svg(figure, name, axes[0])
+    titles = {"utility": f"test {metric}", "bytes": "bytes of training", "seconds": "seconds of training"}
+    panels = [
+        Panel(
+            [
+                Series([found["mean"]], [place], **_look(row), x_ends=[interval_ends(found)])
+                for place, row in enumerate(rows)
+                if (found := row["setting"][key])
+            ],
+            axes={"xlabel": title},
+            x_axis="" if key == "utility" else "log",
+            rows=names,
+        )
+        for key, title in titles.items()
+    ]
+    return draw_svg(panels if rows else [], name, 4.4, row_height(names), columns=1)
 
 
 def _look(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return colour, marker and label: encrypted, defended, or neither."""
+    """Return label and look: encrypted, defended, or neither."""
+    label, colour, marker = "in plain, private", PALETTE[1] if row["setting"]["privacy"] else MUTED, "D"
     if row["batch"]:
-        return {"color": PALETTE[0], "marker": "s", "label": "encrypted"}
-    if row["setting"]["family"] == NO_DEFENSE:
-        return {"color": INK, "marker": "o", "label": "in plain, undefended"}
-    return {"color": PALETTE[1] if row["setting"]["privacy"] else MUTED, "marker": "D", "label": "in plain, private"}
+        label, colour, marker = "encrypted", PALETTE[0], "s"
+    elif row["setting"]["family"] == NO_DEFENSE:
+        label, colour, marker = "in plain, undefended", INK, "o"
+    return {"label": label, "look": {"color": colour, "marker": marker, "ls": "", "ms": 7}}

@@ -6,22 +6,19 @@ A figure is known to nobody but its owner: pyplot is not used, so that none has 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.core.errors import InvalidInput
+from splitfed.core.grouping import total_pairs
+from splitfed.drawing.figure import MUTED, PALETTE, Panel, Rule, Series, make_figure, numbered_look
 from splitfed.engines.base import FED
 from splitfed.threats.attack_result import AttackResult
 from splitfed.training.run_state import RunState
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-PANEL = (5.0, 3.6)
-"""Width and height of a panel, in inches."""
 
 
 class RunPlots:
@@ -35,23 +32,23 @@ class RunPlots:
         run = self._run
         if not run.history:
             raise InvalidInput("the run has no round yet: there is no history to plot")
-        figure, (score, loss) = _panels(2)
         scored = [entry for entry in run.history if "test" in entry]
-        for part in ("validation", "test"):
-            known = {e["round"]: e[part]["union"] for e in scored if e[part]["union"] is not None}
-            if known:
-                score.plot(list(known), list(known.values()), marker=".", label=part)
-        if (constant := run.constant) is not None:
-            score.axhline(constant.score, color="grey", ls="--", lw=1, label="constant answer")
-        if score.get_legend_handles_labels()[0]:
-            score.legend()
-        score.set(xlabel="round", ylabel=run.data.task.metric_name)
-        losses = {e["round"]: e["loss"] for e in run.history if e["loss"] is not None}
-        loss.plot(list(losses), list(losses.values()), marker=".", color="tab:red")
-        loss.set(xlabel="round", ylabel="training loss")
-        for axis in (score, loss):
-            axis.xaxis.get_major_locator().set_params(integer=True)
-        return figure
+        curves: dict[str | None, dict[int, float]] = {
+            part: {e["round"]: e[part]["union"] for e in scored if e[part]["union"] is not None}
+            for part in ("validation", "test")
+        }
+        scores = [_curve(known, PALETTE[i], part) for i, (part, known) in enumerate(curves.items()) if known]
+        loss = _curve({e["round"]: e["loss"] for e in run.history if e["loss"] is not None}, PALETTE[3])
+        constant = [] if run.constant is None else [Rule(run.constant.score, "constant answer", {"ls": "--", "lw": 1})]
+        return make_figure(
+            [
+                Panel(series, rules, {"xlabel": "round", "ylabel": title}, x_axis="whole numbers")
+                for series, rules, title in (
+                    (scores, constant, run.data.task.metric_name),
+                    ([loss], [], "training loss"),
+                )
+            ]
+        )
 
     def attacks(self, results: AttackResult | Sequence[AttackResult]) -> Figure:
         """Draw the scores of `results`, as `Run.attack` returns them, with intervals, beside their baselines.
@@ -61,78 +58,74 @@ class RunPlots:
         given = [results] if isinstance(results, AttackResult) else list(results)
         rows = [(number, row) for number, result in enumerate(given) for row in result.rows()]
         rows = [(number, row) for number, row in rows if not row["of"].startswith("stolen ")]
-        metrics = list(dict.fromkeys(row["metric"] for _, row in rows))
-        if not metrics:
+        panels = [
+            Panel(
+                _bars_and_baselines([(n, row) for n, row in rows if row["metric"] == metric]),
+                axes={"title": metric},
+                x_names=dict(enumerate(result.attack for result in given)),
+            )
+            for metric in dict.fromkeys(row["metric"] for _, row in rows)
+        ]
+        if not panels:
             raise InvalidInput("there is no scored attack to plot; expected results of run.attack")
-        figure, axes = _panels(len(metrics))
-        for axis, metric in zip(axes, metrics, strict=True):
-            _draw_metric(axis, [(n, row) for n, row in rows if row["metric"] == metric])
-            axis.set_xticks(range(len(given)), [result.attack for result in given])
-            axis.set_title(metric)
-        return figure
+        return make_figure(panels)
 
     def traffic(self) -> Figure:
         """Draw the bytes that crossed in training: by kind of message, from whom to whom."""
         from matplotlib.ticker import EngFormatter
 
-        totals: dict[tuple[str, str], dict[str, int]] = {}
-        parties = self._run.engine.parties
-        for flow, (_, nbytes) in self._run.engine.traffic.flows.items():
-            if flow.phase == "train":
-                # Clients of one role are one bar: there may be thousands.
-                sender, receiver = (
-                    "aggregation server" if end == FED else parties[end].role if end in parties else end
-                    for end in (flow.sender, flow.receiver)
-                )
-                kinds = totals.setdefault((sender, receiver), {})
-                kinds[flow.kind] = kinds.get(flow.kind, 0) + nbytes
-        if not totals:
+        parties, flows = self._run.engine.parties, self._run.engine.traffic.flows
+
+        def name(end: str) -> str:
+            """Return the role of a party: clients of one role are one bar, as there may be thousands."""
+            return "aggregation server" if end == FED else parties[end].role if end in parties else end
+
+        sizes = total_pairs(
+            ((f"{name(flow.sender)} to {name(flow.receiver)}", flow.kind), nbytes)
+            for flow, (_, nbytes) in flows.items()
+            if flow.phase == "train"
+        )
+        if not sizes:
             raise InvalidInput("nothing crossed in training: there is no traffic to plot")
-        figure, (axis,) = _panels(1)
-        names = [f"{sender} to {receiver}" for sender, receiver in totals]
-        left = [0] * len(totals)
-        for kind in sorted({kind for kinds in totals.values() for kind in kinds}):
-            widths = [kinds.get(kind, 0) for kinds in totals.values()]
-            axis.barh(names, widths, left=left, label=kind)
-            left = [a + b for a, b in zip(left, widths, strict=True)]
-        axis.xaxis.set_major_formatter(EngFormatter(unit="B"))
-        axis.set(xlabel="crossed in training")
-        axis.legend()
+        ways, kinds = list(dict.fromkeys(way for way, _ in sizes)), sorted({kind for _, kind in sizes})
+        stacks = [
+            Series(
+                [sizes.get((way, kind), 0) for way in ways],
+                range(len(ways)),
+                kind,
+                {"color": PALETTE[i % len(PALETTE)]},
+                bars="wide",
+                starts=[sum(sizes.get((way, below), 0) for below in kinds[:i]) for way in ways],
+            )
+            for i, kind in enumerate(kinds)
+        ]
+        figure = make_figure([Panel(stacks, axes={"xlabel": "crossed in training"}, rows=ways)])
+        figure.axes[0].xaxis.set_major_formatter(EngFormatter(unit="B"))
         return figure
 
 
-def _draw_metric(axis: Any, rows: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
+def _curve(known: Mapping[int, float], colour: str, label: str | None = None) -> Series:
+    return Series(list(known), list(known.values()), label, {"marker": ".", "color": colour})
+
+
+def _bars_and_baselines(rows: Sequence[tuple[int, Mapping[str, Any]]]) -> list[Series]:
     baselines = list(dict.fromkeys(row["of"] for _, row in rows if row["of"] not in ("attack", EXCESS)))
-    for place, row in rows:
-        if row["of"] == "attack":
-            axis.bar(place, row["mean"], width=0.6, color="tab:blue")
-            if row["low"] is not None:
-                # A percentile interval need not hold its own mean.
-                ends = [[max(0.0, row["mean"] - row["low"])], [max(0.0, row["high"] - row["mean"])]]
-                axis.errorbar(place, row["mean"], yerr=ends, color="black", capsize=3)
-    for number, who in enumerate(baselines):
-        found = [(place, row["mean"]) for place, row in rows if row["of"] == who]
-        look = {"color": f"C{number + 1}", "lw": 2, "ls": "--", "label": who}
-        axis.hlines([y for _, y in found], [x - 0.4 for x, _ in found], [x + 0.4 for x, _ in found], **look)
-    if baselines:
-        axis.legend()
-
-
-def _panels(count: int) -> tuple[Figure, list[Any]]:
-    """Return a figure with `count` panels in rows of two, which a notebook shows."""
-    from matplotlib import figure as figures
-
-    across = min(2, count)
-    down = -(-count // across)
-    figure: Any = figures.Figure(figsize=(PANEL[0] * across, PANEL[1] * down), layout="constrained")
-    axes = list(figure.subplots(down, across, squeeze=False).flat)
-    for axis in axes[count:]:
-        axis.remove()
-    figure._repr_png_ = partial(_png, figure)
-    return figure, axes[:count]
-
-
-def _png(figure: Any) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+    bars = [
+        Series(
+            [place],
+            [row["mean"]],
+            None,
+            {"width": 0.6, "color": MUTED},
+            y_ends=[] if row["low"] is None else [(row["low"], row["high"])],
+            bars="high",
+        )
+        for place, row in rows
+        if row["of"] == "attack"
+    ]
+    ticks = [
+        Series([place - 0.4, place + 0.4], [row["mean"]] * 2, who, numbered_look(number) | {"marker": None, "lw": 2})
+        for number, who in enumerate(baselines)
+        for place, row in rows
+        if row["of"] == who
+    ]
+    return [*bars, *ticks]

@@ -26,6 +26,7 @@ from splitfed.planning.held_rows import arrays_of, check_held_rows, lines_told
 from splitfed.planning.validation import prepare
 from splitfed.schedules.base import Training
 from splitfed.study.report.exposure import _party_rows, role_holdings
+from splitfed.study.results import RunResult
 from splitfed.topologies import custom, vanilla
 from splitfed.training.description import describe
 from tests.thinning import thin
@@ -291,4 +292,4 @@ def test_report_and_run_name_what_is_held() -> None:
     client, server = role_holdings(prepared.topology, prepared.facts[0], labels, {}, {}, {}, {"server": "server"})
     assert "arrays" not in client
     assert server["arrays"] == [line]
-    assert line in _party_rows({"parties": [server]}, [], {"names": {}})[0]["holds"]
+    assert line in _party_rows(RunResult("run", parties=(server,)), [], {"names": {}})[0]["holds"]

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,19 @@ from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.stats.paired import needed_pairs
 from splitfed.study.config.toml import dumps
+from splitfed.study.results import (
+    AttackRecord,
+    DefenseLabel,
+    MeasuredUtility,
+    RunResult,
+    Score,
+    TopologyLabel,
+    read_result,
+)
 from splitfed.study.run import session
 from splitfed.study.run.compare import ComparedSide, compare, compare_sides, parse_setting
 from splitfed.study.run.comparison import ComparedMetric, Comparison
 from splitfed.study.run.row_scores import mean_over_runs, score_victims
-from splitfed.study.run.runner import read_result
 from tests.study.examples import small, write
 from tests.thinning import thin
 
@@ -66,24 +75,29 @@ def by_metric(found: Comparison, over: str = "seeds") -> dict[str, ComparedMetri
     return {one.metric.rpartition(" ")[2]: one for one in found.metrics if one.over == over}
 
 
-def result(seed: int, accuracy: float, psnr: float, defense: str = "none", **more: Any) -> dict[str, Any]:
-    """A result as `result.json` has it, of what a comparison reads."""
-    return {
+def result(seed: int, accuracy: float, psnr: float, defense: str = "none", **more: Any) -> RunResult:
+    """A result with what a comparison reads."""
+    told = {
         "id": f"{defense}-{seed}",
         "seed": seed,
-        "topology": {"label": "vanilla"},
-        "defense": {"label": defense},
+        "topology": TopologyLabel("vanilla", "vanilla"),
+        "defense": DefenseLabel(defense, defense, ""),
         "schedule": "sequential",
         "model": "mlp",
         "data": "digits",
         "clients": 1,
         "bytes": 1000,
         "seconds": 1.0 + seed / 10,
-        "history": [],
-        "utility": {"metric": "accuracy", "test": accuracy, "higher_is_better": True},
-        "attacks": [{"label": "rmle", "scores": {"psnr": {"attack": {"mean": psnr}}}}],
-        **more,
+        "utility": MeasuredUtility("accuracy", test=accuracy),
+        "attacks": (AttackRecord("rmle", "rmle", "server", {"psnr": {"attack": Score(psnr)}}),),
     }
+    return RunResult(**{**told, **more})
+
+
+def kept_result(run: Path) -> RunResult:
+    found = read_result(run)
+    assert found is not None
+    return found
 
 
 def two_sides(seeds: int, shift: float, draw: int) -> list[ComparedSide]:
@@ -103,7 +117,7 @@ def test_the_numbers_are_those_of_the_results(kept: Path) -> None:
     assert (pair.first, pair.second) == ("defense=none", f"defense={NOISE}")
     assert (pair.seeds, pair.differs) == ((0, 1, 2), ("defense",))
     results = [[read_result(path) for path in runs_of(kept, name)] for name in ("none", "noise")]
-    accuracies = [[one["utility"]["test"] for one in side if one] for side in results]
+    accuracies = [[one.utility.test for one in side if one] for side in results]
     metrics = by_metric(found)
     one = metrics["accuracy"]
     assert one.first == pytest.approx(sum(accuracies[0]) / 3)
@@ -125,9 +139,9 @@ def test_victims_are_paired_one_by_one(kept: Path) -> None:
     for name in ("none", "noise"):
         psnr = []
         for run in runs_of(kept, name):
-            (entry,) = (read_result(run) or {})["attacks"]
+            (entry,) = kept_result(run).attacks
             rows = score_victims(run, entry).scores["psnr"]
-            assert float(rows.mean()) == pytest.approx(entry["scores"]["psnr"]["attack"]["mean"], rel=1e-6)
+            assert float(rows.mean()) == pytest.approx(entry.scores["psnr"]["attack"].mean, rel=1e-6)
             psnr += rows.tolist()
         values.append(torch.tensor(psnr))
     one = found["psnr"]
@@ -139,9 +153,11 @@ def test_victims_are_paired_one_by_one(kept: Path) -> None:
 @pytest.mark.exhaustive
 def test_a_metric_that_is_no_mean_over_rows_is_not_compared_over_them(kept: Path) -> None:
     run = runs_of(kept, "none")[0]
-    (entry,) = (read_result(run) or {})["attacks"]
-    entry["scores"]["mse"]["attack"]["mean"] *= 1.01
-    assert "mse" not in score_victims(run, entry).scores
+    (entry,) = kept_result(run).attacks
+    told = entry.scores["mse"]["attack"]
+    assert told.mean is not None
+    other = replace(entry, scores={**entry.scores, "mse": {"attack": replace(told, mean=told.mean * 1.01)}})
+    assert "mse" not in score_victims(run, other).scores
 
 
 def test_the_same_victim_under_several_seeds_counts_once() -> None:
@@ -235,7 +251,7 @@ def test_what_both_sides_vary_over_is_matched(tmp_path: Path) -> None:
 
 def test_other_seeds_are_refused_and_some_are_named() -> None:
     first, second = two_sides(4, 0.0, 0)
-    apart = ComparedSide("B", tuple({**run, "seed": run["seed"] + 10} for run in second.runs))
+    apart = ComparedSide("B", tuple(replace(run, seed=run.seed + 10) for run in second.runs))
     with pytest.raises(
         InvalidInput, match=r"no seed is in both: 'none' has \[0, 1, 2, 3\] and 'B' has \[10, 11, 12, 13\]"
     ):
@@ -278,10 +294,10 @@ def test_an_interrupted_study_says_what_is_missing(folder: Path) -> None:
 
 def test_other_metrics_data_and_repeated_runs_are_refused() -> None:
     first, second = two_sides(3, 0.0, 0)
-    other = ComparedSide("B", tuple({**r, "utility": {**r["utility"], "metric": "r_squared"}} for r in second.runs))
+    other = ComparedSide("B", tuple(replace(r, utility=replace(r.utility, metric="r_squared")) for r in second.runs))
     with pytest.raises(InvalidInput, match="seed 0 of 'none' and 'B' cannot be paired: metric: 'accuracy', not 'r_sq"):
         compare_sides([first, other])
-    elsewhere = ComparedSide("B", tuple({**r, "data": "mnist"} for r in second.runs))
+    elsewhere = ComparedSide("B", tuple(replace(r, data="mnist") for r in second.runs))
     with pytest.raises(InvalidInput, match=r"cannot be paired: data.name is 'digits', not 'mnist'"):
         compare_sides([first, elsewhere])
     twice = ComparedSide("B", (*second.runs, second.runs[1]))

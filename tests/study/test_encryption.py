@@ -256,7 +256,7 @@ def test_an_attack_that_cannot_begin_is_a_result_of_an_encrypted_run(
     path = write(tmp_path, study({"protocol": "none"}, SHARES, attack=attacks))
     assert main(["run", str(path), "--folder", str(tmp_path / "out")]) == 0
     plain, sealed = (json.loads(one.read_text()) for one in sorted((tmp_path / "out" / "runs").glob("*/result.json")))
-    assert (len(plain["attacks"]), plain.get("refused")) == (1, None)
+    assert (len(plain["attacks"]), plain["refused"]) == (1, [])
     assert (sealed["attacks"], [one["why"] for one in sealed["refused"]]) == ([], ["nothing to read"])
     text = (tmp_path / "out" / "report.html").read_text("utf-8")
     assert "Attacks that found nothing to begin with" in text

@@ -9,22 +9,15 @@ from typing import Any
 
 import pytest
 
+from splitfed.drawing import figure as style
+from splitfed.drawing.figure import LEAST_SHARE, add_legend, as_svg, canvas, keep_room, wrap_label
 from splitfed.study.report.data import Study, read_study
 from splitfed.study.report.document import summarise, write_report
-from splitfed.study.report.figures import style
 from splitfed.study.report.figures.federated import plot_client_scores
 from splitfed.study.report.figures.leakage import plot_scores
 from splitfed.study.report.figures.rounds import plot_training_curves, plot_utility_by_round
 from splitfed.study.report.figures.strength import plot_leakage_by_strength
-from splitfed.study.report.figures.style import (
-    LEAST_SHARE,
-    SeriesStyles,
-    add_legend,
-    as_svg,
-    canvas,
-    keep_room,
-    wrap_label,
-)
+from splitfed.study.report.figures.style import SeriesStyles
 from splitfed.study.report.figures.tradeoff_front import plot_tradeoff
 from tests.study.test_report import parsed, put, result
 from tests.thinning import thin
@@ -99,7 +92,7 @@ def test_axes_keep_their_area_under_long_names_and_many_settings(
     study, summary = read_study(crowded), summarise(crowded)
     assert len(summary["settings"]) == 16
     drawn = made(study, summary, SeriesStyles(summary))[which]()
-    assert drawn is not None
+    assert drawn
     assert_room(sizes)
 
 

@@ -16,6 +16,7 @@ import pytest
 import splitfed as sf
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
+from splitfed.study.results import to_json
 from splitfed.study.run import longer, session
 from splitfed.study.run.longer import continue_run
 from splitfed.study.trust import CHECKED, read_checked
@@ -79,7 +80,7 @@ def test_a_longer_run_is_that_of_so_many_rounds(
     assert main(["run", str(tmp_path / "study" / "study.toml"), "--folder", str(out), "--resume"]) == 0
     assert len(sf.load(home).history) == 4
     assert main(["attack", str(home), "--attack", "rmle", "--budget", "fast"]) == 0
-    assert continue_run(home, 1)["rounds"] == 5
+    assert continue_run(home, 1).rounds == 5
 
 
 @pytest.mark.parametrize("how", thin(["the same command", "the study"], 2))
@@ -118,7 +119,7 @@ def test_what_was_put_aside_alone_is_put_back(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(KeyboardInterrupt):
             continue_run(home, 2)
     assert not (home / "result.json").exists()
-    assert continue_run(home, 1)["rounds"] == 3
+    assert continue_run(home, 1).rounds == 3
 
 
 def test_a_continued_run_may_have_a_chosen_cut(tmp_path: Path) -> None:
@@ -127,9 +128,9 @@ def test_a_continued_run_may_have_a_chosen_cut(tmp_path: Path) -> None:
     (home,) = (out / "runs").iterdir()
     before = json.loads((home / "result.json").read_text())
     after = continue_run(home, 1)
-    assert after["rounds"] == 2
-    assert "auto" in after["topology"]["label"]
-    assert {key: after[key] for key in ("id", "topology", "seed")} == {
+    assert after.rounds == 2
+    assert "auto" in after.topology.label
+    assert {key: to_json(after)[key] for key in ("id", "topology", "seed")} == {
         key: before[key] for key in ("id", "topology", "seed")
     }
 

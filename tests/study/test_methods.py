@@ -136,15 +136,15 @@ def test_every_method_runs_from_a_study_as_planned(name: str, tmp_path: Path) ->
     }
     grid, data = session.check_study(study, "study.toml", tmp_path)
     found = run_cell(grid.cells[0], data, tmp_path / "run", Lines(1))
-    assert "failed" not in found
-    assert found["utility"]["spread"]["min"] > 0
-    planned = found["predicted"]
+    assert found.failed is None
+    assert (found.utility.spread or {})["min"] > 0
+    planned = found.predicted
     if planned["at_most"] is None:
-        assert found["bytes_by_kind"] == planned["bytes_by_kind"]
-        assert found["messages"] == planned["messages"]
+        assert found.bytes_by_kind == planned["bytes_by_kind"]
+        assert found.messages == planned["messages"]
     else:
-        assert all(n <= planned["bytes_by_kind"][kind] for kind, n in found["bytes_by_kind"].items())
-    assert (found["turned_off"] is not None) == (name == "standalone")
+        assert all(n <= planned["bytes_by_kind"][kind] for kind, n in found.bytes_by_kind.items())
+    assert (found.turned_off is not None) == (name == "standalone")
 
 
 def test_a_model_of_the_methods_own_is_a_table(tmp_path: Path) -> None:
@@ -158,11 +158,11 @@ def test_a_model_of_the_methods_own_is_a_table(tmp_path: Path) -> None:
     assert [layer.out_features for layer in method.meme.modules() if isinstance(layer, nn.Linear)] == [4, 10]  # type: ignore[union-attr]
     found = run_cell(one, data, tmp_path / "run", Lines(1))
     # Its weights go down and up: 64 x 4 + 4 and 4 x 10 + 10 floats, for three clients in three rounds.
-    assert found["bytes_by_kind"] == {"weights": 2 * 3 * 3 * 4 * (64 * 4 + 4 + 4 * 10 + 10)}
+    assert found.bytes_by_kind == {"weights": 2 * 3 * 3 * 4 * (64 * 4 + 4 + 4 * 10 + 10)}
     again = run_cell(
         session.check_study(one.config, "config.toml", tmp_path)[0].cells[0], data, tmp_path / "again", Lines(1)
     )
-    assert again["utility"] == found["utility"]
+    assert again.utility == found.utility
     assert other.id != one.id
 
 

@@ -48,11 +48,11 @@ def test_an_attack_waits_for_who_writes_to_the_run_and_keeps_what_was_added(
         other.start()
         other.join(0.5)
         assert other.is_alive(), "it waits"
-        path.write_bytes(digests.json_with_digest({**digests.read(path, ""), "note": "added by another process"}))
+        path.write_bytes(digests.json_with_digest({**digests.read(path, ""), "stopped": "by another process"}))
     other.join(60)
-    assert [one["attack"] for one in found] == ["rmle"]
+    assert [one.attack for one in found] == ["rmle"]
     result = digests.read(path, "")
-    assert result["note"] == "added by another process"
+    assert result["stopped"] == "by another process"
     assert [one["attack"] for one in result["attacks"]] == ["rmle"]
 
 

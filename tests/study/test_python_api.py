@@ -19,8 +19,8 @@ from splitfed.core.errors import InvalidInput
 from splitfed.models.mlp import mlp
 from splitfed.study.config.schema import StudyConfig, _table_of, parse_study
 from splitfed.study.config.toml import dumps
+from splitfed.study.results import read_result, to_json
 from splitfed.study.run import session
-from splitfed.study.run.runner import read_result
 from tests.examples import assert_refuses, assert_same
 from tests.study.examples import SMALL, checked, small, write
 
@@ -56,7 +56,7 @@ def test_a_study_from_python_is_the_one_from_toml(
     assert session.prepare_study(tmp_path / "study.toml").grid.resolved == grid.resolved
     assert main(["run", str(write(tmp_path, small())), "--folder", str(tmp_path / "out"), "--json"]) == 0
     for found in results.results:
-        assert timeless(found) == timeless(read_result(tmp_path / "out" / "runs" / found["id"]))
+        assert timeless(to_json(found)) == timeless(to_json(read_result(tmp_path / "out" / "runs" / found.id)))
     capsys.readouterr()
     assert main(["plan", str(tmp_path / "study.toml"), "--json", "--schedules", "blind"]) == 0
     assert json.loads(json.dumps(study.plan(["blind"]))) == json.loads(capsys.readouterr().out)
@@ -162,7 +162,7 @@ def test_a_run_of_a_study_is_loaded_as_it_was_and_left_as_it_is(
     run = results.load(NOISY)
     kept = read_result(results.folder / "runs" / NOISY)
     assert kept is not None
-    assert (run.utility, run.bytes, run.history) == (kept["utility"]["test"], kept["bytes"], kept["history"])
+    assert (run.utility, run.bytes, run.history) == (kept.utility.test, kept.bytes, list(kept.history))
     (found,) = run.attack("inverse_network", budget="fast")
     again = sf.load(results.folder / "runs" / NOISY)
     run.continue_training(1)

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -37,6 +38,7 @@ from splitfed.study.report.remarks import reversals
 from splitfed.study.report.summary import pareto_front, short_names
 from splitfed.study.report.topology_data import graph_of
 from splitfed.study.report.units import format_bytes, format_seconds
+from splitfed.study.results import RunResult, Score, attack_from_json, result_from_json
 from splitfed.study.run import reattack, session, terminal_table
 from tests.blank_figures import PICTURES
 from tests.drawing.test_svg import VANILLA
@@ -500,9 +502,9 @@ def test_a_model_that_is_no_better_than_one_answer_is_named(tmp_path: Path) -> N
     said = "accuracy 0.12 is below 0.23 of always answering the most frequent class"
     sentences = [s for s in summarise(folder)["headline"] if "0.23" in s]
     assert sentences == [f"noise(scale=9): {said}, so this model is of no use."]
-    assert session.format_outcome(found).endswith(f"; {said}")
+    assert session.format_outcome(result_from_json(found)).endswith(f"; {said}")
     console = Console(file=io.StringIO(), width=200)
-    terminal_table.print_table([found], console)
+    terminal_table.print_table([result_from_json(found)], console)
     assert f"noise(scale=9): {said}" in console.file.getvalue()  # type: ignore[attr-defined]
     page = write_report(folder).read_text("utf-8")
     assert said in page
@@ -513,10 +515,9 @@ def test_attacking_a_run_again_says_what_is_reversed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scores = {"auc": {"attack": {"mean": 0.2, "low": 0.1, "high": 0.3}}}
-    entry = {"label": "norm", "adversary": "server", "scores": scores}
-    monkeypatch.setattr(
-        reattack, "attack_run", lambda *_, **__: [entry, {**entry, "scores": {"auc": {"attack": {"mean": 0.8}}}}]
-    )
+    entry = attack_from_json({"attack": "norm", "label": "norm", "adversary": "server", "scores": scores})
+    other = replace(entry, scores={"auc": {"attack": Score(0.8)}})
+    monkeypatch.setattr(reattack, "attack_run", lambda *_, **__: [entry, other])
     assert cli.main(["attack", "runs/RUN", "--attack", "norm"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "norm by server: auc 0.2",
@@ -548,8 +549,9 @@ def test_a_reversed_attack_does_not_count_as_safe(tmp_path: Path) -> None:
     assert "auc" in fronts["none"]
     assert "auc" not in fronts["noise(scale=1)"]
     assert any("does no worse than undefended against noise" in sentence for sentence in summary["headline"])
-    assert reversals(defended["attacks"][0]) == [f"{label} is reversed: AUC 0.02 leaks as much as 0.98 does"]
-    assert reversals(found["attacks"][0]) == []
+    turned = attack_from_json(defended["attacks"][0])
+    assert reversals(turned) == [f"{label} is reversed: AUC 0.02 leaks as much as 0.98 does"]
+    assert reversals(attack_from_json(found["attacks"][0])) == []
     parsed(write_report(folder).read_text("utf-8"))
 
 
@@ -714,12 +716,12 @@ def test_results_without_costs_still_make_a_report(page: str) -> None:
 
 
 def test_time_curves_are_means_over_seeds() -> None:
-    def run(seed: int, scores: Sequence[float | None]) -> dict[str, Any]:
+    def run(seed: int, scores: Sequence[float | None]) -> RunResult:
         rounds = [
             {"round": i, "simulated_seconds": 10.0 * (i + 1) + seed, "validation": {"union": score}}
             for i, score in enumerate(scores)
         ]
-        return {"history": rounds, "clients": 1}
+        return RunResult("run", history=tuple(rounds), clients=1)
 
     made = Setting("t", "none", "none", 0.0, "", (run(0, [0.2, None, 0.6]), run(2, [0.4, 0.5, 0.8])))
     found = utility_over_time(made)
@@ -728,7 +730,9 @@ def test_time_curves_are_means_over_seeds() -> None:
     # Round 1 was not scored at seed 0.
     assert mean == ([11.0, 31.0], [pytest.approx(0.3), pytest.approx(0.7)])
     assert each[1] == ([12.0, 22.0, 32.0], [0.4, 0.5, 0.8])
-    assert utility_over_time(Setting("t", "none", "none", 0.0, "", ({"history": [{"round": 0}]},))) is None
+    assert (
+        utility_over_time(Setting("t", "none", "none", 0.0, "", (RunResult("run", history=({"round": 0},)),))) is None
+    )
 
 
 def test_spans_have_the_largest_unit() -> None:
@@ -874,7 +878,7 @@ def test_table_means_leave_out_what_is_no_number() -> None:
     other = copy.deepcopy(found)
     other["attacks"][0]["scores"]["psnr"]["attack"]["mean"] = None
     other["attacks"][0]["scores"]["psnr"]["mean_image"]["mean"] = 13.0
-    (row,) = terminal_table.setting_rows([found, other])
+    (row,) = terminal_table.setting_rows([result_from_json(found), result_from_json(other)])
     scores = row["attacks"]["inverse_network"]["psnr"]
     assert (scores["attack"], scores["mean_image"]) == (26.0, 12.0)
 
@@ -887,12 +891,15 @@ def test_remarks_of_all_seeds_and_notes_on_epsilon_stand_below_the_table() -> No
         found["privacy"] = {"ledger": {"epsilon": 2.0, "totals": [total]}}
         if seed:
             found |= {"stopped": "worse", "rounds": seed, "rounds_planned": 9}
-    (row,) = terminal_table.setting_rows(seeds)
+    (row,) = terminal_table.setting_rows(list(map(result_from_json, seeds)))
     assert row["remarks"] == [
         "training ended after 1 of 9 rounds: worse (seed 1; 2 of 3 seeds)",
         "epsilon for labels: what the weights cost is another line",
     ]
-    assert "training ended after 2 of 9 rounds: worse" in terminal_table.setting_rows(seeds[2:])[0]["remarks"]
+    assert (
+        "training ended after 2 of 9 rounds: worse"
+        in terminal_table.setting_rows(list(map(result_from_json, seeds[2:])))[0]["remarks"]
+    )
 
 
 def test_remarks_of_one_seed_on_several_attacks_stay_apart() -> None:
@@ -901,5 +908,5 @@ def test_remarks_of_one_seed_on_several_attacks_stay_apart() -> None:
     for found in seeds:
         (attack,) = found["attacks"]
         found["attacks"] = [{**attack, "label": f"width {n}", "floors": False} for n in (16, 32)]
-    (row,) = terminal_table.setting_rows(seeds)
+    (row,) = terminal_table.setting_rows(list(map(result_from_json, seeds)))
     assert [said.split(" stands")[0] for said in row["remarks"]] == ["width 16", "width 32"]

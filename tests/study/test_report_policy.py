@@ -17,15 +17,16 @@ import pytest
 from splitfed.cli import main
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
+from splitfed.drawing.figure import as_svg, canvas
+from splitfed.drawing.inline_svg import PRESENTATION, inline_svg
 from splitfed.drawing.svg import to_svg
 from splitfed.study.config.toml import dumps
 from splitfed.study.report.data import escape_invisible, make_visible, read_study
 from splitfed.study.report.document import shade_percent, stack_bars, write_report
 from splitfed.study.report.exposure import _draw_topology
 from splitfed.study.report.figures.images import read_pairs
-from splitfed.study.report.figures.style import as_svg, canvas
-from splitfed.study.report.inline_svg import PRESENTATION, inline_svg
 from splitfed.study.report.topology_data import draw_graph, graph_of
+from splitfed.study.results import RunResult
 from tests.drawing.test_svg import ONE_WAY, SIX, TASKS, U_SHAPED, VANILLA
 from tests.study.report_page import Page
 from tests.study.test_report import parsed, put, result
@@ -168,7 +169,7 @@ def test_names_in_a_graph_stay_text(payload: str) -> None:
 
 @pytest.mark.parametrize("graph", [*PAYLOADS, [], {}, None, 3], ids=range(len(PAYLOADS) + 4))
 def test_what_is_no_graph_is_not_shown(graph: Any) -> None:
-    shown = _draw_topology({"topology_graph": graph})
+    shown = _draw_topology(RunResult("run", topology_graph=graph))
     assert shown.startswith("<p>(no drawing: the topology is no part of a drawing: ") or graph == {}
     assert "<" not in shown[3:-4]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from splitfed.attacks.selection import Attempt, LeftOut, Selection
 from splitfed.study.report.document import summarise, write_report
 from splitfed.study.report.figures.budget import _attempts
-from splitfed.study.run.runner import _without_infinities
+from splitfed.study.results import AttackRecord, RunResult
 from tests.study.test_report import parsed, put, result
 
 
@@ -93,7 +94,7 @@ def labels(folder: Path, *, judged: bool) -> Path:
     criterion = "on known victims" if judged else "by the stated order of members"
     told = Selection("norm", tried if judged else tried[:1], "accuracy", (LeftOut("direction", "no"),), criterion)
     found["attacks"][0]["target"] = "labels"
-    found["attacks"][0]["selection"] = _without_infinities(told.to_json())
+    found["attacks"][0]["selection"] = json.loads(json.dumps(told.to_json()).replace("NaN", "null"))
     put(folder, found, (1, 8, 8), 0)
     return folder
 
@@ -129,8 +130,8 @@ def test_an_error_of_nothing_is_drawn_where_it_is_a_share_and_not_where_it_is_in
             asdict(Attempt("b", 0, 1.0, 0.1)),
             {**asdict(Attempt("c", 0, 1.0, 0.0)), "error": None},
         ]
-        run = {"attacks": [{"label": "one", "selection": {"tried": tried, "metric": metric}}]}
-        setting = SimpleNamespace(runs=[run])
+        record = AttackRecord("one", "one", "server", {}, selection={"tried": tried, "metric": metric})
+        setting = SimpleNamespace(runs=[RunResult("run", attacks=(record,))])
         return [attempt["error"] for attempt in _attempts(setting, "one")]  # type: ignore[arg-type]
 
     assert drawn("accuracy") == drawn("auc") == [0.0, 0.1]

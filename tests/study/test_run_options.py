@@ -16,6 +16,7 @@ from rich.console import Console
 
 from splitfed.core.errors import InvalidInput
 from splitfed.study.config.cell import Cell
+from splitfed.study.results import to_json
 from splitfed.study.run import dry_run, session
 from splitfed.study.run.progress import Lines, LiveTable, ProgressEvent, Reports, open_watcher, relay_event
 from splitfed.study.run.python_study import load_study
@@ -130,7 +131,7 @@ def test_a_dry_run_lists_the_runs_and_writes_nothing(
     estimate = dry_run.DurationEstimate(ready.data, [(cell, found) for cell, found in done if found is not None])
     cell, found = done[0]
     assert found is not None
-    assert estimate.seconds_of(cell) == found["seconds"]
+    assert estimate.seconds_of(cell) == found.seconds
     monkeypatch.undo()
     # Nothing is there yet, and nothing is afterwards.
     (tmp_path / "new").mkdir()
@@ -256,4 +257,4 @@ def test_an_attack_on_an_encrypted_layer_is_left_out_of_runs_in_plain(tmp_path: 
 
 def told(cell: Cell, home: Path) -> dict[str, Any]:
     _, data = session.check_study(dict(cell.config), "config.toml", home)
-    return run_cell(cell, data, home / "run", Lines(1))
+    return to_json(run_cell(cell, data, home / "run", Lines(1)))

@@ -17,6 +17,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import classification
 from splitfed.data.dataset import Dataset, LabelSet
 from splitfed.study.report.data import check_same_data
+from splitfed.study.results import RunResult
 from splitfed.training.identity import data_digest
 from tests.study.examples import small, write
 
@@ -76,9 +77,9 @@ def test_a_study_does_not_go_on_with_other_data(tmp_path: Path, capsys: pytest.C
 
 
 def test_runs_of_an_earlier_version_say_nothing_of_their_data() -> None:
-    check_same_data([{"id": "a"}, {"id": "b", "data_digest": "1"}, {"id": "c", "data_digest": "1"}])
+    check_same_data([RunResult("a"), RunResult("b", data_digest="1"), RunResult("c", data_digest="1")])
     with pytest.raises(InvalidInput, match="runs 'b' and 'c' were trained on different data"):
-        check_same_data([{"id": "a"}, {"id": "b", "data_digest": "1"}, {"id": "c", "data_digest": "2"}])
+        check_same_data([RunResult("a"), RunResult("b", data_digest="1"), RunResult("c", data_digest="2")])
 
 
 def test_the_digest_is_that_of_all_that_is_learnt_from() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,21 +16,23 @@ from splitfed.study.config.search_metrics import SearchConstraint, SearchMetric,
 from splitfed.study.report.figures.search import plot_trials
 from splitfed.study.report.search_data import SearchOutcome, find_front, metric_label, search_sentences
 from splitfed.study.report.search_page import front_rows
+from splitfed.study.results import MeasuredUtility
 from splitfed.study.run import search_values
 from splitfed.study.run.search import best_so_far, find_hopeless
 from splitfed.study.run.search_values import MissingMetric, measure_metric
 
-UTILITY = {"metric": "accuracy", "bounds": [0.0, 1.0]}
+UTILITY = MeasuredUtility("accuracy", bounds=(0.0, 1.0))
 
 
 @pytest.fixture(autouse=True)
 def rows_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the rows of a result from the result itself."""
-    monkeypatch.setattr(search_values, "table_rows", lambda one: iter(one["rows"]))
+    monkeypatch.setattr(search_values, "table_rows", lambda one: iter(one.rows))
 
 
-def found(*rows: dict[str, Any], training_attack: str | None = None) -> dict[str, Any]:
-    return {"rows": [{"run": "r", **row} for row in rows], "utility": UTILITY, "training_attack": training_attack}
+def found(*rows: dict[str, Any], training_attack: str | None = None) -> Any:
+    told = [{"run": "r", **row} for row in rows]
+    return SimpleNamespace(rows=told, utility=UTILITY, training_attack=training_attack)
 
 
 def test_a_metric_is_the_mean_over_seeds_with_its_interval() -> None:
@@ -161,13 +164,12 @@ def test_the_table_and_the_figure_of_the_front() -> None:
     ]
     assert rows[0]["metrics"] == [("0.9", "-0.1 to 1.9"), ("20", "19 to 21")]
     drawn = plot_trials(outcome(RECORDS), "search")
-    assert drawn is not None
     assert "PSNR [dB] of rmle: less is better" in drawn
     assert "outside the constraints" in drawn
     assert drawn == plot_trials(outcome(RECORDS), "search")
-    assert plot_trials(outcome([RECORDS[5]]), "search") is None
+    assert plot_trials(outcome([RECORDS[5]]), "search") == ""
     alone = SearchOutcome({"objectives": {"utility": "maximize"}}, {"utility": "maximize"}, tuple(RECORDS[:3]), (1,))
-    assert ">trial</text>" in (plot_trials(alone, "search") or "")
+    assert ">trial</text>" in plot_trials(alone, "search")
     assert metric_label("rmle.tpr_at_fpr_0.1%") == "TPR at FPR 0.1 % of rmle"
 
 

@@ -17,6 +17,7 @@ from splitfed.planning.validation import prepare
 from splitfed.schedules.base import Training
 from splitfed.study.report.exposure import _party_rows, role_holdings
 from splitfed.study.report.plan_table import print_plan
+from splitfed.study.results import RunResult
 from splitfed.training.description import describe
 from tests.core.test_crossing_classes import Affine, Padded, by_trace, ids, images
 
@@ -53,7 +54,7 @@ def test_plan_run_and_report_name_what_crosses(kind: Any, rows: Any, sent: tuple
     _, server = role_holdings(prepared.topology, prepared.facts[0], labels, {}, {}, {}, {"server": "server"})
     (entry,) = (one for one in server["receives"] if "tells" in one)
     assert entry["tells"] == said
-    assert said in str(_party_rows({"parties": [server]}, [], {"names": {}}))
+    assert said in str(_party_rows(RunResult("run", parties=(server,)), [], {"names": {}}))
 
 
 def test_a_part_of_the_data_that_nobody_reads_is_named() -> None:

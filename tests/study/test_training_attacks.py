@@ -17,6 +17,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.registry import TABLES, load
 from splitfed.study.config.mistakes import InvalidStudy
 from splitfed.study.report.document import summarise
+from splitfed.study.results import to_json
 from splitfed.study.run import session
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.runner import run_cell
@@ -156,7 +157,7 @@ def test_a_resumed_study_ends_in_the_same_guesses(finished: Path, tmp_path: Path
         folder = tmp_path / "runs" / cell.id
         with pytest.raises(Stop):
             run_cell(cell, ready.data, folder, Crash(1))
-        again, whole = run_cell(cell, ready.data, folder, Lines(1)), result(finished, cell.id)
+        again, whole = to_json(run_cell(cell, ready.data, folder, Lines(1))), result(finished, cell.id)
         told, wanted = ([h.get("training_attack_scores") for h in r["history"]] for r in (again, whole))
         assert told == wanted
         assert again["utility"] == whole["utility"]

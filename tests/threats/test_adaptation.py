@@ -24,7 +24,8 @@ from splitfed.core.defense import _CAPABILITIES, Defense
 from splitfed.core.messages import View
 from splitfed.defenses import DpSgd, Dropout, Marvell, Mid, Noise, TopK
 from splitfed.registry import TABLES
-from splitfed.study.report.remarks import missing_adaptation
+from splitfed.study.report.remarks import attack_remarks
+from splitfed.study.results import AttackRecord
 from splitfed.threats.adaptation import WITHOUT_EFFECT, Mark, effects, mark, path, unadapted
 from splitfed.threats.knowledge import KnowledgeGrants
 from splitfed.threats.recorded_training import recorded_view
@@ -325,7 +326,6 @@ def test_defenses_of_other_clients_are_no_matter() -> None:
 
 
 def test_a_remark_names_them() -> None:
-    assert missing_adaptation({"label": "norm", "unadapted": ["marvell", "iso"]}) == [
-        "norm did not adapt to: marvell, iso"
-    ]
-    assert missing_adaptation({"label": "norm"}) == [], "a result of an older version"
+    told = AttackRecord("norm", "norm", "server", {}, unadapted=("marvell", "iso"))
+    assert attack_remarks(told) == ["norm did not adapt to: marvell, iso"]
+    assert attack_remarks(replace(told, unadapted=())) == []

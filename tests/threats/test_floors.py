@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,6 +32,7 @@ from splitfed.study.config.grid import attack_table
 from splitfed.study.report.document import summarise
 from splitfed.study.report.metrics import FLOORS as REPORTED_FLOORS, ORACLES as REPORTED_ORACLES
 from splitfed.study.report.remarks import under_training
+from splitfed.study.results import AttackRecord
 from splitfed.threats import floors
 from splitfed.threats.floors import FLOORS, Floors, compared_floors
 from tests.attacks.examples import lenet_run, two_party, u_digits
@@ -204,13 +205,15 @@ def test_the_report_knows_every_floor_and_oracle() -> None:
 
 
 def test_a_remark_names_the_floors() -> None:
-    attack = {"label": "inverse_network", "under_trained": ["linear_inverse", "nearest_10"]}
+    floors = ("linear_inverse", "nearest_10")
+    attack = AttackRecord("inverse_network", "inverse_network", "server", {}, under_trained=floors)
     assert under_training(attack) == [
         "inverse_network is under-trained: linear inverse and mean of 10 nearest reconstruct better from the same "
         "knowledge"
     ]
-    assert under_training({"label": "rmle"}) == [], "a result of an older version"
-    assert under_training({"label": "rmle", "floors": False}) == ["rmle stands beside no floor: they were left out"]
+    other = AttackRecord("rmle", "rmle", "server", {})
+    assert under_training(other) == []
+    assert under_training(replace(other, floors=False)) == ["rmle stands beside no floor: they were left out"]
 
 
 def test_a_study_may_leave_them_out() -> None:

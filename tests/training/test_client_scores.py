@@ -17,6 +17,7 @@ from splitfed.models.mlp import mlp
 from splitfed.study.report.data import Setting, read_study
 from splitfed.study.report.document import summarise
 from splitfed.study.report.figures.rounds import utility_by_round
+from splitfed.study.results import RunResult
 from splitfed.topologies import local
 from splitfed.training.client_scores import find_best_round, find_first_reaching, summarize_clients
 from tests.blank_figures import PICTURES
@@ -129,10 +130,10 @@ def test_the_report_shows_every_client_and_the_target(finished: Path) -> None:
     for words in ("no method", "fedproto", "worst tenth", "nearest prototype", "rounds to 0.3", "forward transfer"):
         assert words in text, words
     assert '<section id="prototypes">' in page
-    assert page.count("large marks: global prototypes") == 1
+    assert page.count("large marks: global prototypes (t-SNE)</text>") == 1
     none, proto = summarise(finished)["settings"]
     assert [none["method"], proto["method"]] == ["no method", "fedproto(weight=1)"]
-    scores = [run["utility"]["spread"]["std"] for run in read_study(finished).settings[0].runs]
+    scores = [(run.utility.spread or {})["std"] for run in read_study(finished).settings[0].runs]
     assert none["clients"]["spread"]["std"]["mean"] == pytest.approx(sum(scores) / 2)
     assert none["clients"]["method"] == {}
     assert set(proto["clients"]["method"]) == {"nearest_prototype", "nearest_own_prototype"}
@@ -143,8 +144,8 @@ def test_the_report_shows_every_client_and_the_target(finished: Path) -> None:
 
 
 def test_rounds_that_not_every_seed_scored_are_left_out() -> None:
-    def run(*scored: int) -> dict[str, Any]:
-        return {"history": [{"round": r, "validation": {"union": r / 10}} for r in scored]}
+    def run(*scored: int) -> RunResult:
+        return RunResult("run", history=tuple({"round": r, "validation": {"union": r / 10}} for r in scored))
 
     found = utility_by_round(Setting("t", "none", "none", 0.0, "", (run(0, 1, 3), run(1, 3))))
     assert {r: e.mean for r, e in found.items()} == pytest.approx({2: 0.1, 4: 0.3})

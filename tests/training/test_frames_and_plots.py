@@ -177,7 +177,7 @@ def test_figures_show_the_numbers_of_the_run(run: Run, results: list[sf.AttackRe
     assert run.constant is not None
     assert drawn["constant answer"] == [run.constant.score] * 2
     assert list(loss.lines[0].get_ydata()) == [entry["loss"] for entry in run.history]
-    panels = {axis.get_title(): axis for axis in run.plot.attacks(results).axes}
+    panels = {axis.get_title(loc="left"): axis for axis in run.plot.attacks(results).axes}
     assert set(panels) == {"psnr", "ssim", "mse"}
     bars = [patch.get_height() for patch in panels["psnr"].patches]
     assert bars == [result.scores["attack"]["psnr"].mean for result in results]

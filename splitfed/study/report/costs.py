@@ -11,8 +11,9 @@ from splitfed.costs.crossover import Crossover, over_clients
 from splitfed.costs.singh import Sizes
 from splitfed.study.config.cell import COMPUTATION
 from splitfed.study.report.data import Json, Setting, by_round, scored_utility, shared_rounds
+from splitfed.study.results import RunResult
 
-Runs = Sequence[Mapping[str, Any]]
+Runs = Sequence[RunResult]
 Line = tuple[list[float], list[float]]  # seconds, utilities
 
 
@@ -21,7 +22,7 @@ def costs_of(runs: Runs) -> Json | None:
 
     None where a run has no prediction.
     """
-    predicted = [one for run in runs if (one := run.get("predicted"))]
+    predicted = [one for run in runs if (one := run.predicted)]
     if not predicted or len(predicted) < len(runs):
         return None
     kinds = dict.fromkeys(kind for one in predicted for kind in one["bytes_by_kind"])
@@ -41,21 +42,19 @@ def participation(runs: Runs) -> Json | None:
 
     `noted` has a line for every round in which a client dropped out or the quorum was missed.
     """
-    entries = [entry for run in runs for entry in run["history"] if "dropped" in entry]
+    entries = [entry for run in runs for entry in run.history if "dropped" in entry]
     if not entries:
         return None
     asked = [entry["clients"] for entry in entries]
     summary = {
         "rounds": len(entries),
-        "clients": runs[0]["clients"],
+        "clients": runs[0].clients,
         "asked": fmean(asked),
         "dropped": sum(len(entry["dropped"]) for entry in entries),
         "missed": sum(not entry["fused"] for entry in entries),
-        "noted": [
-            said for run in runs for entry in run["history"] if (said := _participation_note(run["seed"], entry))
-        ],
+        "noted": [said for run in runs for entry in run.history if (said := _participation_note(run.seed, entry))],
     }
-    return summary if summary["dropped"] or summary["missed"] or min(asked) < runs[0]["clients"] else None
+    return summary if summary["dropped"] or summary["missed"] or min(asked) < runs[0].clients else None
 
 
 def utility_over_time(setting: Setting) -> tuple[Line, list[Line]] | None:
@@ -63,7 +62,7 @@ def utility_over_time(setting: Setting) -> tuple[Line, list[Line]] | None:
 
     A point is a round that was scored in every seed; its time is the mean over seeds as well.
     """
-    each = [by_round(run["history"], _score_and_time) for run in setting.runs]
+    each = [by_round(run.history, _score_and_time) for run in setting.runs]
     if not (shared := shared_rounds(each)):
         return None
     mean = (
@@ -78,23 +77,23 @@ def crossovers(settings: Sequence[Setting]) -> dict[str, Crossover]:
     found: dict[str, Crossover] = {}
     for setting in settings:
         run = setting.runs[0]
-        if setting.topology not in found and run.get("sizes") and run["clients"] > 1:
-            sizes = Sizes(**run["sizes"])
+        if setting.topology not in found and run.sizes and run.clients > 1:
+            sizes = Sizes(**run.sizes)
             top = math.log10(2 * max(over_clients(sizes, [1]).threshold, sizes.clients))
             values = sorted({round(10 ** (top * i / 24)) for i in range(25)})
             found[setting.topology] = over_clients(sizes, values)
     return found
 
 
-def _matches_prediction(run: Mapping[str, Any]) -> bool:
-    predicted, kinds = run["predicted"], run["bytes_by_kind"]
+def _matches_prediction(run: RunResult) -> bool:
+    predicted, kinds = run.predicted or {}, run.bytes_by_kind
     if predicted.get("at_most"):
         return all(n <= predicted["bytes_by_kind"].get(kind, 0) for kind, n in kinds.items())
     if predicted.get(COMPUTATION):
         # How well ciphertexts are compressed is known within 1 %.
         near = all(math.isclose(n, predicted["bytes_by_kind"].get(kind, 0), rel_tol=0.01) for kind, n in kinds.items())
-        return bool(near and predicted["messages"] == run["messages"])
-    return bool(predicted["bytes_by_kind"] == kinds and predicted["messages"] == run["messages"])
+        return bool(near and predicted["messages"] == run.messages)
+    return bool(predicted["bytes_by_kind"] == kinds and predicted["messages"] == run.messages)
 
 
 def _participation_note(seed: int, entry: Mapping[str, Any]) -> str:

@@ -9,19 +9,25 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.core.grouping import group_pairs
 from splitfed.stats.intervals import mean_interval
-from splitfed.study.config.cell import COMPUTATION
 from splitfed.study.config.grid import expand
 from splitfed.study.config.schema import parse_study, read_toml
 from splitfed.study.report.metrics import METRICS, SHARE, UNBOUNDED
-from splitfed.study.report.refused import read_refused
-from splitfed.study.trust import find_link_out
+from splitfed.study.results import (
+    FILE,
+    UNNAMED,
+    RunResult,
+    Score,
+    StrengthMeasure,
+    result_from_json,
+)
+from splitfed.study.trust import CHECKED, find_link_out
 from splitfed.training.folder import RunFolder
 
 T = TypeVar("T")
@@ -32,8 +38,9 @@ Summary = Mapping[str, Any]
 NO_DEFENSE = "none"
 NO_METHOD = "no method"
 IN_PLAIN = "in plain"
-LAYERS: Mapping[str, str] = {"schedule": "", "method": NO_METHOD, COMPUTATION: IN_PLAIN}
-"""What a setting has on its topology, by its key in a result -> what is said where it has none."""
+LAYERS: Mapping[str, str] = {"schedule": "", "method": NO_METHOD, "computation": IN_PLAIN}
+"""What a setting has on its topology, by its name in a `RunResult` -> what is said where it has none."""
+CHECK_AGAIN = "delete it and go on with --resume: the study is checked again"
 LEAST_SEEDS = 3
 """From how many seeds on an interval is taken over them."""
 NAMED = 5
@@ -54,23 +61,6 @@ class Estimate:
     over: str
 
 
-class StrengthMeasure(NamedTuple):
-    """What the strength of a defense counts: a parameter `name`, in `unit`; `rises`: whether more is stronger."""
-
-    name: str
-    unit: str = ""
-    rises: bool = True
-
-    @property
-    def title(self) -> str:
-        """Name and unit, for an axis or a heading."""
-        return f"{self.name} ({self.unit})" if self.unit else self.name
-
-
-UNNAMED = StrengthMeasure("strength")
-"""Of results that name no parameter."""
-
-
 @dataclass(frozen=True)
 class Setting:
     """All runs that differ in nothing but the seed; `runs` are their results, in the order of their seeds.
@@ -86,7 +76,7 @@ class Setting:
     family: str
     strength: float | None
     guarantee: str
-    runs: tuple[Mapping[str, Any], ...]
+    runs: tuple[RunResult, ...]
     schedule: str = ""
     place: str = ""
     training_attack: str = ""
@@ -98,7 +88,7 @@ class Setting:
     @property
     def seeds(self) -> tuple[int, ...]:
         """The seeds that finished."""
-        return tuple(int(run["seed"]) for run in self.runs)
+        return tuple(run.seed for run in self.runs)
 
 
 @dataclass(frozen=True)
@@ -114,7 +104,7 @@ class Study:
     refused: tuple[tuple[str, str], ...] = ()
 
     @property
-    def runs(self) -> tuple[Mapping[str, Any], ...]:
+    def runs(self) -> tuple[RunResult, ...]:
         """Every finished run."""
         return tuple(run for setting in self.settings for run in setting.runs)
 
@@ -143,6 +133,14 @@ def read_study(folder: Path, *, trust: bool = False, only: Collection[str] = ())
     return Study(folder, name, text, environment, _group_settings(results), tuple(unfinished), left_out)
 
 
+def read_refused(folder: Path) -> tuple[tuple[str, str], ...]:
+    """Return name and reason of every run that the study in `folder` left out; raises `Damaged`."""
+    path = folder / CHECKED
+    if not path.is_file():
+        return ()
+    return tuple((str(name), str(reason)) for name, reason in digests.read(path, CHECK_AGAIN)["refused"])
+
+
 def describe_unfinished(folder: Path) -> str:
     """Say which runs of the study in `folder` have no result, and why; "" where all have one, and of a search."""
     path = folder / "config.toml"
@@ -160,18 +158,19 @@ def _list_unfinished(unfinished: Sequence[tuple[str, str]], finished: int) -> st
 
 def _read_results(
     folder: Path, config: Mapping[str, Any], refused: Mapping[str, str], only: Collection[str] = ()
-) -> tuple[list[Json], list[tuple[str, str]]]:
+) -> tuple[list[RunResult], list[tuple[str, str]]]:
     """Return the results in `folder`, and names and reasons of the runs that have none."""
     runs = folder / "runs"
     results, unfinished = [], []
     run_names = [p.name for p in runs.iterdir() if p.is_dir()]
     for name in sorted(only or {*run_names, *(set(_planned_runs(config, folder)) - refused.keys())}):
-        found = _read_json(runs / name / "result.json", digests.REMEASURE)
-        if found.get("id", name) not in (name, escape_invisible(name)):
-            why = f"it is the result of another run, {found['id']!r}"
-            raise digests.Damaged(runs / name / "result.json", digests.REMEASURE, why)
-        if "utility" in found:
-            results.append(found | {"folder": str(runs / name)})
+        document = _read_json(runs / name / FILE, digests.REMEASURE)
+        if document.get("id", name) not in (name, escape_invisible(name)):
+            why = f"it is the result of another run, {document['id']!r}"
+            raise digests.Damaged(runs / name / FILE, digests.REMEASURE, why)
+        found = result_from_json(document, runs / name) if document else None
+        if found is not None and found.failed is None:
+            results.append(found)
         else:
             unfinished.append((escape_invisible(name), _unfinished_reason(runs / name, found)))
     return results, unfinished
@@ -216,33 +215,37 @@ def estimate(
     return Estimate(fmean(numbers), fmean(s["low"] for s in own), fmean(s["high"] for s in own), n, over)
 
 
-def utility_of(runs: Sequence[Mapping[str, Any]]) -> Estimate | None:
+def as_json(found: Estimate | None) -> dict[str, Any] | None:
+    """Return an estimate as plain values, None for none."""
+    return None if found is None else vars(found).copy()
+
+
+def utility_of(runs: Sequence[RunResult]) -> Estimate | None:
     """Return the mean test utility, in the task's metric, of `runs` that differ in their seed alone, with an interval.
 
     The interval is over seeds; with fewer than three of them it is over test rows. None where no run has a utility.
     """
-    told = [run["utility"] for run in runs]
-    return estimate([u["test"] for u in told], [u.get("interval") for u in told], bounds_of(runs), "rows")
+    return estimate([r.utility.test for r in runs], [r.utility.interval for r in runs], bounds_of(runs), "rows")
 
 
-def bounds_of(runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+def bounds_of(runs: Sequence[RunResult]) -> tuple[float, float]:
     """Return what the utility of `runs` cannot leave."""
-    told = runs[0].get("utility") or {}
-    low, high = told.get("bounds") or (SHARE if told.get("metric") == "accuracy" else (None, None))
+    told = runs[0].utility
+    low, high = told.bounds or (SHARE if told.metric == "accuracy" else (None, None))
     return -math.inf if low is None else float(low), math.inf if high is None else float(high)
 
 
-def score(runs: Sequence[Mapping[str, Any]], attack: str, metric: str, who: str = "attack") -> Estimate | None:
+def score(runs: Sequence[RunResult], attack: str, metric: str, who: str = "attack") -> Estimate | None:
     """Return what the attack labelled `attack` scored over `runs`; `who`: attack, mean_image or random_pairing."""
-    found = [
-        a["scores"][metric][who]
-        for run in runs
-        for a in run["attacks"]
-        if a["label"] == attack and who in a["scores"].get(metric, {})
-    ]
+    asked = [found for run in runs if (found := run.attack(attack)) is not None]
+    scores = [by[who] for one in asked if who in (by := one.scores.get(metric, {}))]
     # A difference of two scores may lie below what a score cannot leave.
-    bounds = UNBOUNDED if who == EXCESS else METRICS[metric].bounds
-    return estimate([s["mean"] for s in found], found, bounds)
+    return estimate_scores(scores, UNBOUNDED if who == EXCESS else METRICS[metric].bounds)
+
+
+def estimate_scores(scores: Sequence[Score], bounds: tuple[float, float] = UNBOUNDED) -> Estimate | None:
+    """Return the mean of one score a seed, with an interval over seeds, or over their victims."""
+    return estimate([one.mean for one in scores], [vars(one) for one in scores], bounds)
 
 
 def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
@@ -272,38 +275,35 @@ def interval_ends(found: Mapping[str, Any]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def error_bars(found: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """Return how far the interval of each estimate reaches below its mean, and above it."""
-    ends = [(one["mean"], *interval_ends(one)) for one in found]
-    return [[mean - low for mean, low, _ in ends], [high - mean for mean, _, high in ends]]
-
-
-def _group_settings(results: Sequence[Mapping[str, Any]]) -> tuple[Setting, ...]:
+def _group_settings(results: Sequence[RunResult]) -> tuple[Setting, ...]:
     """Group by all that a result says of its setting; without a method first, undefended first, then by strength."""
     groups = group_by(
         results,
-        lambda result: (
-            *(result["topology"]["label"], result["defense"]["label"]),
-            *_layers_of(result),
-            *(str(result.get(name) or "") for name in ("training_attack", "variant", "model", "data", "clients")),
+        lambda r: (
+            *(r.topology.label, r.defense.label, *_layers_of(r).values(), r.training_attack),
+            *(r.variant, r.model, r.data, r.clients),
         ),
     )
-    several = [len(set(labels)) > 1 for labels in zip(*map(_layers_of, results), strict=True)]
+    several = {name for name in LAYERS if len({getattr(r, name) for r in results}) > 1}
     settings = []
-    for (topology, defense, schedule, method, computation, hijacker, variant, *_), members in groups.items():
-        about = members[0]["defense"]
-        ordered = tuple(sorted(members, key=lambda r: int(r["seed"])))
-        own = itertools.compress((schedule, method, computation), several)
-        place = ", ".join([topology, *own, *([variant] if variant else [])])
+    for members in groups.values():
+        first, about = members[0], members[0].defense
+        layers = _layers_of(first)
+        own = [first.topology.label, *(label for name, label in layers.items() if name in several)]
+        inside = f"{first.training_attack} inside" if first.training_attack else ""
         settings.append(
             Setting(
-                *(topology, defense, about["name"], _strength_of(about), about["guarantee"], ordered, schedule),
-                f"{place}, {hijacker} inside" if hijacker else place,
-                hijacker,
-                method,
-                _measure_of(about),
-                computation,
-                variant,
+                topology=first.topology.label,
+                defense=about.label,
+                family=about.name,
+                strength=about.strength,
+                guarantee=about.guarantee,
+                runs=tuple(sorted(members, key=lambda r: r.seed)),
+                **layers,
+                place=", ".join(filter(None, [*own, first.variant, inside])),
+                training_attack=first.training_attack or "",
+                measure=about.measure,
+                variant=first.variant,
             )
         )
     return tuple(sorted(settings, key=_sort_key))
@@ -317,20 +317,10 @@ def _sort_key(setting: Setting) -> tuple[Any, ...]:
     return (*where, setting.family != NO_DEFENSE, setting.family, setting.measure.name, stronger)
 
 
-def _strength_of(about: Mapping[str, Any]) -> float | None:
-    """Return the strength that a result names."""
-    return None if about["strength"] is None else float(about["strength"])
-
-
-def _measure_of(about: Mapping[str, Any]) -> StrengthMeasure:
-    name, unit = about.get("strength_parameter"), about.get("strength_unit")
-    return StrengthMeasure(name, unit or "", about.get("stronger") != "less") if name else UNNAMED
-
-
-def _layers_of(result: Mapping[str, Any]) -> tuple[str, ...]:
+def _layers_of(result: RunResult) -> dict[str, str]:
     """Return the labels of `LAYERS` that a result has."""
-    found = {key: str(result.get(key) or "none") for key in LAYERS}
-    return tuple(LAYERS[key] if label == "none" else label for key, label in found.items())
+    found = {name: getattr(result, name) for name in LAYERS}
+    return {name: LAYERS[name] if label == "none" else label for name, label in found.items()}
 
 
 def _planned_runs(config: Mapping[str, Any], folder: Path) -> list[str]:
@@ -344,9 +334,9 @@ def _planned_runs(config: Mapping[str, Any], folder: Path) -> list[str]:
         return []
 
 
-def check_same_data(results: Collection[Mapping[str, Any]]) -> None:
+def check_same_data(results: Collection[RunResult]) -> None:
     """Refuse runs that were trained on data of more than one digest: no mean over them says anything."""
-    first = {str(run["data_digest"]): str(run["id"]) for run in reversed(list(results)) if run.get("data_digest")}
+    first = {run.data_digest: run.id for run in reversed(list(results)) if run.data_digest}
     if len(first) > 1:
         one, other = list(first.values())[-1], next(iter(first.values()))
         raise InvalidInput(
@@ -355,10 +345,10 @@ def check_same_data(results: Collection[Mapping[str, Any]]) -> None:
         )
 
 
-def _unfinished_reason(place: Path, found: Mapping[str, Any]) -> str:
+def _unfinished_reason(place: Path, found: RunResult | None) -> str:
     """Return why the run in `place` has no result: the line it left behind, or how far it came."""
-    if "failed" in found:
-        return f"failed: {found['failed']}"
+    if found is not None:
+        return f"failed: {found.failed}"
     if not place.is_dir():
         return "not begun"
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from markupsafe import Markup
 from torch import Tensor
@@ -22,6 +21,7 @@ from splitfed.planning.held_rows import arrays_of
 from splitfed.registry import EXTENSIONS, resolve
 from splitfed.study.report.data import Json, Setting, Study, Summary
 from splitfed.study.report.topology_data import draw_graph
+from splitfed.study.results import RunResult
 
 
 def role_holdings(
@@ -140,13 +140,13 @@ def topology_sections(study: Study, summary: Summary) -> list[Json]:
     for place in summary["places"]:
         settings = [s for s in study.settings if s.place == place]
         runs = [run for s in settings for run in s.runs]
-        run = next((r for r in runs if not r["defense"]["parts"]), runs[0])
+        run = next((r for r in runs if not r.defense.parts), runs[0])
         new = {
             "labels": [place],
             "svg": _draw_topology(run),
             "parties": _party_rows(run, settings, summary),
-            "cut_choice": run["topology"].get("cut_choice", ""),
-            "proof": describe_proof(sum(s["parameters"] for p in run.get("parties", ()) for s in p["segments"])),
+            "cut_choice": run.topology.cut_choice,
+            "proof": describe_proof(sum(s["parameters"] for p in run.parties for s in p["segments"])),
         }
         same = next((old for old in found if all(old[k] == new[k] for k in ("svg", "parties", "cut_choice"))), None)
         if same is None:
@@ -156,17 +156,17 @@ def topology_sections(study: Study, summary: Summary) -> list[Json]:
     return found
 
 
-def _draw_topology(run: Mapping[str, Any]) -> Markup:
+def _draw_topology(run: RunResult) -> Markup:
     """Draw the topology that the result describes; markup that a file brings along is never shown."""
-    if "topology_graph" not in run:
+    if run.topology_graph == {}:
         return Markup("<p>(no drawing: this run was made by a version that kept no data for one)</p>")
     try:
-        return Markup(draw_graph(run["topology_graph"]))
+        return Markup(draw_graph(run.topology_graph))
     except InvalidInput as error:
         return Markup("<p>(no drawing: {})</p>").format(str(error))
 
 
-def _party_rows(run: Mapping[str, Any], settings: Sequence[Setting], summary: Summary) -> list[Json]:
+def _party_rows(run: RunResult, settings: Sequence[Setting], summary: Summary) -> list[Json]:
     """Return the table's rows; a value is guarded by what stands there in some setting of the place."""
     guards = nest(
         (
@@ -175,7 +175,7 @@ def _party_rows(run: Mapping[str, Any], settings: Sequence[Setting], summary: Su
             None,
         )
         for setting in settings
-        for party in setting.runs[0].get("parties", [])
+        for party in setting.runs[0].parties
         for entry in party["receives"]
         if entry["guard"]
     )
@@ -195,5 +195,5 @@ def _party_rows(run: Mapping[str, Any], settings: Sequence[Setting], summary: Su
                 for entry in party["receives"]
             ],
         }
-        for party in run.get("parties", [])
+        for party in run.parties
     ]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from splitfed.core.grouping import group_pairs
-from splitfed.study.report.data import Estimate, Json, estimate
-from splitfed.study.report.metrics import AMOUNT, FLOORS
+from splitfed.study.report.data import as_json, estimate
+from splitfed.study.report.metrics import AMOUNT, FLOORS, UNBOUNDED
+from splitfed.study.results import RunResult
 
 KEYS = ("dfil", "least_mse", "mutual_lower", "mutual_upper", "usable", "invertibility", "cka")
 """Measures, in the order of the table."""
 BOUNDS = {"invertibility": (-float("inf"), 1.0), "cka": (-1.0, 1.0), "dfil": AMOUNT, "least_mse": AMOUNT}
 
 
-def information_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def information_of(runs: Sequence[RunResult]) -> dict[str, Any] | None:
     """Return measure -> estimate over `runs`, which differ in their seed alone; None where no run was measured.
 
     With them `best_mse`, the least error of the attacks on inputs in each run, `floor_mse`, that of the floors beside
@@ -22,12 +23,14 @@ def information_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     the bound has assumed; `why` there is no bound; `empty`: whether dFIL
     alone bounds nothing; and the largest `p_value` of the CKA.
     """
-    known = [run["information"] for run in runs if run.get("information")]
+    known = [run.information for run in runs if run.information]
     if not known:
         return None
     values = group_pairs((key, one[key]) for one in known for key in KEYS if one.get(key) is not None)
-    found: dict[str, Any] = {key: _average(values[key], BOUNDS.get(key)) if key in values else None for key in KEYS}
-    best, floor = (_average(_least_errors(runs, who), AMOUNT) for who in (("attack",), tuple(FLOORS)))
+    found: dict[str, Any] = {
+        key: as_json(estimate(values.get(key, []), bounds=BOUNDS.get(key, UNBOUNDED))) for key in KEYS
+    }
+    best, floor = (as_json(estimate(_least_errors(runs, who), bounds=AMOUNT)) for who in (("attack",), tuple(FLOORS)))
     least = [one["mean"] for one in (best, floor) if one is not None]
     p_values = [one["cka_p_value"] for one in known if one.get("cka_p_value") is not None]
     return {
@@ -42,22 +45,15 @@ def information_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     }
 
 
-def _average(values: Sequence[float], bounds: tuple[float, float] | None) -> Json | None:
-    if not values:
-        return None
-    found: Estimate | None = estimate(values) if bounds is None else estimate(values, bounds=bounds)
-    return None if found is None else vars(found)
-
-
-def _least_errors(runs: Sequence[Mapping[str, Any]], who: Sequence[str]) -> list[float]:
+def _least_errors(runs: Sequence[RunResult], who: Sequence[str]) -> list[float]:
     """Return the least mean squared error of `who` among the attacks on inputs, of each run that has one."""
     reached = [
         [
-            score["mean"]
-            for attack in run["attacks"]
-            if attack.get("target", "inputs") == "inputs"
+            score.mean
+            for attack in run.attacks
+            if attack.target == "inputs"
             for one in who
-            if (score := attack["scores"].get("mse", {}).get(one)) and score["mean"] is not None
+            if (score := attack.scores.get("mse", {}).get(one)) and score.mean is not None
         ]
         for run in runs
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,8 +36,8 @@ from splitfed.study.report.figures.rounds import (
     plot_utility_by_round,
 )
 from splitfed.study.report.figures.strength import families_without_strength, plot_leakage_by_strength
-from splitfed.study.report.figures.style import SeriesStyles
-from splitfed.study.report.figures.tradeoff_front import plot_tradeoff, scored_metrics
+from splitfed.study.report.figures.style import SeriesStyles, scored_metrics
+from splitfed.study.report.figures.tradeoff_front import plot_tradeoff
 from splitfed.study.report.metrics import CLONES, METRICS, TARGETS
 from splitfed.study.report.text import (
     baseline,
@@ -76,14 +77,14 @@ def page_content(study: Study, summary: Summary) -> Json:
         **_attack_figures(study, summary, looks),
         "informed": [s for s in summary["settings"] if s["information"]],
         "depths": _depth_sections(study, summary),
-        "strengths": [Markup(figure) for figure in strengths if figure],
+        "strengths": [figure for figure in strengths if figure],
         "without_strength": families_without_strength(summary),
-        "curves": Markup(plot_training_curves(summary, study.settings, looks, "curves")),
+        "curves": plot_training_curves(summary, study.settings, looks, "curves"),
         **_client_section(summary, study.settings),
         **_further_sections(study, summary),
         "topologies": topology_sections(study, summary),
         "promises": [s for s in summary["settings"] if s["privacy"]],
-        "epsilon_figure": Markup(plot_epsilon_by_round(study.settings, looks, "epsilon") or ""),
+        "epsilon_figure": plot_epsilon_by_round(study.settings, looks, "epsilon"),
         "predicted": any(s["predicted"] for s in summary["settings"]),
         "disagree": [
             name_of(summary, s) for s in summary["settings"] if s["predicted"] and not s["predicted"]["agrees"]
@@ -97,7 +98,7 @@ def page_content(study: Study, summary: Summary) -> Json:
         "parted": [s for s in summary["settings"] if s["participation"]],
         "over_time": _plot_over_time(summary, study.settings),
         "crossovers": [
-            (summary["names"][topology], found, Markup(plot_crossovers([found], f"crossover{i}")))
+            (summary["names"][topology], found, plot_crossovers([found], f"crossover{i}"))
             for i, (topology, found) in enumerate(crossovers(study.settings).items())
         ],
         "kinds": _message_kinds(summary),
@@ -115,22 +116,18 @@ def _further_sections(study: Study, summary: Summary) -> Json:
 
 def _attack_figures(study: Study, summary: Summary, looks: SeriesStyles) -> Json:
     """Return the figures that every attack has of its own, each with the attack's name: by kind of figure."""
+    plots = {
+        "tradeoffs": partial(plot_tradeoff, summary),
+        "learning": partial(plot_error_by_round, study.settings),
+        "budgets": partial(plot_budget, study.settings),
+    }
     return {
-        "tradeoffs": [
-            (summary["names"][attack], Markup(plot_tradeoff(summary, attack, looks, f"tradeoff{i}")))
+        kind: [
+            (summary["names"][attack], figure)
             for i, attack in enumerate(summary["attacks"])
-            if scored_metrics(summary, attack)
-        ],
-        "learning": [
-            (summary["names"][attack], Markup(figure))
-            for i, attack in enumerate(summary["attacks"])
-            if (figure := plot_error_by_round(summary, study.settings, attack, looks, f"learning{i}"))
-        ],
-        "budgets": [
-            (summary["names"][attack], Markup(figure))
-            for i, attack in enumerate(summary["attacks"])
-            if (figure := plot_budget(study.settings, attack, looks, f"budget{i}"))
-        ],
+            if (figure := plot(attack, looks, f"{kind}{i}"))
+        ]
+        for kind, plot in plots.items()
     }
 
 
@@ -197,10 +194,10 @@ def _depth_sections(study: Study, summary: Summary) -> list[Json]:
     pages: list[Json] = []
     for attack in [a for a in summary["attacks"] if summary["targets"][a] == "inputs"]:
         shown = TARGETS["inputs"].order(m for m in scored_metrics(summary, attack) if METRICS[m].up)[:2]
-        if (figure := plot_leakage_by_depth(summary, attack, shown, f"depth{len(pages)}")) is not None:
+        if figure := plot_leakage_by_depth(summary, attack, shown, f"depth{len(pages)}"):
             grids = [_depth_pictures(study, summary, attack, line) for line in depth_lines(summary, attack)]
             shown_grids = [grid for grid in grids if grid["rows"]]
-            pages.append({"attack": summary["names"][attack], "figure": Markup(figure), "grids": shown_grids})
+            pages.append({"attack": summary["names"][attack], "figure": figure, "grids": shown_grids})
     return pages
 
 
@@ -212,14 +209,15 @@ def _depth_pictures(study: Study, summary: Summary, attack: str, line: DepthLine
 
 
 def _picture_row(summary: Summary, pair: Pair, attack: str, seed: int, low: float, high: float) -> Json:
-    run = next(r for r in pair.setting.runs if int(r["seed"]) == seed)
-    scores = next(a["scores"] for a in run["attacks"] if a["label"] == attack)
+    run = next(r for r in pair.setting.runs if r.seed == seed)
+    found = run.attack(attack)
     scored = [
-        f"{METRICS[m].title} {format_score(m, scores[m]['attack']['mean'])}"
+        f"{METRICS[m].title} {format_score(m, score.mean)}"
         for m in ("psnr", "ssim", "accuracy")
-        if m in scores and scores[m]["attack"]["mean"] is not None
+        if found is not None and (score := found.scores.get(m, {}).get("attack")) and score.mean is not None
     ]
-    said = [", ".join(scored), f"{run['utility']['metric']} {format_utility(summary, run['utility']['test'])}"]
+    utility = "-" if run.utility.test is None else format_utility(summary, run.utility.test)
+    said = [", ".join(scored), f"{run.utility.metric} {utility}"]
     strip = image_strip(pair.prediction[:SHOWN], low, high)
     return {"name": name_of(summary, pair.setting), "strip": strip, "said": said}
 
@@ -229,7 +227,7 @@ def _client_section(summary: Summary, settings: Sequence[Setting]) -> Json:
     shown_settings = [s for s in summary["settings"] if s["clients"] or s["target"]]
     # What hijacked clients reach is no result of a method.
     named = [(name_of(summary, s), s) for s in settings if not s.training_attack]
-    several = [(label, s) for label, s in named if any(run["utility"].get("spread") for run in s.runs)]
+    several = [(label, s) for label, s in named if any(run.utility.spread for run in s.runs)]
     metric = summary["utility"]["metric"]
     target = next((s["target"]["value"] for s in shown_settings if s["target"]), None)
     return {
@@ -240,8 +238,8 @@ def _client_section(summary: Summary, settings: Sequence[Setting]) -> Json:
         "across": any(s["clients"] and s["clients"]["across"] for s in shown_settings),
         "target": target,
         "prototypes": prototype_pictures(several),
-        "by_round": Markup(plot_utility_by_round(named, metric, "byround", target) if shown_settings else ""),
-        "per_client": Markup(plot_client_scores(several, metric, "perclient") if several else ""),
+        "by_round": plot_utility_by_round(named, metric, "byround", target) if shown_settings else "",
+        "per_client": plot_client_scores(several, metric, "perclient"),
     }
 
 
@@ -265,7 +263,7 @@ def _plot_over_time(summary: Summary, settings: Sequence[Setting]) -> Markup:
         return Markup("")
     curves = [(name, *mean) for name, (mean, _) in found]
     seeds = [each if len(each) > 1 else [] for _, (_, each) in found]
-    return Markup(plot_accuracy_over_time(curves, summary["utility"]["metric"], "overtime", seeds))
+    return plot_accuracy_over_time(curves, summary["utility"]["metric"], "overtime", seeds)
 
 
 def reproduction(study: Study) -> Json:
@@ -320,7 +318,7 @@ def _leak_section(study: Study, summary: Summary, attack: str, looks: SeriesStyl
         "attack": summary["names"][attack],
         "title": TARGETS[target].title,
         "said": [_sentence(summary, s, attack, metrics) for s in settings if s["family"] == NO_DEFENSE],
-        "figure": Markup(plot_scores(summary, settings, attack, metrics[:2], looks, name)),
+        "figure": plot_scores(summary, settings, attack, metrics[:2], looks, name),
         "roc": Markup(""),
         "seed": None,
     }
@@ -328,7 +326,7 @@ def _leak_section(study: Study, summary: Summary, attack: str, looks: SeriesStyl
         page["seed"] = _commonest_seed(study)
         found = read_pairs(study.settings, attack, page["seed"])
         curves = [(name_of(summary, p.setting), p.setting.family, p.prediction, p.truth > 0.5) for p in found]
-        page["roc"] = Markup(plot_roc_curves(curves, f"{name}roc")) if curves else Markup("")
+        page["roc"] = plot_roc_curves(curves, f"{name}roc")
     return page
 
 

@@ -17,6 +17,7 @@ from splitfed.study.config import build
 from splitfed.study.config.callback_tables import make_callbacks
 from splitfed.study.config.cell import Cell
 from splitfed.study.report.data import Json
+from splitfed.study.results import RunResult
 from splitfed.training.callbacks import committed_ledger
 
 
@@ -48,12 +49,12 @@ def place_of(cell: Cell) -> dict[str, str]:
     return {key: label for key, label in cell.labels.items() if label != "none"}
 
 
-def privacy_of(runs: Sequence[Mapping[str, Any]]) -> Json | None:
+def privacy_of(runs: Sequence[RunResult]) -> Json | None:
     """Return what a setting promises, for its report: the ledger of the seed that it costs most.
 
     `agrees`: whether every run has the ledger that was planned. None where nothing is promised.
     """
-    if not (ledgers := [run["privacy"] for run in runs if run.get("privacy")]):
+    if not (ledgers := [run.privacy for run in runs if run.privacy]):
         return None
     worst = max(ledgers, key=lambda one: max(map(_epsilon, one["ledger"]["totals"]), default=0.0))
     agrees = all({**one["ledger"], "replaced": []} == {**one["planned"], "replaced": []} for one in ledgers)
@@ -64,12 +65,12 @@ def _epsilon(total: Mapping[str, Any]) -> float:
     return math.inf if total["epsilon"] is None else float(total["epsilon"])
 
 
-def epsilon_per_round(runs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[list[int], list[float]]]:
+def epsilon_per_round(runs: Sequence[RunResult]) -> dict[str, tuple[list[int], list[float]]]:
     """Return what is protected -> rounds and epsilon after each, the largest over seeds."""
     over_seeds = group_pairs(
         ((protects, entry["round"] + 1), epsilon)
         for run in runs
-        for entry in run["history"]
+        for entry in run.history
         for protects, epsilon in (entry.get("epsilons") or {}).items()
         if epsilon is not None
     )

@@ -1,11 +1,12 @@
-"""What a report says of a search: what its choice is worth, the figure of all trials, and the table of the front."""
+"""What a search has found, in the report and on the terminal: what its choice is worth, its trials, and the front."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from markupsafe import Markup
+from rich.console import Console
+from rich.table import Column, Table
 
 from splitfed.study.report.data import Json, make_visible
 from splitfed.study.report.figures.search import plot_trials
@@ -25,7 +26,7 @@ def search_content(outcome: SearchOutcome | None) -> Json:
     return {
         "search": {
             "said": make_visible(search_sentences(outcome)),
-            "figure": Markup(plot_trials(outcome, "search") or ""),
+            "figure": plot_trials(outcome, "search"),
             "columns": [make_visible(metric_label(name)) for name in metric_names(outcome)],
             "front": make_visible(front_rows(outcome)),
             "without": make_visible(
@@ -66,3 +67,23 @@ def format_metric(found: Mapping[str, Any] | None) -> tuple[str, str]:
 def metric_names(outcome: SearchOutcome) -> list[str]:
     """Return the objectives, then what the constraints are about."""
     return list(dict.fromkeys([*outcome.directions, *(name for one in outcome.best for name in one["metrics"])]))
+
+
+def print_front(outcome: SearchOutcome, console: Console) -> None:
+    """Print the front of a search, and what is to be known of it."""
+    titles = [metric_label(name) for name in metric_names(outcome)]
+    table = Table(
+        Column("trial", justify="right"),
+        Column("setting", overflow="fold"),
+        *(Column(title, justify="right", overflow="fold") for title in titles),
+        box=None,
+        header_style="bold",
+        pad_edge=False,
+    )
+    for row in front_rows(outcome):
+        cells = [f"{mean}\n{interval}" if interval else mean for mean, interval in row["metrics"]]
+        table.add_row(str(row["trial"]), row["setting"], *cells)
+    if outcome.front:
+        console.print(table, markup=False)
+    for sentence in search_sentences(outcome):
+        console.print(sentence, highlight=False, markup=False)

@@ -6,7 +6,6 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ from splitfed.study.config.cell import COMPUTATION, format_value
 from splitfed.study.report.costs import costs_of, participation
 from splitfed.study.report.data import (
     NO_DEFENSE,
-    Estimate,
     Json,
     Setting,
     Study,
+    as_json,
     bounds_of,
     estimate,
+    estimate_scores,
     group_by,
     read_study,
     score,
@@ -32,7 +32,7 @@ from splitfed.study.report.privacy import privacy_of
 from splitfed.study.report.remarks import describe_start, length_remarks, start_warnings
 from splitfed.study.report.search_data import read_search_outcome, search_to_json
 from splitfed.study.report.text import headline
-from splitfed.threats.repeated_releases import RepeatedReleases
+from splitfed.study.results import AttackRecord, RunResult
 
 
 def summarise(folder: Path) -> dict[str, Any]:
@@ -60,15 +60,15 @@ def summary_of(study: Study) -> dict[str, Any]:
         "methods": list(dict.fromkeys(s.method for s in study.settings)),
         "places": list(dict.fromkeys(s.place for s in study.settings)),
         "attacks": _attack_labels(study.runs),
-        "targets": {a["label"]: a.get("target", "inputs") for run in study.runs for a in run["attacks"]},
+        "targets": {a.label: a.target for run in study.runs for a in run.attacks},
         "finished": len(study.runs),
         "unfinished": [{"id": run, "reason": reason} for run, reason in study.unfinished],
         "refused": [{"id": run, "reason": reason} for run, reason in study.refused],
-        "utility": {k: study.runs[0]["utility"][k] for k in ("metric", "higher_is_better")},
-        "what": {k: study.runs[0].get(k) for k in ("model", "data", "clients", "schedule", "rounds")}
-        | {"lengths": sorted({int(run["rounds"]) for run in study.runs})},
-        "clients_differ": study.runs[0].get("clients_differ", []),
-        "other_lengths": [f"{run['id']}: {said}" for run in study.runs for said in length_remarks(run)],
+        "utility": {k: getattr(study.runs[0].utility, k) for k in ("metric", "higher_is_better")},
+        "what": {k: getattr(study.runs[0], k) for k in ("model", "data", "clients", "schedule", "rounds")}
+        | {"lengths": sorted({run.rounds for run in study.runs})},
+        "clients_differ": list(study.runs[0].clients_differ),
+        "other_lengths": [f"{run.id}: {said}" for run in study.runs for said in length_remarks(run)],
         "settings": settings,
     }
     summary["metrics"] = [
@@ -101,12 +101,12 @@ def _place_names(settings: Sequence[Setting], attacks: Mapping[str, str]) -> dic
 
 def _summarise_setting(setting: Setting) -> dict[str, Any]:
     runs = setting.runs
-    known = [r["dependence"] for r in runs if r.get("dependence")]
+    known = [r.dependence for r in runs if r.dependence]
     # A ratio of an inner product to its norms: between -1 and 1.
-    dependence = _estimate_to_json(estimate([d["u_distance_correlation_sqr"] for d in known], bounds=(-1.0, 1.0)))
+    dependence = as_json(estimate([d["u_distance_correlation_sqr"] for d in known], bounds=(-1.0, 1.0)))
     return {
         "topology": setting.topology,
-        "cut_choice": runs[0]["topology"].get("cut_choice", ""),
+        "cut_choice": runs[0].topology.cut_choice,
         "schedule": setting.schedule,
         "method": setting.method,
         COMPUTATION: setting.computation,
@@ -118,12 +118,12 @@ def _summarise_setting(setting: Setting) -> dict[str, Any]:
         "measure": setting.measure._asdict() | {"title": setting.measure.title},
         "guarantee": setting.guarantee,
         "seeds": list(setting.seeds),
-        "utility": _estimate_to_json(utility_of(runs)),
+        "utility": as_json(utility_of(runs)),
         "constant": _constant_answer(runs),
-        "bytes": _estimate_to_json(estimate([r["bytes"] for r in runs], bounds=AMOUNT)),
+        "bytes": as_json(estimate([r.bytes for r in runs], bounds=AMOUNT)),
         "bytes_by_kind": _bytes_by_kind(runs),
-        "messages": _estimate_to_json(estimate([r["messages"] for r in runs], bounds=AMOUNT)),
-        "seconds": _estimate_to_json(estimate([r["seconds"] for r in runs], bounds=AMOUNT)),
+        "messages": as_json(estimate([r.messages for r in runs], bounds=AMOUNT)),
+        "seconds": as_json(estimate([r.seconds for r in runs], bounds=AMOUNT)),
         # A study claims dependence at a level only where every seed supports it, so the largest p value is told.
         "dependence": dependence and dependence | {"p_value": max(d["p_value"] for d in known)},
         "information": information_of(runs),
@@ -133,56 +133,55 @@ def _summarise_setting(setting: Setting) -> dict[str, Any]:
         "clients": clients_of(runs),
         "target": target_of(runs),
         "begins": _describe_starts(runs),
-        "turned_off": next((run["turned_off"] for run in runs if run.get("turned_off")), None),
-        "simulated_seconds": _estimate_to_json(
-            estimate([r["history"][-1].get("simulated_seconds") for r in runs], bounds=AMOUNT)
-        ),
+        "turned_off": next((run.turned_off for run in runs if run.turned_off), None),
+        "simulated_seconds": as_json(estimate([r.last.get("simulated_seconds") for r in runs], bounds=AMOUNT)),
         "attacks": {label: _summarise_attack(runs, label) for label in _attack_labels(runs)},
     }
 
 
-def _describe_starts(runs: Sequence[Mapping[str, Any]]) -> str | None:
+def _describe_starts(runs: Sequence[RunResult]) -> str | None:
     """Tell what optimizers and weights begin with; None of runs that say nothing of it, as an older version's."""
     first = runs[0]
-    if first.get("starts") is None:
+    if first.starts is None:
         return None
-    said = describe_start(first["restart_optimizers"], first["starts"])
-    return "; ".join([said, *start_warnings(first.get("starts_asked"), first["starts"])])
+    said = describe_start(bool(first.restart_optimizers), first.starts)
+    return "; ".join([said, *start_warnings(first.starts_asked, first.starts)])
 
 
-def _constant_answer(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def _constant_answer(runs: Sequence[RunResult]) -> dict[str, Any] | None:
     """Return what always giving one answer scores, {score, name}, the mean over seeds; None where there is none."""
-    known = [run["utility"].get("constant") for run in runs]
-    if not all(known):
+    known = [run.utility.constant for run in runs if run.utility.constant]
+    if len(known) < len(runs):
         return None
     return {"score": sum(c["score"] for c in known) / len(known), "name": known[0]["name"]}
 
 
-def _attack_labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(a["label"] for run in runs for a in run["attacks"]))
+def _attack_labels(runs: Sequence[RunResult]) -> list[str]:
+    return list(dict.fromkeys(a.label for run in runs for a in run.attacks))
 
 
-def _summarise_attack(runs: Sequence[Mapping[str, Any]], label: str) -> dict[str, Any]:
-    found = [a for run in runs for a in run["attacks"] if a["label"] == label]
-    metrics = [m for m in METRICS if any(m in a["scores"] for a in found)]
-    target = found[0].get("target", "inputs")
-    who = ("attack", *TARGETS[target].baselines)
-    stolen = [a["stolen"] for a in found if "stolen" in a]
+def _summarise_attack(runs: Sequence[RunResult], label: str) -> dict[str, Any]:
+    found = [a for run in runs for a in run.attacks if a.label == label]
+    first, who = found[0], ("attack", *TARGETS[found[0].target].baselines)
+    metrics = [m for m in METRICS if any(m in a.scores for a in found)]
+    stolen = [a.stolen.get("accuracy", {}) for a in found if a.stolen is not None]
     return {
-        "adversary": found[0]["adversary"],
-        "threat_model": found[0].get("threat_model"),
-        "seconds": _estimate_to_json(estimate([a["seconds"] for a in found], bounds=AMOUNT)),
-        "victims": found[0]["victims"],
-        "depth": found[0].get("depth"),
-        "target": target,
-        "scores": {m: {w: _estimate_to_json(score(runs, label, m, w)) for w in who} for m in metrics},
-        "stolen": {w: _estimate_to_json(_stolen_model_accuracy(stolen, w)) for w in CLONES} if stolen else None,
+        "adversary": first.adversary,
+        "threat_model": first.threat_model,
+        "seconds": as_json(estimate([a.seconds for a in found], bounds=AMOUNT)),
+        "victims": first.victims,
+        "depth": first.depth,
+        "target": first.target,
+        "scores": {m: {w: as_json(score(runs, label, m, w)) for w in who} for m in metrics},
+        "stolen": {w: as_json(estimate_scores([one[w] for one in stolen if w in one], SHARE)) for w in CLONES}
+        if stolen
+        else None,
         "tuned": [chosen for a in found if (chosen := _format_tuned_parameters(a))],
-        "quick": any(a.get("quick") for a in found),
-        "selection": _summarise_selection([a["selection"] for a in found if a.get("selection")]),
-        "releases": list(dict.fromkeys(str(RepeatedReleases(**a["releases"])) for a in found if a.get("releases"))),
-        "under_trained": list(dict.fromkeys(who for a in found for who in a.get("under_trained", ()))),
-        "unadapted": list(dict.fromkeys(name for a in found for name in a.get("unadapted", ()))),
+        "quick": any(a.quick for a in found),
+        "selection": _summarise_selection([a.selection for a in found if a.selection]),
+        "releases": list(dict.fromkeys(str(a.releases) for a in found if a.releases is not None)),
+        "under_trained": list(dict.fromkeys(who for a in found for who in a.under_trained)),
+        "unadapted": list(dict.fromkeys(name for a in found for name in a.unadapted)),
         "front": [],
     }
 
@@ -200,26 +199,15 @@ def _summarise_selection(found: Sequence[Mapping[str, Any]]) -> dict[str, Any] |
     return {"members": members, "criterion": criterion, "converged": not gains, "gain": most, "unit": unit}
 
 
-def _format_tuned_parameters(attack: Mapping[str, Any]) -> str:
+def _format_tuned_parameters(attack: AttackRecord) -> str:
     """Write the parameters that tuning on auxiliary rows chose; nothing where nobody tuned."""
-    return ", ".join(
-        f"{name}={format_value(value)}" for name, value in attack.get("tuned", {}).get("parameters", {}).items()
-    )
+    chosen = (attack.tuned or {}).get("parameters", {})
+    return ", ".join(f"{name}={format_value(value)}" for name, value in chosen.items())
 
 
-def _stolen_model_accuracy(found: Sequence[Mapping[str, Any]], who: str) -> Estimate | None:
-    """Return the accuracy of the whole model with the upstream segments of `who`."""
-    scores = [one["accuracy"][who] for one in found if who in one.get("accuracy", {})]
-    return estimate([s["mean"] for s in scores], scores, SHARE)
-
-
-def _bytes_by_kind(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    kinds = dict.fromkeys(kind for run in runs for kind in run["bytes_by_kind"])
-    return {kind: sum(r["bytes_by_kind"].get(kind, 0) for r in runs) / len(runs) for kind in kinds}
-
-
-def _estimate_to_json(found: Estimate | None) -> dict[str, Any] | None:
-    return None if found is None else asdict(found)
+def _bytes_by_kind(runs: Sequence[RunResult]) -> dict[str, float]:
+    kinds = dict.fromkeys(kind for run in runs for kind in run.bytes_by_kind)
+    return {kind: sum(r.bytes_by_kind.get(kind, 0) for r in runs) / len(runs) for kind in kinds}
 
 
 def _attack_score(setting: Mapping[str, Any], label: str, metric: str) -> Any:
@@ -287,42 +275,42 @@ def short_names(labels: Sequence[str], *, alone: bool = False) -> dict[str, str]
 SPREAD = ("mean", "min", "max", "std", "worst_decile")
 
 
-def clients_of(runs: Sequence[Mapping[str, Any]]) -> Json | None:
+def clients_of(runs: Sequence[RunResult]) -> Json | None:
     """Return what `runs`, that differ in their seed alone, say of several clients, as estimates; None with one client.
 
     `spread`: mean, min, max, std and worst_decile of the clients' test scores on their own rows; `method`: further
     scores of the method, the mean over clients; `across`: the same of every client's model on its own rows, on the
     others' and on all.
     """
-    spreads = [run["utility"].get("spread") for run in runs]
+    spreads = [run.utility.spread for run in runs]
     if not any(spreads):
         return None
     known, bounds = [one or {} for one in spreads], bounds_of(runs)
     return {
         "spread": {
-            key: _estimate_to_json(estimate([one.get(key) for one in known], bounds=AMOUNT if key == "std" else bounds))
+            key: as_json(estimate([one.get(key) for one in known], bounds=AMOUNT if key == "std" else bounds))
             for key in SPREAD
         },
-        "method": _mean_scores([run["utility"].get("method") or {} for run in runs], bounds),
-        "across": _mean_scores([run["utility"].get("across") or {} for run in runs], bounds),
+        "method": _mean_scores([run.utility.method or {} for run in runs], bounds),
+        "across": _mean_scores([run.utility.across or {} for run in runs], bounds),
     }
 
 
-def target_of(runs: Sequence[Mapping[str, Any]]) -> Json | None:
+def target_of(runs: Sequence[RunResult]) -> Json | None:
     """Return how many of `runs` reached the study's target, after how many rounds and bytes; None without a target."""
-    if not (targets := [run["target"] for run in runs if run.get("target")]):
+    if not (targets := [run.target for run in runs if run.target]):
         return None
     reached = [one for one in targets if one["rounds"] is not None]
     return {
         "value": targets[0]["value"],
         "reached": len(reached),
         "of": len(targets),
-        "rounds": _estimate_to_json(estimate([one["rounds"] for one in reached], bounds=AMOUNT)),
-        "bytes": _estimate_to_json(estimate([one["bytes"] for one in reached], bounds=AMOUNT)),
+        "rounds": as_json(estimate([one["rounds"] for one in reached], bounds=AMOUNT)),
+        "bytes": as_json(estimate([one["bytes"] for one in reached], bounds=AMOUNT)),
     }
 
 
 def _mean_scores(further: Sequence[Mapping[str, Any]], bounds: tuple[float, float]) -> Json:
     names = dict.fromkeys(name for one in further for name in one)
     each = {name: [(one.get(name) or {}).get("mean") for one in further] for name in names}
-    return {name: _estimate_to_json(estimate(values, bounds=bounds)) for name, values in each.items()}
+    return {name: as_json(estimate(values, bounds=bounds)) for name, values in each.items()}

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +19,9 @@ from splitfed.study.config.mistakes import short_repr
 from splitfed.study.config.schema import read_toml
 from splitfed.study.report.data import describe_unfinished, group_by, make_visible
 from splitfed.study.report.metrics import METRICS
+from splitfed.study.results import FILE, RunResult, read_result, result_from_json, to_json
 from splitfed.study.run.comparison import ComparedMetric, ComparedPair, Comparison
 from splitfed.study.run.row_scores import WHOLE_ROWS, RowScores, mean_over_runs, score_test_rows, score_victims
-from splitfed.study.run.runner import Json, read_result
 from splitfed.study.trust import check_links
 
 AXES = ("topology", "schedule", "method", "defense", "training_attack", "model")
@@ -29,6 +30,7 @@ COUNTED = {"bytes": "sends more", "simulated seconds": "takes longer", "epsilon"
 """Costs that are counted or planned, and what more of them means."""
 DIGEST = "digest of all rows"
 Values = Mapping[str, str]
+RunPair = tuple[RunResult, RunResult]
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class ComparedSide:
     """Runs under one name; `failed`: seeds of runs that failed; `unfinished`: which runs have no result, in words."""
 
     name: str
-    runs: tuple[Json, ...]
+    runs: tuple[RunResult, ...]
     failed: tuple[int, ...] = ()
     unfinished: str = ""
 
@@ -84,9 +86,10 @@ def compare_sides(
     test_rows: bool = False,
     trust: bool = False,
 ) -> Comparison:
-    """Compare every two of `sides`, whose runs are results as `result.json` has them, with the key "folder".
+    """Compare every two of `sides`.
 
-    A run without "folder" is compared by its scores alone: then nothing vouches for equal data but its name.
+    A run that was read from no folder is compared by its scores alone: then nothing vouches for equal data but their
+    name.
     """
     for name, value in (("level", level), ("power", power)):
         check_number(name, value, low=0, high=1, open_low=True, open_high=True)
@@ -166,10 +169,10 @@ def _check_axis(axis: str) -> None:
         raise unknown("axis", axis, AXES)
 
 
-def _value(run: Json, axis: str) -> str:
+def _value(run: RunResult, axis: str) -> str:
     """Return the label of `run` on `axis`."""
-    found = run.get(axis)
-    return str(found["label"]) if isinstance(found, Mapping) else str(found or "none")
+    found = getattr(run, axis) or "none"
+    return found if isinstance(found, str) else str(found.label)
 
 
 def _restrict(side: ComparedSide, values: Values) -> ComparedSide:
@@ -193,14 +196,14 @@ def _read_side(folder: Path, trust: bool) -> ComparedSide:
         raise InvalidInput(f"{str(folder)!r} is no folder; expected that of a run or of a study")
     if not trust:
         check_links(folder)
-    places = [folder] if (folder / "result.json").is_file() else sorted((folder / "runs").glob("*/"))
-    found = [(place, make_visible(result)) for place in places if (result := read_result(place)) is not None]
-    runs = tuple({**result, "folder": str(place)} for place, result in found if "failed" not in result)
+    places = [folder] if (folder / FILE).is_file() else sorted((folder / "runs").glob("*/"))
+    found = [result_from_json(make_visible(to_json(one)), place) for place in places if (one := read_result(place))]
+    runs = tuple(result for result in found if result.failed is None)
     unfinished = describe_unfinished(folder) if (folder / "runs").is_dir() else ""
     if not runs:
         why = f": {unfinished}" if unfinished else "; expected the folder of a study, or STUDY/runs/NAME"
         raise InvalidInput(f"{str(folder)!r} holds no finished run{why}")
-    failed = tuple(int(result["seed"]) for _, result in found if "failed" in result)
+    failed = tuple(result.seed for result in found if result.failed is not None)
     return ComparedSide(str(folder), runs, failed, unfinished)
 
 
@@ -209,7 +212,7 @@ def _besides(*sides: ComparedSide) -> str:
     return "".join(f"; {said}" for said in dict.fromkeys(side.unfinished for side in sides) if said)
 
 
-def _pair_settings(first: ComparedSide, second: ComparedSide) -> Iterator[tuple[ComparedPair, list[tuple[Json, Json]]]]:
+def _pair_settings(first: ComparedSide, second: ComparedSide) -> Iterator[tuple[ComparedPair, list[RunPair]]]:
     """Yield every two settings of the sides that are to be compared, with their runs, paired by seed."""
     shared = {
         axis: common
@@ -233,7 +236,7 @@ def _pair_settings(first: ComparedSide, second: ComparedSide) -> Iterator[tuple[
         sides = [replace(side, runs=tuple(runs[key])) for side, runs in zip((first, second), grouped, strict=True)]
         for side in sides:
             _check_one_setting(side)
-        by_seed = [{int(run["seed"]): run for run in side.runs} for side in sides]
+        by_seed = [{run.seed: run for run in side.runs} for side in sides]
         seeds = sorted(by_seed[0].keys() & by_seed[1].keys())
         if not seeds:
             there = (f"{side.name!r} has {sorted(by)}" for side, by in zip(sides, by_seed, strict=True))
@@ -248,7 +251,7 @@ def _pair_settings(first: ComparedSide, second: ComparedSide) -> Iterator[tuple[
         yield ComparedPair(first.name, second.name, where, differs, tuple(seeds), tuple(filter(None, left))), runs
 
 
-def _left_out(side: ComparedSide, by_seed: Mapping[int, Json], seeds: Sequence[int]) -> str:
+def _left_out(side: ComparedSide, by_seed: Mapping[int, RunResult], seeds: Sequence[int]) -> str:
     """Say which seeds of `side` have no partner, and which failed; a failure may be no accident."""
     alone = sorted(by_seed.keys() - set(seeds))
     said = [f"has seeds {alone} alone, which are left out"] if alone else []
@@ -264,56 +267,54 @@ def _check_one_setting(side: ComparedSide) -> None:
                 f"{side.name!r} has {len(values)} values of {axis} ({', '.join(values)}); "
                 f"choose one by only {axis}=VALUE"
             )
-    seeds = [run["seed"] for run in side.runs]
+    seeds = [run.seed for run in side.runs]
     if len(set(seeds)) < len(seeds):
         raise InvalidInput(
             f"{side.name!r} has several runs of seed {max(seeds, key=seeds.count)} that differ in nothing"
         )
 
 
-def _check_same_data(first: str, second: str, one: Json, other: Json) -> None:
+def _check_same_data(first: str, second: str, one: RunResult, other: RunResult) -> None:
     """Refuse runs of one seed that did not have the same rows; name the first difference."""
-    where = f"seed {one['seed']} of {first!r} and {second!r} cannot be paired"
+    where = f"seed {one.seed} of {first!r} and {second!r} cannot be paired"
     kept = [_kept_data(run) for run in (one, other)]
     for key in dict.fromkeys([*kept[0], *kept[1]]):
         values = [table.get(key) for table in kept]
         if values[0] != values[1]:
             told = f"data.{key} is {short_repr(values[0])}, not {short_repr(values[1])}"
             raise InvalidInput(f"{where}: {'their rows are not the same' if key == DIGEST else told}")
-    metrics = [run["utility"]["metric"] for run in (one, other)]
+    metrics = [run.utility.metric for run in (one, other)]
     if metrics[0] != metrics[1]:
         raise InvalidInput(f"{where}: metric: {metrics[0]!r}, not {metrics[1]!r}")
 
 
-def _kept_data(run: Json) -> Json:
+def _kept_data(run: RunResult) -> dict[str, Any]:
     """Return what a run tells of its data: the table of its study, then how many rows, then the digest of all."""
-    found: Json = {"name": run["data"], "clients": run["clients"]}
-    if "folder" not in run:
+    found = {"name": run.data, "clients": run.clients}
+    if (folder := run.folder) is None:
         return found
-    folder = Path(run["folder"])
     table = read_toml(folder / "config.toml", digests.RUN_CONFIG).get("data", {})
     described = digests.read(folder / "run.json", digests.RETRAIN)["data"]
     counts = {"rows of each client": described["clients"], "number of victims": described["victims"]}
     return {**found, **table, **counts, DIGEST: described["rows"]}
 
 
-def _differing_settings(one: Json, other: Json) -> Iterator[str]:
+def _differing_settings(one: RunResult, other: RunResult) -> Iterator[str]:
     """Yield the names of all that two runs differ in by their configuration, data, seed and attacks apart."""
     for axis in AXES:
         if _value(one, axis) != _value(other, axis):
             yield axis
-    if "folder" not in one or "folder" not in other:
+    if one.folder is None or other.folder is None:
         return
-    tables = [
-        read_toml(Path(run["folder"]) / "config.toml", digests.RUN_CONFIG).get("training", {}) for run in (one, other)
-    ]
+    paths = [folder / "config.toml" for folder in (one.folder, other.folder)]
+    tables = [read_toml(path, digests.RUN_CONFIG).get("training", {}) for path in paths]
     for key in dict.fromkeys([*tables[0], *tables[1]]):
         if key != "schedule" and tables[0].get(key) != tables[1].get(key):
             yield f"training.{key}"
 
 
 def _compare_seeds(
-    number: int, pair: ComparedPair, runs: Sequence[tuple[Json, Json]], level: float
+    number: int, pair: ComparedPair, runs: Sequence[RunPair], level: float
 ) -> tuple[list[ComparedMetric], list[str]]:
     """Return every metric that all runs of both sides have, and notes on those that only some have."""
     told = [(_scores_of(one), _scores_of(other)) for one, other in runs]
@@ -336,23 +337,22 @@ def _compare_seeds(
     return found, [f"not in every run of both sides, so left out: {few}"] if missing else []
 
 
-def _scores_of(run: Json) -> dict[str, tuple[float | None, str]]:
+def _scores_of(run: RunResult) -> dict[str, tuple[float | None, str]]:
     """Return metric -> value of `run`, and what more of it means."""
-    utility = run["utility"]
-    better = "is better" if utility.get("higher_is_better", True) else "is worse"
+    utility = run.utility
     found: dict[str, tuple[float | None, str]] = {}
-    if utility["test"] is not None:
-        found[utility["metric"]] = (utility["test"], better)
-    for attack in run["attacks"]:
-        for metric, by in attack["scores"].items():
+    if utility.test is not None:
+        found[utility.metric] = (utility.test, "is better" if utility.higher_is_better else "is worse")
+    for attack in run.attacks:
+        for metric, by in attack.scores.items():
             if metric in METRICS and "attack" in by:
-                found[f"{attack['label']} {metric}"] = (by["attack"]["mean"], _leak_meaning(metric))
-    found["bytes"] = (float(run["bytes"]), COUNTED["bytes"])
-    found["seconds"] = (float(run["seconds"]), "takes longer")
-    if run["history"] and "simulated_seconds" in run["history"][-1]:
-        found["simulated seconds"] = (float(run["history"][-1]["simulated_seconds"]), COUNTED["simulated seconds"])
-    if run.get("privacy"):
-        found["epsilon"] = (run["privacy"]["ledger"]["epsilon"], COUNTED["epsilon"])
+                found[f"{attack.label} {metric}"] = (by["attack"].mean, _leak_meaning(metric))
+    found["bytes"] = (float(run.bytes), COUNTED["bytes"])
+    found["seconds"] = (float(run.seconds), "takes longer")
+    if run.history and "simulated_seconds" in run.last:
+        found["simulated seconds"] = (float(run.last["simulated_seconds"]), COUNTED["simulated seconds"])
+    if run.ledger is not None:
+        found["epsilon"] = (run.ledger["epsilon"], COUNTED["epsilon"])
     return found
 
 
@@ -362,54 +362,49 @@ def _leak_meaning(metric: str) -> str:
     return "leaks more" if METRICS[metric].up else "leaks less"
 
 
-def _machine_note(runs: Sequence[tuple[Json, Json]]) -> str:
+def _machine_note(runs: Sequence[RunPair]) -> str:
     """Say where the runs are known to come from different machines: their times are then not comparable."""
     known = []
-    for run in itertools.chain.from_iterable(runs):
-        path = Path(run.get("folder", "")) / "environment.json"
-        if "folder" in run and path.is_file():
+    for folder in (run.folder for run in itertools.chain.from_iterable(runs)):
+        if folder is not None and (path := folder / "environment.json").is_file():
             told = digests.read(path, "delete it to go on without it")
             known.append((told.get("platform"), told.get("device"), told.get("threads")))
     return "the runs were made on different machines, devices or numbers of threads" if len(set(known)) > 1 else ""
 
 
-def _compare_victims(number: int, runs: Sequence[tuple[Json, Json]], level: float) -> list[ComparedMetric]:
+def _compare_victims(number: int, runs: Sequence[RunPair], level: float) -> list[ComparedMetric]:
     """Return the metrics of every attack that both sides kept the predictions of, paired by victim."""
     found = []
-    labels = [a["label"] for a in runs[0][0]["attacks"]]
-    for label in labels:
+    for label in [attack.label for attack in runs[0][0].attacks]:
         kept: list[tuple[RowScores, RowScores]] = []
         target = "inputs"
         for one, other in runs:
-            entries = [next((a for a in run["attacks"] if a["label"] == label), None) for run in (one, other)]
-            kept_files = all(entry is not None and {"file", "sha256"} <= entry.keys() for entry in entries)
-            if not kept_files or "folder" not in one or "folder" not in other:
+            first, second = one.attack(label), other.attack(label)
+            if one.folder is None or other.folder is None or not (first and first.sha256 and second and second.sha256):
                 break
-            pair = [score_victims(Path(r["folder"]), e) for r, e in zip((one, other), entries, strict=True) if e]
+            pair = score_victims(one.folder, first), score_victims(other.folder, second)
             if not torch.equal(pair[0].truth, pair[1].truth):
                 raise InvalidInput(
-                    f"seed {one['seed']}: attack {label!r} went against other victims in "
-                    f"{one['id']!r} ({len(pair[0].truth)}) than in {other['id']!r} ({len(pair[1].truth)})"
+                    f"seed {one.seed}: attack {label!r} went against other victims in "
+                    f"{one.id!r} ({len(pair[0].truth)}) than in {other.id!r} ({len(pair[1].truth)})"
                 )
-            target = entries[0].get("target", "inputs") if entries[0] else target
-            kept.append((pair[0], pair[1]))
+            target = first.target
+            kept.append(pair)
         if len(kept) == len(runs):
             found += _compare_rows(number, f"{label} ", "victims", kept, level, target in WHOLE_ROWS)
     return found
 
 
-def _compare_test_rows(
-    number: int, runs: Sequence[tuple[Json, Json]], level: float, trust: bool
-) -> list[ComparedMetric]:
+def _compare_test_rows(number: int, runs: Sequence[RunPair], level: float, trust: bool) -> list[ComparedMetric]:
     """Return the scores of test rows, by runs that are rebuilt."""
     kept = []
     for one, other in runs:
-        if "folder" not in one or "folder" not in other:
+        if one.folder is None or other.folder is None:
             raise InvalidInput("test_rows needs the folders of the runs; these are results alone")
-        pair = [score_test_rows(Path(run["folder"]), trust=trust) for run in (one, other)]
+        pair = score_test_rows(one.folder, trust=trust), score_test_rows(other.folder, trust=trust)
         if not torch.equal(pair[0].truth, pair[1].truth):
-            raise InvalidInput(f"seed {one['seed']}: {one['id']!r} and {other['id']!r} have different test rows")
-        kept.append((pair[0], pair[1]))
+            raise InvalidInput(f"seed {one.seed}: {one.id!r} and {other.id!r} have different test rows")
+        kept.append(pair)
     return _compare_rows(number, "", "test rows", kept, level, whole=True)
 
 

@@ -21,8 +21,9 @@ from splitfed.data.dataset import Dataset
 from splitfed.study.config import build
 from splitfed.study.config.cell import Cell
 from splitfed.study.report.units import count_noun, format_seconds
+from splitfed.study.results import RunResult, read_result
 from splitfed.study.run.preflight import build_untrained_run
-from splitfed.study.run.runner import Json, read_result
+from splitfed.study.run.runner import Json
 from splitfed.study.run.search import read_record
 from splitfed.study.run.search_plan import measure_training
 from splitfed.study.run.session import CheckedStudy
@@ -47,7 +48,7 @@ def list_runs(ready: CheckedStudy, folder: Path, workers: int) -> Json:
             for n, found in enumerate(records)
         ]
         left = [cell for found in records if found is None for cell in cells]
-        done: list[tuple[Cell, Json]] = []
+        done: list[tuple[Cell, RunResult]] = []
     else:
         results = {cell.id: read_result(home.run(cell.id), cell.id) for cell in cells}
         states = [{"run": cell.id, "state": _state_of(home.run(cell.id), results[cell.id], cell)} for cell in cells]
@@ -116,14 +117,14 @@ class DurationEstimate:
     `finished`: setting -> mean seconds of its finished runs; `timed`: how many settings had a few steps trained.
     """
 
-    def __init__(self, data: Dataset, done: list[tuple[Cell, Json]], clock: Callable[[], float] = time.monotonic):
+    def __init__(self, data: Dataset, done: list[tuple[Cell, RunResult]], clock: Callable[[], float] = time.monotonic):
         self._data, self._clock, self._began = data, clock, clock()
         self._measured: dict[tuple[str, ...], float | None] = {}
         self.timed = 0
         found: dict[tuple[str, ...], list[float]] = {}
         for cell, result in done:
-            if "failed" not in result:
-                whole = result["seconds"] + sum(attack["seconds"] for attack in result["attacks"])
+            if result.failed is None:
+                whole = result.seconds + sum(attack.seconds for attack in result.attacks)
                 found.setdefault(setting_of(cell), []).append(whole)
         self.finished = {setting: fmean(seconds) for setting, seconds in found.items()}
 
@@ -140,10 +141,10 @@ class DurationEstimate:
         return self._measured[setting]
 
 
-def _state_of(folder: Path, result: Json | None, cell: Cell) -> str:
+def _state_of(folder: Path, result: RunResult | None, cell: Cell) -> str:
     """Return how far the run in `folder` is."""
     if result is not None:
-        return f"done (failed: {result['failed']})" if "failed" in result else "done"
+        return "done" if result.failed is None else f"done (failed: {result.failed})"
     try:
         rounds = len(RunFolder(folder).metrics())
     except Damaged as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from splitfed.core import digests
@@ -20,10 +21,11 @@ from splitfed.study.config import schema
 from splitfed.study.config.cell import Cell
 from splitfed.study.config.toml import dumps
 from splitfed.study.report.document import write_report
+from splitfed.study.results import LABELS, RunResult, read_result, result_from_json, write_result
 from splitfed.study.run import session
 from splitfed.study.run.progress import Lines, open_watcher
 from splitfed.study.run.reattack import load_finished_run, rewrite_results_table
-from splitfed.study.run.runner import Json, identity_of, read_result, run_cell, train_cell, with_rounds, write_result
+from splitfed.study.run.runner import run_cell, train_cell, with_rounds
 from splitfed.study.run.store import StudyFolder, hold_run, study_of
 from splitfed.study.trust import MARK, check_links, code_of, read_own_files, write_mark
 from splitfed.training.checkpoint import make_folder, write_atomic
@@ -33,7 +35,7 @@ from splitfed.training.rounds import RunPlan, check_longer
 PREVIOUS = "previous.json"
 
 
-def continue_run(folder: Path, rounds: int, *, trust: bool = False) -> Json:
+def continue_run(folder: Path, rounds: int, *, trust: bool = False) -> RunResult:
     """Train the finished run in `folder` for `rounds` more rounds and return its new result; tables and report follow.
 
     Raises `InvalidInput`, before anything is changed, for a run that a callback has ended, for a trial of a search, and
@@ -50,20 +52,20 @@ def continue_run(folder: Path, rounds: int, *, trust: bool = False) -> Json:
             watcher.start(folder.resolve().name)
             result = run_cell(cell, data, folder, watcher)
         # Labels say more than the configuration that the folder keeps, such as that a cut was chosen.
-        labels = {key: previous[key] for key in identity_of(cell) if key in previous}
-        result = write_result(folder, {**result, **labels})
+        labels = {key: getattr(previous, key) for key in LABELS}
+        result = write_result(folder, replace(result, **labels))
         if not own:
             (folder / MARK).unlink(missing_ok=True)
         (folder / PREVIOUS).unlink(missing_ok=True)
         home = study_of(folder)
         if home is not None:
             rewrite_results_table(folder)
-            if "failed" not in result:
+            if result.failed is None:
                 write_report(home, trust=trust)
     return result
 
 
-def _begin(folder: Path, rounds: int, trust: bool) -> tuple[Json, Cell, Dataset]:
+def _begin(folder: Path, rounds: int, trust: bool) -> tuple[RunResult, Cell, Dataset]:
     """Check everything, and turn the finished run into one that has yet to get its last rounds."""
     previous, cell, data = load_finished_run(folder, trust=trust)
     home = study_of(folder)
@@ -94,13 +96,13 @@ def _begin(folder: Path, rounds: int, trust: bool) -> tuple[Json, Cell, Dataset]
     return previous, longer, data
 
 
-def _read_interrupted(folder: Path, rounds: int) -> Json | None:
+def _read_interrupted(folder: Path, rounds: int) -> RunResult | None:
     """Return the earlier result of a run whose continuation was interrupted; None of one that is whole."""
     kept = folder / PREVIOUS
     if not kept.is_file() or read_result(folder) is not None:
         return None
-    previous: Json = digests.read(kept, digests.REMEASURE)
-    asked = int(RunFolder(folder).read_definition()["rounds"]) - int(previous["rounds"])
+    previous = result_from_json(digests.read(kept, digests.REMEASURE), folder)
+    asked = int(RunFolder(folder).read_definition()["rounds"]) - previous.rounds
     if asked == 0:  # nothing but the result was put aside
         kept.replace(folder / "result.json")
         return None

@@ -15,16 +15,17 @@ from splitfed.models.import_paths import Code
 from splitfed.registry import TABLES
 from splitfed.study.config.toml import dumps
 from splitfed.study.report import planned_costs
+from splitfed.study.report.data import read_refused
 from splitfed.study.report.document import write_report
-from splitfed.study.report.refused import read_refused
 from splitfed.study.report.search_data import SearchOutcome, read_search_outcome
 from splitfed.study.report.units import count_noun
+from splitfed.study.results import RunResult, read_result
 from splitfed.study.run.checked_study import CheckedStudy, check_raw
 from splitfed.study.run.compare import compare
 from splitfed.study.run.comparison import Comparison
 from splitfed.study.run.loading import load
 from splitfed.study.run.results_csv import table_rows, trials_frame
-from splitfed.study.run.runner import Json, read_result
+from splitfed.study.run.runner import Json
 from splitfed.study.run.search_plan import describe_dimensions, plan_search
 from splitfed.study.run.session import run_study
 from splitfed.study.run.terminal_table import setting_rows
@@ -125,8 +126,8 @@ class StudyResults:
     trust: bool = False
 
     @property
-    def results(self) -> tuple[Json, ...]:
-        """The result of every run that has ended, failed ones too, as in its result.json, by name of the run."""
+    def results(self) -> tuple[RunResult, ...]:
+        """The result of every run that has ended, failed ones too, by name of the run."""
         found = (read_result(path, path.name) for path in sorted((self.folder / "runs").glob("*/")))
         return tuple(one for one in found if one is not None)
 
@@ -134,13 +135,13 @@ class StudyResults:
     @digests.reads_folder
     def runs(self) -> tuple[str, ...]:
         """The names of the runs that have ended with a result; those that failed stand in `failed`."""
-        return tuple(found["id"] for found in self.results if "failed" not in found)
+        return tuple(found.id for found in self.results if found.failed is None)
 
     @property
     @digests.reads_folder
     def failed(self) -> dict[str, str]:
         """The runs that failed, and why, in a line."""
-        return {found["id"]: found["failed"] for found in self.results if "failed" in found}
+        return {found.id: found.failed for found in self.results if found.failed is not None}
 
     @property
     @digests.reads_folder
@@ -175,10 +176,10 @@ class StudyResults:
         named = ("topology_label", "defense_label", "schedule", "method", "seed")
         rows = []
         for found in self.results:
-            if "failed" not in found:
+            if found.failed is None:
                 first = next(table_rows(found))
-                about = {"run": found["id"], **{name: first[name] for name in named}}
-                rows += [{**about, **round_row(entry)} for entry in found["history"]]
+                about = {"run": found.id, **{name: first[name] for name in named}}
+                rows += [{**about, **round_row(entry)} for entry in found.history]
         return pd.DataFrame(rows)
 
     def load(self, run: str) -> Run:

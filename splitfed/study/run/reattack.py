@@ -17,10 +17,11 @@ from splitfed.study.config.grid import attack_table
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.toml import dumps
+from splitfed.study.results import AttackRecord, RunResult, read_result, write_result
 from splitfed.study.run import session
 from splitfed.study.run.preflight import check_attack
 from splitfed.study.run.progress import open_watcher
-from splitfed.study.run.runner import Json, read_result, run_attack, train_cell, write_result
+from splitfed.study.run.runner import run_attack, train_cell
 from splitfed.study.run.store import StudyFolder, hold_run, study_of
 from splitfed.study.trust import check_links, code_of, read_own_files, write_mark
 from splitfed.training.checkpoint import newest_round, write_atomic
@@ -37,7 +38,7 @@ def attack_run(
     threat_model: str | None = None,
     round: int | None = None,
     trust: bool = False,
-) -> list[Json]:
+) -> list[AttackRecord]:
     """Run the attacks `names` on the run in `folder`, add them to its result, and return what they achieved.
 
     `releases`: how often each victim's row is released to them. `threat_model`: a parameter of all of them, where it is
@@ -59,7 +60,7 @@ def attack_run(
         return _attack_alone(folder, names, given, trust)
 
 
-def _attack_alone(folder: Path, names: Sequence[str], given: Mapping[str, Any], trust: bool) -> list[Json]:
+def _attack_alone(folder: Path, names: Sequence[str], given: Mapping[str, Any], trust: bool) -> list[AttackRecord]:
     """Do what `attack_run` says, while nobody else writes to the run."""
     result, cell, data = load_finished_run(folder, trust=trust)
     mistakes = Mistakes("attack")
@@ -85,15 +86,15 @@ def _attack_alone(folder: Path, names: Sequence[str], given: Mapping[str, Any], 
                 check_attack(found, run)
         mistakes.stop()
         entries = [run_attack(run, found, folder, watcher) for found in chosen]
-    keys, labels = {entry["attack"] for entry in entries}, {found.label for found in chosen}
-    other_entries = [a for a in result["attacks"] if a["attack"] not in keys]
+    keys, labels = {entry.attack for entry in entries}, {found.label for found in chosen}
+    others = [a for a in result.attacks if a.attack not in keys]
     asked = [attack_table(p) for p in [*(p for p in cell.attacks if p.label not in labels), *chosen]]
     sources = read_own_files(folder)
     write_atomic(folder / "config.toml", digests.toml_with_digest(dumps({**cell.config, "attack": asked})))
     if sources is not None:
         # Defaults that a later version has are written out now.
         write_mark(folder, sources)
-    write_result(folder, {**result, "attacks": [*other_entries, *entries]})
+    write_result(folder, replace(result, attacks=(*others, *entries)))
     rewrite_results_table(folder)
     return entries
 
@@ -110,15 +111,15 @@ def applicable_attacks(folder: Path, adversary: str | None, *, trust: bool = Fal
 
 
 @digests.reads_folder
-def load_finished_run(folder: Path, *, trust: bool = False) -> tuple[Json, Cell, Dataset]:
+def load_finished_run(folder: Path, *, trust: bool = False) -> tuple[RunResult, Cell, Dataset]:
     """Return the result of the run in `folder`, what it is, and its data; refuse what has not finished.
 
     One that reaches outside of its folder and is not this user's own is refused without `trust`.
     """
     known = read_result(folder)
-    if known is None or "failed" in known or not (folder / "config.toml").is_file():
+    if known is None or known.failed is not None or not (folder / "config.toml").is_file():
         raise InvalidInput(f"{str(folder)!r} holds no finished run; expected a folder .../runs/NAME")
-    if newest_round(folder / "checkpoints") + 1 < known["rounds"]:
+    if newest_round(folder / "checkpoints") + 1 < known.rounds:
         # It would be trained again, without a word and into the folder.
         raise InvalidInput(f"{str(folder)!r} holds no checkpoint of its last round any more; run its study again")
     raw = schema.read_toml(folder / "config.toml", digests.RUN_CONFIG)
@@ -143,9 +144,9 @@ def format_applicable(found: Mapping[str, Mapping[str, str | None]]) -> str:
     return "\n".join(lines)
 
 
-def _attack_key(known: Json, label: str, name: str) -> str:
+def _attack_key(known: RunResult, label: str, name: str) -> str:
     """Return the file name for the attack called `label`: its own where it ran before, else one not in use."""
-    used = {entry["attack"]: entry["label"] for entry in known["attacks"]}
+    used = {entry.attack: entry.label for entry in known.attacks}
     return slug(name) if used.get(slug(name), label) == label else slug(label)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from splitfed.privacy.ledger import describe_ledger
 from splitfed.study.config.cell import COMPUTATION
+from splitfed.study.results import RunResult
 from splitfed.training.checkpoint import write_atomic
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 STRENGTH = ("strength", "strength_parameter", "strength_unit", "stronger")
+LABELS = ("seed", "schedule", "model", "data", "clients", "method")
+COSTS = ("restart_optimizers", "starts", "bytes", "messages", "seconds", "rounds")
 
 
 def write_trials_table(folder: Path, records: Iterable[Mapping[str, Any]], front: Collection[int]) -> None:
@@ -39,83 +42,82 @@ def trials_frame(records: Iterable[Mapping[str, Any]], front: Collection[int]) -
     return pd.DataFrame(rows)
 
 
-def promised_epsilon(ledger: Json) -> float | None:
+def promised_epsilon(ledger: Mapping[str, Any]) -> float | None:
     """Return the largest epsilon of a ledger's promises, whatever else crosses; None where one has no bound."""
     found = [total["epsilon"] for total in ledger["totals"]]
     return max(found) if found and None not in found else None
 
 
-def table_rows(result: Json) -> Iterator[dict[str, Any]]:
+def table_rows(result: RunResult) -> Iterator[dict[str, Any]]:
     """Yield one flat row an attack of `result`, that of a run; one alone where there was no attack."""
     run = {
-        "run": result["id"],
-        "failed": result.get("failed"),
-        "topology": result["topology"]["name"],
-        "topology_label": result["topology"]["label"],
-        "defense": result["defense"]["name"],
-        "defense_label": result["defense"]["label"],
-        **{key: result["defense"].get(key) for key in STRENGTH},
-        "guarantee": result["defense"]["guarantee"],
-        **{key: result[key] for key in ("seed", "schedule", "model", "data", "clients")},
-        "method": result.get("method", "none"),
-        COMPUTATION: result.get(COMPUTATION, "none"),
-        **({"variant": result["variant"]} if result.get("variant") else {}),
-        **({"training_attack": result["training_attack"]} if result.get("training_attack") else {}),
+        "run": result.id,
+        "failed": result.failed,
+        "topology": result.topology.name,
+        "topology_label": result.topology.label,
+        "defense": result.defense.name,
+        "defense_label": result.defense.label,
+        **{key: getattr(result.defense, key) for key in (*STRENGTH, "guarantee")},
+        **{key: getattr(result, key) for key in LABELS},
+        COMPUTATION: result.computation,
+        **{key: label for key in ("variant", "training_attack") if (label := getattr(result, key))},
     }
-    if "failed" in result:
+    if result.failed is not None:
         yield run
         return
-    utility, dependence = result["utility"], result["dependence"] or {}
-    last, bounds = result["history"][-1], utility.get("interval") or {}
-    run |= {
-        "metric": utility["metric"],
-        "utility": utility["test"],
-        "utility_validation": utility["validation"],
+    run |= {**_utility_columns(result), **_cost_columns(result)}
+    dependence = result.dependence or {}
+    run |= {key: dependence.get(key) for key in ("u_distance_correlation_sqr", "p_value")}
+    for attack in result.attacks:
+        scored = {
+            "attack": attack.attack,
+            "attack_label": attack.label,
+            "adversary": attack.adversary,
+            "target": attack.target,
+            "victims": attack.victims,
+            "attack_seconds": attack.seconds,
+        }
+        for metric, who in attack.scores.items():
+            score = who["attack"]
+            scored |= {metric: score.mean, f"{metric}_low": score.low, f"{metric}_high": score.high}
+            scored |= {f"{metric}_{name}": score.mean for name, score in who.items() if name != "attack"}
+        yield run | scored
+    if not result.attacks:
+        yield run
+
+
+def _utility_columns(result: RunResult) -> dict[str, Any]:
+    """Return how good the model is, of all clients and one by one, of the round chosen, and when a target was met."""
+    utility, bounds, target = result.utility, result.utility.interval or {}, result.target
+    columns = {
+        "metric": utility.metric,
+        "utility": utility.test,
+        "utility_validation": utility.validation,
         "utility_low": bounds.get("low"),
         "utility_high": bounds.get("high"),
         "utility_interval": bounds.get("kind"),
-        "utility_of_constant_answer": (utility.get("constant") or {}).get("score"),
-        **_client_columns(result),
-        **{key: result.get(key) for key in ("restart_optimizers", "starts")},
-        **{key: result[key] for key in ("bytes", "messages", "seconds", "rounds")},
-        **{key: result[key] for key in ("stopped",) if key in result},
-        **{f"bytes_{kind.replace(' ', '_')}": n for kind, n in result["bytes_by_kind"].items()},
-        **{key: last[key] for key in ("simulated_seconds",) if key in last},
+        "utility_of_constant_answer": (utility.constant or {}).get("score"),
+        **{f"client_{name}": value for name, value in (utility.spread or {}).items()},
     }
-    if batch := (result.get("predicted") or {}).get(COMPUTATION):
-        settings = [name for name, value in batch.items() if isinstance(value, str) and name != "machine"]
-        run |= {f"{COMPUTATION}_{name}": batch[name] for name in settings}
-    if result.get("privacy"):
-        ledger = result["privacy"]["ledger"]
-        told = {"promise": " | ".join(describe_ledger(ledger)), "epsilon_promised": promised_epsilon(ledger)}
-        run |= {"epsilon": ledger["epsilon"], "delta": ledger["delta"], **told}
-    run |= {key: dependence.get(key) for key in ("u_distance_correlation_sqr", "p_value")}
-    for attack in result["attacks"]:
-        scored = {
-            "attack": attack["attack"],
-            "attack_label": attack["label"],
-            "adversary": attack["adversary"],
-            "target": attack.get("target", "inputs"),
-            "victims": attack["victims"],
-            "attack_seconds": attack["seconds"],
-        }
-        for metric, who in attack["scores"].items():
-            score = who["attack"]
-            scored |= {metric: score["mean"], f"{metric}_low": score["low"], f"{metric}_high": score["high"]}
-            scored |= {f"{metric}_{name}": score["mean"] for name, score in who.items() if name != "attack"}
-        yield run | scored
-    if not result["attacks"]:
-        yield run
-
-
-def _client_columns(result: Json) -> dict[str, Any]:
-    """Return what a result says of its clients one by one, of further scores, of the round chosen, and its target."""
-    utility, target = result["utility"], result.get("target")
-    columns = {f"client_{name}": value for name, value in (utility.get("spread") or {}).items()}
-    for kind in ("method", "across"):
-        columns |= {f"{kind}_{name}": scores["mean"] for name, scores in (utility.get(kind) or {}).items() if scores}
-    if result.get("selected"):
-        columns |= {"selected_round": result["selected"]["round"], "selected_utility": result["selected"]["test"]}
+    for kind, told in (("method", utility.method), ("across", utility.across)):
+        columns |= {f"{kind}_{name}": scores["mean"] for name, scores in (told or {}).items() if scores}
+    if result.selected:
+        columns |= {"selected_round": result.selected["round"], "selected_utility": result.selected["test"]}
     if target is not None:
         columns |= {"target": target["value"], "rounds_to_target": target["rounds"], "bytes_to_target": target["bytes"]}
+    return columns
+
+
+def _cost_columns(result: RunResult) -> dict[str, Any]:
+    """Return what training cost, and what privacy was promised for it."""
+    columns = {key: getattr(result, key) for key in COSTS}
+    columns |= {} if result.stopped is None else {"stopped": result.stopped}
+    columns |= {f"bytes_{kind.replace(' ', '_')}": n for kind, n in result.bytes_by_kind.items()}
+    columns |= {key: result.last[key] for key in ("simulated_seconds",) if key in result.last}
+    if sealed := (result.predicted or {}).get("encryption"):
+        names = ("protocol", "parameters", "layout", "keys", "key_holder")
+        columns |= {f"encryption_{name}": sealed[name] for name in names}
+    if (ledger := result.ledger) is not None:
+        told = {"promise": " | ".join(describe_ledger(ledger)), "epsilon_promised": promised_epsilon(ledger)}
+        columns |= {"epsilon": ledger["epsilon"], "delta": ledger["delta"], **told}
     return columns

@@ -16,8 +16,8 @@ from splitfed.attacks.scoring import reconstruction_metrics as metrics
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.core.tasks import Task
+from splitfed.study.results import AttackRecord
 from splitfed.study.run.reattack import rebuild_run
-from splitfed.study.run.runner import Json
 from splitfed.study.trust import path_inside
 
 _SAME = 1e-4  # relative: predictions are kept in float32, means of rows in float64
@@ -31,25 +31,25 @@ class RowScores:
     scores: Mapping[str, Tensor]
 
 
-def score_victims(folder: Path, entry: Json) -> RowScores:
+def score_victims(folder: Path, entry: AttackRecord) -> RowScores:
     """Return the scores of every victim of the attack `entry` of the run in `folder`.
 
     They are computed anew from the prediction and the truth that the run kept. A metric whose mean over victims is not
     the score that was kept is left out: it is no mean over rows (an AUC), or not of all of each row. Raises
     `InvalidInput` for a file that leads out of the folder, and `Damaged` for a changed one.
     """
-    path = path_inside(folder, str(entry["file"]))
+    path = path_inside(folder, entry.file)
     if path is None:
-        raise InvalidInput(f"{str(folder)!r}: the predictions of {entry['label']!r} lie outside of its folder")
-    digests.check_file(path, entry["sha256"], digests.REMEASURE)
+        raise InvalidInput(f"{str(folder)!r}: the predictions of {entry.label!r} lie outside of its folder")
+    digests.check_file(path, entry.sha256, digests.REMEASURE)
     tensors = load(path.read_bytes())
     # Earlier versions called what an attack predicts its guess.
     truth, prediction = tensors["truth"], tensors.get("prediction", tensors.get("guess"))
     if prediction is None:
         raise digests.Damaged(path, digests.REMEASURE, "it holds no prediction")
-    kept = {name: by["attack"]["mean"] for name, by in entry["scores"].items() if "attack" in by}
-    found = _SCORERS.get(entry.get("target", "inputs"), _score_none)(truth, prediction, kept)
-    same = {name: rows for name, rows in found.items() if kept.get(name) is not None and _agrees(rows, kept[name])}
+    kept = {name: by["attack"].mean for name, by in entry.scores.items() if "attack" in by}
+    found = _SCORERS.get(entry.target, _score_none)(truth, prediction, kept)
+    same = {name: rows for name, rows in found.items() if (mean := kept.get(name)) is not None and _agrees(rows, mean)}
     return RowScores(truth, same)
 
 

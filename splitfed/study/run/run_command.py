@@ -6,14 +6,14 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from splitfed.study.report import search_table
+from splitfed.study.report.data import read_refused
 from splitfed.study.report.document import write_report
-from splitfed.study.report.refused import read_refused
 from splitfed.study.report.search_data import read_search_outcome, search_to_json
+from splitfed.study.report.search_page import print_front
+from splitfed.study.results import RunResult
 from splitfed.study.run import session, terminal_table
 from splitfed.study.run.checked_study import CheckedStudy
 from splitfed.study.run.dry_run import list_runs, print_runs
@@ -40,7 +40,7 @@ def run_command(request: RunRequest, ready: CheckedStudy, home: Path) -> bool:
     _print_results(results, home, request.as_json, request.trust)
     outcome = read_search_outcome(home)
     wanted = len(ready.grid.cells) if ready.search is None else ready.search.trials
-    if results and all("failed" in found for found in results):
+    if results and all(found.failed is not None for found in results):
         return False
     return (len(results) if outcome is None else len(outcome.records)) >= wanted
 
@@ -54,8 +54,8 @@ def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 120)
 
 
-def _print_results(results: Sequence[Any], home: Path, as_json: bool, trust: bool) -> None:
-    report = write_report(home, trust=trust) if any("failed" not in found for found in results) else None
+def _print_results(results: Sequence[RunResult], home: Path, as_json: bool, trust: bool) -> None:
+    report = write_report(home, trust=trust) if any(found.failed is None for found in results) else None
     outcome, refused = read_search_outcome(home), read_refused(home)
     if as_json:
         found = {"folder": str(home), "report": None if report is None else str(report)}
@@ -65,7 +65,7 @@ def _print_results(results: Sequence[Any], home: Path, as_json: bool, trust: boo
         return
     console = _console()
     if outcome is not None:
-        search_table.print_front(outcome, console)
+        print_front(outcome, console)
     else:
         terminal_table.print_table(results, console)
     for run, reason in refused[:SHOWN]:

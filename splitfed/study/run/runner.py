@@ -6,7 +6,6 @@ read back, and half a training goes on from its newest checkpoint.
 
 from __future__ import annotations
 
-import math
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from safetensors.torch import save
 
 from splitfed.attacks.base import Attack, Needs, Target
 from splitfed.attacks.budgets import quick_look
-from splitfed.attacks.scoring.reconstruction_metrics import Scores
+from splitfed.attacks.scoring import reconstruction_metrics as predictions
 from splitfed.attacks.work import StatesWork
 from splitfed.core import digests
 from splitfed.core.defense import (
@@ -38,7 +37,6 @@ from splitfed.data.dataset import Dataset
 from splitfed.drawing.svg import to_mermaid
 from splitfed.engines.base import FED
 from splitfed.planning.validation import labels_of
-from splitfed.stats.intervals import Interval
 from splitfed.study.config import build
 from splitfed.study.config.callback_tables import make_callbacks
 from splitfed.study.config.cell import Cell, DefenseSetting, Probe
@@ -49,6 +47,19 @@ from splitfed.study.report import planned_costs, privacy
 from splitfed.study.report.exposure import role_holdings
 from splitfed.study.report.figures.federated import save_prototypes
 from splitfed.study.report.topology_data import graph_of, input_depth
+from splitfed.study.results import (
+    AttackRecord,
+    DefenseLabel,
+    MeasuredUtility,
+    RunResult,
+    Score,
+    Scores,
+    TopologyLabel,
+    attack_from_json,
+    read_result,
+    to_json,
+    write_result,
+)
 from splitfed.study.run.key_folders import with_key_folder
 from splitfed.study.run.measured_releases import measure_dependence, measure_information
 from splitfed.study.run.preflight import adversaries_of, evaluation_of
@@ -68,7 +79,7 @@ Judge = Callable[[int, int], None]
 """Told after every round how many of how many are trained; what it raises ends the run."""
 
 
-def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, judge: Judge | None = None) -> Json:
+def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, judge: Judge | None = None) -> RunResult:
     """Do the run `cell` in `folder`, or what is left of it; return its result, as written to result.json.
 
     A training that diverges is a result too: `{"id", ..., "failed": one line}`. Raises what `judge` does.
@@ -79,36 +90,33 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, judge: J
     if folder.is_dir() and not (folder / "run.json").is_file():
         # A crash came before the run had been described: nothing has been computed yet.
         shutil.rmtree(folder)
-    builder, rows = build.StudyBuilder(data), {"data_digest": data_digest(data)}
+    builder, about = build.StudyBuilder(data), replace(identity_of(cell), data_digest=data_digest(data))
     try:
         run = train_cell(cell, data, folder, watcher, builder, judge)
     except NonFinite as error:
-        return write_result(folder, {**identity_of(cell), **rows, "failed": str(error)})
+        return write_result(folder, replace(about, failed=str(error)))
     RunFolder(folder).check_there()
     write_atomic(folder / "config.toml", digests.toml_with_digest(dumps(cell.config)))
     write_mark(folder, cell.code.sources())
-    measurements = {
-        **identity_of(cell),
-        **rows,
+    attacks, refused = [], [{"attack": label, "why": why} for label, why in cell.left_out]
+    measured = {
         **_measure_run(run, cell),
         **_planned_costs(run, cell, builder),
         "privacy": _privacy_ledgers(run, cell, builder),
-        "attacks": [],
         "files": save_prototypes(run, folder),
-        **({"refused": [{"attack": label, "why": why} for label, why in cell.left_out]} if cell.left_out else {}),
-        **_earlier_length(cell, folder),
+        "rounds_at_first": _earlier_length(cell, folder),
     }
     for probe in cell.attacks:
         if (why := _computation_refusal(run, probe)) is not None:
-            measurements.setdefault("refused", []).append({"attack": probe.label, "why": why})
+            refused.append({"attack": probe.label, "why": why})
             continue
         try:
-            measurements["attacks"].append(run_attack(run, probe, folder, watcher))
+            attacks.append(run_attack(run, probe, folder, watcher))
         except (digests.Damaged, FolderGone):
             raise
         except SplitfedError as error:
-            return write_result(folder, {**identity_of(cell), **rows, "failed": f"attack {probe.key}: {error}"})
-    return write_result(folder, measurements)
+            return write_result(folder, replace(about, failed=f"attack {probe.key}: {error}"))
+    return write_result(folder, replace(about, **measured, attacks=tuple(attacks), refused=tuple(refused)))
 
 
 def _computation_refusal(run: Run, probe: Probe) -> str | None:
@@ -131,24 +139,10 @@ def with_rounds(cell: Cell, rounds: int) -> Cell:
     return replace(cell, training=replace(cell.training, rounds=rounds), config=config)
 
 
-def _earlier_length(cell: Cell, folder: Path) -> Json:
-    """Return how many rounds the run was begun with, where it has got more."""
+def _earlier_length(cell: Cell, folder: Path) -> int | None:
+    """Return how many rounds the run was begun with, where it has got more; else None."""
     first = int(digests.read(folder / "run.json", digests.RETRAIN)["rounds"])
-    return {} if first == cell.training.rounds else {"rounds_at_first": first}
-
-
-def read_result(folder: Path, name: str | None = None) -> Json | None:
-    """Return the result in the run folder `folder`, or None if it has not finished.
-
-    `name`: of the run whose result it must be; raises `Damaged` for that of another one.
-    """
-    path = folder / "result.json"
-    if not path.is_file():
-        return None
-    found = digests.read(path, digests.REMEASURE)
-    if name is not None and found.get("id") != name:
-        raise digests.Damaged(path, digests.REMEASURE, f"it is the result of another run, {found.get('id')!r}")
-    return found
+    return None if first == cell.training.rounds else first
 
 
 def train_cell(
@@ -201,17 +195,16 @@ def train_cell(
         )
 
 
-def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
+def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> AttackRecord:
     """Run one attack and write prediction, truth and scores; scores that are there already are read back."""
     scores = folder / "attacks" / f"{probe.key}.json"
     if scores.is_file():
         advice = "delete it and repeat the command: the attack is then run anew"
-        done = digests.read(scores, advice)
-        same_parameters = done["parameters"] == dict(probe.attack.parameters) and done.get("tune", 0) == probe.tune
-        same_releases = (done.get("releases") or {"count": 1})["count"] == probe.releases
-        same_place = (done["asked"], done.get("round")) == (probe.adversary, probe.round)
-        if same_parameters and same_releases and same_place:
-            digests.check_file(folder / done["file"], done["sha256"], advice.replace("it", f"it and {scores.name}", 1))
+        done = attack_from_json(digests.read(scores, advice))
+        same_parameters = done.parameters == dict(probe.attack.parameters) and done.tune == probe.tune
+        same_releases = (1 if done.releases is None else done.releases.count) == probe.releases
+        if same_parameters and same_releases and (done.asked, done.round) == (probe.adversary, probe.round):
+            digests.check_file(folder / done.file, done.sha256, advice.replace("it", f"it and {scores.name}", 1))
             return done
     watcher.attack(probe.key, 0, 1)
     attack, tuned = _tune_attack(run, probe, watcher)
@@ -234,33 +227,33 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Json:
     tensors = save({key: getattr(outcome, key).to(kind).contiguous() for key in ("prediction", "truth")})
     RunFolder(folder).check_there()
     write_atomic(folder / file, tensors)
-    entry = {
-        "attack": probe.key,
-        "label": probe.label,
-        "adversary": outcome.adversary,
-        "threat_model": outcome.threat_model,
-        "seconds": outcome.seconds,
-        "target": attack.target.name.lower(),
-        "victims": outcome.victims,
-        "scores": _score_table(outcome.scores),
-        "file": file,
-        "sha256": digests.of(tensors),
-        "lives": probe.lives,
-        "under_trained": list(outcome.under_trained),
-        "unadapted": list(outcome.unadapted),
-        **({} if probe.floors else {"floors": False}),
-        **({} if outcome.repeated is None else {"releases": outcome.repeated.to_json()}),
-        **({} if probe.round is None else {"round": probe.round}),
-        "quick": quick_look(attack.budgets, str(probe.attack.label_values.get("budget"))),
-        "depth": input_depth(run.engine.topology, run.engine.parties[outcome.adversary].role),
-        **({} if outcome.stolen is None else {"stolen": _score_table(outcome.stolen)}),
-        **({} if outcome.selection is None else {"selection": outcome.selection.to_json()}),
-        **tuned,
-        "parameters": dict(probe.attack.parameters),
-        "asked": probe.adversary,
-        "tune": probe.tune,
-    }
-    write_atomic(scores, digests.json_with_digest(_without_infinities(entry)))
+    entry = AttackRecord(
+        attack=probe.key,
+        label=probe.label,
+        adversary=outcome.adversary,
+        threat_model=outcome.threat_model,
+        seconds=outcome.seconds,
+        target=attack.target.name.lower(),
+        victims=outcome.victims,
+        scores=_score_table(outcome.scores),
+        file=file,
+        sha256=digests.of(tensors),
+        lives=probe.lives,
+        under_trained=tuple(outcome.under_trained),
+        unadapted=tuple(outcome.unadapted),
+        floors=probe.floors,
+        releases=outcome.repeated,
+        round=probe.round,
+        quick=quick_look(attack.budgets, str(probe.attack.label_values.get("budget"))),
+        depth=input_depth(run.engine.topology, run.engine.parties[outcome.adversary].role),
+        stolen=None if outcome.stolen is None else _score_table(outcome.stolen),
+        selection=None if outcome.selection is None else outcome.selection.to_json(),
+        tuned=tuned,
+        parameters=dict(probe.attack.parameters),
+        asked=probe.adversary,
+        tune=probe.tune,
+    )
+    write_atomic(scores, digests.json_with_digest(to_json(entry)))
     return entry
 
 
@@ -275,11 +268,11 @@ def _planned_key(run: Run, attack: Attack, probe: Probe) -> str:
     return repr((attack, probe.adversary, probe.releases, rows, shapes, rounds))
 
 
-def _tune_attack(run: Run, probe: Probe, watcher: Watcher) -> tuple[Attack, Json]:
+def _tune_attack(run: Run, probe: Probe, watcher: Watcher) -> tuple[Attack, Json | None]:
     """Return the attack of `probe`, tuned on auxiliary rows where it asks for that, and what is to be told of it."""
     attack = build.attack(probe)
     if not probe.tune:
-        return attack, {}
+        return attack, None
     progress = partial(watcher.attack, f"{probe.key}, tuned")
     tuning = run.tune(attack, trials=probe.tune, adversary=probe.adversary, progress=progress, releases=probe.releases)
     tuned = {
@@ -289,42 +282,34 @@ def _tune_attack(run: Run, probe: Probe, watcher: Watcher) -> tuple[Attack, Json
         "given": tuning.given,
         "trials": [{"parameters": dict(t.parameters), "score": t.score} for t in tuning.trials],
     }
-    return tuning.attack, {"tuned": tuned}
+    return tuning.attack, tuned
 
 
-def identity_of(cell: Cell) -> Json:
-    """Return what a result says of the run itself: its name, and the labels of all that it is made of."""
+def identity_of(cell: Cell) -> RunResult:
+    """Return a result that says no more than what the run is: its name, and the labels of all that it is made of."""
     builder, guard = cell.topology.builder, cell.defense
-    return {
-        "id": cell.id,
-        "topology": {
-            "name": builder.name,
-            "label": builder.label,
-            "parameters": dict(builder.parameters),
-            **({"cut_choice": cell.topology.cut_choice} if cell.topology.cut_choice else {}),
-        },
-        "defense": {
-            "label": guard.label,
-            "name": guard.name,
-            **_describe_strength(guard),
-            "guarantee": guard.guarantee,
-            "parts": [{"name": p.name, "parameters": dict(p.label_values)} for p in guard.parts],
-        },
-        "seed": cell.seed,
-        "training_attack": None if cell.training_attack is None else cell.training_attack.label,
-        **{key: label for key, label in cell.labels.items() if key != "topology"},
-        "model": cell.model_label,
-        "data": cell.data.name,
-        "clients": cell.data.clients,
-        **({"variant": cell.variant} if cell.variant else {}),
-        **({"clients_differ": differing} if (differing := describe_clients(cell)) else {}),
-    }
+    parts = tuple({"name": p.name, "parameters": dict(p.label_values)} for p in guard.parts)
+    return RunResult(
+        id=cell.id,
+        topology=TopologyLabel(builder.label, builder.name, dict(builder.parameters), cell.topology.cut_choice or ""),
+        defense=DefenseLabel(guard.label, guard.name, guard.guarantee, **_describe_strength(guard), parts=parts),
+        seed=cell.seed,
+        training_attack=None if cell.training_attack is None else cell.training_attack.label,
+        schedule=cell.training.schedule.label,
+        method=cell.method.label,
+        computation=cell.computation.label,
+        model=cell.model_label,
+        data=cell.data.name,
+        clients=cell.data.clients,
+        variant=cell.variant or "",
+        clients_differ=tuple(describe_clients(cell)),
+    )
 
 
 def _describe_strength(guard: DefenseSetting) -> Json:
-    """Tell the strength of a setting, and in which parameter, unit and direction it counts; None without one."""
+    """Tell the strength of a setting, and in which parameter, unit and direction it counts; nothing without one."""
     if (found := guard.strength) is None:
-        return {"strength": None, "strength_parameter": None, "strength_unit": None, "stronger": None}
+        return {}
     return {
         "strength": float(found.value),
         "strength_parameter": found.name,
@@ -337,19 +322,19 @@ def _measure_run(run: Run, cell: Cell) -> Json:
     last, task, topology = run.history[-1], run.data.task, run.engine.topology
     tested, defended = last["test"], _defense_labels(cell, topology)
     return {
-        "utility": {
-            "metric": task.metric_name,
-            "higher_is_better": task.higher_is_better,
-            "validation": last["validation"]["union"],
-            "test": tested["union"],
-            "interval": tested.get("interval"),
-            "bounds": list(task.bounds),
-            "constant": None if run.constant is None else run.constant._asdict(),
-            "clients": tested["clients"],
-            "spread": tested.get("spread"),
-            "method": _summarize_scores(tested, "method"),
-            "across": _summarize_scores(tested, "across"),
-        },
+        "utility": MeasuredUtility(
+            metric=task.metric_name,
+            higher_is_better=task.higher_is_better,
+            validation=last["validation"]["union"],
+            test=tested["union"],
+            interval=tested.get("interval"),
+            bounds=task.bounds,
+            constant=None if run.constant is None else run.constant._asdict(),
+            clients=tuple(tested["clients"]),
+            spread=tested.get("spread"),
+            method=_summarize_scores(tested, "method"),
+            across=_summarize_scores(tested, "across"),
+        ),
         "selected": _selected_round(run),
         "target": _rounds_to_target(run, cell),
         "turned_off": None if run.method is None else run.method.traits(run.engine.topology).turned_off,
@@ -361,8 +346,9 @@ def _measure_run(run: Run, cell: Cell) -> Json:
         "bytes_by_kind": dict(run.engine.traffic.by_kind()),
         "seconds": run.seconds,
         "rounds": len(run.history),
-        **({} if run.stopped is None else {"stopped": run.stopped, "rounds_planned": cell.training.rounds}),
-        "history": run.history,
+        "stopped": run.stopped,
+        "rounds_planned": None if run.stopped is None else cell.training.rounds,
+        "history": tuple(run.history),
         "dependence": measure_dependence(run),
         "information": measure_information(run),
         "topology_graph": graph_of(topology, defended),
@@ -405,19 +391,23 @@ def _planned_costs(run: Run, cell: Cell, builder: build.StudyBuilder) -> Json:
     return {
         "predicted": planned_costs.predict_costs(cell, defended),
         "sizes": None if sizes is None else asdict(sizes),
-        "parties": role_holdings(
-            topology,
-            known,
-            labels_of(topology, rows),
-            _defense_labels(
-                cell,
+        "parties": tuple(
+            role_holdings(
                 topology,
-                lambda defense: not _acts_on_gradients(defense) or isinstance(defense, ReleaseDefense | PenaltyDefense),
-                uploads=True,
-            ),
-            _defense_labels(cell, topology, _acts_on_gradients),
-            run.engine.traffic.flows,
-            {name: FED if name == FED else party.role for name, party in run.engine.parties.items()},
+                known,
+                labels_of(topology, rows),
+                _defense_labels(
+                    cell,
+                    topology,
+                    lambda defense: (
+                        not _acts_on_gradients(defense) or isinstance(defense, ReleaseDefense | PenaltyDefense)
+                    ),
+                    uploads=True,
+                ),
+                _defense_labels(cell, topology, _acts_on_gradients),
+                run.engine.traffic.flows,
+                {name: FED if name == FED else party.role for name, party in run.engine.parties.items()},
+            )
         ),
     }
 
@@ -426,7 +416,7 @@ def _privacy_ledgers(run: Run, cell: Cell, builder: build.StudyBuilder) -> Json 
     """Return the ledger that was planned and the one that was counted; None where nothing is promised."""
     if (planned := privacy.plan_ledger(cell, builder)) is None:
         return None
-    return {"ledger": _without_infinities(run.ledger.as_dict()), "planned": _without_infinities(planned)}
+    return {"ledger": run.ledger.as_dict(), "planned": planned}
 
 
 def _defense_labels(
@@ -447,28 +437,10 @@ def _acts_on_gradients(defense: Defense) -> bool:
     return isinstance(defense, GradientDefense | ReceiverPenaltyDefense)
 
 
-def _score_table(found: Scores) -> Json:
+def _score_table(found: predictions.Scores) -> Scores:
     """Return metric -> predictor -> mean and interval, the order in which the report reads them."""
-    return nest((metric, who, _plain(one)) for who, metrics in found.items() for metric, one in metrics.items())
-
-
-def _plain(found: Interval) -> Json:
-    keys = ("mean", "low", "high", *(() if found.median is None else ("median", "worst_decile")))
-    return {key: getattr(found, key) for key in keys}
-
-
-def write_result(folder: Path, found: Json) -> Json:
-    """Write `found` as the result of the run in `folder`, and return it; raises `FolderGone`."""
-    RunFolder(folder).check_there()
-    write_atomic(folder / "result.json", digests.json_with_digest(_without_infinities(found)))
-    return found
-
-
-def _without_infinities(value: Any) -> Any:
-    """Return plain data as JSON gives it back, which knows no tuple, no infinity and no NaN: null stands there."""
-    match value:
-        case Mapping():
-            return {key: _without_infinities(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_without_infinities(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return nest(
+        (metric, who, Score(one.mean, one.low, one.high, one.median, one.worst_decile))
+        for who, metrics in found.items()
+        for metric, one in metrics.items()
+    )

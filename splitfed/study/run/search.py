@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from splitfed.study.config.search import SearchStudy
 from splitfed.study.config.search_space import describe
 from splitfed.study.report.data import Json, scored_utility
 from splitfed.study.report.search_data import ADVICE, read_search_outcome, read_trials
+from splitfed.study.results import RunResult, write_result
 from splitfed.study.run.progress import Watcher
 from splitfed.study.run.results_csv import promised_epsilon, write_trials_table
-from splitfed.study.run.runner import identity_of, run_cell, write_result
+from splitfed.study.run.runner import identity_of, run_cell
 from splitfed.study.run.search_check import check_setting
 from splitfed.study.run.search_queue import DrawnTrial, SearchQueue
 from splitfed.study.run.search_values import MissingMetric, measure_metric
@@ -70,7 +72,7 @@ class SearchWork:
         assert record is not None
         self._queue.tell(number, record)
 
-    def results(self) -> list[Json]:
+    def results(self) -> list[RunResult]:
         """Write the tables of all runs and trials, and return the results of the runs."""
         write_missing_records(self._home.path, self._queue)
         outcome = read_search_outcome(self._home.path)
@@ -135,7 +137,7 @@ def _carry_out(search: SearchStudy, data: Dataset, folder: Path, drawn: DrawnTri
         reason = str(error).splitlines()[0].removeprefix(f"{search.source}: ")
         return {"state": "refused", "reason": reason}
     known = {"runs": [cell.id for cell in cells], "setting": _setting_of(cells[0])}
-    results: list[Json] = []
+    results: list[RunResult] = []
     rule, rises = search.table.prune, data.task.higher_is_better
     for cell in cells:
         watcher.start(f"trial {drawn.number}, {cell.id}")
@@ -146,14 +148,14 @@ def _carry_out(search: SearchStudy, data: Dataset, folder: Path, drawn: DrawnTri
             try:
                 result = run_cell(cell, data, home, watcher, judge)
             except HopelessRun as error:
-                result = write_result(home, {**identity_of(cell), "failed": str(error)})
-        if "failed" in result:
-            pruned = str(result["failed"]).startswith("pruned")
+                result = write_result(home, replace(identity_of(cell), failed=str(error)))
+        if result.failed is not None:
+            pruned = result.failed.startswith("pruned")
             curve = best_so_far(RunFolder(home).metrics(), rises) if pruned else []
             state = "pruned" if pruned else "failed"
-            return known | {"state": state, "reason": f"{cell.id}: {result['failed']}", "curve": curve}
+            return known | {"state": state, "reason": f"{cell.id}: {result.failed}", "curve": curve}
         results.append(result)
-    return known | _judge(search, results) | {"curve": best_so_far(results[0]["history"], rises)}
+    return known | _judge(search, results) | {"curve": best_so_far(results[0].history, rises)}
 
 
 def _judge_round(rule: PruneTable, home: Path, rises: bool, others: Sequence[Any], done: int, total: int) -> None:
@@ -167,7 +169,7 @@ def _judge_round(rule: PruneTable, home: Path, rises: bool, others: Sequence[Any
         raise HopelessRun(reason)
 
 
-def _judge(search: SearchStudy, results: Sequence[Json]) -> Json:
+def _judge(search: SearchStudy, results: Sequence[RunResult]) -> Json:
     """Return what the finished `results` of a trial are worth."""
     try:
         metrics = {name: measure_metric(results, metric) for name, metric in search.metrics.items()}
@@ -175,7 +177,7 @@ def _judge(search: SearchStudy, results: Sequence[Json]) -> Json:
         return {"state": "failed", "reason": str(error)}
     return {
         **judge_metrics(search, metrics),
-        "promised": any(found.get("privacy") for found in results),
+        "promised": any(found.ledger is not None for found in results),
         "spent": _sum_epsilons(results),
     }
 
@@ -193,9 +195,9 @@ def judge_metrics(search: SearchStudy, metrics: Mapping[str, Json]) -> Json:
     }
 
 
-def _sum_epsilons(results: Sequence[Json]) -> float | None:
+def _sum_epsilons(results: Sequence[RunResult]) -> float | None:
     """Return what all runs of a trial promise, added up (basic composition); None where one promises no bound."""
-    spent = [promised_epsilon(one["privacy"]["ledger"]) if one.get("privacy") else None for one in results]
+    spent = [None if one.ledger is None else promised_epsilon(one.ledger) for one in results]
     known = [epsilon for epsilon in spent if epsilon is not None]
     return math.fsum(known) if len(known) == len(spent) else None
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from splitfed.core.errors import SplitfedError
 from splitfed.study.config.search_metrics import SearchMetric
 from splitfed.study.report.data import Json, bounds_of, estimate
 from splitfed.study.report.metrics import METRICS
+from splitfed.study.results import RunResult
 from splitfed.study.run.results_csv import table_rows
 
 
@@ -17,19 +17,19 @@ class MissingMetric(SplitfedError):
     """A finished run has no number where the search needs one."""
 
 
-def measure_metric(results: Sequence[Mapping[str, Any]], metric: SearchMetric) -> Json:
+def measure_metric(results: Sequence[RunResult], metric: SearchMetric) -> Json:
     """Return mean, interval and count of `metric` over the `results` of a trial; no mean: there is no bound.
 
     Of epsilon it is the largest over the seeds, not the mean. Runs that an attack hijacked count for that attack alone.
     Raises `MissingMetric`.
     """
     if metric.attack is None:
-        honest = [one for one in results if not one.get("training_attack")] or results
-        rows = [next(table_rows(dict(one))) for one in honest]
+        honest = [one for one in results if not one.training_attack] or results
+        rows = [next(table_rows(one)) for one in honest]
         bounds = bounds_of(honest) if metric.column.startswith("utility") else (-math.inf, math.inf)
         over = "rows"
     else:
-        rows = [row for one in results for row in table_rows(dict(one)) if row.get("attack") == metric.attack]
+        rows = [row for one in results for row in table_rows(one) if row.get("attack") == metric.attack]
         bounds, over = METRICS[metric.column].bounds, "victims"
     if metric.without_bound:
         values = [row.get(metric.column) for row in rows]

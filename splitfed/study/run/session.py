@@ -16,6 +16,7 @@ from splitfed.study.config import schema
 from splitfed.study.config.grid import Grid
 from splitfed.study.report.metrics import METRICS
 from splitfed.study.report.remarks import remarks
+from splitfed.study.results import RunResult, read_result
 from splitfed.study.run import failures
 from splitfed.study.run.checked_study import (
     CheckedStudy as CheckedStudy,
@@ -26,7 +27,7 @@ from splitfed.study.run.checked_study import (
 )
 from splitfed.study.run.key_folders import check_keys
 from splitfed.study.run.progress import Watcher, open_watcher
-from splitfed.study.run.runner import Json, read_result, run_cell
+from splitfed.study.run.runner import run_cell
 from splitfed.study.run.search import SearchWork
 from splitfed.study.run.store import StudyFolder, hold_run
 from splitfed.study.run.terminal_messages import others_print_aside
@@ -38,7 +39,7 @@ from splitfed.training.identity import data_digest
 
 def run_study(
     ready: CheckedStudy, folder: Path, *, resume: bool = False, workers: int = 1, trust: bool = False
-) -> list[Json]:
+) -> list[RunResult]:
     """Do all runs of the study that have no result yet in `folder`; return the results of all.
 
     A folder that holds links out of itself, which would be written through, is resumed with `trust` alone. A run at
@@ -108,13 +109,13 @@ class GridWork:
         watcher.start(job.name)
         with hold_run(folder):  # who attacks it waits for its end
             result = run_cell(self._cells[job.name], self._data, folder, watcher)
-        failed = "failed" in result
-        watcher.finish(job.name, format_outcome(result), **({"failed": True} if failed else {}))
+        failed = {} if result.failed is None else {"failed": True}
+        watcher.finish(job.name, format_outcome(result), **failed)
 
     def done(self, job: Job) -> None:
         """Do nothing: the result is there."""
 
-    def results(self) -> list[Json]:
+    def results(self) -> list[RunResult]:
         """Write the tables of all runs, and return their results."""
         return self._home.write_table(self._cells)
 
@@ -154,15 +155,14 @@ def run_worker(folder: Path, code: Code, token: str, channel: int) -> None:
             work.do(job, parent.reports)
 
 
-def format_outcome(result: Json) -> str:
+def format_outcome(result: RunResult) -> str:
     """Return how a run ended, in a line."""
-    if "failed" in result:
-        return f"{result['id']}: failed: {result['failed']}"
-    utility = result["utility"]
-    parts = [f"{utility['metric']} {utility['test']:.3f}", f"trained in {result['seconds']:.1f} s"]
-    for attack in result["attacks"]:
-        metric = next(m for m in METRICS if m in attack["scores"])
-        score = attack["scores"][metric]["attack"]["mean"]
+    if result.failed is not None:
+        return f"{result.id}: failed: {result.failed}"
+    parts = [f"{result.utility.metric} {result.utility.test:.3f}", f"trained in {result.seconds:.1f} s"]
+    for attack in result.attacks:
+        metric = next(m for m in METRICS if m in attack.scores)
+        score = attack.scores[metric]["attack"].mean
         score_text = "-" if score is None else f"{score:.3g}"
-        parts.append(f"{attack['attack']} {metric} {score_text} in {attack['seconds']:.1f} s")
-    return "; ".join([f"{result['id']}: {', '.join(parts)}", *remarks(result)])
+        parts.append(f"{attack.attack} {metric} {score_text} in {attack.seconds:.1f} s")
+    return "; ".join([f"{result.id}: {', '.join(parts)}", *remarks(result)])

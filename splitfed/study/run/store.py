@@ -20,8 +20,8 @@ from splitfed.study.config import schema
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import short_repr
 from splitfed.study.config.toml import dumps
+from splitfed.study.results import RunResult, read_result
 from splitfed.study.run.results_csv import table_rows
-from splitfed.study.run.runner import Json, read_result
 from splitfed.study.trust import is_plain_name
 from splitfed.training.checkpoint import make_folder, write_atomic
 from splitfed.training.folder import describe_differences, environment
@@ -64,9 +64,9 @@ class StudyFolder:
     def check_data(self, rows: str) -> None:
         """Refuse a study of which any run was trained on other data than those with the digest `rows`."""
         known = self.path / DATA
-        found = [digests.read(known, "delete it: it is written anew")] if known.is_file() else []
+        begun = digests.read(known, "delete it: it is written anew").get("data_digest") if known.is_file() else rows
         runs = sorted(path.parent.name for path in (self.path / "runs").glob("*/result.json"))
-        if any(one.get("data_digest", rows) != rows for one in [*found, *self.results(runs)]):
+        if any(digest not in (None, rows) for digest in [begun, *(found.data_digest for found in self.results(runs))]):
             raise InvalidInput(
                 f"folder {str(self.path)!r} holds this study on other data: what it reads has changed since; put back "
                 "the data that it was begun with, or give another folder"
@@ -113,11 +113,11 @@ class StudyFolder:
             raise InvalidInput(f"run {short_repr(name)} of {str(self.path)!r} is not allowed; expected a name, no path")
         return self.path / "runs" / name
 
-    def results(self, names: Iterable[str]) -> list[Json]:
+    def results(self, names: Iterable[str]) -> list[RunResult]:
         """Return the results of those runs that have one, in the order of `names`."""
         return [found for name in names if (found := read_result(self.run(name), name)) is not None]
 
-    def write_table(self, names: Iterable[str]) -> list[Json]:
+    def write_table(self, names: Iterable[str]) -> list[RunResult]:
         """Write results.csv and results.parquet, a row a run in `names` and attack; return their results."""
         # pandas takes half a second to import.
         import pandas as pd

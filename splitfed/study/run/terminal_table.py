@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -20,7 +20,7 @@ from splitfed.study.report.data import group_by
 from splitfed.study.report.metrics import FLOORS, LABEL_FLOORS, METRICS, ORACLES
 from splitfed.study.report.remarks import remarks
 from splitfed.study.report.units import format_bytes
-from splitfed.study.run.runner import Json
+from splitfed.study.results import RunResult, Scores
 
 BASELINES = {
     "mean_image": "mean",
@@ -37,26 +37,22 @@ BASELINES = {
 }
 
 
-def setting_rows(results: Sequence[Json]) -> list[dict[str, Any]]:
+def setting_rows(results: Sequence[RunResult]) -> list[dict[str, Any]]:
     """Return a plain row a setting, means over the seeds that ended.
 
     A setting is a topology with a defense, with a schedule and a federated method where the study has several, and
     with the training attack that hijacked it.
     """
-    several = len({found["schedule"] for found in results}) > 1
-    layered = {found.get("method", "none") for found in results} != {"none"}
-    secured = {found.get(COMPUTATION, "none") for found in results} != {"none"}
+    several = len({found.schedule for found in results}) > 1
+    layered = {found.method for found in results} != {"none"}
+    secured = {found.computation for found in results} != {"none"}
     groups = group_by(
         results,
-        lambda found: (
-            *(found["topology"]["label"], found["schedule"], found.get("method", "none")),
-            found.get(COMPUTATION, "none"),
-            *(found["defense"]["label"], found.get("training_attack") or ""),
-        ),
+        lambda r: (r.topology.label, r.schedule, r.method, r.computation, r.defense.label, r.training_attack),
     )
     rows = []
     for (topology, schedule, method, computation, defense, inside), group in groups.items():
-        ended = [found for found in group if "failed" not in found]
+        ended = [found for found in group if found.failed is None]
         row = {
             "topology": topology,
             **({"schedule": schedule} if several else {}),
@@ -71,23 +67,23 @@ def setting_rows(results: Sequence[Json]) -> list[dict[str, Any]]:
     return rows
 
 
-def _means_of(ended: Sequence[Json]) -> dict[str, Any]:
+def _means_of(ended: Sequence[RunResult]) -> dict[str, Any]:
     """Return what a row tells of the seeds that `ended`."""
     # One seed may have been attacked again.
-    attacks = group_by((one for found in ended for one in found["attacks"]), lambda one: str(one["attack"]))
-    private = any(found.get("privacy") for found in ended)
+    attacks = group_by((attack for found in ended for attack in found.attacks), lambda attack: attack.attack)
+    private = any(found.ledger is not None for found in ended)
     return {
         "remarks": [*_merge_remarks(ended), *_privacy_notes(ended)],
-        "metric": ended[0]["utility"]["metric"],
-        "utility": fmean(found["utility"]["test"] for found in ended),
+        "metric": ended[0].utility.metric,
+        "utility": fmean(found.utility.test for found in ended if found.utility.test is not None),
         **({"epsilon": _largest_epsilon(ended), "promises": _largest_promises(ended)} if private else {}),
-        "attacks": {key: _mean_scores([one["scores"] for one in found]) for key, found in attacks.items()},
-        "quick": [key for key, found in attacks.items() if found[0].get("quick")],
-        "white_box": [key for key, found in attacks.items() if found[0].get("threat_model") == WHITE_BOX],
+        "attacks": {key: _mean_scores([one.scores for one in found]) for key, found in attacks.items()},
+        "quick": [key for key, found in attacks.items() if found[0].quick],
+        "white_box": [key for key, found in attacks.items() if found[0].threat_model == WHITE_BOX],
     }
 
 
-def _merge_remarks(ended: Sequence[Json]) -> list[str]:
+def _merge_remarks(ended: Sequence[RunResult]) -> list[str]:
     """Return the remarks on all seeds; one that differs in its figures alone once, with those of its first seed."""
     pairs: list[tuple[tuple[str, int], tuple[str, str]]] = []
     for found in ended:
@@ -95,7 +91,7 @@ def _merge_remarks(ended: Sequence[Json]) -> list[str]:
         for said in remarks(found):
             words = re.sub(r"[0-9][0-9.e+-]*", "#", said)
             # Two remarks of one seed are two, though figures or numbers in names alone tell them apart.
-            pairs.append(((words, met[words]), (str(found["seed"]), said)))
+            pairs.append(((words, met[words]), (str(found.seed), said)))
             met[words] += 1
     by_words = group_pairs(pairs)
     if len(ended) == 1:
@@ -104,36 +100,34 @@ def _merge_remarks(ended: Sequence[Json]) -> list[str]:
     return [f"{said} (seed {seeds[0]}; {len(seeds)} of {len(ended)} seeds)" for said, seeds in merged.items()]
 
 
-def _privacy_notes(ended: Sequence[Json]) -> list[str]:
+def _totals(runs: Sequence[RunResult]) -> list[Mapping[str, Any]]:
+    """Return what the ledgers of all seeds promise."""
+    return [total for run in runs if run.ledger is not None for total in run.ledger["totals"]]
+
+
+def _privacy_notes(ended: Sequence[RunResult]) -> list[str]:
     """Return what the figures of epsilon do not say by themselves, once."""
-    totals = [t for found in ended for t in (found.get("privacy") or {}).get("ledger", {}).get("totals", ())]
-    return list(dict.fromkeys(f"epsilon for {t['protects']}: {t['note']}" for t in totals if t.get("note")))
+    return list(dict.fromkeys(f"epsilon for {t['protects']}: {t['note']}" for t in _totals(ended) if t.get("note")))
 
 
-def _costs_of(ended: Sequence[Json]) -> dict[str, Any]:
+def _costs_of(ended: Sequence[RunResult]) -> dict[str, Any]:
     """Return the preset of the seeds that `ended`, None for runs in plain, and their mean bytes and seconds."""
-    batch = (ended[0].get("predicted") or {}).get(COMPUTATION) or {}
-    return {
-        "preset": batch.get("parameters"),
-        "bytes": fmean(found["bytes"] for found in ended),
-        "seconds": fmean(found["seconds"] for found in ended),
-    }
+    batch = (ended[0].predicted or {}).get(COMPUTATION) or {}
+    costs = {key: fmean(getattr(found, key) for found in ended) for key in ("bytes", "seconds")}
+    return {"preset": batch.get("parameters"), **costs}
 
 
-def _largest_epsilon(runs: Sequence[Json]) -> float | None:
+def _largest_epsilon(runs: Sequence[RunResult]) -> float | None:
     """Return the largest epsilon over the seeds; None where one has none for all that crosses."""
-    found = [(one.get("privacy") or {}).get("ledger", {}).get("epsilon") for one in runs]
-    return None if None in found else max(found)
+    known = [run.ledger["epsilon"] for run in runs if run.ledger is not None and run.ledger["epsilon"] is not None]
+    return max(known) if len(known) == len(runs) else None
 
 
-def _largest_promises(runs: Sequence[Json]) -> dict[str, float]:
+def _largest_promises(runs: Sequence[RunResult]) -> dict[str, float]:
     """Return what is protected -> the largest epsilon over the seeds, infinity where it has no bound."""
-    epsilons: dict[str, float] = {}
-    for one in runs:
-        for total in (one.get("privacy") or {}).get("ledger", {}).get("totals", ()):
-            epsilon = math.inf if total["epsilon"] is None else float(total["epsilon"])
-            epsilons[total["protects"]] = max(epsilon, epsilons.get(total["protects"], 0.0))
-    return epsilons
+    found = ((one["protects"], math.inf if one["epsilon"] is None else float(one["epsilon"])) for one in _totals(runs))
+    epsilons = group_pairs(found)
+    return {protects: max(found) for protects, found in epsilons.items()}
 
 
 def _format_epsilon(row: dict[str, Any]) -> str:
@@ -146,19 +140,19 @@ def _format_epsilon(row: dict[str, Any]) -> str:
     return f"{promises}, none for the rest" if promises else "none"
 
 
-def _mean_scores(scores: Sequence[Json]) -> dict[str, dict[str, float]]:
+def _mean_scores(scores: Sequence[Scores]) -> dict[str, dict[str, float]]:
     """Average what the seeds have: metric -> who -> mean; nothing where a metric came out as no number."""
     means = group_pairs(
-        ((metric, who), score["mean"])
+        ((metric, who), score.mean)
         for one in scores
         for metric, by in one.items()
         for who, score in by.items()
-        if score["mean"] is not None
+        if score.mean is not None
     )
     return nest((metric, who, fmean(values)) for (metric, who), values in means.items())
 
 
-def print_table(results: Sequence[Json], console: Console) -> None:
+def print_table(results: Sequence[RunResult], console: Console) -> None:
     """Print the table of `results`, with what baselines, floors and oracles score.
 
     Those that score the same in every setting stand once, below the table; all others below each setting.

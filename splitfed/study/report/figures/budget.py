@@ -6,31 +6,37 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
+from splitfed.drawing.figure import Panel, Series, draw_svg, numbered_look, staircase
 from splitfed.study.report.data import Setting, group_by
-from splitfed.study.report.figures.style import SeriesStyles, as_svg, canvas, numbered_look
+from splitfed.study.report.figures.style import SeriesStyles
 
 UNITS = {"mse": "MSE [dB]", "auc": "1 - AUC", "accuracy": "1 - accuracy"}
 Attempts = Sequence[Mapping[str, Any]]
 
 
-def plot_budget(settings: Sequence[Setting], attack: str, looks: SeriesStyles, name: str) -> str | None:
+def plot_budget(settings: Sequence[Setting], attack: str, looks: SeriesStyles, name: str) -> Markup:
     """Plot the error of the attack labelled `attack` on rows it knows (MSE in dB, 1 - AUC or 1 - accuracy), a panel a
     setting.
 
     A line joins a member's sizes: each point has twice the work of the one before it. The grey staircase is the least
-    error so far. Of the first seed; None where the attack chose among none.
+    error so far. Of the first seed; empty where the attack chose among none.
     """
     told = [(s, found) for s in settings if (found := _attempts(s, attack))]
-    if not told:
-        return None
-    unit = UNITS[_selection(told[0][0], attack)["metric"]]
-    with canvas(len(told), 5.3, 3.6) as (figure, axes):
-        for axis, (setting, attempts) in zip(axes, told, strict=True):
-            _draw(axis, attempts)
-            axis.set_title(looks.label(setting.defense, setting.place))
-            axis.set(xscale="log", xlabel="seconds of the attack", ylabel=f"{unit} on its own rows (less leaks more)")
-            axis.xaxis.set_minor_formatter("")
-        return as_svg(figure, name, axes[0])
+    panels = [
+        Panel(
+            _lines(attempts),
+            axes={
+                "title": looks.label(setting.defense, setting.place),
+                "xlabel": "seconds of the attack",
+                "ylabel": f"{UNITS[_selection(told[0][0], attack)['metric']]} on its own rows (less leaks more)",
+            },
+            x_axis="powers of ten",
+        )
+        for setting, attempts in told
+    ]
+    return draw_svg(panels, name, 5.3, 3.6)
 
 
 def _attempts(setting: Setting, attack: str) -> list[Mapping[str, Any]]:
@@ -48,15 +54,21 @@ def _attempts(setting: Setting, attack: str) -> list[Mapping[str, Any]]:
 
 def _selection(setting: Setting, attack: str) -> Mapping[str, Any]:
     """Return what the attack told of its choice in the first seed; without attempts where it chose among none."""
-    told = (a["selection"] for a in setting.runs[0]["attacks"] if a["label"] == attack and a.get("selection"))
-    return next(told, {"tried": [], "metric": "mse"})
+    found = setting.runs[0].attack(attack)
+    return found.selection if found is not None and found.selection else {"tried": [], "metric": "mse"}
 
 
-def _draw(axis: Any, attempts: Attempts) -> None:
-    least = [min(a["error"] for a in attempts[: i + 1]) for i in range(len(attempts))]
-    axis.step([a["seconds"] for a in attempts], least, where="post", color="#c3cad1", lw=6, alpha=0.55, label="least")
-    for number, (kind, members) in enumerate(group_by(attempts, lambda a: a["member"].partition(",")[0]).items()):
-        look = numbered_look(number)
-        for i, line in enumerate(group_by(members, lambda a: a["member"]).values()):
-            seconds, errors = [a["seconds"] for a in line], [a["error"] for a in line]
-            axis.plot(seconds, errors, lw=1.4, ms=5, label=None if i else kind, **look)
+def _lines(attempts: Attempts) -> list[Series]:
+    least = [(a["seconds"], min(b["error"] for b in attempts[: i + 1])) for i, a in enumerate(attempts)]
+    kinds = group_by(attempts, lambda a: a["member"].partition(",")[0])
+    members = [
+        Series(
+            [a["seconds"] for a in line],
+            [a["error"] for a in line],
+            kind,
+            numbered_look(number) | {"lw": 1.4, "ms": 5},
+        )
+        for number, (kind, tried) in enumerate(kinds.items())
+        for line in group_by(tried, lambda a: a["member"]).values()
+    ]
+    return [*staircase(least, "least"), *members]

@@ -1,15 +1,16 @@
-"""The plots of what training costs, as inline SVG: split against federated bytes, accuracy against simulated time."""
+"""The plots of what training costs: split against federated bytes, accuracy against simulated time."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from splitfed.core.errors import InvalidInput
 from splitfed.costs.crossover import Crossover
-from splitfed.study.report.figures.style import DASHES, INK, MARKERS, MUTED, PALETTE, as_svg, canvas
+from splitfed.drawing.figure import DASHES, MARKERS, PALETTE, Panel, Rule, Series, draw_svg
 
 Line = tuple[Sequence[float], Sequence[float]]  # times, accuracies
 Curve = tuple[str, Sequence[float], Sequence[float]]  # label, times, accuracies
@@ -18,29 +19,19 @@ _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 _SPANS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
-def plot_crossovers(found: Sequence[Crossover], name: str) -> str:
+def plot_crossovers(found: Sequence[Crossover], name: str) -> Markup:
     """Plot bytes of an epoch of split and federated learning, a panel each, with the threshold between them.
 
     `name` begins the ids of the SVG. `InvalidInput` without a panel.
     """
     if not found:
         raise InvalidInput("there is no crossover to plot; expected at least one")
-    with canvas(len(found)) as (figure, axes):
-        for axis, one in zip(axes, found, strict=True):
-            scale, unit = _largest_unit(max(*one.split, *one.federated), _UNITS)
-            for values, label, look in (
-                (one.split, "split learning", {"color": PALETTE[0], "ls": "-"}),
-                (one.federated, "federated learning", {"color": PALETTE[1], "ls": "--"}),
-            ):
-                axis.plot(one.values, [v / scale for v in values], lw=2, label=label, **look)
-            _mark_threshold(axis, one)
-            axis.set(xscale="log", yscale="log", xlabel=_TITLES[one.over], ylabel=f"{unit} an epoch, all clients")
-        return as_svg(figure, name, axes[0])
+    return draw_svg([_crossover_panel(one) for one in found], name)
 
 
 def plot_accuracy_over_time(
     curves: Sequence[Curve], metric: str, name: str, seeds: Sequence[Sequence[Line]] = ()
-) -> str:
+) -> Markup:
     """Plot a utility against simulated time, a line for each of `curves` (label, seconds, values).
 
     `metric`: what the values are, for the axis; `seeds`: for each curve, the lines it is the mean of, drawn thin.
@@ -52,35 +43,35 @@ def plot_accuracy_over_time(
     if not curves:
         raise InvalidInput("there is no curve to plot; expected at least one")
     scale, unit = _largest_unit(max(t for _, times, _ in curves for t in times), _SPANS)
-    looks = zip(itertools.cycle(PALETTE), itertools.cycle(MARKERS), itertools.cycle(DASHES))
-    thin = itertools.chain(seeds, itertools.repeat(()))
-    with canvas(1, width=7.0) as (figure, axes):
-        for (label, times, values), each, (colour, marker, dashes) in zip(curves, thin, looks, strict=False):
-            for when, one in each:
-                axes[0].plot([t / scale for t in when], list(one), lw=0.6, color=colour, ls=dashes)
-            axes[0].plot(
-                [t / scale for t in times],
-                list(values),
-                lw=1.8,
-                ms=4,
-                label=label,
-                color=colour,
-                marker=marker,
-                ls=dashes,
-            )
-        axes[0].set_xlim(left=0)
-        axes[0].set(xlabel=f"simulated time in {unit}", ylabel=metric)
-        return as_svg(figure, name, axes[0])
+    series = []
+    for i, (label, times, values) in enumerate(curves):
+        look: dict[str, Any] = {"color": PALETTE[i % len(PALETTE)], "ls": DASHES[i % len(DASHES)]}
+        for when, one in seeds[i] if seeds else ():
+            series.append(Series([t / scale for t in when], list(one), None, look | {"lw": 0.6}))
+        look |= {"marker": MARKERS[i % len(MARKERS)], "lw": 1.8, "ms": 4}
+        series.append(Series([t / scale for t in times], list(values), label, look))
+    axes = {"xlim": (0, None), "xlabel": f"simulated time in {unit}", "ylabel": metric}
+    return draw_svg([Panel(series, axes=axes)], name, 7.0)
 
 
-def _mark_threshold(axis: Any, one: Crossover) -> None:
-    """Mark where the lines cross, if that is within what is plotted."""
-    axis.set_title("federated learning sends less throughout")
+def _crossover_panel(one: Crossover) -> Panel:
+    scale, unit = _largest_unit(max(*one.split, *one.federated), _UNITS)
+    lines = [
+        Series(one.values, [v / scale for v in values], label, {"color": colour, "ls": dashes, "lw": 2})
+        for values, label, colour, dashes in (
+            (one.split, "split learning", PALETTE[0], "-"),
+            (one.federated, "federated learning", PALETTE[1], "--"),
+        )
+    ]
+    # Where the lines cross is marked if it is within what is plotted.
+    crossing, title = [], "federated learning sends less throughout"
     if one.threshold <= min(one.values):
-        axis.set_title("split learning sends less throughout")
+        title = "split learning sends less throughout"
     elif one.threshold <= max(one.values):
-        axis.axvline(one.threshold, color=MUTED, ls=":", lw=1.4)
-        axis.set_title(f"split learning sends less from {math.ceil(one.threshold):,} {one.over} on", color=INK)
+        crossing = [Rule(one.threshold, None, {"ls": ":", "lw": 1.4}, upright=True)]
+        title = f"split learning sends less from {math.ceil(one.threshold):,} {one.over} on"
+    titles = {"title": title, "xlabel": _TITLES[one.over], "ylabel": f"{unit} an epoch, all clients"}
+    return Panel(lines, crossing, {"yscale": "log", **titles}, x_axis="log")
 
 
 def _largest_unit(largest: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:

@@ -15,8 +15,8 @@ from torch import nn
 
 from splitfed.core.cut_places import CutPlace
 from splitfed.core.errors import InvalidInput
+from splitfed.drawing.figure import GRID, INK, MUTED, PALETTE, STYLE
 from splitfed.study.report.cut_table import describe_values, share
-from splitfed.study.report.figures.style import GRID, INK, MUTED, PALETTE, STYLE
 
 FORMATS = (".svg", ".png")
 POSSIBLE, REFUSED, CHOSEN, SKIP = PALETTE[2], MUTED, PALETTE[1], PALETTE[0]

@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from splitfed.study.report.data import Summary, error_bars, group_by
-from splitfed.study.report.figures.style import as_svg, canvas, numbered_look, wrap_label
-from splitfed.study.report.figures.tradeoff_front import draw_baselines, metric_title
+from markupsafe import Markup
+
+from splitfed.drawing.figure import Panel, Series, draw_svg, numbered_look, wrap_label
+from splitfed.study.report.data import Summary, group_by, interval_ends
+from splitfed.study.report.figures.style import baseline_rules, metric_title
 
 _CUT = re.compile(r"\bcuts?=([^,)]+)")
 
@@ -57,31 +59,23 @@ def cut_of(setting: Mapping[str, Any]) -> str:
     return found[1] if found else str(setting["topology"])
 
 
-def plot_leakage_by_depth(summary: Summary, attack: str, metrics: Sequence[str], name: str) -> str | None:
-    """Plot what `attack` recovered against the depth of the cut, a panel a metric; None where cuts do not differ."""
+def plot_leakage_by_depth(summary: Summary, attack: str, metrics: Sequence[str], name: str) -> Markup:
+    """Plot what `attack` recovered against the depth of the cut, a panel a metric; empty where cuts do not differ."""
     found = depth_lines(summary, attack)
-    if not found or not metrics:
-        return None
-    there = {depth_of(s, attack): cut_of(s) for line in reversed(found) for s in line.settings}
-    places = {depth: i for i, depth in enumerate(sorted(there))}
-    with canvas(len(metrics), 5.3, 3.6) as (figure, axes):
-        for axis, metric in zip(axes, metrics, strict=True):
-            scored = [
-                [(places[depth_of(s, attack)], s["attacks"][attack]["scores"].get(metric) or {}) for s in line.settings]
-                for line in found
-            ]
-            for i, (line, known) in enumerate(zip(found, scored, strict=True)):
-                if points := [(place, scores["attack"]) for place, scores in known if scores.get("attack")]:
-                    _draw(axis, points, i, line.name)
-            draw_baselines(axis.axhline, [scores for known in scored for _, scores in known])
-            cuts = [wrap_label(there[d], 24, 2) for d in sorted(there)]
-            crowded = sum(map(len, cuts)) > 40
-            axis.set_xticks(range(len(places)), cuts, **({"rotation": 30, "ha": "right"} if crowded else {}))
-            axis.set(xlabel="cut, from shallow to deep", ylabel=metric_title(metric))
-        return as_svg(figure, name, axes[0])
-
-
-def _draw(axis: Any, points: Sequence[tuple[int, Mapping[str, Any]]], number: int, label: str) -> None:
-    places, found = zip(*points, strict=True)
-    values = [p["mean"] for p in found]
-    axis.errorbar(places, values, error_bars(found), label=label, capsize=3, lw=1.6, **numbered_look(number))
+    cuts = {depth_of(s, attack): cut_of(s) for line in reversed(found) for s in line.settings}
+    names = {float(place): wrap_label(cuts[depth], 24, 2) for place, depth in enumerate(sorted(cuts))}
+    panels = []
+    for metric in metrics if found else ():
+        lines, every = [], []
+        for number, line in enumerate(found):
+            scores = [s["attacks"][attack]["scores"].get(metric) or {} for s in line.settings]
+            places = [sorted(cuts).index(depth_of(s, attack)) for s in line.settings]
+            points = [(place, one["attack"]) for place, one in zip(places, scores, strict=True) if one.get("attack")]
+            look = numbered_look(number) | {"lw": 1.6}
+            ends = [interval_ends(one) for _, one in points]
+            xs, ys = [place for place, _ in points], [one["mean"] for _, one in points]
+            lines.append(Series(xs, ys, line.name, look, y_ends=ends))
+            every += scores
+        titles = {"xlabel": "cut, from shallow to deep", "ylabel": metric_title(metric)}
+        panels.append(Panel([s for s in lines if s.x], baseline_rules(every), titles, x_names=names))
+    return draw_svg(panels, name, 5.3, 3.6)

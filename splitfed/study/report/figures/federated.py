@@ -19,8 +19,9 @@ from torch import Tensor
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive, generator
+from splitfed.drawing.figure import GRID, INK, MARKERS, PALETTE, Panel, Series, draw_svg, row_height, wrap_label
 from splitfed.study.report.data import Setting
-from splitfed.study.report.figures.style import GRID, INK, MARKERS, PALETTE, as_svg, canvas, wrap_label
+from splitfed.study.results import RunResult
 from splitfed.study.trust import path_inside
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.run import Run
@@ -73,43 +74,41 @@ def lay_out(found: PrototypeEmbeddings, seed: int = 0, rows: int = SHOWN) -> Pro
     )
 
 
-def plot_prototypes(found: PrototypeEmbeddings, name: str, seed: int = 0, rows: int = SHOWN) -> str:
+def plot_prototypes(found: PrototypeEmbeddings, name: str, seed: int = 0, rows: int = SHOWN) -> Markup:
     """Return an SVG element: a dot a row, and a large mark with the class's name for each prototype."""
     flat = lay_out(found, seed, rows)
-    with canvas(1, 6.4, 5.4) as (figure, (axis,)):
-        for number, label in enumerate(sorted({*flat.y.tolist(), *(int(label) for label in flat.prototypes)})):
-            look: dict[str, Any] = {
-                "color": PALETTE[number % len(PALETTE)],
-                "marker": MARKERS[number // len(PALETTE) % len(MARKERS)],
-                "ls": "",
-            }
-            here = flat.z[flat.y == label]
-            axis.plot(here[:, 0], here[:, 1], ms=3.5, alpha=0.55, mew=0, label=f"class {label}", **look)
-            if (place := flat.prototypes.get(str(label))) is not None:
-                x, y = place.tolist()
-                axis.plot([x], [y], ms=13, mec=INK, mew=1.4, zorder=3, **look)
-                axis.text(x, y, str(label), ha="center", va="center", fontsize=8, color="white", zorder=4)
-        axis.set(xticks=[], yticks=[], xlabel="dots: test rows, large marks: global prototypes (t-SNE)")
-        axis.grid(visible=False)
-        return as_svg(figure, name, axis)
+    dots, marks = [], []
+    for number, label in enumerate(sorted({*flat.y.tolist(), *(int(label) for label in flat.prototypes)})):
+        marker = MARKERS[number // len(PALETTE) % len(MARKERS)]
+        look: dict[str, Any] = {"color": PALETTE[number % len(PALETTE)], "marker": marker, "ls": ""}
+        xs, ys = flat.z[flat.y == label].T.tolist()
+        dots.append(Series(xs, ys, f"class {label}", look | {"ms": 3.5, "alpha": 0.55, "mew": 0}))
+        if (place := flat.prototypes.get(str(label))) is not None:
+            x, y = place.tolist()
+            large = look | {"ms": 13, "mec": INK, "mew": 1.4, "zorder": 3}
+            number_look = {"marker": f"${label}$", "color": "white", "ms": 6, "mew": 0, "zorder": 4}
+            marks += [Series([x], [y], None, large), Series([x], [y], None, number_look)]
+    title = {"xlabel": "dots: test rows, large marks: global prototypes (t-SNE)"}
+    return draw_svg([Panel([*dots, *marks], axes=title, bare=True)], name, 6.4, 5.4)
 
 
-def plot_client_scores(named: Sequence[tuple[str, Setting]], metric: str, name: str) -> str:
-    """Plot each client's test utility on its own rows, a row a setting: every seed a dot, the mean over all a bar."""
-    names = [wrap_label(label, 40) for label, _ in named]
-    row_height = max(0.42, 0.12 + 0.17 * max(name.count("\n") + 1 for name in names))
-    with canvas(1, 7.4, 1.1 + row_height * len(named)) as (figure, (axis,)):
-        for i, (_, setting) in enumerate(named):
-            if not (scores := [s for run in setting.runs for s in run["utility"]["clients"] if s is not None]):
-                continue
-            place, colour = len(named) - 1 - i, PALETTE[i % len(PALETTE)]
-            axis.plot([min(scores), max(scores)], [place, place], color=GRID, lw=5, zorder=1)
-            axis.plot(scores, [place] * len(scores), ls="", marker="o", ms=5, color=colour, alpha=0.45, zorder=2)
-            mean = sum(scores) / len(scores)
-            axis.plot([mean, mean], [place - 0.28, place + 0.28], color=INK, lw=2, zorder=3)
-        axis.set_yticks(range(len(named)), list(reversed(names)))
-        axis.set(ylim=(-0.6, len(named) - 0.4), xlabel=f"test {metric} of a client on its own rows (bar: the mean)")
-        return as_svg(figure, name)
+def plot_client_scores(named: Sequence[tuple[str, Setting]], metric: str, name: str) -> Markup:
+    """Plot each client's test utility on its own rows, a row a setting: every seed a dot, the mean over all a bar.
+
+    Empty without a setting.
+    """
+    names, series = [wrap_label(label, 40) for label, _ in named], []
+    for row, (_, setting) in enumerate(named):
+        if not (scores := [s for run in setting.runs for s in run.utility.clients if s is not None]):
+            continue
+        mean, dot = sum(scores) / len(scores), {"color": PALETTE[row % len(PALETTE)], "marker": "o", "alpha": 0.45}
+        series += [
+            Series([min(scores), max(scores)], [row, row], None, {"color": GRID, "lw": 5, "zorder": 1}),
+            Series(scores, [row] * len(scores), None, dot | {"ls": "", "ms": 5, "zorder": 2}),
+            Series([mean, mean], [row - 0.28, row + 0.28], None, {"color": INK, "lw": 2, "zorder": 3}),
+        ]
+    title = {"xlabel": f"test {metric} of a client on its own rows (bar: the mean)"}
+    return draw_svg([Panel(series, axes=title, rows=names)] if named else [], name, 7.4, row_height(names))
 
 
 FILE = "prototypes.safetensors"
@@ -141,20 +140,18 @@ def prototype_pictures(named: Sequence[tuple[str, Setting]]) -> list[tuple[str, 
     found = []
     for i, (name, setting) in enumerate(there):
         seed = min(setting.seeds, key=lambda s: (-seeds[s], s))
-        run = next(run for run in setting.runs if int(run["seed"]) == seed)
+        run = next(run for run in setting.runs if run.seed == seed)
         if (path := _file(run)) is None:
             continue
-        digests.check_file(path, run.get("files", {}).get(FILE), f"delete it and result.json, {digests.AGAIN}")
+        digests.check_file(path, run.files.get(FILE), f"delete it and result.json, {digests.AGAIN}")
         known = load_file(path)
         if len(known["z"]) + len(known) - 2 >= 4:
             marks = {key.removeprefix("prototype/"): t for key, t in known.items() if key.startswith("prototype/")}
-            found.append(
-                (name, Markup(plot_prototypes(PrototypeEmbeddings(known["z"], known["y"], marks), f"prototypes{i}")))
-            )
+            found.append((name, plot_prototypes(PrototypeEmbeddings(known["z"], known["y"], marks), f"prototypes{i}")))
     return found
 
 
-def _file(run: Mapping[str, Any]) -> Path | None:
+def _file(run: RunResult) -> Path | None:
     """Return the path of the run's file; None where there is none in its own folder."""
-    path = path_inside(Path(run["folder"]), FILE)
+    path = path_inside(run.place, FILE)
     return path if path is not None and path.is_file() else None

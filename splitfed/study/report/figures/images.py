@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -38,16 +37,16 @@ class Strip(NamedTuple):
 def read_pairs(settings: Sequence[Setting], attack: str, seed: int) -> list[Pair]:
     """Return what the attack labelled `attack` left behind at `seed`, for every setting that has it."""
     found = []
-    runs = ((setting, run) for setting in settings for run in setting.runs if int(run["seed"]) == seed)
-    for setting, run in runs:
-        for entry in [a for a in run["attacks"] if a["label"] == attack][:1]:
-            # Elsewhere on this machine lie files that are no business of a folder from somebody else.
-            path = path_inside(Path(run["folder"]), entry["file"])
-            if path is not None and path.is_file():
-                advice = f"delete it, {path.stem}.json beside it and result.json, {digests.AGAIN}"
-                digests.check_file(path, entry.get("sha256"), advice)
-                tensors = load_file(path)
-                found.append(Pair(setting, tensors["prediction"], tensors["truth"]))
+    for setting, run in [(one, run) for one in settings for run in one.runs if run.seed == seed]:
+        if (entry := run.attack(attack)) is None:
+            continue
+        # Elsewhere on this machine lie files that are no business of a folder from somebody else.
+        path = path_inside(run.place, entry.file)
+        if path is not None and path.is_file():
+            advice = f"delete it, {path.stem}.json beside it and result.json, {digests.AGAIN}"
+            digests.check_file(path, entry.sha256, advice)
+            tensors = load_file(path)
+            found.append(Pair(setting, tensors["prediction"], tensors["truth"]))
     return found
 
 

@@ -6,8 +6,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
+from splitfed.drawing.figure import INK, MARKERS, MUTED, PALETTE, Panel, Series, draw_svg, staircase, wrap_label
 from splitfed.study.report.data import group_by, interval_ends
-from splitfed.study.report.figures.style import INK, MARKERS, MUTED, PALETTE, as_svg, canvas, wrap_label
 from splitfed.study.report.search_data import SearchOutcome, metric_label
 
 PANELS = 6
@@ -16,82 +18,74 @@ PANELS = 6
 Records = Sequence[Mapping[str, Any]]
 
 
-def plot_trials(outcome: SearchOutcome, name: str) -> str | None:
+def plot_trials(outcome: SearchOutcome, name: str) -> Markup:
     """Plot the trials that have values, a panel a pair of objectives; one objective against the number of the trial.
 
-    Colours are families of defenses, crosses trials outside the constraints. None where no trial has values.
+    Colours are families of defenses, crosses trials outside the constraints. Empty where no trial has values.
     """
     scored = [record for record in outcome.records if record["state"] == "complete"]
-    if not scored:
-        return None
     goals = list(outcome.directions)
-    pairs: list[tuple[str | None, str]] = [*itertools.islice(itertools.combinations(goals, 2), PANELS)]
-    pairs = pairs or [(None, goals[0])]
-    with canvas(len(pairs)) as (figure, axes):
-        for axis, (across, up) in zip(axes, pairs, strict=True):
-            _draw_trials(axis, scored, across, up)
-            _draw_front(axis, outcome, across, up)
-            axis.set(
-                xlabel="trial" if across is None else _axis_title(outcome, across), ylabel=_axis_title(outcome, up)
-            )
-        return as_svg(figure, name, axes[0])
+    pairs = list(itertools.islice(itertools.combinations(goals, 2), PANELS)) or [("trial", goals[0])]
+    return draw_svg([_panel(outcome, scored, *pair) for pair in pairs] if scored else [], name)
 
 
-def _draw_trials(axis: Any, scored: Records, across: str | None, up: str) -> None:
-    """Draw every trial: filled where it holds to the constraints, a cross where it does not."""
-    kept = [record for record in scored if record["feasible"]]
-    left = [record for record in scored if not record["feasible"]]
-    families = group_by(kept, lambda record: str(record["setting"]["family"]))
+def _panel(outcome: SearchOutcome, scored: Records, across: str, up: str) -> Panel:
     every = sorted({str(record["setting"]["family"]) for record in scored})
-    for family, members in families.items():
-        number = every.index(family)
-        axis.plot(
+    left = [record for record in scored if not record["feasible"]]
+    kept = group_by((r for r in scored if r["feasible"]), lambda record: str(record["setting"]["family"]))
+    trials = [
+        Series(
             *_places(members, across, up),
-            color=PALETTE[number % len(PALETTE)],
-            marker=MARKERS[number % len(MARKERS)],
-            ls="",
-            ms=6,
-            mec="white",
-            label="undefended" if family == "none" else family,
-            zorder=3,
+            "undefended" if family == "none" else family,
+            {
+                "color": PALETTE[every.index(family) % len(PALETTE)],
+                "marker": MARKERS[every.index(family) % len(MARKERS)],
+                "ls": "",
+                "ms": 6,
+                "mec": "white",
+                "zorder": 3,
+            },
         )
-    if left:
-        axis.plot(*_places(left, across, up), color=MUTED, marker="x", ls="", ms=5, label="outside the constraints")
+        for family, members in kept.items()
+    ]
+    crosses = {"color": MUTED, "marker": "x", "ls": "", "ms": 5}
+    outside = [Series(*_places(left, across, up), "outside the constraints", crosses)] if left else []
+    titles = {"xlabel": _axis_title(outcome, across), "ylabel": _axis_title(outcome, up)}
+    return Panel([*trials, *outside, *_front(outcome, across, up)], axes=titles)
 
 
-def _draw_front(axis: Any, outcome: SearchOutcome, across: str | None, up: str) -> None:
+def _front(outcome: SearchOutcome, across: str, up: str) -> list[Series]:
     """Ring and number the trials on the front, with their intervals; of two objectives it is a staircase."""
-    best = outcome.best
-    if not best:
-        return
+    if not (best := outcome.best):
+        return []
     xs, ys = _places(best, across, up)
-    if across is not None and len(outcome.directions) == 2:
-        # The step goes to the next point at the value that both reach.
-        minimized = outcome.directions[across] == "minimize"
-        steps = sorted(zip(xs, ys, strict=True), reverse=not minimized)
-        axis.step(*zip(*steps, strict=True), where="post", color="#c3cad1", lw=6, alpha=0.55)
-    for record, x, y in zip(best, xs, ys, strict=True):
-        if across is not None and (ends := _ends(record, across)) is not None:
-            axis.plot(ends, [y, y], color=INK, lw=1.0, alpha=0.6)
-        if (ends := _ends(record, up)) is not None:
-            axis.plot([x, x], ends, color=INK, lw=1.0, alpha=0.6)
-        axis.annotate(str(record["trial"]), (x, y), (6, 5), textcoords="offset points", color=INK, fontsize=8.5)
-    axis.plot(xs, ys, color=INK, marker="o", ls="", ms=10, mfc="none", mew=1.4, label="front", zorder=4)
+    # The step goes to the next point at the value that both reach.
+    steps = sorted(zip(xs, ys, strict=True), reverse=outcome.directions.get(across) != "minimize")
+    stairs = staircase(steps) if len(outcome.directions) == 2 else []
+    ring = Series(
+        *(xs, ys, "front", {"color": INK, "marker": "o", "ls": "", "ms": 10, "mfc": "none", "mew": 1.4, "zorder": 4}),
+        x_ends=[_ends(record, across, x) for record, x in zip(best, xs, strict=True)],
+        y_ends=[_ends(record, up, y) for record, y in zip(best, ys, strict=True)],
+        notes=[str(record["trial"]) for record in best],
+    )
+    return [*stairs, ring]
 
 
-def _ends(record: Mapping[str, Any], goal: str) -> tuple[float, float] | None:
-    """Return the interval of what counts, None where there is none, and where a cap counts in place of the value."""
-    found = record["metrics"][goal]
+def _ends(record: Mapping[str, Any], goal: str, value: float) -> tuple[float, float]:
+    """Return the interval of what counts; `value` twice without one, and where a cap counts in place of the value."""
+    found = record["metrics"].get(goal, {"mean": None})
     same = found["mean"] is not None and found["mean"] == record["objectives"][goal]
-    return interval_ends(found) if same and found["low"] is not None else None
+    return interval_ends(found) if same else (value, value)
 
 
-def _places(records: Records, across: str | None, up: str) -> tuple[list[float], list[float]]:
-    xs = [float(record["trial"] if across is None else record["objectives"][across]) for record in records]
+def _places(records: Records, across: str, up: str) -> tuple[list[float], list[float]]:
+    xs = [float(record["objectives"].get(across, record["trial"])) for record in records]
     return xs, [float(record["objectives"][up]) for record in records]
 
 
 def _axis_title(outcome: SearchOutcome, goal: str) -> str:
+    if goal not in outcome.directions:
+        return goal
     better = "less" if outcome.directions[goal] == "minimize" else "more"
     cap = outcome.table["objectives"][goal]
     capped = f", counted up to {cap['cap']:g}" if isinstance(cap, Mapping) and "cap" in cap else ""

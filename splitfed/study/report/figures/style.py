@@ -1,46 +1,25 @@
-"""What the plots of a report share: palette, markers, one style, and the way a figure becomes inline SVG."""
+"""What the plots of a report share: a look for each family and place, and the baselines beside scores."""
 
 from __future__ import annotations
 
-import io
 import itertools
-import textwrap
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
-from weakref import WeakKeyDictionary
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from splitfed.study.report.data import NO_DEFENSE, Summary
-from splitfed.study.report.inline_svg import inline_svg
+from splitfed.drawing.figure import DASHES, INK, MARKERS, PALETTE, Rule
+from splitfed.study.report.data import NO_DEFENSE, Summary, interval_ends
+from splitfed.study.report.metrics import METRICS
 
-# Okabe and Ito's palette without its yellow; told apart by people with any common colour blindness.
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-INK, MUTED, GRID = "#1f2933", "#66727f", "#e4e8ec"
-MARKERS, DASHES = ("o", "s", "D", "^", "v", "P"), ("-", "--", ":", "-.")
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "splitfed",
-    "font.size": 10.5,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "axes.titlesize": 11.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": GRID,
-    "axes.axisbelow": True,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "legend.frameon": False,
-    "legend.fontsize": 9.5,
+BASELINE_STYLES = {
+    "mean_image": ("the mean", (0, (5, 3))),
+    "mean_release": ("the mean", (0, (5, 3))),
+    "frequent_token": ("the most frequent token", (0, (5, 3))),
+    "own_features": ("the adversary's own data alone", (0, (5, 1))),
+    "majority": ("the most frequent label", (0, (5, 3))),
+    "chance": ("chance", (0, (5, 3))),
+    "prior": ("the auxiliary rows' shares", (0, (5, 3))),
+    "random_pairing": ("another victim", (0, (1, 2))),
 }
-LEAST_SHARE = (0.6, 0.6)
-"""The least share of a panel's width and height that its axes have."""
-HANDLE, CHARACTER = 0.6, 0.078  # inches that a legend's handle and a character of its text take, about
-_PANELS: WeakKeyDictionary[Any, tuple[float, float, int, int]] = WeakKeyDictionary()
 
 
 class SeriesStyles:
@@ -58,100 +37,72 @@ class SeriesStyles:
         known = self.names.get(name, name)
         return known if len(self.markers) == 1 else f"{known}, {self.names[place]}"
 
-
-@contextmanager
-def canvas(panels: int, width: float = 5.3, height: float = 3.9, columns: int = 2) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield a figure with `panels` axes in rows of `columns`, in the report's style; nothing outlives the block."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):
-        across = min(panels, columns)
-        down = -(-panels // across)
-        # No pyplot: a bare figure is known to nobody else, and goes when it is dropped.
-        figure = Figure(figsize=(width * across, height * down), layout="constrained")
-        axes = list(figure.subplots(down, across, squeeze=False).flat)
-        for axis in axes[panels:]:
-            axis.remove()
-        _PANELS[figure] = (width, height, across, down)
-        yield figure, axes[:panels]
-        figure.clear()
+    def line(self, family: str, place: str) -> dict[str, Any]:
+        """Return the colour and dashes of a line."""
+        return {"color": self.colours[family], "ls": self.dashes[place]}
 
 
-def keep_room(figure: Any) -> None:
-    """Widen and heighten the figure until every panel has its share of it, whatever stands around the panels.
+class Point(NamedTuple):
+    """A setting in a plot: `x` what the attack reached (an estimate), `y` the utility, and the baselines.
 
-    Labels, titles and the legend take what they need; a figure of fixed size would take it from the axes. The panels
-    stay where they are then: saving would lay them out once more, which takes longer than to draw them.
+    `reversed`: whether the score was on the other side of the metric's centre, and `x` is what turning it over gives.
     """
-    width, height, across, down = _PANELS[figure]
-    for _ in range(3):  # an axis of another size may take fewer ticks, so that once is not always enough
-        figure.draw_without_rendering()
-        sizes = [axis.get_position().size * figure.get_size_inches() for axis in figure.axes]
-        wider = across * max(0.0, LEAST_SHARE[0] * width - min(size[0] for size in sizes))
-        higher = down * max(0.0, LEAST_SHARE[1] * height - min(size[1] for size in sizes))
-        if max(wider, higher) < 0.02:
-            figure.set_layout_engine("none")
-            return
-        figure.set_size_inches(figure.get_figwidth() + wider, figure.get_figheight() + higher)
+
+    setting: Mapping[str, Any]
+    x: Mapping[str, Any]
+    y: Mapping[str, Any]
+    scores: Mapping[str, Any]
+    reversed: bool = False
 
 
-def wrap_label(text: str, width: int, lines: int = 3) -> str:
-    """Break `text` into at most `lines` lines of `width` characters; of a longer one the middle is left out."""
-    limit = width * lines
-    if len(text) > limit:
-        # Names of one family differ at their ends as often as at their beginnings.
-        head = (limit - 3) // 2
-        text = f"{text[:head]}...{text[len(text) - (limit - 3 - head) :]}"
-    found = textwrap.wrap(text, width) or [""]
-    # Words that do not fill their lines may need one more than the characters do.
-    return "\n".join(
-        found if len(found) <= lines else [text[i : i + width].strip() for i in range(0, len(text), width)]
-    )
+def scored_metrics(summary: Summary, attack: str) -> list[str]:
+    """Return the metrics in which `attack` was scored."""
+    return [m for m in summary["metrics"] if points_of(summary["settings"], attack, m)]
 
 
-def numbered_look(number: int) -> dict[str, Any]:
-    """Return colour, dashes and marker of the line with this number, where no family or place gives it any."""
-    dashes = DASHES[number // len(PALETTE) % len(DASHES)]
-    return {"color": PALETTE[number % len(PALETTE)], "ls": dashes, "marker": MARKERS[number % len(MARKERS)]}
+def points_of(settings: Iterable[Mapping[str, Any]], attack: str, metric: str) -> list[Point]:
+    """Return the settings in which the attack was scored in `metric` and the utility is known."""
+    found = []
+    for setting in settings:
+        scores = setting["attacks"].get(attack, {}).get("scores", {}).get(metric) or {}
+        if scores.get("attack") and setting["utility"]:
+            score, turned = turn_over(metric, scores["attack"])
+            found.append(Point(setting, score, setting["utility"], scores, turned))
+    return found
 
 
-def as_svg(figure: Any, name: str, legend: Any = None) -> str:
-    """Return the figure as an SVG element to stand in a page; `name` begins its ids, so that two never meet.
+def turn_over(metric: str, found: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """Return an estimate as far above the metric's centre as it is from it, and whether that turned it over.
 
-    `legend`: the axis whose legend goes below all panels.
+    A metric without a centre is left as it is. An interval ends at the centre: nothing leaks less than nothing.
     """
-    if legend is not None:
-        add_legend(figure, legend)
-    _disable_math_text(figure)
-    keep_room(figure)
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return inline_svg(buffer.getvalue(), name)
+    centre, mean = METRICS[metric].centre, found["mean"]
+    if centre is None:
+        return found, False
+    low, high = interval_ends(found)
+    if mean < centre:
+        low, high = 2 * centre - high, 2 * centre - low
+    known = {} if found["low"] is None else {"low": max(low, centre), "high": high}
+    return {**found, "mean": METRICS[metric].leak(mean), **known}, mean < centre
 
 
-def _disable_math_text(figure: Any) -> None:
-    """Show every name as it is written; only the powers of ten at a logarithmic axis are formulas."""
-    from matplotlib.text import Text
-
-    axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis) if axis.get_scale() == "log"]
-    ticks = [tick for axis in axes for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())]
-    powers = {id(label) for tick in ticks for label in (tick.label1, tick.label2)}
-    for text in figure.findobj(Text):
-        if id(text) not in powers:
-            text.set_parse_math(False)
+def baseline_rules(scores: Sequence[Mapping[str, Any]], upright: bool = False) -> list[Rule]:
+    """Return the baselines that see nothing: the mean of each over the `scores` of several settings that have it."""
+    return [
+        rule
+        for who in BASELINE_STYLES
+        for rule in mean_rule(who, [one[who]["mean"] for one in scores if one.get(who)], upright)
+    ]
 
 
-def add_legend(figure: Any, axis: Any) -> None:
-    """Put one legend, of what `axis` shows, below all panels, in as many columns as fit; the figure grows by it."""
-    handles, labels = axis.get_legend_handles_labels()
-    if handles:
-        fitting = max(12, int((figure.get_figwidth() - HANDLE) / CHARACTER))
-        labels = [wrap_label(label, fitting) for label in labels]
-        inches = HANDLE + CHARACTER * max(len(line) for label in labels for line in label.split("\n"))
-        columns = max(1, min(len(labels), int(figure.get_figwidth() / inches)))
-        placed = figure.legend(handles, labels, loc="outside lower center", ncols=columns)
-        for text in placed.get_texts():
-            # Before it is measured: a broken formula raises there.
-            text.set_parse_math(False)
-        figure.set_figheight(figure.get_figheight() + placed.get_window_extent().height / figure.dpi)
+def mean_rule(who: str, values: Sequence[float], upright: bool = False) -> list[Rule]:
+    """Return the line at the mean of `values`, which the baseline `who` reached; none where there are none."""
+    label, dashes = BASELINE_STYLES[who]
+    return [Rule(sum(values) / len(values), f"baseline: {label}", {"ls": dashes}, upright)] if values else []
+
+
+def metric_title(metric: str, reversed_too: bool = False) -> str:
+    """Return the name of a metric with its unit, for an axis; of one turned over where it was reversed, it says so."""
+    known = METRICS[metric]
+    unit = f" [{known.unit.strip()}]" if known.unit else ""
+    return f"{known.title}{unit}{f' (1 - {known.title} where reversed)' if reversed_too else ''}"

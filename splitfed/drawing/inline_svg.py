@@ -22,9 +22,10 @@ _DEFAULTS = {"stroke-linejoin": "round", "stroke-linecap": "butt"}
 _DROPPED = (f"{{{SVG}}}style", f"{{{SVG}}}metadata")
 
 
-def inline_svg(text: str, name: str) -> str:
+def inline_svg(text: str, name: str, alt: str = "") -> str:
     """Return the SVG file `text` as one element without styles; `name` begins its ids, so that two never meet.
 
+    `alt`: what it shows, for whoever cannot see it.
     Styles become attributes that mean the same; text gets the page's own font, which every machine has. Names are
     changed where they stand as ids and references, never in what is written in the picture.
     """
@@ -37,6 +38,7 @@ def inline_svg(text: str, name: str) -> str:
     for element in root.iter():
         _styles_to_attributes(element)
         _prefix_ids(element, name)
+    root.attrib |= {"role": "img", "aria-label": alt} if alt else {}
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", XLINK)
     return ElementTree.tostring(root, encoding="unicode")
