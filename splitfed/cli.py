@@ -301,10 +301,10 @@ def _list(options: Options) -> None:
 
 
 def _work(options: Options) -> None:
-    from splitfed.models.import_paths import Code
+    from splitfed.models.import_paths import NameResolver
     from splitfed.study.run import session
 
-    session.run_worker(Path(options.folder), Code.from_json(options.code), options.token, int(options.channel))
+    session.run_worker(Path(options.folder), NameResolver.from_json(options.code), options.token, int(options.channel))
 
 
 COMMANDS: dict[str, Callable[[Options], None]] = {

@@ -38,7 +38,7 @@ ALLOWED = {
     "splitfed/registry.py:_load_plugin": "another package is imported",
     "splitfed/registry.py:read_head": "another package is imported; the list shows what it raises",
     "splitfed/study/config/assembly.py:build_model": "a user's own model is made",
-    "splitfed/study/config/cell.py:NamedAlgorithm.call": "an algorithm of a user's own is made",
+    "splitfed/study/config/run_spec.py:NamedAlgorithm.call": "an algorithm of a user's own is made",
     "splitfed/study/config/lookup.py:StudyReader.find": "hints of a user's own class are run to be read",
     "splitfed/study/run/trials.py:detect_damage": "three libraries read a damaged file, each failing in its own way",
     "splitfed/study/run/workers.py:Workers.run": "workers are stopped before whatever it was goes on",

@@ -254,7 +254,6 @@ CALLED: dict[str, tuple[str, ...]] = {
     "example": ("fails by itself",),
     "folder": (". has",),
     "keys": ("leader",),
-    "lessons": ("segment",),
     "names": ("features",),
     "parties": ("party",),
     "path": (". is a folder", ". has"),
@@ -265,6 +264,7 @@ CALLED: dict[str, tuple[str, ...]] = {
     "topology": ("topologies",),
     "y": (". is a folder",),
     "domains": (". is a folder",),
+    "training_only": ("segment",),
 }
 """Argument -> what else an error may call it, where it speaks of what it was taken for."""
 

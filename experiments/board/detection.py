@@ -20,13 +20,13 @@ from experiments.board.studies import digest_of
 from experiments.papers.table import markdown
 from splitfed.core.errors import InvalidInput, SplitfedError
 from splitfed.detectors.base import Detector
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from splitfed.study.config import build, schema
 from splitfed.study.config.algorithm_tables import expand_algorithm
-from splitfed.study.config.cell import Cell, NamedAlgorithm
 from splitfed.study.config.grid import expand
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
+from splitfed.study.config.run_spec import NamedAlgorithm, RunSpec
 from splitfed.study.report.metrics import METRICS
 from splitfed.study.report.units import count_noun
 from splitfed.study.run.preflight import adversaries_of
@@ -44,7 +44,7 @@ HEAD = (
 class DetectionRun:
     """A training of `cell`, by whoever its server is, with a detector at its client; `key`: a digest of all of it."""
 
-    cell: Cell
+    cell: RunSpec
     detector: NamedAlgorithm
     key: str
 
@@ -72,7 +72,7 @@ def read_detection(path: Path) -> DetectionStudy:
     """Return the study of detectors in the file `path`; raises `InvalidInput` for what is none."""
     raw = schema.read_toml(path)
     tables, mistakes = raw.pop("detector"), Mistakes(path.name)
-    reader = StudyReader(mistakes, Code(refusal="import paths are not followed here"))
+    reader = StudyReader(mistakes, NameResolver(refusal="import paths are not followed here"))
     detectors = []
     for number, table in enumerate(tables):
         name, rest = reader.take_name(f"detector[{number}]", table)
@@ -196,6 +196,6 @@ def _said(values: Sequence[float], digits: int) -> str:
     return f"{found.mean:.{digits}f} ({found.low:.{digits}f} to {found.high:.{digits}f})"
 
 
-def _key_of(cell: Cell, detector: NamedAlgorithm) -> str:
+def _key_of(cell: RunSpec, detector: NamedAlgorithm) -> str:
     config = {**cell.config, "study": {key: value for key, value in cell.config["study"].items() if key != "name"}}
     return digest_of({**config, "detector": [detector.name, detector.parameters]})

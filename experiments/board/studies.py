@@ -17,13 +17,13 @@ from typing import Any
 from splitfed.attacks.base import Attack
 from splitfed.attacks.threat_model import BLACK_BOX, WHITE_BOX
 from splitfed.core.errors import InvalidInput
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from splitfed.study.config import build, schema
 from splitfed.study.config.algorithm_tables import parse_attack
-from splitfed.study.config.cell import Cell, DefenseSetting, format_value
 from splitfed.study.config.grid import Grid, expand
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
+from splitfed.study.config.run_spec import DefenseSetting, RunSpec, format_value
 from splitfed.threats.attack_requests import threat_model_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,7 +67,7 @@ class BoardRun:
     `defense`: with its strength alone, for people: `noise 0.5`, `dp_sgd ε 8`.
     """
 
-    cell: Cell
+    cell: RunSpec
     key: str
     defense: str
 
@@ -130,7 +130,7 @@ def read_study(path: Path) -> BoardStudy:
     return BoardStudy(path.stem, grid, tuple(runs), tuple(_question(path.name, table) for table in attacks))
 
 
-def key_of(cell: Cell) -> str:
+def key_of(cell: RunSpec) -> str:
     """Return a digest of all that defines the run `cell`, but for its name and its attacks."""
     config = {key: value for key, value in cell.config.items() if key != "attack"}
     config["study"] = {key: value for key, value in config["study"].items() if key != "name"}
@@ -142,7 +142,7 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def alone(grid: Grid, cell: Cell) -> Grid:
+def alone(grid: Grid, cell: RunSpec) -> Grid:
     """Return the grid of one run, which is refused with a reason rather than left out."""
     return replace(grid, cells=(cell,), skip_refused=False)
 
@@ -173,7 +173,7 @@ def _question(source: str, table: Mapping[str, Any]) -> Question:
         raise InvalidInput(f"{source}: an [[attack]] of the board {given}; expected {', '.join(sorted(ASKED))}")
     name, given = table["name"], {key: table.get(key) for key in sorted(ASKED - {"name"})}
     mistakes = Mistakes(source)
-    reader = StudyReader(mistakes, Code(refusal="import paths are not followed here"))
+    reader = StudyReader(mistakes, NameResolver(refusal="import paths are not followed here"))
     setting = parse_attack(reader, f"attack {name}", schema.AttackTable(**table))
     mistakes.stop()
     assert setting is not None

@@ -144,8 +144,8 @@ class FMLControl(FML):
         """Return the method's, with the weight of the private model's divergence."""
         found, private = super().objective(placement), placement.topology.heads[0].value
         assert isinstance(found, MutualDistillation)
-        lessons = [replace(one, weight=self.divergence) if one.student == private else one for one in found.lessons]
-        return MutualDistillation(tuple(lessons))
+        pairs = [replace(one, weight=self.divergence) if one.student == private else one for one in found.pairs]
+        return MutualDistillation(tuple(pairs))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,8 +121,8 @@ class Topology:
     """Segments in the order they run, `inputs` (value -> role that owns it) and heads. Checked when made.
 
     `forward_only`: names of crossings on which no gradient comes back; what stands before them learns from losses of
-    its own alone. `lessons`: names of segments that serve training alone, such as a second model at a party that a
-    local objective trains (see `splitfed.core.local_objective`): they are left out of predictions, unless a head on
+    its own alone. `training_only`: names of segments that serve training alone, such as a second model at a party that
+    a local objective trains (see `splitfed.core.local_objective`): they are left out of predictions, unless a head on
     them is asked for by name, and their outputs need no reader. `cut_choice`: which cuts a rule has chosen and why, in
     a line, where they were left to it. `computation`: how some roles compute on what they cannot read, None where all
     is in plain. `sent_inputs`: the inputs that may cross as they are, or changed by constants
@@ -134,7 +134,7 @@ class Topology:
     inputs: Mapping[str, str]
     heads: tuple[Head, ...]
     forward_only: frozenset[str] = frozenset()
-    lessons: frozenset[str] = frozenset()
+    training_only: frozenset[str] = frozenset()
     cut_choice: str = field(default="", compare=False)
     computation: SecureComputation | None = None
     sent_inputs: Collection[str] = ()
@@ -151,10 +151,10 @@ class Topology:
         _check_state(self)
         check_names("crossing in forward_only", [edge.name for edge in self.crossings], *self.forward_only)
         check_names(f"sent input of topology {self.name!r}:", self.inputs, *self.sent_inputs)
-        for name in self.lessons:
+        for name in self.training_only:
             self.segment(name)
         if not self.answering:
-            raise InvalidInput(f"topology {self.name!r} has no head that answers: all stand on lessons")
+            raise InvalidInput(f"topology {self.name!r} has no head that answers: all are on training_only segments")
 
     def __repr__(self) -> str:
         """Tell who holds what, a line a segment and head: what it reads, what it returns, how many weights it has."""
@@ -211,8 +211,8 @@ class Topology:
 
     @cached_property
     def answering(self) -> tuple[Head, ...]:
-        """The heads that are predicted unless one is asked for by name: all that stand on no lesson."""
-        taught = {value for name in self.lessons for value in self.segment(name).outputs}
+        """The heads that are predicted unless one is asked for by name: all but those on `training_only` segments."""
+        taught = {value for name in self.training_only for value in self.segment(name).outputs}
         return tuple(head for head in self.heads if head.value not in taught)
 
     @cached_property
@@ -383,7 +383,7 @@ def _check_values(topology: Topology) -> None:
     makers = dict.fromkeys(topology.inputs, "")
     later_makers = {v: s.name for s in topology.segments for v in s.outputs}
     read_values: set[str] = set()
-    lesson_values: set[str] = set()
+    training_values: set[str] = set()
     for segment in topology.segments:
         for value in segment.inputs:
             owner = topology.inputs.get(value)
@@ -407,15 +407,15 @@ def _check_values(topology: Topology) -> None:
                 )
             read_values.add(value)
         makers.update(dict.fromkeys(segment.outputs, segment.name))
-        if segment.name in topology.lessons:
-            lesson_values.update(segment.outputs)
-        elif lesson_values.intersection(segment.inputs):
+        if segment.name in topology.training_only:
+            training_values.update(segment.outputs)
+        elif training_values.intersection(segment.inputs):
             raise InvalidInput(
-                f"segment {segment.name!r} reads {min(lesson_values.intersection(segment.inputs))!r}, which is there "
-                "to train on: let it be a lesson as well"
+                f"segment {segment.name!r} reads {min(training_values.intersection(segment.inputs))!r}, which is there "
+                "to train on: name it in training_only as well"
             )
     finals = {h.value for h in topology.heads}
-    if unread := [v for v in makers if v not in read_values | finals | lesson_values]:
+    if unread := [v for v in makers if v not in read_values | finals | training_values]:
         raise InvalidInput(f"value {unread[0]!r} is read by no segment and no head")
 
 

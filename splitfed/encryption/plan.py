@@ -86,7 +86,7 @@ class EncryptedPlan(ComputationPlan):
         _check_defenses(topology, defenses)
         _check_optimizers(topology, settings, optims)
         if (
-            placement.fused == ()
+            placement.averaged == ()
             and clients > 1
             and not settings.leaks
             and optims[settings.holders[0]].options.get("momentum")
@@ -186,7 +186,7 @@ def _check_graph(topology: Topology, settings: Encryption) -> None:
 def _check_schedule(topology: Topology, settings: Encryption, plan: Schedule, clients: int) -> None:
     """Refuse a schedule that trains the server's layer otherwise than the protocol can."""
     name, place = type(plan).__name__, plan.placement(topology)
-    if not plan.independent or topology.forward_only or topology.lessons:
+    if not plan.independent or topology.forward_only or topology.training_only:
         raise InvalidInput(
             f"schedule {name} takes steps of several clients together, or with losses of its own; encryption takes "
             "'sequential' or 'splitfed_v1'"
@@ -207,7 +207,7 @@ def _check_schedule(topology: Topology, settings: Encryption, plan: Schedule, cl
         )
     servers = set(topology.roles) - set(settings.holders)
     handed = isinstance(plan, SegmentHandover) and plan.hand_over == "peer" and plan.binds(clients) is not None
-    averaged = set(settings.holders) <= set(place.fused) and servers <= set(place.copied)
+    averaged = set(settings.holders) <= set(place.averaged) and servers <= set(place.copied)
     if not (handed or averaged):
         raise InvalidInput(
             f"schedule {name} would not train the clients' shares as it trains the server's layer, which they stand "

@@ -42,15 +42,15 @@ ReplicaEpochs = Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]
 class Placement:
     """What a schedule asks for beside one party a client and one a shared role.
 
-    `copied`: shared roles of which every replica trains a copy; the copies live at the role's own party. `fused`: roles
-    of the clients whose weights the aggregation server averages. `buffers`: whether buffers (batch-norm statistics) of
-    fused roles go along, or stay each client's own. `kept`: segments that never leave their client.
-    `aggregation_server`: whether there is one though no weights are fused. `aggregation`: how both servers make one of
-    several (None: the mean). `secure`: the aggregation server learns the clients' sum alone.
+    `copied`: shared roles of which every replica trains a copy; the copies live at the role's own party. `averaged`:
+    roles of the clients whose weights the aggregation server averages. `buffers`: whether buffers (batch-norm
+    statistics) of averaged roles go along, or stay each client's own. `kept`: segments that never leave their client.
+    `aggregation_server`: whether there is one though no weights are averaged. `aggregation`: how both servers make one
+    of several (None: the mean). `secure`: the aggregation server learns the clients' sum alone.
     """
 
     copied: tuple[str, ...] = ()
-    fused: tuple[str, ...] = ()
+    averaged: tuple[str, ...] = ()
     buffers: bool = True
     kept: tuple[str, ...] = ()
     aggregation_server: bool = False
@@ -115,13 +115,13 @@ class Trainer(Protocol):
         """Send the aggregation server's weights to the parties of `replicas` in every role that is averaged."""
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
-        """Send the fused roles' weights of these replicas to the aggregation server, which keeps their aggregate."""
+        """Send the averaged roles' weights of these replicas to the aggregation server, which keeps their aggregate."""
 
     def branch(self, replicas: Sequence[int]) -> None:
         """Let the copies of every copied role start from the newest merged one; nothing crosses."""
 
     def merge(self, weights: Mapping[int, float]) -> None:
-        """Replace every copied role's segments by what its copies are fused to; nothing crosses."""
+        """Replace every copied role's segments by the aggregate of its copies; nothing crosses."""
 
 
 class RunSetup(Protocol):

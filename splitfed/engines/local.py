@@ -168,7 +168,7 @@ class LocalEngine(Engine):
         receiver.state.adopt(arrived.tensors, kept)
 
     def download(self, replicas: Sequence[int], epoch: int) -> None:
-        """Send what the aggregation server holds to the parties of `replicas` in every fused role."""
+        """Send what the aggregation server holds to the parties of `replicas` in every averaged role."""
         place = self.run_parties.placement
         for role, fed in self.run_parties.fed.items():
             for replica in replicas:
@@ -179,16 +179,16 @@ class LocalEngine(Engine):
                 self._sums[role] = self._open(role, replicas, epoch)
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
-        """Send the fused roles' weights of these replicas to the aggregation server, which keeps their aggregate."""
+        """Send the averaged roles' weights of these replicas to the aggregation server, which keeps their aggregate."""
         place = self.run_parties.placement
         for role, fed in self.run_parties.fed.items():
             if place.secure is not None:
                 fed.state.adopt(self._summed(role, weights, epoch), place.kept)
                 continue
-            fused = self._gathering()
+            averaged = self._gathering()
             for replica, share in shares(weights).items():
-                fused.add(self.link.deliver(self._upload(replica, role, epoch)).tensors, share)
-            fed.state.adopt(fused.value(), place.kept)
+                averaged.add(self.link.deliver(self._upload(replica, role, epoch)).tensors, share)
+            fed.state.adopt(averaged.value(), place.kept)
 
     def branch(self, replicas: Sequence[int]) -> None:
         """Let the copies of every copied role start from the merged one."""
@@ -198,12 +198,12 @@ class LocalEngine(Engine):
                 copies[replica].state.adopt(tensors)
 
     def merge(self, weights: Mapping[int, float]) -> None:
-        """Replace every copied role's segments by what its copies are fused to."""
+        """Replace every copied role's segments by the aggregate of its copies."""
         for role, copies in self.run_parties.copies.items():
-            fused = self._gathering()
+            averaged = self._gathering()
             for replica, share in shares(weights).items():
-                fused.add(copies[replica].state.contents(), share)
-            self.run_parties.shared[role].state.adopt(fused.value())
+                averaged.add(copies[replica].state.contents(), share)
+            self.run_parties.shared[role].state.adopt(averaged.value())
 
     def _train_accumulated(
         self, replica: int, epoch: int, batches: Sequence[Tensor], first: int, part: str, task: float

@@ -62,7 +62,7 @@ class RunParties:
             for replica, topology in enumerate(topologies)
         ]
         self.copies = {role: [common(role, role) for _ in topologies] for role in placement.copied}
-        self.fed = {role: common(role, FED) for role in placement.fused}
+        self.fed = {role: common(role, FED) for role in placement.averaged}
         pseudonyms = _pseudonyms(first, len(topologies), seed)
         self.replicas = [
             ClientReplica(

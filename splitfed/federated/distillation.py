@@ -40,7 +40,7 @@ def score_second(learner: Learner, name: str, head: int, part: str, state: State
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TeachingPair:
     """`segment` makes the class scores `student`, which follow those of `teacher`; both are at the same party."""
 
     segment: str
@@ -51,10 +51,10 @@ class Lesson:
 
 @dataclass(frozen=True)
 class MutualDistillation(NoObjective):
-    """Adds the divergence of every lesson to the loss of its student; remembers nothing."""
+    """Adds the divergence of every pair to the loss of its student; remembers nothing."""
 
-    lessons: tuple[Lesson, ...]
+    pairs: tuple[TeachingPair, ...]
 
     def terms(self, made: Mapping[str, Tensor], labels: Mapping[str, Tensor], stamp: Stamp) -> Mapping[str, Tensor]:
         """Return the weighted divergences, by the student's segment."""
-        return {one.segment: one.weight * divergence(made[one.student], made[one.teacher]) for one in self.lessons}
+        return {one.segment: one.weight * divergence(made[one.student], made[one.teacher]) for one in self.pairs}

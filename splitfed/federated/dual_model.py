@@ -39,7 +39,7 @@ def add_second_model(topology: Topology) -> Topology:
         topology,
         segments=(*topology.segments, *twin.segments),
         heads=(*topology.heads, *heads),
-        lessons=topology.lessons | {s.name for s in twin.segments},
+        training_only=topology.training_only | {s.name for s in twin.segments},
     )
 
 

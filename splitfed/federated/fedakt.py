@@ -138,15 +138,15 @@ class FedAKT(Method):
             again = copy_with_modules(topology, list(modules), "again", None, modules, second.names)
             other = replace(head, value=again.names[head.value])
             new = (*second.segments, *again.segments)
-            heads, lessons = ((head, other), new) if clients_hold_all(topology) else ((other, head), topology.segments)
-            names = frozenset(s.name for s in lessons)
-            return replace(topology, segments=(*topology.segments, *new), heads=heads, lessons=names)
+            heads, training = ((head, other), new) if clients_hold_all(topology) else ((other, head), topology.segments)
+            names = frozenset(s.name for s in training)
+            return replace(topology, segments=(*topology.segments, *new), heads=heads, training_only=names)
         if clients_hold_all(topology):
             names = frozenset(s.name for s in second.segments)
-            return replace(topology, segments=(*topology.segments, *second.segments), lessons=names)
+            return replace(topology, segments=(*topology.segments, *second.segments), training_only=names)
         moved = [replace(s, inputs=tuple(second.names.get(v, v) for v in s.inputs)) for s in back]
         first = [topology.segment(name) for name in front]
-        return replace(topology, segments=(*first, *second.segments, *moved), lessons=frozenset(front))
+        return replace(topology, segments=(*first, *second.segments, *moved), training_only=frozenset(front))
 
     def objective(self, placement: ObjectivePlacement) -> FeatureMatching | None:
         """Return the loss between the two features at a client; None where there is nothing to match."""

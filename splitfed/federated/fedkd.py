@@ -129,8 +129,8 @@ class FedKD(Method):
         with stream(derive(seed, PROJECTION)):
             matrix = Projection(prod(probed.shapes[hidden]), prod(facts.shapes[own]))
         bridge = Segment(PROJECTION, role, matrix, (hidden,), (PROJECTION,))
-        lessons = frozenset({PROJECTION, *(s.name for s in second.segments)})
-        return replace(twinned, segments=(*twinned.segments, bridge), lessons=lessons)
+        training = frozenset({PROJECTION, *(s.name for s in second.segments)})
+        return replace(twinned, segments=(*twinned.segments, bridge), training_only=training)
 
     def objective(self, placement: ObjectivePlacement) -> MentorObjective:
         """Return the mutual distillation losses of mentor and mentee."""
@@ -243,4 +243,4 @@ def _mentor(topology: Topology) -> Topology:
     """Return the topology as it was before the mentee came."""
     own = makers(topology, topology.heads[0].value)
     segments = tuple(s for s in topology.segments if s.name in own)
-    return replace(topology, segments=segments, heads=topology.heads[:1], lessons=frozenset())
+    return replace(topology, segments=segments, heads=topology.heads[:1], training_only=frozenset())

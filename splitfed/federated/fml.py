@@ -36,7 +36,7 @@ from splitfed.core.random import derive
 from splitfed.core.topology import Segment, Topology
 from splitfed.core.topology_facts import TopologyFacts
 from splitfed.federated.base import Method, MethodContext, MethodTraits, ObjectivePlacement, State
-from splitfed.federated.distillation import Lesson, MutualDistillation, accuracy, score_second
+from splitfed.federated.distillation import MutualDistillation, TeachingPair, accuracy, score_second
 from splitfed.federated.learner import Learner
 from splitfed.federated.model_copy import Mirror, copy_segments, replace_segments
 from splitfed.federated.shared_weights import (
@@ -117,12 +117,12 @@ class FML(Method):
         )
         with_meme = replace(topology, segments=(*topology.segments, *second.segments), heads=heads)
         seen = [_delivering_segment(with_meme, a, b) for a, b, weight in self._pairs(with_meme) if weight < 1]
-        lessons = [segment for segment in seen if segment is not None]
+        delivering = [segment for segment in seen if segment is not None]
         return replace(
             with_meme,
-            segments=(*with_meme.segments, *lessons),
-            lessons=topology.lessons | {s.name for s in (*second.segments, *lessons)},
-            forward_only=frozenset(f"{making_segment(with_meme, s.inputs[0]).name}->{s.name}" for s in lessons),
+            segments=(*with_meme.segments, *delivering),
+            training_only=topology.training_only | {s.name for s in (*second.segments, *delivering)},
+            forward_only=frozenset(f"{making_segment(with_meme, s.inputs[0]).name}->{s.name}" for s in delivering),
         )
 
     def objective(self, placement: ObjectivePlacement) -> MutualDistillation | None:
@@ -133,7 +133,7 @@ class FML(Method):
             if segment.role == placement.role and weight < 1:
                 there = making_segment(placement.topology, teacher).role == placement.role
                 found.append(
-                    Lesson(segment.name, student, teacher if there else _copied_value_name(teacher), 1 - weight)
+                    TeachingPair(segment.name, student, teacher if there else _copied_value_name(teacher), 1 - weight)
                 )
         return MutualDistillation(tuple(found)) if found else None
 

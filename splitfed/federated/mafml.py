@@ -149,7 +149,7 @@ class MAFML(Method):
         if isinstance(objective, MafmlObjective):
             probabilities = torch.cat([arrived[f"{replica}/probabilities"] for replica in taught])
             accuracies = torch.stack([arrived[f"{replica}/accuracy"] for replica in taught])
-            objective.lesson = probabilities, accuracies.repeat_interleave(self.batch)
+            objective.teaching = probabilities, accuracies.repeat_interleave(self.batch)
         sizes = {replica: len(rows["y"]) for replica, rows in public_rows.received_rows(learner, state).items()}
         chosen, before = [], 0
         for replica, count in sizes.items():
@@ -166,7 +166,7 @@ class MafmlObjective(public_rows.PublicRowsObjective):
         super().__init__()
         self.value, self.segment, self.projected = value, segment, projected
         # The class probabilities of every row of the next mutual step, and the weight of each.
-        self.lesson: tuple[Tensor, Tensor] | None = None
+        self.teaching: tuple[Tensor, Tensor] | None = None
         self.remembers = True
         self._step: Stamp | None = None
         self._local: dict[int, dict[str, Tensor]] = {}
@@ -174,9 +174,9 @@ class MafmlObjective(public_rows.PublicRowsObjective):
     def terms(self, made: Mapping[str, Tensor], labels: Mapping[str, Tensor], stamp: Stamp) -> Mapping[str, Tensor]:
         """Return, in a mutual step, the weighted divergence from the teachers' class probabilities."""
         self._step = stamp
-        if stamp.part != PART or self.lesson is None or self.value not in made:
+        if stamp.part != PART or self.teaching is None or self.value not in made:
             return {}
-        (teachers, weights), self.lesson = self.lesson, None
+        (teachers, weights), self.teaching = self.teaching, None
         return {self.segment: weighted_divergence(made[self.value], teachers, weights)}
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from splitfed.core.errors import InvalidInput, describe_error, unknown
 from splitfed.core.random import initialization
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 
 LARGE = 256
 """A model without a number as large as this among its arguments is taken to fit into memory."""
@@ -37,7 +37,7 @@ def build(name: str, shape: tuple[int, ...], outputs: int, seed: int, **params: 
     Importing runs that module's code: it is as trusted as the program. Raises `InvalidInput` for a name that leads
     nowhere or to something else, and for parameters that do not fit. A function of your own needs no name: call it.
     """
-    return make(name, Code().load("models", name), shape, outputs, seed, params)
+    return make(name, NameResolver().load("models", name), shape, outputs, seed, params)
 
 
 def make(

@@ -49,12 +49,12 @@ FUNCTIONS = ("topologies", "data", "models", "optimizers", "losses", "metrics", 
 """Kinds of which a path may lead to a function."""
 
 
-class Code:
+class NameResolver:
     """What the names of one study or one run mean, import paths among them.
 
     `folder` holds the Python files whose functions may be called, None for no folder; `files`: those files that may be
     run, relative path -> SHA-256 in hexadecimal digits (None: all). `refusal`: why no import path may be followed at
-    all, None where they may. A module that another `Code` took from its folder is loaded anew.
+    all, None where they may. A module that another `NameResolver` took from its folder is loaded anew.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class Code:
         return json.dumps(self._given)
 
     @classmethod
-    def from_json(cls, text: str) -> Code:
-        """Return the `Code` that `to_json` told of."""
+    def from_json(cls, text: str) -> NameResolver:
+        """Return the `NameResolver` that `to_json` told of."""
         given = json.loads(text)
         return cls(None if given["folder"] is None else Path(given["folder"]), given["files"], given["refusal"])
 

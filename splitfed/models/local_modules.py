@@ -23,7 +23,7 @@ _PACKAGES = {"site-packages", "dist-packages"}
 
 
 class LocalModules:
-    """The modules in `folder` (an absolute path); `files`: those that may be run, as for `Code`.
+    """The modules in `folder` (an absolute path); `files`: those that may be run, as for `NameResolver`.
 
     One folder at a time is searched by Python's import: the one that was entered last. Where `files` are given, they go
     before modules of the same name that are no part of Python or of an installed package: those are the originals of

@@ -123,6 +123,6 @@ def _memory(prepared: Prepared) -> dict[str, RoleMemory]:
         found[role] = RoleMemory(
             own.weights * (replicas + 1), own.gradients * replicas, own.optimizer * replicas, own.activations
         )
-    if fused := prepared.placement.fused:
-        found[FED] = RoleMemory(sum(weight_bytes(prepared.topology, role) for role in fused), 0, 0, 0)
+    if averaged := prepared.placement.averaged:
+        found[FED] = RoleMemory(sum(weight_bytes(prepared.topology, role) for role in averaged), 0, 0, 0)
     return found

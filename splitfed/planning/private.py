@@ -237,7 +237,7 @@ def _make_ledger(
     by_method = bool(kinds) and method is not None and ("weights" in kinds or method.traits(topology).post_processing)
     uploads = _find_uploads(topology, method, defenses, kinds)
     exposed = find_exposures(
-        topology, defenses, run.placement.fused, by_schedule or by_method, run.facts[0], uploads, clients
+        topology, defenses, run.placement.averaged, by_schedule or by_method, run.facts[0], uploads, clients
     )
     carried = [str(told) for told in run.facts[0].told(topology) if told.origin.content is Content.INPUT]
     stated, rows = _delta(defenses, released.rows, delta), released.rows

@@ -36,7 +36,7 @@ def query(
 def aggregate(method: Method, learners: Sequence[Learner], done: Round, number: int, state: dict[str, Any]) -> Round:
     """Let `method` aggregate the uploads of the clients that finished round `done`, unless they are below its quorum.
 
-    The quorum is also what its secure sum needs. Return the round; its `fused` is False where the quorum was missed.
+    The quorum is also what its secure sum needs. Return the round; its `averaged` is False where the quorum was missed.
     """
     finished = [learners[replica] for replica in done.clients if replica not in done.dropped]
     traits, asked = method.traits(learners[0].topology), len(done.clients)
@@ -45,8 +45,8 @@ def aggregate(method: Method, learners: Sequence[Learner], done: Round, number: 
     if traits.secure is not None and type(method).aggregate is not Method.aggregate:
         needed = max(needed, traits.secure.required_members(asked))
     if len(finished) < needed:
-        return replace(done, fused=False)
-    if finished and done.fused:
+        return replace(done, averaged=False)
+    if finished and done.averaged:
         method.aggregate(finished, shares({one.replica: float(one.rows()) for one in finished}), number, state)
     return done
 

@@ -111,5 +111,5 @@ def clock_of(prepared: Prepared, speeds: Speeds) -> Clock:
             size = max((y.element_size() * y[0].numel() for y in labels), default=0)
             shape_of_topology[id(topology)] = step_shape(topology, facts, segment_flops(topology, facts), size)
         shapes[replica] = shape_of_topology[id(topology)]
-    others = [FED] if prepared.placement.fused or prepared.placement.aggregation_server else []
+    others = [FED] if prepared.placement.averaged or prepared.placement.aggregation_server else []
     return Clock(shapes, speeds, party_names(prepared.topology, len(prepared.topologies)), others)

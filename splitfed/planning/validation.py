@@ -227,7 +227,7 @@ def _check_averaged(
 ) -> None:
     """Refuse a buffer that changes its shape in training where those of several are averaged."""
     for topology, found in zip(topologies, facts, strict=True):
-        roles = {*place.copied, *(place.fused if place.buffers else ())}
+        roles = {*place.copied, *(place.averaged if place.buffers else ())}
         if method is not None and method.traits(topology).aggregates_weights and getattr(method, "buffers", True):
             roles |= set(topology.data_roles)
         for segment, name in found.resized:
@@ -247,12 +247,12 @@ def combine_placement(method: Method, plan: Schedule, topologies: Sequence[Topol
         raise InvalidInput(
             f"secure hides the weights that clients upload, not what method {name} sends besides: {advice}"
         )
-    if traits.aggregates_weights and place.fused:
+    if traits.aggregates_weights and place.averaged:
         raise InvalidInput(
             f"schedule {type(plan).__name__} averages weights, and so does method {name}: take 'independent' for "
             "whole models, 'splitfed_v3' for split ones"
         )
-    if traits.trains_between_rounds and (place.fused or place.copied or plan.binds(len(topologies))):
+    if traits.trains_between_rounds and (place.averaged or place.copied or plan.binds(len(topologies))):
         raise InvalidInput(
             f"method {name} trains clients besides the schedule, and {type(plan).__name__} puts other segments in the "
             "place of theirs: take 'independent' for whole models, 'sequential' with hand_over='none' for split ones"

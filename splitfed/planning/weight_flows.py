@@ -32,11 +32,11 @@ class WeightFlows:
     def download(self, replicas: Sequence[int]) -> Iterator[Flow]:
         """Yield what the aggregation server sends to `replicas`, and what a secure sum exchanges before they train."""
         for replica in replicas:
-            for role in self._placement.fused:
+            for role in self._placement.averaged:
                 yield "weights", FED, member(role, replica), self._size(replica, role)
         if self._placement.secure is not None:
             self._asked = list(replicas)
-            for role in self._placement.fused:
+            for role in self._placement.averaged:
                 yield from self._placement.secure.setup_flows(self._asked, partial(member, role), FED)
 
     def upload(self, lane_weights: Mapping[int, float]) -> Iterator[Flow]:
@@ -44,12 +44,12 @@ class WeightFlows:
         done, secure = list(lane_weights), self._placement.secure
         if secure is not None:
             secure.check_weights(lane_weights.values())
-            for role in self._placement.fused:
+            for role in self._placement.averaged:
                 numbers = self._numbers(done[0], role)
                 yield from secure.upload_flows(self._asked, done, numbers, partial(member, role), FED)
             return
         for replica in done:
-            for role in self._placement.fused:
+            for role in self._placement.averaged:
                 yield "weights", member(role, replica), FED, self._size(replica, role)
 
     def _size(self, replica: int, role: str) -> int:

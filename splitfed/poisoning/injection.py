@@ -40,13 +40,13 @@ def enter(
     for one in poisonings:
         one.enter(engine, data)
     bending_uploads = [(i, one) for i, one in enumerate(poisonings) if one.needs_upload]
-    fused = engine.run_parties.placement.fused or (engine.topology.data_roles if method else ())
-    if bending_uploads and not fused:
+    averaged = engine.run_parties.placement.averaged or (engine.topology.data_roles if method else ())
+    if bending_uploads and not averaged:
         who = type(bending_uploads[0][1]).__name__
         raise InvalidInput(f"{who} bends what a client uploads; no client uploads weights under this schedule")
     for client in sorted({client for _, one in bending_uploads for client in one.clients}):
         client_poisonings = [(i, one) for i, one in bending_uploads if client in one.clients]
-        for role in fused:
+        for role in averaged:
             party = engine.party(client, role).name
             if party in engine.training_attacks:
                 raise InvalidInput(

@@ -26,7 +26,7 @@ Exposures = dict[str, PrivateValues]
 def find_exposures(
     topology: Topology,
     defenses: Sequence[Defense],
-    fused: Sequence[str],
+    averaged: Sequence[str],
     travels: bool,
     facts: TopologyFacts | None = None,
     uploads: Mapping[str, PrivateValues] | None = None,
@@ -34,8 +34,8 @@ def find_exposures(
 ) -> Exposures:
     """Return what leaves a data owner without a promise.
 
-    `fused`: roles whose weights are averaged; `travels`: whether weights leave their client at all. `facts` tell what
-    crosses beside features: lengths and masks, which no mechanism covers. `uploads`: what a federated method sends
+    `averaged`: roles whose weights are averaged; `travels`: whether weights leave their client at all. `facts` tell
+    what crosses beside features: lengths and masks, which no mechanism covers. `uploads`: what a federated method sends
     without a promise, in a few words -> what it is made of. `clients`: how many there are, 0: not known.
     """
     changed_once, changed = _guarded_heads(topology, defenses)
@@ -47,7 +47,7 @@ def find_exposures(
     return {
         **_crossings(topology, covered, learnt, facts),
         **dict.fromkeys(_labels(topology, covered), LABELS),
-        **dict.fromkeys(_weights(topology, defenses, fused, travels, facts), learnt),
+        **dict.fromkeys(_weights(topology, defenses, averaged, travels, facts), learnt),
         **{place: learnt | made if made & FEATURES else made for place, made in sent.items() if made},
     }
 
@@ -102,12 +102,12 @@ def _labels(topology: Topology, covered: _Covered) -> list[str]:
 
 
 def _weights(
-    topology: Topology, defenses: Sequence[Defense], fused: Sequence[str], travels: bool, facts: TopologyFacts | None
+    topology: Topology, defenses: Sequence[Defense], averaged: Sequence[str], travels: bool, facts: TopologyFacts | None
 ) -> list[str]:
     """Return the norms of rows' gradients, and the weights that depend on rows, that leave their owner unguarded."""
     owners, guarded = topology.data_roles, find_private_roles(topology, defenses)
     norms = dict.fromkeys(pair for d in defenses if isinstance(d, WeightDefense) for pair in d.norms(topology))
-    crossing = (fused or owners) if fused or travels else ()
+    crossing = (averaged or owners) if averaged or travels else ()
     roles = [role for role in crossing if any(_changes(s, facts) for s in topology.segments_of(role))]
     return [
         *(f"norms of each row's gradient ({a} to {b})" for a, b in norms if a in owners),

@@ -124,14 +124,14 @@ class Training(LocalUpdate):
 class Round:
     """What a round did: the losses of its steps in the order they ran, and who took part.
 
-    `dropped`: the clients that left before their last step. `fused`: False where too few finished for anything to
+    `dropped`: the clients that left before their last step. `averaged`: False where too few finished for anything to
     be averaged.
     """
 
     losses: list[float]
     clients: tuple[int, ...] = field(default=())
     dropped: tuple[int, ...] = ()
-    fused: bool = True
+    averaged: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,18 +35,18 @@ class Blind(JointStep):
         """Take common steps until all batches are used."""
         turns = self.turns(engine, training, number)
         losses: list[float] = []
-        fused = True
+        averaged = True
         if self.average:
             engine.download(list_clients(turns), number)
-        for epoch, step, batches, fused in self.steps(training, number, turns):
-            if not fused:
+        for epoch, step, batches, averaged in self.steps(training, number, turns):
+            if not averaged:
                 break
             shares = by_rows(batches) if self.by_examples else dict.fromkeys(batches, 1 / len(batches))
             losses += engine.train_together(epoch, step, batches, shares).values()
-        fused = fused and self.enough(turns)
-        if self.average and fused:
+        averaged = averaged and self.enough(turns)
+        if self.average and averaged:
             engine.upload(examples(engine, turns), number)
-        return Round(losses, list_clients(turns), dropped_clients(turns), fused)
+        return Round(losses, list_clients(turns), dropped_clients(turns), averaged)
 
     def newest(self, client: int, state: State) -> Source:
         """Each client's own segments, or the averaged ones."""

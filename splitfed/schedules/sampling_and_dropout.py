@@ -115,7 +115,7 @@ class Averaged(Sampled):
             raise InvalidInput(f"quorum={self.quorum} is not allowed; {asked} clients take part in a round")
         rule, summed = aggregation_of(self.aggregation), secure_of(self.secure)
         place = self.placement(topology)
-        if rule.by_itself and not (place.fused or place.copied):
+        if rule.by_itself and not (place.averaged or place.copied):
             raise InvalidInput(f"aggregation={rule!r} has nothing to act on: no weights are averaged here")
         if rule.by_itself:
             rule.check(asked if self.drop_out == 0 else part_of(self.quorum, asked))
@@ -123,7 +123,7 @@ class Averaged(Sampled):
             return
         if rule.by_itself:
             raise InvalidInput(f"aggregation={rule!r} reads every upload, of which secure shows the sum only: take one")
-        if not place.fused:
+        if not place.averaged:
             raise InvalidInput("secure has nothing to act on: no client uploads weights here")
         summed.check(asked)
 
@@ -153,11 +153,11 @@ def train_in_parallel(schedule: Averaged, engine: Trainer, training: Training, n
     engine.download(clients, number)
     engine.branch(clients)
     losses = engine.train_at_once({turn.client: turn.epochs for turn in turns})
-    if fused := schedule.enough(turns):
+    if averaged := schedule.enough(turns):
         weights = examples(engine, turns, by_examples)
         engine.upload(weights, number)
         engine.merge(weights)
-    return Round([loss for found in losses.values() for loss in found], clients, dropped_clients(turns), fused)
+    return Round([loss for found in losses.values() for loss in found], clients, dropped_clients(turns), averaged)
 
 
 def examples(engine: Trainer, turns: Sequence[ClientRound], counted: bool = True) -> Mapping[int, float]:

@@ -53,15 +53,15 @@ class Sglr(JointStep):
         """Take common steps until all batches are used."""
         turns = self.turns(engine, training, number)
         losses: list[float] = []
-        fused = True
-        for epoch, step, batches, fused in self.steps(training, number, turns):
-            if not fused:
+        averaged = True
+        for epoch, step, batches, averaged in self.steps(training, number, turns):
+            if not averaged:
                 break
             random = generator(training.seed, "sglr", epoch, step)
             drawn_turns = torch.randperm(len(batches), generator=random)[: round(self.phi * len(batches))].tolist()
             combine = self._combined(engine.topology, frozenset(drawn_turns))
             losses += engine.train_together(epoch, step, batches, by_rows(batches), combine).values()
-        return Round(losses, list_clients(turns), dropped_clients(turns), fused and self.enough(turns))
+        return Round(losses, list_clients(turns), dropped_clients(turns), averaged and self.enough(turns))
 
     def _combined(self, topology: Topology, drawn: frozenset[int]) -> Combine:
         """Return what replaces the gradients of the `drawn` turns on every edge that leaves a client."""

@@ -38,6 +38,6 @@ class SplitFedV2(Averaged):
         order = torch.randperm(len(turns), generator=generator(training.seed, "turns", number)).tolist()
         drawn = [(turns[place].client, epoch, steps) for place in order for epoch, steps in turns[place].epochs]
         losses = [loss for turn in drawn for loss in engine.train(*turn)]
-        if fused := self.enough(turns):
+        if averaged := self.enough(turns):
             engine.upload(examples(engine, turns), number)
-        return Round(losses, list_clients(turns), dropped_clients(turns), fused)
+        return Round(losses, list_clients(turns), dropped_clients(turns), averaged)

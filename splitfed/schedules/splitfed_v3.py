@@ -40,7 +40,7 @@ class SplitFedV3(Averaged):
         """Train every client at the same time, and average the server's copies after every epoch."""
         turns = self.turns(engine, training, number)
         losses: list[float] = []
-        fused = True
+        averaged = True
         for local in range(training.local_epochs):
             # A client that drops out has finished every epoch before the one it leaves in.
             now = [replace(turn, epochs=[turn.epochs[local]], finished=turn.completes(local)) for turn in turns]
@@ -50,5 +50,5 @@ class SplitFedV3(Averaged):
             if self.enough(now):
                 engine.merge(examples(engine, now, self.by_examples))
             else:
-                fused = False
-        return Round(losses, list_clients(turns), dropped_clients(turns), fused)
+                averaged = False
+        return Round(losses, list_clients(turns), dropped_clients(turns), averaged)

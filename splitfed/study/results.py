@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, TypeAdapter
 
 from splitfed.core import digests
-from splitfed.study.config.cell import COMPUTATION
+from splitfed.study.config.run_spec import COMPUTATION
 from splitfed.threats.repeated_releases import RepeatedReleases
 from splitfed.training.checkpoint import write_atomic
 from splitfed.training.folder import RunFolder

@@ -35,7 +35,7 @@ import torch
 
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from splitfed.registry import PLUGINS
 from splitfed.study.config.schema import read_toml
 from splitfed.study.config.search_space import Assignment, flatten_choices
@@ -127,21 +127,23 @@ def _holds_results(folder: Path) -> bool:
         return False
 
 
-def code_of(folder: Path, config: Mapping[str, Any], trust: bool) -> Code:
+def code_of(folder: Path, config: Mapping[str, Any], trust: bool) -> NameResolver:
     """Return where the import paths of the study `config`, found in the results `folder`, may lead.
 
     Raises `InvalidInput` where it reaches outside of the folder, is not this user's own, and `trust` is not given.
     """
     sources = folder / SOURCES
     if trust:
-        return Code(sources if sources.is_dir() else folder)
+        return NameResolver(sources if sources.is_dir() else folder)
     check_links(folder)
     if not (reached := _reach(folder, config)):
-        return Code(refusal=str(refusal(folder, "its configuration was not read as it is used", "import a module")))
+        return NameResolver(
+            refusal=str(refusal(folder, "its configuration was not read as it is used", "import a module"))
+        )
     files, reason = _check_mark(folder, config)
     if files is None:
         raise refusal(folder, reason, " and ".join(reached[:3]) + (", ..." if len(reached) > 3 else ""))
-    return Code(sources, files)
+    return NameResolver(sources, files)
 
 
 def check_links(folder: Path) -> None:

@@ -209,7 +209,7 @@ class RecordedUpdates(AttackPhase):
             raise InvalidInput(
                 f"{needs} clients of {who} take steps of the method's own, and their update is no gradient"
             )
-        if not (placement.fused or traits.sends_gradients or traits.returns_weights):
+        if not (placement.averaged or traits.sends_gradients or traits.returns_weights):
             raise InvalidInput(f"{needs} clients of {who} send no weights to be held against those they were sent")
         if not (traits.plain_update or traits.soft_labels or traits.hidden_gradients):
             raise InvalidInput(f"{needs} what {who} may add to a client's gradient is in its update too")

@@ -121,7 +121,7 @@ def _graph(topology: Topology) -> dict[str, Any]:
             for h in topology.heads
         },
         "forward_only": sorted(topology.forward_only),
-        **({"lessons": sorted(topology.lessons)} if topology.lessons else {}),
+        **({"training_only": sorted(topology.training_only)} if topology.training_only else {}),
         "weights": digest(topology.state_dict()),
     }
 

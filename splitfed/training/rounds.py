@@ -165,7 +165,7 @@ def _round_metrics(run: Run, done: Round, number: int, seconds: float) -> dict[s
         "steps": len(done.losses),
         "clients": len(done.clients),
         "dropped": list(done.dropped),
-        "fused": done.fused,
+        "averaged": done.averaged,
         "seconds": seconds,
         "bytes": engine.traffic.bytes(),
         "messages": engine.traffic.messages(),

@@ -34,7 +34,7 @@ from tests.study.examples import SMALL, checked, small
 from tests.thinning import thin
 
 
-def fused(fusion: AggregationRule, values: list[list[float]], shares: list[float] | None = None) -> list[float]:
+def averaged(fusion: AggregationRule, values: list[list[float]], shares: list[float] | None = None) -> list[float]:
     rows = torch.tensor(values, dtype=torch.float64)
     given = torch.tensor(shares or [1 / len(values)] * len(values), dtype=torch.float64)
     fusion.check(len(values))
@@ -58,12 +58,12 @@ BY_HAND: dict[str, tuple[AggregationRule, list[list[float]], list[float]]] = {
 @pytest.mark.parametrize("case", BY_HAND)
 def test_by_hand(case: str) -> None:
     fusion, rows, expected = BY_HAND[case]
-    assert fused(fusion, rows) == pytest.approx(expected, abs=1e-4)
+    assert averaged(fusion, rows) == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_geometric_median_is_weighted() -> None:
     """On a line it is the weighted median: where half of the weight lies on either side."""
-    assert fused(GeometricMedian(), [[0], [1], [10]], [0.6, 0.2, 0.2]) == pytest.approx([0.0], abs=1e-4)
+    assert averaged(GeometricMedian(), [[0], [1], [10]], [0.6, 0.2, 0.2]) == pytest.approx([0.0], abs=1e-4)
 
 
 def test_krum_scores_by_hand() -> None:
@@ -75,7 +75,7 @@ def test_krum_scores_by_hand() -> None:
 def test_a_far_part_moves_the_mean_and_no_robust_fusion(fusion: AggregationRule) -> None:
     honest = [[0.9, 2.0], [1.0, 2.1], [1.1, 1.9], [1.0, 2.0]]
     far = [*honest, [1e6, -1e6]]
-    assert fused(fusion, far) == pytest.approx([1.0, 2.0], abs=0.15)
+    assert averaged(fusion, far) == pytest.approx([1.0, 2.0], abs=0.15)
     assert abs(sum(row[0] for row in far) / 5 - 1.0) > 1e5
 
 

@@ -102,9 +102,9 @@ def test_below_the_quorum_nothing_is_averaged(kind: type[SplitFedV1]) -> None:
     seen = set()
     for number in range(10):
         done = plan.round(engine, Training(1), number, {})
-        seen.add(done.fused)
-        assert done.fused == (not done.dropped)
-        if done.fused:
+        seen.add(done.averaged)
+        assert done.averaged == (not done.dropped)
+        if done.averaged:
             break
         if kind is not SplitFedV2:
             assert_same(engine.run_parties.shared["server"].state.state_dict()["segments"], before)
@@ -121,13 +121,13 @@ def test_a_common_step_needs_its_quorum(kind: type[Blind]) -> None:
     assert any(done.dropped for done in found)
     for done in found:
         assert len(done.losses) % 3 == 0
-        assert done.fused == (len(done.losses) == 12)
+        assert done.averaged == (len(done.losses) == 12)
 
 
 def test_everybody_may_drop_out() -> None:
     plan = SplitFedV1(drop_out=1.0)
     (done,) = rounds(engine_for(plan, 3, (1,)), plan, 1)
-    assert (done.losses, done.dropped, done.fused) == ([], (0, 1, 2), False)
+    assert (done.losses, done.dropped, done.averaged) == ([], (0, 1, 2), False)
 
 
 def test_a_sequence_goes_on_from_the_last_client_that_finished() -> None:

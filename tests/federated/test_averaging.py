@@ -123,12 +123,12 @@ def test_fedavg_is_splitfed_v1_on_whole_models_to_the_bit() -> None:
         other = go(None, 3, schedule=SplitFedV1(buffers=buffers), optimizer=momentum)
         for replica in range(3):
             assert_same(weights(one, replica), weights(other, replica))
-        fused = {
+        averaged = {
             f"{n}/{k}": t for n, m in other.engine.parties[FED].state.modules.items() for k, t in m.state_dict().items()
         }
         sent = one.method_state["weights"]
         assert ("body/norm.running_mean" in sent) == buffers
-        assert_same(sent, {name: fused[name] for name in sent})
+        assert_same(sent, {name: averaged[name] for name in sent})
         assert [e["test"]["clients"] for e in one.history] == [e["test"]["clients"] for e in other.history]
         assert one.bytes == other.bytes
         assert one.engine.traffic.messages() == other.engine.traffic.messages()

@@ -31,9 +31,9 @@ def test_a_round_by_hand() -> None:
     # All take the second model: two and one steps towards 1, one and three towards -3; shares 2, 1, 1, 3 of 7.
     ends = [label + 0.8**rows * (second - label) for rows, label in GROUPS]
     assert [own(run, replica) for replica in range(4)] == pytest.approx(ends, rel=1e-5)
-    first, fused = (float(found["model/weight"]) for found in run.method_state["clusters"])
+    first, averaged = (float(found["model/weight"]) for found in run.method_state["clusters"])
     assert first == 2.0, "chosen by nobody, it stays"
-    assert fused == pytest.approx(sum(rows * w for (rows, _), w in zip(GROUPS, ends, strict=True)) / 7, rel=1e-5)
+    assert averaged == pytest.approx(sum(rows * w for (rows, _), w in zip(GROUPS, ends, strict=True)) / 7, rel=1e-5)
     assert run.method_state["chosen"] == {"0": 1, "1": 1, "2": 1, "3": 1}
 
 

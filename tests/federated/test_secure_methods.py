@@ -163,12 +163,12 @@ def test_two_sums_of_a_round_share_no_masks() -> None:
 
 def test_too_few_survivors_sum_no_prototypes() -> None:
     run = go("local", FedProto(secure="ckks"), 8, data=data(3, 90), schedule=Independent(drop_out=0.6))
-    fused = [record["dropped"] for record in run.history]
+    averaged = [record["dropped"] for record in run.history]
     assert run.engine.traffic.bytes(kind="mean") > 0
     uploads = sum(
         n for flow, (n, _) in run.engine.traffic.flows.items() if flow.kind == "encrypted" and flow.receiver == FED
     )
-    assert uploads == sum(3 - len(gone) for gone in fused if len(gone) <= 1)
+    assert uploads == sum(3 - len(gone) for gone in averaged if len(gone) <= 1)
 
 
 @pytest.mark.parametrize(

@@ -199,12 +199,12 @@ def test_settings_go_together_and_a_resumed_run_is_the_same(name: str, tmp_path:
 def test_where_the_quorum_is_missed_nothing_is_sent_and_the_average_stays() -> None:
     schedule = Independent(drop_out=0.3)
     run = go(FedAvg(aggregation={"quorum": 4}), 6, schedule=schedule, **FIVE)
-    fused = [entry["fused"] for entry in run.history]
-    assert fused == [5 - len(entry["dropped"]) >= 4 for entry in run.history]
-    assert True in fused
-    assert False in fused
+    averaged = [entry["averaged"] for entry in run.history]
+    assert averaged == [5 - len(entry["dropped"]) >= 4 for entry in run.history]
+    assert True in averaged
+    assert False in averaged
     sent = sum(count for flow, (count, _) in run.engine.traffic.flows.items() if flow.receiver == FED)
-    assert sent == sum(5 - len(entry["dropped"]) for entry in run.history if entry["fused"])
+    assert sent == sum(5 - len(entry["dropped"]) for entry in run.history if entry["averaged"])
 
 
 ROBUST = [name for name in METHODS if name not in (*REFUSED, "fedsgd")]

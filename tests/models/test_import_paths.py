@@ -17,7 +17,7 @@ from torch import nn
 
 from splitfed.core.errors import InvalidInput
 from splitfed.models.build import make
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from tests.sources import nodes, parsed
 from tests.study.examples import checked, placed, small
 
@@ -65,7 +65,7 @@ def own(tmp_path: Path) -> Iterator[Path]:
 
 
 def made(own: Path, name: str, **params: Any) -> Any:
-    return make(name, Code(own).find(name), (3,), 2, 0, params)
+    return make(name, NameResolver(own).find(name), (3,), 2, 0, params)
 
 
 def test_where_a_path_may_lead(own: Path) -> None:
@@ -83,7 +83,7 @@ def test_where_a_path_may_lead(own: Path) -> None:
 
 
 def test_what_was_run_is_told(own: Path) -> None:
-    code = Code(own)
+    code = NameResolver(own)
     code.find("own_models:full")
     code.find("own_package.deep:net")
     assert code.sources() == {
@@ -150,7 +150,7 @@ def test_where_a_path_may_not_lead(own: Path, path: str, text: str) -> None:
     for name in ("json.py", "antigravity.py", "safetensors.py", "sqlalchemy.py"):
         (own / name).write_text("from torch.nn import Linear as x\n")
     with pytest.raises(InvalidInput) as caught:
-        Code(own).find(path)
+        NameResolver(own).find(path)
     assert str(caught.value).startswith(text)
     assert "\n" not in str(caught.value)
 
@@ -188,10 +188,10 @@ def test_nothing_is_imported_to_find_that_it_is_no_model(tmp_path: Path, monkeyp
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
     for path in ("noticed.deep:function", "noticed.deep:missing", "noticed.other:Net", "noticed.deep.more:Net"):
         with pytest.raises(InvalidInput):
-            Code(tmp_path).find(path)
+            NameResolver(tmp_path).find(path)
         assert not (tmp_path / "noticed").exists(), path
     with pytest.raises(InvalidInput, match=r"is a class, but no torch\.nn\.Module"):
-        Code(tmp_path).find("noticed.deep:Net")  # what only the module itself can say
+        NameResolver(tmp_path).find("noticed.deep:Net")  # what only the module itself can say
     assert (tmp_path / "noticed").exists()
     for name in ("noticed", "noticed.deep"):
         del sys.modules[name]
@@ -203,13 +203,13 @@ def test_only_known_files_are_run_and_only_their_source(own: Path) -> None:
     bad.write_text("raise RuntimeError('the compiled file was run')\n")
     compiled = Path(importlib.util.cache_from_source(str(own / "own_neighbour.py")))
     py_compile.compile(str(bad), str(compiled), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
-    assert Code(own, files).find("own_models:full").__defaults__ == (4,)  # type: ignore[attr-defined]
+    assert NameResolver(own, files).find("own_models:full").__defaults__ == (4,)  # type: ignore[attr-defined]
     with pytest.raises(InvalidInput, match=r"\(No module named 'own_package\.deep'\)"):
-        Code(own, files).find("own_package.deep:net")
+        NameResolver(own, files).find("own_package.deep:net")
     (own / "own_neighbour.py").write_text("WIDTH = 5\n")
     with pytest.raises(InvalidInput, match=r"cannot import 'own_models' \(own_neighbour.py has changed\)"):
-        Code(own, files).find("own_models:full")
-    assert Code(own).find("own_models:full").__defaults__ == (5,)  # type: ignore[attr-defined]
+        NameResolver(own, files).find("own_models:full")
+    assert NameResolver(own).find("own_models:full").__defaults__ == (5,)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("loaded", [False, True], ids=["on the path", "loaded"])
@@ -228,27 +228,27 @@ def test_known_files_go_before_their_originals(own: Path, monkeypatch: pytest.Mo
             importlib.import_module(name)
         originals = {name: module for name, module in sys.modules.items() if name.startswith("own_")}
         assert len(originals) == 5
-    code = Code(kept, files)
+    code = NameResolver(kept, files)
     assert code.find("own_models:full").__defaults__ == (4,)  # type: ignore[attr-defined]
     code.find("own_package.deep:net")
     assert set(code.sources()) == set(files)
     other = own / "other"
     other.mkdir()
     (other / "own_third.py").write_text("def net(): pass\n")
-    Code(other).find("own_third:net")
+    NameResolver(other).find("own_third:net")
     assert {name: sys.modules[name] for name in originals} == originals
 
 
 def test_a_worker_is_told_where_paths_may_lead(own: Path) -> None:
     """As the process says that has checked them: what has changed since is refused, and so is what was refused."""
     files = {name: sha256((own / name).read_bytes()).hexdigest() for name in ("own_models.py", "own_neighbour.py")}
-    known = Code(own, files).to_json()
-    assert Code.from_json(known).find("own_models:full").__defaults__ == (4,)  # type: ignore[attr-defined]
+    known = NameResolver(own, files).to_json()
+    assert NameResolver.from_json(known).find("own_models:full").__defaults__ == (4,)  # type: ignore[attr-defined]
     (own / "own_neighbour.py").write_text("WIDTH = 5\n")
     with pytest.raises(InvalidInput, match=r"own_neighbour.py has changed"):
-        Code.from_json(known).find("own_models:full")
+        NameResolver.from_json(known).find("own_models:full")
     with pytest.raises(InvalidInput, match=r"^no$"):
-        Code.from_json(Code(refusal="no").to_json()).find("torch.nn:Linear")
+        NameResolver.from_json(NameResolver(refusal="no").to_json()).find("torch.nn:Linear")
 
 
 def test_known_files_do_not_go_before_installed_packages(own: Path) -> None:
@@ -258,7 +258,7 @@ def test_known_files_do_not_go_before_installed_packages(own: Path) -> None:
     importlib.import_module("jinja2")
     for name in ("jinja2", "sqlalchemy"):
         with pytest.raises(InvalidInput, match=f"{name!r} in .* has the name of a module of Python, of an installed"):
-            Code(own, files).find(f"{name}:net")
+            NameResolver(own, files).find(f"{name}:net")
     assert "site-packages" in str(sys.modules["jinja2"].__file__)
 
 
@@ -271,7 +271,7 @@ def test_a_path_through_a_link_leads_to_the_same_file(
     (tmp_path / "link").symlink_to(own / "study")
     monkeypatch.syspath_prepend(tmp_path / "link")
     there = importlib.import_module("own_linked") if loaded else None
-    found = Code(own / "study").find("own_linked:Net")
+    found = NameResolver(own / "study").find("own_linked:Net")
     assert there is None or found is there.Net
 
 

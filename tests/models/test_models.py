@@ -19,7 +19,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.random import derive, generator, stream
 from splitfed.models import build
 from splitfed.models.build import make
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from tests.examples import assert_same
 
 # Those that need an architecture have tests of their own.
@@ -231,7 +231,7 @@ def test_a_factory_of_the_users_own_gets_the_seed_where_it_asks_for_one(tmp_path
         "from torch import nn\ndef made(outputs, seed=9):\n    return nn.Sequential(nn.Linear(seed, outputs))\n"
     )
     name = "seeded_models:made"
-    model = make(name, Code(tmp_path).load("models", name), (5,), 2, 7, {})
+    model = make(name, NameResolver(tmp_path).load("models", name), (5,), 2, 7, {})
     assert model[0].in_features == 7  # type: ignore[index]
 
 

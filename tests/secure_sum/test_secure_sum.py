@@ -210,8 +210,8 @@ def assert_two_survivors_are_needed(plan: Schedule, rounds: int) -> None:
     seen = set()
     for number in range(rounds):
         done = plan.round(engine, Training(1), number, {})
-        seen.add(done.fused)
-        assert done.fused == (len(done.dropped) <= 1)
+        seen.add(done.averaged)
+        assert done.averaged == (len(done.dropped) <= 1)
     assert seen == {True, False}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from optuna.storages import RDBStorage
 
 from splitfed.cli import main
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from splitfed.study.config.search import SearchStudy, read_search
 
 SEARCH: dict[str, Any] = {
@@ -39,7 +39,7 @@ def searching(search: dict[str, Any] | None = None, **changes: Any) -> dict[str,
 
 def read(study: dict[str, Any]) -> SearchStudy:
     """Return the search as it is read, before data are loaded."""
-    return read_search(study, "study.toml", Path(), Code(Path()))[0]
+    return read_search(study, "study.toml", Path(), NameResolver(Path()))[0]
 
 
 @contextmanager

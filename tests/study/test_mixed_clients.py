@@ -13,7 +13,7 @@ import torch
 import splitfed as sf
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from splitfed.study.config import build
 from splitfed.study.config.search import read_search
 from splitfed.study.report.document import summarise
@@ -273,7 +273,7 @@ def test_a_search_varies_what_clients_that_differ_have_in_common() -> None:
     study = split(defense=[{"name": "none"}])
     study["training"] = {**SPLIT["training"], "batch_size": {"choice": [32, [32, 16, 8]]}}
     study["search"] = {"sampler": "grid", "objectives": {"utility": "maximize"}}
-    search, first = read_search(study, "study.toml", Path(), Code(Path()))
+    search, first = read_search(study, "study.toml", Path(), NameResolver(Path()))
     sizes = [search.expand(point).cells[0].training.batch_size for point in search.points()]
     assert sizes == [32, (32, 16, 8)]
     assert search.resolved(study, first)["model"] == [SHALLOW, {**DEEP, "clients": [1]}]

@@ -16,7 +16,7 @@ import pytest
 from splitfed.cli import main
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
-from splitfed.models.import_paths import CLASSES, Code
+from splitfed.models.import_paths import CLASSES, NameResolver
 from splitfed.registry import PLUGINS, TABLES
 from splitfed.study import trust
 from splitfed.study.config import build, schema
@@ -190,7 +190,7 @@ def test_what_splitfed_itself_raises_is_no_mistake_of_the_users(own: Path, monke
         checked(small(), own)
     text = r"defense\[0\]: defense 'toy_parts.defense:ToySign' has no parameters to check \(KeyError: 'share'\)"
     mistakes = Mistakes("study.toml")
-    assert StudyReader(mistakes, Code(own)).find("defense[0]", "defenses", "toy_parts.defense:ToySign") is None
+    assert StudyReader(mistakes, NameResolver(own)).find("defense[0]", "defenses", "toy_parts.defense:ToySign") is None
     with pytest.raises(InvalidInput, match=text):
         mistakes.stop()
 
@@ -199,13 +199,13 @@ def test_what_splitfed_itself_raises_is_no_mistake_of_the_users(own: Path, monke
 def test_every_kind_of_the_registry_has_the_rule(own: Path, kind: str) -> None:
     """Also those that no study names: detectors and poisoning."""
     with pytest.raises(InvalidInput, match="is part of Python itself"):
-        Code(own).find("subprocess:Popen", kind)
+        NameResolver(own).find("subprocess:Popen", kind)
     with pytest.raises(InvalidInput, match="is a class"):
-        Code(own).find("splitfed.core.errors:Unknown", kind)
+        NameResolver(own).find("splitfed.core.errors:Unknown", kind)
     if kind in CLASSES:
-        assert Code().find(CLASSES[kind], kind).__name__ == CLASSES[kind].partition(":")[2]
+        assert NameResolver().find(CLASSES[kind], kind).__name__ == CLASSES[kind].partition(":")[2]
     with pytest.raises(InvalidInput, match=r"^no$"):
-        Code(own, refusal="no").load(kind, "toy_parts.attack:ToyNearest")
+        NameResolver(own, refusal="no").load(kind, "toy_parts.attack:ToyNearest")
 
 
 def places() -> dict[str, dict[str, Any]]:

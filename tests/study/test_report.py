@@ -608,11 +608,11 @@ def test_sizes_have_decimal_units() -> None:
 def costly(found: dict[str, Any], schedule: str = "sequential", shift: float = 0.0) -> dict[str, Any]:
     """A result of a study with several schedules and a clock; `shift` moves a byte between predicted and counted."""
     history = [
-        entry | {"simulated_seconds": 60.0 * (i + 1) + found["seed"], "clients": 4, "dropped": [], "fused": True}
+        entry | {"simulated_seconds": 60.0 * (i + 1) + found["seed"], "clients": 4, "dropped": [], "averaged": True}
         for i, entry in enumerate(found["history"])
     ]
     if schedule != "sequential":
-        history[1] |= {"clients": 3, "dropped": [0, 2], "fused": False}
+        history[1] |= {"clients": 3, "dropped": [0, 2], "averaged": False}
     predicted = {
         "bytes": 3000,
         "messages": 12,

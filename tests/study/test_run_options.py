@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from splitfed.core.errors import InvalidInput
-from splitfed.study.config.cell import Cell
+from splitfed.study.config.run_spec import RunSpec
 from splitfed.study.results import to_json
 from splitfed.study.run import dry_run, session
 from splitfed.study.run.progress import Lines, LiveTable, ProgressEvent, Reports, open_watcher, relay_event
@@ -255,6 +255,6 @@ def test_an_attack_on_an_encrypted_layer_is_left_out_of_runs_in_plain(tmp_path: 
     assert checked(encrypted({"protocol": "none"}, SHARES, attack=[LAYER])).cells[0].left_out != ()
 
 
-def told(cell: Cell, home: Path) -> dict[str, Any]:
+def told(cell: RunSpec, home: Path) -> dict[str, Any]:
     _, data = session.check_study(dict(cell.config), "config.toml", home)
     return to_json(run_cell(cell, data, home / "run", Lines(1)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from splitfed.core.errors import InvalidInput
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import InvalidStudy
 from splitfed.study.config.search import SearchStudy, read_search
@@ -181,7 +181,7 @@ def test_metrics_that_no_run_can_have_are_refused_before_any_trial() -> None:
 
 
 def _first(study: dict[str, Any]) -> tuple[SearchStudy, Grid]:
-    return read_search(study, "study.toml", Path(), Code(Path()))
+    return read_search(study, "study.toml", Path(), NameResolver(Path()))
 
 
 def test_a_value_that_fits_nowhere_is_refused_before_any_trial_and_one_that_fits_once_is_not() -> None:

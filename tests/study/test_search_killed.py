@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from splitfed.study.run import session, workers
 from tests.study.examples import write
 from tests.study.search_examples import records, searching
@@ -108,7 +108,9 @@ class Forked:
 def fork_worker(command: list[str], inherited: list[int]) -> Any:
     """Start a worker as `workers._start` does, by a fork."""
     folder, code, token, channel = command[-4:]
-    return Forked(lambda: session.run_worker(Path(folder), Code.from_json(code), token, int(channel)), leads=False)
+    return Forked(
+        lambda: session.run_worker(Path(folder), NameResolver.from_json(code), token, int(channel)), leads=False
+    )
 
 
 def fork_call(path: Path, folder: Path) -> Any:

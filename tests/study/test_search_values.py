@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from splitfed.core.errors import InvalidInput
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from splitfed.study import trust
 from splitfed.study.config.schema import PruneTable
 from splitfed.study.config.search_metrics import SearchConstraint, SearchMetric, SearchObjective
@@ -209,4 +209,4 @@ def test_a_search_of_somebody_else_reaches_nothing_without_trust(
 ) -> None:
     with pytest.raises(InvalidInput, match=what):
         trust.code_of(tmp_path, study, trust=False)
-    assert isinstance(trust.code_of(tmp_path, study, trust=True), Code)
+    assert isinstance(trust.code_of(tmp_path, study, trust=True), NameResolver)

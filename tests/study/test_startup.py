@@ -17,7 +17,7 @@ from splitfed.core.equivalence import check_original
 from splitfed.core.equivalence_sides import LR, MOMENTUM, WEIGHT_DECAY, RehearsalStep
 from splitfed.core.optimizers import Optim
 from splitfed.costs.memory import COPIES, optim_copies
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from splitfed.study.config.mistakes import InvalidStudy
 from splitfed.study.config.table_check import check_tables
 from splitfed.study.report import planned_costs
@@ -131,7 +131,7 @@ def test_a_misspelt_key_of_a_table_is_told_without_torch(tmp_path: Path) -> None
 def test_a_misspelt_key_is_told_before_anything_is_computed(where: str) -> None:
     study, expected = KEYS[where]
     with pytest.raises(InvalidStudy) as caught:
-        checked_study.check_raw(study, "s.toml", Path(), Code(Path()), "", None)
+        checked_study.check_raw(study, "s.toml", Path(), NameResolver(Path()), "", None)
     assert any(line.startswith(f"s.toml: {expected}") for line in caught.value.lines), caught.value.lines
 
 

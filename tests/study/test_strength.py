@@ -14,8 +14,8 @@ from splitfed import registry
 from splitfed.core.annealing import Linear
 from splitfed.core.defense import Defense, Strength
 from splitfed.study.config import schema
-from splitfed.study.config.cell import DefenseSetting
 from splitfed.study.config.grid import expand
+from splitfed.study.config.run_spec import DefenseSetting
 from splitfed.study.report.document import summarise, write_report
 from splitfed.study.report.figures.strength import (
     families_without_strength,

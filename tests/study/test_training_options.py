@@ -11,8 +11,8 @@ from splitfed.core.optimizers import Optim
 from splitfed.core.tasks import classification
 from splitfed.schedules.base import Training
 from splitfed.study.config import build
-from splitfed.study.config.cell import Cell
 from splitfed.study.config.grid import expand
+from splitfed.study.config.run_spec import RunSpec
 from splitfed.study.config.schema import StudyConfig
 from tests.study.examples import SMALL, small
 
@@ -29,7 +29,7 @@ def changed(table: str, **keys: Any) -> dict[str, Any]:
     return small(**{table: {**SMALL[table], **keys}})
 
 
-def cell(config: dict[str, Any]) -> Cell:
+def cell(config: dict[str, Any]) -> RunSpec:
     return expand(StudyConfig.model_validate(config), "study.toml", Path()).cells[0]
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from splitfed.cli import main
 from splitfed.core.errors import InvalidInput
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from splitfed.study.run import checked_study, session, workers
 from splitfed.study.run.progress import Lines
 from splitfed.study.run.store import StudyFolder
@@ -174,7 +174,7 @@ def work_alone(folder: Path, key: str) -> None:
     """Be a worker that gets no job."""
     ours, theirs = Pipe()
     ours.send_bytes(b"null")
-    session.run_worker(folder, Code(folder), key, os.dup(theirs.fileno()))
+    session.run_worker(folder, NameResolver(folder), key, os.dup(theirs.fileno()))
 
 
 def test_a_check_is_not_repeated_for_the_same_study_and_versions(

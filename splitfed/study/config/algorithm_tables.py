@@ -19,7 +19,6 @@ from splitfed.core.defense import Defense, Strength
 from splitfed.core.errors import unknown
 from splitfed.core.topology import Topology
 from splitfed.registry import CONTRACTS
-from splitfed.study.config.cell import DefenseSetting, MethodSetting, NamedAlgorithm, Probe, TopologySetting, slug
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.parameters import (
@@ -31,6 +30,14 @@ from splitfed.study.config.parameters import (
     parameters_of,
 )
 from splitfed.study.config.piece_tables import EXPECTED, HIDDEN, expand_pieces, plain_parameter, table_kind
+from splitfed.study.config.run_spec import (
+    AttackSetting,
+    DefenseSetting,
+    MethodSetting,
+    NamedAlgorithm,
+    TopologySetting,
+    slug,
+)
 from splitfed.study.config.schema import AttackTable, DefenseTable, MethodTable, TopologyTable
 from splitfed.study.config.training_attacks import training_role
 from splitfed.threats.recorded_training import reads_training
@@ -73,7 +80,7 @@ def expand_defense(reader: StudyReader, where: str, table: DefenseTable) -> tupl
     return written, [_defense_setting(where, [part]) for part in found]
 
 
-def parse_attack(reader: StudyReader, where: str, table: AttackTable) -> Probe | None:
+def parse_attack(reader: StudyReader, where: str, table: AttackTable) -> AttackSetting | None:
     """Return the attack of `table`: the parameters of its budget, changed by those given; or note what is wrong."""
     name = table.name
     kind: Any = reader.find(f"{where}.name", "attacks", name)
@@ -105,7 +112,7 @@ def parse_attack(reader: StudyReader, where: str, table: AttackTable) -> Probe |
     own = table.adversary, role, table.every, table.tune or 0, table.floors, table.releases, table.round
     # What is found with the weights and what without them are two figures, under names that say which is which.
     key = slug("-".join([name, *filter(None, [found[0].parameters.get("threat_model")])]))
-    return Probe(where, key, attack.label, attack, *own)
+    return AttackSetting(where, key, attack.label, attack, *own)
 
 
 def expand_table(reader: StudyReader, where: str, kind: str, table: Mapping[str, Any]) -> Algorithms:

@@ -21,11 +21,11 @@ from splitfed.core.topology import Segment, Topology
 from splitfed.data.dataset import Dataset
 from splitfed.data.features import feed
 from splitfed.models.build import make
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from splitfed.registry import is_foreign
-from splitfed.study.config.cell import NamedAlgorithm
 from splitfed.study.config.parameters import lists_to_tuples, parameters_of
 from splitfed.study.config.piece_tables import piece_kind
+from splitfed.study.config.run_spec import NamedAlgorithm
 from splitfed.topologies.fusion import Fusion
 
 SEGMENT_KEYS = ("name", "role", "inputs", "outputs", "prefix")
@@ -47,7 +47,7 @@ class PiecePlaceholder(nn.Module):
         self.path, self.table = path, table
 
 
-def assemble_topology(builder: NamedAlgorithm, data: Dataset, seed: int, code: Code) -> Topology:
+def assemble_topology(builder: NamedAlgorithm, data: Dataset, seed: int, code: NameResolver) -> Topology:
     """Return what `builder` makes of its parameters, tables of pieces replaced by modules initialised from `seed`.
 
     The last pieces are as wide as the labels in `data` need; import paths lead where `code` lets them. Raises
@@ -75,7 +75,13 @@ def assemble_topology(builder: NamedAlgorithm, data: Dataset, seed: int, code: C
 
 
 def build_model(
-    label: str, name: str, shape: tuple[Any, ...], outputs: int, seed: int, parameters: Mapping[str, Any], code: Code
+    label: str,
+    name: str,
+    shape: tuple[Any, ...],
+    outputs: int,
+    seed: int,
+    parameters: Mapping[str, Any],
+    code: NameResolver,
 ) -> nn.Module:
     """Return the model `name` as `splitfed.models.build` does; whatever else it raises becomes an `InvalidInput`.
 
@@ -121,7 +127,12 @@ def _placeholder(path: str, table: Mapping[str, Any]) -> nn.Module:
 
 
 def _build_piece(
-    piece: PiecePlaceholder, segment: Segment, topology: Topology, arriving: Sequence[Tensor], seed: int, code: Code
+    piece: PiecePlaceholder,
+    segment: Segment,
+    topology: Topology,
+    arriving: Sequence[Tensor],
+    seed: int,
+    code: NameResolver,
 ) -> nn.Module:
     """Build the piece for what arrives, as wide as its table says or, before a loss, as the labels need."""
     parameters = dict(piece.table)
@@ -150,7 +161,7 @@ def _build_piece(
         raise PieceError(".".join([piece.path, *blamed[:1]]), error) from error
 
 
-def _check_width(path: str, name: str, width: int | None, code: Code) -> None:
+def _check_width(path: str, name: str, width: int | None, code: NameResolver) -> None:
     """Refuse a piece without a width that needs one, and one that has no use for it."""
     try:
         takes = ":" not in name or "outputs" in inspect.signature(code.load("models", name)).parameters

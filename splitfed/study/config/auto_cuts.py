@@ -14,9 +14,9 @@ from splitfed.core.errors import InvalidInput
 from splitfed.data.dataset import Dataset
 from splitfed.study.config import build
 from splitfed.study.config.assembly import PieceError
-from splitfed.study.config.cell import Cell, TopologySetting, format_value
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import Mistakes
+from splitfed.study.config.run_spec import RunSpec, TopologySetting, format_value
 from splitfed.topologies.auto_cuts import AUTO
 
 KEYS = ("cut", "cuts")
@@ -45,7 +45,7 @@ def _asked(parameters: Mapping[str, Any]) -> str | None:
     return next((key for key in KEYS if parameters.get(key) == AUTO), None)
 
 
-def _with_names(cell: Cell, data: Dataset) -> TopologySetting:
+def _with_names(cell: RunSpec, data: Dataset) -> TopologySetting:
     """Return the topology of `cell` with the names that its builder has chosen."""
     setting, built = cell.topology, build.topology(cell, data)
     key = _asked(setting.builder.parameters)
@@ -61,7 +61,7 @@ def _with_names(cell: Cell, data: Dataset) -> TopologySetting:
     return replace(setting, builder=builder, cut_choice=built.cut_choice)
 
 
-def _placed(cell: Cell, setting: TopologySetting) -> Cell:
+def _placed(cell: RunSpec, setting: TopologySetting) -> RunSpec:
     if setting is cell.topology:
         return cell
     own = replace(setting, where=cell.topology.where)

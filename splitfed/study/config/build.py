@@ -22,13 +22,13 @@ from splitfed.planning.example_passes import ExamplePasses
 from splitfed.planning.validation import Prepared, prepare
 from splitfed.schedules.base import Schedule
 from splitfed.study.config.assembly import assemble_topology, build_model
-from splitfed.study.config.cell import Cell, NamedAlgorithm, Probe, Source, name_clients
 from splitfed.study.config.data_table import apply_parts
 from splitfed.study.config.parameters import lists_to_tuples
+from splitfed.study.config.run_spec import AttackSetting, DataSetting, NamedAlgorithm, RunSpec, name_clients
 from splitfed.topologies.shared_segments import share_segments
 
 
-def dataset(source: Source) -> Dataset:
+def dataset(source: DataSetting) -> Dataset:
     """Load the data set of `source` and say who holds what of it; the same for every seed."""
     found = apply_parts(source.loader.call(**source.loader.parameters), source.parts)
     if source.transform is not None:
@@ -37,7 +37,7 @@ def dataset(source: Source) -> Dataset:
     return found if mixup is None else found.with_mixup(mixup)
 
 
-def federation(data: Dataset, source: Source, seed: int) -> Federation:
+def federation(data: Dataset, source: DataSetting, seed: int) -> Federation:
     """Return `data` divided over clients, auxiliary rows and victims, by `source` (a `[data]` table) and a seed.
 
     Raises `InvalidInput` where the rows do not suffice.
@@ -45,7 +45,7 @@ def federation(data: Dataset, source: Source, seed: int) -> Federation:
     return data.clients(source.clients, **source.split, seed=seed)
 
 
-def topologies(cell: Cell, data: Dataset) -> Topology | tuple[Topology, ...]:
+def topologies(cell: RunSpec, data: Dataset) -> Topology | tuple[Topology, ...]:
     """Make the run's topology, or that of every client, where clients have models of different make; see `topology`.
 
     Clients with the same model have the same topology, and all have the first client's segments at shared roles.
@@ -63,7 +63,7 @@ def topologies(cell: Cell, data: Dataset) -> Topology | tuple[Topology, ...]:
     return share_segments(each, feed(data.x[:EXAMPLES], each[0].inputs, data.features))
 
 
-def topology(cell: Cell, data: Dataset) -> Topology:
+def topology(cell: RunSpec, data: Dataset) -> Topology:
     """Make the run's topology, its parameters initialised from the run's seed: of one model that is cut, or of pieces.
 
     Where clients have models of different make it is the first client's. Keys of a secure computation are in no file.
@@ -80,13 +80,13 @@ def first_topology(built: Topology | Sequence[Topology]) -> Topology:
     return built if isinstance(built, Topology) else built[0]
 
 
-def _plain_topology(cell: Cell, data: Dataset) -> Topology:
+def _plain_topology(cell: RunSpec, data: Dataset) -> Topology:
     if cell.model is None:
         return assemble_topology(cell.topology.builder, data, cell.seed, cell.code)
     return _cut_model(cell, cell.model, data, {})
 
 
-def _cut_model(cell: Cell, named: NamedAlgorithm, data: Dataset, cuts: Mapping[str, Any]) -> Topology:
+def _cut_model(cell: RunSpec, named: NamedAlgorithm, data: Dataset, cuts: Mapping[str, Any]) -> Topology:
     """Return the topology that cuts the model `named`, at `cuts` where they say something."""
     model, builder = uncut_model(cell, named, data), cell.topology.builder
     more: dict[str, Any] = {"example": _example(model, data)} if builder.takes("example") else {}
@@ -95,7 +95,7 @@ def _cut_model(cell: Cell, named: NamedAlgorithm, data: Dataset, cuts: Mapping[s
     return replace(built.with_tasks(data.tasks), cut_choice=cell.topology.cut_choice or built.cut_choice)
 
 
-def uncut_model(cell: Cell, named: NamedAlgorithm, data: Dataset) -> nn.Module:
+def uncut_model(cell: RunSpec, named: NamedAlgorithm, data: Dataset) -> nn.Module:
     """Make the model that the run's topology cuts, `named` in its study, initialised from the run's seed."""
     outputs = data.task.outputs or 1
     return build_model(named.label, named.name, data.shape, outputs, cell.seed, named.parameters, cell.code)
@@ -107,17 +107,17 @@ def _example(model: nn.Module, data: Dataset) -> Tensor | dict[str, Tensor]:
     return {name: known[name].select(few) for name in signature(model.forward).parameters if name in known} or few
 
 
-def defenses(cell: Cell) -> list[Defense]:
+def defenses(cell: RunSpec) -> list[Defense]:
     """Make the run's defenses, in the order they act."""
     return [part.construct() for part in cell.defense.parts]
 
 
-def schedule(cell: Cell) -> Schedule:
+def schedule(cell: RunSpec) -> Schedule:
     """Make the run's schedule."""
     return cast(Schedule, cell.training.schedule.construct())
 
 
-def method(cell: Cell, data: Dataset) -> Method | None:
+def method(cell: RunSpec, data: Dataset) -> Method | None:
     """Make the run's federated method, None where it has none, with the models that it has of its own.
 
     Such a model reads whole rows, and is as wide as its table says or as the labels need.
@@ -145,7 +145,7 @@ class StudyBuilder:
         self._topologies: dict[str, Topology | Sequence[Topology]] = {}
         self._federations: dict[str, Federation] = {}
 
-    def topologies(self, cell: Cell) -> Topology | Sequence[Topology]:
+    def topologies(self, cell: RunSpec) -> Topology | Sequence[Topology]:
         """Return the run's topology, or that of every client; see `topologies`."""
         named = None if cell.model is None else cell.model.table
         key = repr(
@@ -162,14 +162,14 @@ class StudyBuilder:
             self._topologies[key] = topologies(cell, self.data)
         return self._topologies[key]
 
-    def federation(self, cell: Cell) -> Federation:
+    def federation(self, cell: RunSpec) -> Federation:
         """Return the run's split; see `federation`."""
         key = repr((cell.seed, cell.data.clients, cell.data.split))
         if key not in self._federations:
             self._federations[key] = federation(self.data, cell.data, cell.seed)
         return self._federations[key]
 
-    def prepare(self, cell: Cell, other: Schedule | None = None, *, defended: bool = False) -> Prepared:
+    def prepare(self, cell: RunSpec, other: Schedule | None = None, *, defended: bool = False) -> Prepared:
         """Put the run `cell` together, or an `other` schedule without a method on it; with its defenses if `defended`.
 
         Most defenses change no cost; those that pack what is sent, add layers to a segment or exchange norms do.
@@ -186,6 +186,6 @@ class StudyBuilder:
         )
 
 
-def attack(probe: Probe) -> Attack:
-    """Make the attack of `probe`."""
-    return cast(Attack, probe.attack.construct())
+def attack(setting: AttackSetting) -> Attack:
+    """Make the attack of `setting`."""
+    return cast(Attack, setting.attack.construct())

@@ -13,9 +13,9 @@ from typing import Any
 
 from splitfed.core.errors import unknown
 from splitfed.registry import resolve
-from splitfed.study.config.cell import NamedAlgorithm
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.parameters import check_parameters, holds_type, parameters_of
+from splitfed.study.config.run_spec import NamedAlgorithm
 from splitfed.study.config.schema import CallbackTable
 
 CALLBACKS: Mapping[str, str] = {

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from splitfed.core.errors import InvalidInput, unknown
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from splitfed.study.config.algorithm_tables import expand_algorithm, expand_topology
-from splitfed.study.config.cell import Cell, ClientModel, NamedAlgorithm, TopologySetting
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes, short_repr
 from splitfed.study.config.parameters import parameters_of
+from splitfed.study.config.run_spec import ClientModel, NamedAlgorithm, RunSpec, TopologySetting
 from splitfed.study.config.schema import CUT_KEYS, MODEL_KEYS, ModelTable, StudyConfig, TopologyTable
 from splitfed.topologies.auto_cuts import AUTO
 
@@ -147,7 +147,7 @@ def check_cut_keys(reader: StudyReader, models: Sequence[ClientModel], topologie
             reader.mistakes.add(f"{one.where}.{key}", unknown("key", key, sorted(known)))
 
 
-def _cut_keys(code: Code, name: str) -> list[str]:
+def _cut_keys(code: NameResolver, name: str) -> list[str]:
     """Return the parameters of the topology `name` that say where a model is cut; none where the name leads nowhere."""
     try:
         found = parameters_of(code.load("topologies", name))
@@ -166,7 +166,7 @@ def _without(table: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if key not in keys}
 
 
-def cuts_model(code: Code, name: str) -> bool | None:
+def cuts_model(code: NameResolver, name: str) -> bool | None:
     """Return whether the topology `name` takes the one model of `[model]`; None where that name leads nowhere."""
     try:
         return "model" in parameters_of(code.load("topologies", name))
@@ -174,7 +174,7 @@ def cuts_model(code: Code, name: str) -> bool | None:
         return None
 
 
-def describe_clients(cell: Cell) -> list[dict[str, Any]]:
+def describe_clients(cell: RunSpec) -> list[dict[str, Any]]:
     """Return what each client of `cell` has where clients differ, a table a client; none where all have the same.
 
     "client": its number; "model" with its cuts and "batch_size", each where they differ.

@@ -11,9 +11,9 @@ from typing import Any
 from splitfed.core.errors import unknown
 from splitfed.core.secure_computation import SecureComputation
 from splitfed.registry import EXTENSIONS, resolve
-from splitfed.study.config.cell import COMPUTATION, ComputationSetting, NamedAlgorithm
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.parameters import GridPoint, Parameter, check_parameters, parameters_of
+from splitfed.study.config.run_spec import COMPUTATION, ComputationSetting, NamedAlgorithm
 from splitfed.study.config.schema import ComputationTable
 
 PLAIN = "none"

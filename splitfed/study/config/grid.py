@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from splitfed.attacks.threat_model import OF_COMPUTATIONS
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from splitfed.study.config import client_tables, data_table as data_tables, training_table as training_tables
 from splitfed.study.config.algorithm_tables import (
     expand_algorithm,
@@ -20,23 +20,23 @@ from splitfed.study.config.algorithm_tables import (
     parse_attack,
 )
 from splitfed.study.config.callback_tables import expand_callback
-from splitfed.study.config.cell import (
+from splitfed.study.config.computation_table import expand_computation
+from splitfed.study.config.lookup import StudyReader
+from splitfed.study.config.mistakes import Mistakes
+from splitfed.study.config.run_spec import (
     COMPUTATION,
-    Cell,
+    AttackSetting,
     ClientModel,
     ComputationSetting,
+    DataSetting,
     DefenseSetting,
     MethodSetting,
     NamedAlgorithm,
-    Probe,
-    Source,
+    RunSpec,
     TopologySetting,
     TrainingPlan,
     slug,
 )
-from splitfed.study.config.computation_table import expand_computation
-from splitfed.study.config.lookup import StudyReader
-from splitfed.study.config.mistakes import Mistakes
 from splitfed.study.config.schema import LIMIT, DataTable, StudyConfig
 from splitfed.study.config.training_attacks import TrainingVariant, plan_trainings
 
@@ -56,7 +56,7 @@ class Grid:
 
     name: str
     resolved: Mapping[str, Any]
-    cells: tuple[Cell, ...]
+    cells: tuple[RunSpec, ...]
     skip_refused: bool = False
     refused: tuple[tuple[str, str], ...] = ()
 
@@ -70,7 +70,7 @@ class _Settings:
 
     config: StudyConfig
     tables: Mapping[str, Any]
-    data: Source
+    data: DataSetting
     model: NamedAlgorithm | None
     models: tuple[ClientModel, ...]
     topologies: Sequence[TopologySetting]
@@ -78,7 +78,7 @@ class _Settings:
     methods: Sequence[MethodSetting]
     computations: Sequence[ComputationSetting]
     defenses: Sequence[DefenseSetting]
-    probes: Sequence[Probe]
+    attack_settings: Sequence[AttackSetting]
     callbacks: tuple[NamedAlgorithm, ...]
 
 
@@ -94,7 +94,7 @@ class _GridPoint(NamedTuple):
     seed: int
 
 
-def expand(config: StudyConfig, source: str, base: Path, code: Code | None = None) -> Grid:
+def expand(config: StudyConfig, source: str, base: Path, code: NameResolver | None = None) -> Grid:
     """Return the runs of `config`; relative paths start from `base`. Raises `InvalidStudy` naming every mistake.
 
     `code`: where import paths may lead (default: nowhere); those of models are not followed here.
@@ -102,11 +102,14 @@ def expand(config: StudyConfig, source: str, base: Path, code: Code | None = Non
     mistakes = Mistakes(source)
     if config.search is not None:
         mistakes.add("search", "is no grid: its runs are chosen one by one; give it to splitfed run")
-    reader = StudyReader(mistakes, Code(refusal="import paths are not followed here") if code is None else code)
+    reader = StudyReader(mistakes, NameResolver(refusal="import paths are not followed here") if code is None else code)
     settings = _read_settings(reader, config, base)
     _check_repeats(mistakes, settings)
-    probes = settings.probes
-    keyed = tuple(replace(p, key=key) for p, key in zip(probes, number_repeats([p.key for p in probes]), strict=True))
+    attack_settings = settings.attack_settings
+    keyed = tuple(
+        replace(p, key=key)
+        for p, key in zip(attack_settings, number_repeats([p.key for p in attack_settings]), strict=True)
+    )
     worlds = plan_trainings(mistakes, keyed, config.study.honest)
     _check_size(mistakes, settings, len(worlds))
     mistakes.stop()
@@ -168,7 +171,7 @@ def _check_repeats(mistakes: Mistakes, settings: _Settings) -> None:
         "method": [found.label for found in settings.methods],
         COMPUTATION: [found.label for found in settings.computations],
         "defense": [found.label for found in settings.defenses],
-        "attack": [found.label for found in settings.probes],
+        "attack": [found.label for found in settings.attack_settings],
     }
     for where, values in given.items():
         for value, times in Counter(values).items():
@@ -202,7 +205,7 @@ def _resolve(settings: _Settings) -> dict[str, Any]:
         "study": _study_table(study.name, study.seeds, study.honest, study.target)
         | ({"skip_refused": True} if study.skip_refused else {}),
         **{key: table for key, table in tables.items() if key != "callback" and not left_out.get(key, False)},
-        "attack": [attack_table(p) for p in settings.probes],
+        "attack": [attack_table(p) for p in settings.attack_settings],
         **({"callback": tables["callback"]} if tables["callback"] else {}),
     }
 
@@ -223,7 +226,7 @@ def _points(settings: _Settings, worlds: Sequence[TrainingVariant]) -> Iterator[
             yield point
 
 
-def _make_cell(reader: StudyReader, settings: _Settings, resolved: Mapping[str, Any], point: _GridPoint) -> Cell:
+def _make_cell(reader: StudyReader, settings: _Settings, resolved: Mapping[str, Any], point: _GridPoint) -> RunSpec:
     """Return the run at a point of the grid."""
     (_, place), (_, plan), (_, layer), (_, computation), (_, guard), world, seed = point
     name = _name_run(settings, point)
@@ -235,10 +238,12 @@ def _make_cell(reader: StudyReader, settings: _Settings, resolved: Mapping[str, 
         "defense": [guard.table],
         "training": {**settings.tables["training"], "schedule": plan.schedule.table},
     }
-    out = _reading_computations(settings.probes, settings.computations) if computation.secure is None else set()
-    left_out = tuple((probe.label, IN_PLAIN) for probe in world.attacks if probe.label in out)
-    world = world._replace(attacks=tuple(probe for probe in world.attacks if probe.label not in out))
-    return Cell(
+    out = (
+        _reading_computations(settings.attack_settings, settings.computations) if computation.secure is None else set()
+    )
+    left_out = tuple((setting.label, IN_PLAIN) for setting in world.attacks if setting.label in out)
+    world = world._replace(attacks=tuple(setting for setting in world.attacks if setting.label not in out))
+    return RunSpec(
         name,
         seed,
         settings.data,
@@ -275,11 +280,15 @@ def _name_run(settings: _Settings, point: _GridPoint) -> str:
     )
 
 
-def _reading_computations(probes: Sequence[Probe], computations: Sequence[ComputationSetting]) -> set[str]:
+def _reading_computations(
+    attack_settings: Sequence[AttackSetting], computations: Sequence[ComputationSetting]
+) -> set[str]:
     """Return the labels of attacks on secure computations, in a study that has such runs beside others in plain."""
     if all(one.secure is None for one in computations):
         return set()
-    return {p.label for p in probes if not OF_COMPUTATIONS.isdisjoint(getattr(p.attack.factory, "requires", ()))}
+    return {
+        p.label for p in attack_settings if not OF_COMPUTATIONS.isdisjoint(getattr(p.attack.factory, "requires", ()))
+    }
 
 
 def _expand_tables(
@@ -321,19 +330,19 @@ def _config_alone(
     }
 
 
-def attack_table(probe: Probe) -> dict[str, Any]:
-    """Return the `[[attack]]` table that means `probe`."""
+def attack_table(setting: AttackSetting) -> dict[str, Any]:
+    """Return the `[[attack]]` table that means `setting`."""
     return {
-        "name": probe.attack.name,
-        **probe.attack.label_values,
-        **probe.attack.parameters,
-        **({} if probe.every is None else {"every": probe.every}),
-        **({} if probe.floors else {"floors": False}),
-        "adversary": probe.adversary,
+        "name": setting.attack.name,
+        **setting.attack.label_values,
+        **setting.attack.parameters,
+        **({} if setting.every is None else {"every": setting.every}),
+        **({} if setting.floors else {"floors": False}),
+        "adversary": setting.adversary,
     }
 
 
-def _parse_data(reader: StudyReader, table: DataTable, base: Path) -> tuple[dict[str, Any], Source | None]:
+def _parse_data(reader: StudyReader, table: DataTable, base: Path) -> tuple[dict[str, Any], DataSetting | None]:
     split = {key: getattr(table, key) for key in DataTable.SPLIT if getattr(table, key) is not None}
     keys = [key for key in DataTable.model_fields if key != "name"]
     written, loaders = expand_algorithm(
@@ -341,7 +350,7 @@ def _parse_data(reader: StudyReader, table: DataTable, base: Path) -> tuple[dict
     )
     parts_written, parts = data_tables.parse_parts(reader, table)
     transform = data_tables.find_transform(reader, parts_written)
-    source = Source(loaders[0], table.clients, split, parts, transform) if loaders else None
+    source = DataSetting(loaders[0], table.clients, split, parts, transform) if loaders else None
     return {**written, "clients": table.clients, **split, **parts_written}, source
 
 

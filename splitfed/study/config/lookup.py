@@ -8,7 +8,7 @@ from typing import Any
 
 from splitfed.aggregation.lookup import aggregation_of
 from splitfed.core.errors import InvalidInput, describe_error, unknown
-from splitfed.models.import_paths import NOUNS, Code
+from splitfed.models.import_paths import NOUNS, NameResolver
 from splitfed.registry import SINGULAR, TABLES, is_foreign
 from splitfed.study.config.mistakes import Mistakes, short_repr
 from splitfed.study.config.parameters import parameters_of
@@ -19,7 +19,7 @@ class StudyReader:
     """Reads the tables of one study: `mistakes` collects what is wrong, `code` resolves names and import paths."""
 
     mistakes: Mistakes
-    code: Code
+    code: NameResolver
 
     def find(self, where: str, kind: str, name: str) -> Callable[..., Any] | None:
         """Return what `name`, at `where` in the study, means among `kind`; None after a mistake."""

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from splitfed.core.errors import InvalidInput
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from splitfed.registry import TABLES, load
 from splitfed.study.config import schema
-from splitfed.study.config.cell import Cell, format_value, slug
 from splitfed.study.config.client_tables import cuts_model
 from splitfed.study.config.grid import Grid, expand, number_repeats
 from splitfed.study.config.mistakes import InvalidStudy, Mistakes
+from splitfed.study.config.run_spec import RunSpec, format_value, slug
 from splitfed.study.config.schema import SearchTable
 from splitfed.study.config.search_metrics import MetricReader, SearchConstraint, SearchMetric, SearchObjective
 from splitfed.study.config.search_space import (
@@ -64,7 +64,7 @@ class SearchStudy:
     constraints: tuple[SearchConstraint, ...]
     source: str
     base: Path
-    code: Code
+    code: NameResolver
 
     @cached_property
     def seed(self) -> int:
@@ -135,8 +135,8 @@ class SearchStudy:
         return replace(grid, cells=tuple(self._name_cells(grid.cells, raw, assignment)))
 
     def _name_cells(
-        self, cells: Sequence[Cell], raw: Mapping[str, Any], assignment: Mapping[str, Any]
-    ) -> Iterator[Cell]:
+        self, cells: Sequence[RunSpec], raw: Mapping[str, Any], assignment: Mapping[str, Any]
+    ) -> Iterator[RunSpec]:
         """Yield the runs with names that no other setting has: labels say neither optimizers nor rounds."""
         told = {key: table for key, table in raw.items() if key not in ("study", "data", "attack")}
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
@@ -184,7 +184,7 @@ def _with_resolved_text(given: Any, resolved: Any) -> Any:
     return {key: resolved.get(key, value) if isinstance(value, str) else value for key, value in given.items()}
 
 
-def read_search(raw: Mapping[str, Any], source: str, base: Path, code: Code) -> tuple[SearchStudy, Grid]:
+def read_search(raw: Mapping[str, Any], source: str, base: Path, code: NameResolver) -> tuple[SearchStudy, Grid]:
     """Return the search that the study `raw` asks for, and the runs of its first setting.
 
     Every setting in which one parameter is at an end of its range, or at one of its options, and all others at their
@@ -266,7 +266,7 @@ def _check_sampler(mistakes: Mistakes, search: SearchStudy, first: Mapping[str, 
     return table.model_copy(update={k: v for k, v in defaults.items() if getattr(table, k) is None})
 
 
-def _attack_targets(raw: Mapping[str, Any], code: Code) -> dict[str, str]:
+def _attack_targets(raw: Mapping[str, Any], code: NameResolver) -> dict[str, str]:
     """Return key -> name of the target for the attacks of a study; an unknown one is a mistake of its own table."""
     named = [table["name"] for table in raw.get("attack", []) if isinstance(table.get("name"), str)]
     found = {}

@@ -17,8 +17,8 @@ from splitfed.engines.observers import Observable
 from splitfed.planning.validation import Prepared
 from splitfed.registry import name_of
 from splitfed.study.config import build
-from splitfed.study.config.cell import Cell, Probe
 from splitfed.study.config.mistakes import Mistakes
+from splitfed.study.config.run_spec import AttackSetting, RunSpec
 from splitfed.threats.knowledge import curious
 from splitfed.threats.training_time import place_attacks
 
@@ -26,8 +26,8 @@ from splitfed.threats.training_time import place_attacks
 class TrainingVariant(NamedTuple):
     """How a setting is trained: hijacked by `training_attack` or honestly, and the `attacks` that go against it."""
 
-    training_attack: Probe | None
-    attacks: tuple[Probe, ...]
+    training_attack: AttackSetting | None
+    attacks: tuple[AttackSetting, ...]
 
 
 def training_role(kind: type[Attack]) -> Literal["outside", "passive", "active"]:
@@ -37,43 +37,43 @@ def training_role(kind: type[Attack]) -> Literal["outside", "passive", "active"]
     return "active" if kind.active else "passive"
 
 
-def plan_trainings(mistakes: Mistakes, probes: Sequence[Probe], honest: bool) -> list[TrainingVariant]:
+def plan_trainings(mistakes: Mistakes, attack_settings: Sequence[AttackSetting], honest: bool) -> list[TrainingVariant]:
     """Return the trainings of every setting; without an `honest` one the hijacked are asked ordinary attacks too."""
-    active = [probe for probe in probes if probe.lives == "active"]
+    active = [setting for setting in attack_settings if setting.lives == "active"]
     if honest:
-        others = tuple(probe for probe in probes if probe.lives != "active")
+        others = tuple(setting for setting in attack_settings if setting.lives != "active")
         return [TrainingVariant(None, others), *(TrainingVariant(one, (one,)) for one in active)]
     if not active:
         mistakes.add("study.honest", "false leaves no run: no attack is an active training attack")
-    for probe in probes:
-        if probe.lives == "passive":
+    for setting in attack_settings:
+        if setting.lives == "passive":
             mistakes.add(
-                probe.where, f"{probe.attack.name} lives in honest trainings, which study.honest = false leaves out"
+                setting.where, f"{setting.attack.name} lives in honest trainings, which study.honest = false leaves out"
             )
-    outside = tuple(probe for probe in probes if probe.lives == "outside")
+    outside = tuple(setting for setting in attack_settings if setting.lives == "outside")
     return [TrainingVariant(one, (one, *outside)) for one in active]
 
 
-def training_attacks(cell: Cell, topology: Topology) -> tuple[dict[str, TrainingAttack], dict[str, int]]:
+def training_attacks(cell: RunSpec, topology: Topology) -> tuple[dict[str, TrainingAttack], dict[str, int]]:
     """Return party -> the attack of `cell` that lives inside training there, and after how many rounds it reports."""
-    inside = {_party_of(probe, topology): probe for probe in cell.attacks if probe.lives != "outside"}
-    attacks = {party: cast(TrainingAttack, build.attack(probe)) for party, probe in inside.items()}
-    return attacks, {party: probe.every for party, probe in inside.items() if probe.every is not None}
+    inside = {_party_of(setting, topology): setting for setting in cell.attacks if setting.lives != "outside"}
+    attacks = {party: cast(TrainingAttack, build.attack(setting)) for party, setting in inside.items()}
+    return attacks, {party: setting.every for party, setting in inside.items() if setting.every is not None}
 
 
-def add_training_attack(engine: Observable, ready: Prepared, probe: Probe) -> None:
-    """Let the training attack of `probe` into `engine`; refuse a second one at its party, and where it cannot work."""
-    party = _party_of(probe, ready.topology)
+def add_training_attack(engine: Observable, ready: Prepared, setting: AttackSetting) -> None:
+    """Let the training attack of `setting` into `engine`; refuse a second one at its party, or one that cannot work."""
+    party = _party_of(setting, ready.topology)
     other = engine.training_attacks.get(party)
     if isinstance(other, TrainingAttackState):
         raise InvalidInput(
-            f"{name_of('attacks', type(other.plan))} and {probe.attack.name} are both at {party!r}; expected one "
+            f"{name_of('attacks', type(other.plan))} and {setting.attack.name} are both at {party!r}; expected one "
             "training attack a party: give each its own study"
         )
-    plan = build.attack(probe)
+    plan = build.attack(setting)
     assert isinstance(plan, TrainingAttack)
     place_attacks(engine, ready, {party: plan})
 
 
-def _party_of(probe: Probe, topology: Topology) -> str:
-    return probe.adversary or curious(topology)
+def _party_of(setting: AttackSetting, topology: Topology) -> str:
+    return setting.adversary or curious(topology)

@@ -19,10 +19,10 @@ from splitfed.costs.speeds import Machine, Speeds
 from splitfed.engines.base import FED
 from splitfed.schedules.base import Schedule
 from splitfed.study.config.algorithm_tables import expand_table
-from splitfed.study.config.cell import NamedAlgorithm, TrainingPlan
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes, short_repr
 from splitfed.study.config.parameters import check_parameters, parameters_of
+from splitfed.study.config.run_spec import NamedAlgorithm, TrainingPlan
 from splitfed.study.config.schema import TrainingTable
 
 
@@ -176,7 +176,7 @@ class PartyNames:
 
     def __init__(self, topology: Topology, schedule: Schedule, clients: int, aggregated: bool = False) -> None:
         replicas = party_names(topology, clients)
-        others = [FED] if aggregated or schedule.placement(topology).fused else []
+        others = [FED] if aggregated or schedule.placement(topology).averaged else []
         self.parties = {*others, *(party for names in replicas.values() for party in names.values())}
         self.roles = {*others, *topology.roles}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from splitfed.costs.crossover import Crossover, over_clients
 from splitfed.costs.singh import Sizes
-from splitfed.study.config.cell import COMPUTATION
+from splitfed.study.config.run_spec import COMPUTATION
 from splitfed.study.report.data import Json, Setting, by_round, scored_utility, shared_rounds
 from splitfed.study.results import RunResult
 
@@ -51,7 +51,7 @@ def participation(runs: Runs) -> Json | None:
         "clients": runs[0].clients,
         "asked": fmean(asked),
         "dropped": sum(len(entry["dropped"]) for entry in entries),
-        "missed": sum(not entry["fused"] for entry in entries),
+        "missed": sum(not entry["averaged"] for entry in entries),
         "noted": [said for run in runs for entry in run.history if (said := _participation_note(run.seed, entry))],
     }
     return summary if summary["dropped"] or summary["missed"] or min(asked) < runs[0].clients else None
@@ -98,7 +98,7 @@ def _matches_prediction(run: RunResult) -> bool:
 
 def _participation_note(seed: int, entry: Mapping[str, Any]) -> str:
     gone = ", ".join(map(str, entry.get("dropped", [])))
-    said = [*([f"client {gone} dropped out"] if gone else []), *([] if entry.get("fused", True) else ["no quorum"])]
+    said = [*([f"client {gone} dropped out"] if gone else []), *([] if entry.get("averaged", True) else ["no quorum"])]
     return f"seed {seed}, round {entry['round'] + 1}: {'; '.join(said)}" if said else ""
 
 

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from splitfed.privacy.ledger import describe_ledger
 from splitfed.registry import EXTENSIONS, resolve
-from splitfed.study.config.cell import COMPUTATION, name_clients
+from splitfed.study.config.run_spec import COMPUTATION, name_clients
 from splitfed.study.report.remarks import describe_start, start_warnings
 from splitfed.study.report.units import count_noun, format_bytes, format_seconds
 

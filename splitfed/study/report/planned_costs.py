@@ -22,15 +22,15 @@ from splitfed.registry import TABLES, load
 from splitfed.schedules.base import Schedule
 from splitfed.study.config import build
 from splitfed.study.config.callback_tables import make_callbacks
-from splitfed.study.config.cell import COMPUTATION, Cell
 from splitfed.study.config.client_tables import describe_clients
 from splitfed.study.config.grid import Grid
+from splitfed.study.config.run_spec import COMPUTATION, RunSpec
 from splitfed.study.config.training_table import PartyNames
 from splitfed.study.report.data import Json
 from splitfed.study.report.privacy import place_of, plan_ledgers
 
 
-def predict_costs(cell: Cell, ready: Prepared) -> Json:
+def predict_costs(cell: RunSpec, ready: Prepared) -> Json:
     """Return what the run `cell` costs, worked out from shapes: see `cost_to_json`; of a secured one also a batch.
 
     That has the key `COMPUTATION`: see `ComputationPlan.estimate_batch`.
@@ -46,7 +46,7 @@ def predict_costs(cell: Cell, ready: Prepared) -> Json:
     return found if batch is None else {**found, COMPUTATION: batch}
 
 
-def early_end(cell: Cell) -> str | None:
+def early_end(cell: RunSpec) -> str | None:
     """Return why the run `cell` may have fewer rounds than it is planned for; None where no callback may end it."""
     pairs = zip(cell.callbacks, make_callbacks(cell.callbacks, Path("run")), strict=True)
     found = [f"{named.label}, by {one.decides_by}" for named, one in pairs if one.decides_by is not None]
@@ -207,13 +207,13 @@ def _defended_bytes(grid: Grid, defense: str, builder: build.StudyBuilder) -> li
     return found
 
 
-def _study_cells(grid: Grid, topology: str, seed: int) -> list[Cell]:
+def _study_cells(grid: Grid, topology: str, seed: int) -> list[RunSpec]:
     """Return one run for each schedule of the study, and each method on it, with this topology."""
     mine = [c for c in grid.cells if c.topology.builder.label == topology and c.seed == seed]
     return list({tuple(c.labels.values()): c for c in mine}.values())
 
 
-def _topology_costs(cell: Cell, builder: build.StudyBuilder, own: Sequence[Cell], others: Sequence[str]) -> Json:
+def _topology_costs(cell: RunSpec, builder: build.StudyBuilder, own: Sequence[RunSpec], others: Sequence[str]) -> Json:
     named = {c.training.schedule.name for c in own}
     found = [(c.labels, True, _costs_or_refusal(c, builder)) for c in own]
     for name in (other for other in others if other not in named):
@@ -247,7 +247,7 @@ def _topology_costs(cell: Cell, builder: build.StudyBuilder, own: Sequence[Cell]
     }
 
 
-def _costs_or_refusal(cell: Cell, builder: build.StudyBuilder, schedule: Schedule | None = None) -> Json:
+def _costs_or_refusal(cell: RunSpec, builder: build.StudyBuilder, schedule: Schedule | None = None) -> Json:
     try:
         return {"refused": None, **predict_costs(cell, builder.prepare(cell, schedule))}
     except InvalidInput as error:

@@ -15,13 +15,13 @@ from splitfed.planning.private import planned_ledger
 from splitfed.privacy.ledger import describe_ledger
 from splitfed.study.config import build
 from splitfed.study.config.callback_tables import make_callbacks
-from splitfed.study.config.cell import Cell
+from splitfed.study.config.run_spec import RunSpec
 from splitfed.study.report.data import Json
 from splitfed.study.results import RunResult
 from splitfed.training.callbacks import committed_ledger
 
 
-def plan_ledger(cell: Cell, builder: build.StudyBuilder) -> Json | None:
+def plan_ledger(cell: RunSpec, builder: build.StudyBuilder) -> Json | None:
     """Return the privacy ledger that the run `cell` will have; None where none of its defenses promises anything."""
     if not any(isinstance(defense, Accounted) for defense in build.defenses(cell)):
         return None
@@ -31,7 +31,7 @@ def plan_ledger(cell: Cell, builder: build.StudyBuilder) -> Json | None:
     return (planned_ledger(*arguments) if found is None else found).as_dict()
 
 
-def plan_ledgers(cells: Sequence[Cell], builder: build.StudyBuilder) -> list[Json]:
+def plan_ledgers(cells: Sequence[RunSpec], builder: build.StudyBuilder) -> list[Json]:
     """Return the planned ledger of every run of `cells` that promises something, or why it refuses."""
     found: list[Json] = []
     for cell in cells:
@@ -44,7 +44,7 @@ def plan_ledgers(cells: Sequence[Cell], builder: build.StudyBuilder) -> list[Jso
     return found
 
 
-def place_of(cell: Cell) -> dict[str, str]:
+def place_of(cell: RunSpec) -> dict[str, str]:
     """Return the labels of `cell`, of its topology and of what it has on that."""
     return {key: label for key, label in cell.labels.items() if label != "none"}
 

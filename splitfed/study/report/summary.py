@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from splitfed.core.errors import InvalidInput
-from splitfed.study.config.cell import COMPUTATION, format_value
+from splitfed.study.config.run_spec import COMPUTATION, format_value
 from splitfed.study.report.costs import costs_of, participation
 from splitfed.study.report.data import (
     NO_DEFENSE,

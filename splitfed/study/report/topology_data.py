@@ -46,7 +46,7 @@ class _Graph(_Table):
     inputs: Annotated[dict[Text, Text], Field(max_length=MOST)]
     heads: Annotated[list[_Head], Field(max_length=MOST)]
     forward_only: Texts
-    lessons: Texts
+    training_only: Texts
     defended: Annotated[dict[Text, Text], Field(max_length=MOST)]
 
 
@@ -80,7 +80,7 @@ def graph_of(topology: Topology, defended: Mapping[str, str]) -> dict[str, Any]:
             for h in topology.heads
         ],
         "forward_only": sorted(topology.forward_only),
-        "lessons": sorted(topology.lessons),
+        "training_only": sorted(topology.training_only),
         "defended": dict(defended),
     }
 
@@ -103,7 +103,9 @@ def draw_graph(graph: object) -> str:
         Head(h.value, h.role, h.labels, weight=h.weight, target=h.target, via=tuple(h.via)) for h in known.heads
     )
     return to_svg(
-        Topology(known.name, segments, known.inputs, heads, frozenset(known.forward_only), frozenset(known.lessons)),
+        Topology(
+            known.name, segments, known.inputs, heads, frozenset(known.forward_only), frozenset(known.training_only)
+        ),
         known.defended,
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from splitfed.data.dataset import Dataset
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from splitfed.study.config import build, schema
 from splitfed.study.config.auto_cuts import name_auto_cuts
 from splitfed.study.config.grid import Grid, expand
@@ -34,7 +34,7 @@ class CheckedStudy:
     grid: Grid
     data: Dataset
     text: str
-    code: Code
+    code: NameResolver
     search: SearchStudy | None = None
     setting: Assignment | None = None
     key: str = ""
@@ -60,27 +60,29 @@ def folder_named_after(path: Path) -> Path | None:
     return Path(name) if isinstance(name, str) and name else None
 
 
-def read_study_file(path: Path, advice: str | None = None, *, trust: bool = False) -> tuple[Json, Path, Code]:
+def read_study_file(path: Path, advice: str | None = None, *, trust: bool = False) -> tuple[Json, Path, NameResolver]:
     """Return the tables in the file `path`, unchecked, where its paths start from and where its imports may lead."""
     raw, base = schema.read_toml(path, advice), path.resolve().parent
     # A file of a folder of results may be a link to one elsewhere.
     results = next(filter(is_results, (path.absolute().parent.resolve(), base)), None)
-    return raw, base, Code(base) if results is None else code_of(results, raw, trust)
+    return raw, base, NameResolver(base) if results is None else code_of(results, raw, trust)
 
 
-def check_study(raw: Mapping[str, Any], source: str, base: Path, code: Code | None = None) -> tuple[Grid, Dataset]:
+def check_study(
+    raw: Mapping[str, Any], source: str, base: Path, code: NameResolver | None = None
+) -> tuple[Grid, Dataset]:
     """Check the study `raw`, called `source` in messages; relative paths start from `base`.
 
     `code`: where import paths of models may lead (default: to the Python files in `base` as well).
     """
     check_tables(raw, source)
     with in_file_order(raw):
-        grid = expand(schema.parse_study(raw, source), source, base, Code(base) if code is None else code)
+        grid = expand(schema.parse_study(raw, source), source, base, NameResolver(base) if code is None else code)
         return check_grid(grid, source)
 
 
 def check_raw(
-    raw: Mapping[str, Any], source: str, base: Path, code: Code, text: str, folder: Path | None, token: str = ""
+    raw: Mapping[str, Any], source: str, base: Path, code: NameResolver, text: str, folder: Path | None, token: str = ""
 ) -> CheckedStudy:
     """Check the study `raw`, unless `folder` keeps what an earlier check of it found; see `recall` for `token`."""
     check_tables(raw, source)

@@ -21,7 +21,7 @@ from splitfed.core.equivalence import EXAMPLES
 from splitfed.core.errors import InvalidInput, check_count
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from splitfed.registry import load
 from splitfed.study.config import build
 from splitfed.study.config.assembly import build_model
@@ -182,11 +182,11 @@ def _load_by_name(request: ModelRequest, trust: bool) -> tuple[nn.Module, Tensor
     return model, torch.randint(request.integers, (EXAMPLES, *shape), generator=draws)
 
 
-def _resolve_path(name: str, trust: bool) -> tuple[Code, str]:
+def _resolve_path(name: str, trust: bool) -> tuple[NameResolver, str]:
     """Return where the name of a model may lead, and the name as an import path: "nets/my.py:Net" is "my:Net" there."""
     file, colon, attribute = name.rpartition(":")
     if not colon or not file.endswith(".py"):
-        return Code(), name
+        return NameResolver(), name
     path = Path(file)
     if not path.is_file():
         raise InvalidInput(f"model {name!r}: there is no file {file!r}")
@@ -196,7 +196,7 @@ def _resolve_path(name: str, trust: bool) -> tuple[Code, str]:
             f"{str(folder)!r} is a folder of results, and would run {path.name!r}: add --trust if you trust whoever "
             "made it"
         )
-    return Code(folder), f"{path.stem}:{attribute}"
+    return NameResolver(folder), f"{path.stem}:{attribute}"
 
 
 def _parse_shape(text: str | None) -> tuple[int, ...]:

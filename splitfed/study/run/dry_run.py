@@ -19,7 +19,7 @@ from splitfed.core.digests import Damaged
 from splitfed.core.errors import InvalidInput
 from splitfed.data.dataset import Dataset
 from splitfed.study.config import build
-from splitfed.study.config.cell import Cell
+from splitfed.study.config.run_spec import RunSpec
 from splitfed.study.report.units import count_noun, format_seconds
 from splitfed.study.results import RunResult, read_result
 from splitfed.study.run.preflight import build_untrained_run
@@ -48,7 +48,7 @@ def list_runs(ready: CheckedStudy, folder: Path, workers: int) -> Json:
             for n, found in enumerate(records)
         ]
         left = [cell for found in records if found is None for cell in cells]
-        done: list[tuple[Cell, RunResult]] = []
+        done: list[tuple[RunSpec, RunResult]] = []
     else:
         results = {cell.id: read_result(home.run(cell.id), cell.id) for cell in cells}
         states = [{"run": cell.id, "state": _state_of(home.run(cell.id), results[cell.id], cell)} for cell in cells]
@@ -88,16 +88,16 @@ def print_runs(listed: Json, console: Console) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _plan_attacks(cell: Cell, data: Dataset) -> list[str]:
+def _plan_attacks(cell: RunSpec, data: Dataset) -> list[str]:
     """Return about how long each attack of `cell` takes that says what its work is, in words."""
-    probes = [(probe, build.attack(probe)) for probe in cell.attacks]
-    if not any(isinstance(attack, StatesWork) for _, attack in probes):
+    attack_settings = [(setting, build.attack(setting)) for setting in cell.attacks]
+    if not any(isinstance(attack, StatesWork) for _, attack in attack_settings):
         return []
     run, found = build_untrained_run(cell, data), []
-    for probe, attack in probes:
+    for setting, attack in attack_settings:
         if isinstance(attack, StatesWork):
             try:
-                planned = run.plan_attack(attack, adversary=probe.adversary, releases=probe.releases)
+                planned = run.plan_attack(attack, adversary=setting.adversary, releases=setting.releases)
             except InvalidInput:
                 # In a run that is secured it is refused after its training, which is a result.
                 continue
@@ -105,7 +105,7 @@ def _plan_attacks(cell: Cell, data: Dataset) -> list[str]:
     return found
 
 
-def setting_of(cell: Cell) -> tuple[str, ...]:
+def setting_of(cell: RunSpec) -> tuple[str, ...]:
     """Return what runs that differ in their seed alone have in common."""
     inside = "" if cell.training_attack is None else cell.training_attack.key
     return (*cell.labels.values(), cell.defense.label, cell.variant, inside)
@@ -117,7 +117,9 @@ class DurationEstimate:
     `finished`: setting -> mean seconds of its finished runs; `timed`: how many settings had a few steps trained.
     """
 
-    def __init__(self, data: Dataset, done: list[tuple[Cell, RunResult]], clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, data: Dataset, done: list[tuple[RunSpec, RunResult]], clock: Callable[[], float] = time.monotonic
+    ):
         self._data, self._clock, self._began = data, clock, clock()
         self._measured: dict[tuple[str, ...], float | None] = {}
         self.timed = 0
@@ -128,7 +130,7 @@ class DurationEstimate:
                 found.setdefault(setting_of(cell), []).append(whole)
         self.finished = {setting: fmean(seconds) for setting, seconds in found.items()}
 
-    def seconds_of(self, cell: Cell) -> float | None:
+    def seconds_of(self, cell: RunSpec) -> float | None:
         """Return about how many seconds the run `cell` takes; None where that was not measured."""
         setting = setting_of(cell)
         if setting in self.finished:
@@ -141,7 +143,7 @@ class DurationEstimate:
         return self._measured[setting]
 
 
-def _state_of(folder: Path, result: RunResult | None, cell: Cell) -> str:
+def _state_of(folder: Path, result: RunResult | None, cell: RunSpec) -> str:
     """Return how far the run in `folder` is."""
     if result is not None:
         return "done" if result.failed is None else f"done (failed: {result.failed})"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.topology import Topology
-from splitfed.study.config.cell import Cell
+from splitfed.study.config.run_spec import RunSpec
 
 
-def check_keys(cells: Iterable[Cell], folder: Path) -> None:
+def check_keys(cells: Iterable[RunSpec], folder: Path) -> None:
     """Refuse keys that would lie in `folder`, the study's own, and computations whose packages are not installed."""
     home = folder.resolve()
     for cell in cells:
@@ -25,7 +25,7 @@ def check_keys(cells: Iterable[Cell], folder: Path) -> None:
             )
 
 
-def with_key_folder(topology: Topology, cell: Cell, folder: Path) -> Topology:
+def with_key_folder(topology: Topology, cell: RunSpec, folder: Path) -> Topology:
     """Return the topology of the run `cell` in `folder` with the place of its keys, where it keeps them in files."""
     if topology.computation is None or cell.computation.key_folder is None:
         return topology

@@ -18,7 +18,7 @@ from splitfed.core.defense import privacy_event
 from splitfed.core.errors import InvalidInput, check_count
 from splitfed.data.dataset import Dataset
 from splitfed.study.config import schema
-from splitfed.study.config.cell import Cell
+from splitfed.study.config.run_spec import RunSpec
 from splitfed.study.config.toml import dumps
 from splitfed.study.report.document import write_report
 from splitfed.study.results import LABELS, RunResult, read_result, result_from_json, write_result
@@ -65,7 +65,7 @@ def continue_run(folder: Path, rounds: int, *, trust: bool = False) -> RunResult
     return result
 
 
-def _begin(folder: Path, rounds: int, trust: bool) -> tuple[RunResult, Cell, Dataset]:
+def _begin(folder: Path, rounds: int, trust: bool) -> tuple[RunResult, RunSpec, Dataset]:
     """Check everything, and turn the finished run into one that has yet to get its last rounds."""
     previous, cell, data = load_finished_run(folder, trust=trust)
     home = study_of(folder)
@@ -111,7 +111,7 @@ def _read_interrupted(folder: Path, rounds: int) -> RunResult | None:
     return previous
 
 
-def _open(folder: Path, trust: bool) -> tuple[Cell, Dataset]:
+def _open(folder: Path, trust: bool) -> tuple[RunSpec, Dataset]:
     """Return the run whose configuration is in `folder`, with the rounds it is to have, and its data."""
     raw = schema.read_toml(folder / "config.toml", digests.RUN_CONFIG)
     grid, data = session.check_study(raw, "config.toml", folder, code_of(folder, raw, trust))

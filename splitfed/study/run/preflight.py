@@ -20,9 +20,9 @@ from splitfed.study.config import build
 from splitfed.study.config.assembly import PieceError
 from splitfed.study.config.auto_cuts import name_auto_cuts
 from splitfed.study.config.callback_tables import make_callbacks
-from splitfed.study.config.cell import Cell, Probe, TrainingPlan
 from splitfed.study.config.grid import Grid
 from splitfed.study.config.mistakes import Mistakes
+from splitfed.study.config.run_spec import AttackSetting, RunSpec, TrainingPlan
 from splitfed.study.config.training_attacks import add_training_attack, training_attacks
 from splitfed.study.config.training_table import PartyNames
 from splitfed.threats.repeated_releases import check_releases
@@ -53,7 +53,7 @@ def check_grid(grid: Grid, source: str, data: Dataset | None = None) -> tuple[Gr
         _check_target(first.target, loaded, list(splits.values()))
     assembled: dict[tuple[str, ...], Assembled | None] = {}
     blamed: dict[tuple[str, ...], Mistakes] = {}
-    groups: dict[tuple[str, ...], list[Cell]] = {}
+    groups: dict[tuple[str, ...], list[RunSpec]] = {}
     for cell in grid.cells:
         mistakes.stop_if_many()
         own = notes[cell.id]
@@ -86,7 +86,7 @@ def _name_cuts(mistakes: Mistakes, notes: Mapping[str, Mistakes], grid: Grid, da
         grid = name_auto_cuts(mistakes, grid, data)
         mistakes.stop()
         return grid
-    named: dict[str, Cell] = {}
+    named: dict[str, RunSpec] = {}
     for label in dict.fromkeys(cell.topology.builder.label for cell in grid.cells):
         cells = tuple(cell for cell in grid.cells if cell.topology.builder.label == label)
         own = notes[cells[0].id]
@@ -124,7 +124,7 @@ class Assembled(NamedTuple):
     names: PartyNames
 
 
-def _assemble_cell(mistakes: Mistakes, cell: Cell, builder: build.StudyBuilder) -> Assembled | None:
+def _assemble_cell(mistakes: Mistakes, cell: RunSpec, builder: build.StudyBuilder) -> Assembled | None:
     """Put together what does not depend on seed or defenses; None after a mistake."""
     plan = build.schedule(cell)
     try:
@@ -144,7 +144,7 @@ def _assemble_cell(mistakes: Mistakes, cell: Cell, builder: build.StudyBuilder) 
     return None
 
 
-def _check_cell(mistakes: Mistakes, cell: Cell, split: Federation, found: Assembled) -> None:
+def _check_cell(mistakes: Mistakes, cell: RunSpec, split: Federation, found: Assembled) -> None:
     """Refuse what `train` would: the run as a whole."""
     plan, defenses, schedule = cell.training, tuple(build.defenses(cell)), build.schedule(cell)
     try:
@@ -161,7 +161,7 @@ def _check_cell(mistakes: Mistakes, cell: Cell, split: Federation, found: Assemb
         mistakes.add(_place_of(cell, error), error)
 
 
-def adversaries_of(cell: Cell, topology: Topology) -> Adversaries:
+def adversaries_of(cell: RunSpec, topology: Topology) -> Adversaries:
     """Return the attacks that live in the training of `cell`."""
     return Adversaries(*training_attacks(cell, topology))
 
@@ -171,7 +171,7 @@ def evaluation_of(plan: TrainingPlan, names: PartyNames) -> Evaluation:
     return Evaluation(plan.evaluate_every, plan.across, plan.delta, names.of(plan.speeds))
 
 
-def _place_of(cell: Cell, error: InvalidInput) -> str:
+def _place_of(cell: RunSpec, error: InvalidInput) -> str:
     """Return the place in the study of what `error` is about."""
     places = {
         **dict.fromkeys(("topology", ""), cell.topology.where),
@@ -184,14 +184,14 @@ def _place_of(cell: Cell, error: InvalidInput) -> str:
     return places.get(error.part) or f"training.{error.part}"
 
 
-def check_attack(probe: Probe, run: Run) -> None:
+def check_attack(setting: AttackSetting, run: Run) -> None:
     """Refuse an attack that `run`, trained or not, does not grant, and one that could not be scored.
 
     What an attack needs only the attack knows: it is begun and stopped; see `Evaluator.refusal`. Of a secured run
     that is asked after its training, and told with its results.
     """
-    attack, data = build.attack(probe), run.data
-    check_releases(probe.attack.name, attack, probe.releases, run.engine.topology.computation)
+    attack, data = build.attack(setting), run.data
+    check_releases(setting.attack.name, attack, setting.releases, run.engine.topology.computation)
     shows_inputs = attack.target in (Target.INPUTS, Target.REPRESENTATIVES)
     if len(data.auxiliary) == 0 and attack.target is not Target.MEMBERS:
         raise InvalidInput("there is no auxiliary row for the baseline of a score; give some (data.auxiliary=0.2)")
@@ -201,52 +201,54 @@ def check_attack(probe: Probe, run: Run) -> None:
         raise InvalidInput(
             f"{data.name} holds images without a value range, as files that are read by row do; store bytes"
         )
-    against_recording = attack.phase is Phase.TRAINING and probe.adversary in (None, FED) and FED in run.engine.parties
-    party = FED if against_recording else run.evaluator.adversary(probe.adversary)
-    if (against_recording or probe.round is not None) and party not in run.engine.link.recorders:
+    against_recording = (
+        attack.phase is Phase.TRAINING and setting.adversary in (None, FED) and FED in run.engine.parties
+    )
+    party = FED if against_recording else run.evaluator.adversary(setting.adversary)
+    if (against_recording or setting.round is not None) and party not in run.engine.link.recorders:
         raise InvalidInput(
-            f"{probe.attack.name} goes against recorded training; record it: [training.record] parties = [{party!r}]"
+            f"{setting.attack.name} goes against recorded training; record it: [training.record] parties = [{party!r}]"
         )
-    if probe.round is not None:
-        check_count("round", probe.round, high=max(run.evaluator.grants.rounds - 1, 0))
-    if probe.tune:
-        check_tunable(probe.attack.name, attack, attack.space)
+    if setting.round is not None:
+        check_count("round", setting.round, high=max(run.evaluator.grants.rounds - 1, 0))
+    if setting.tune:
+        check_tunable(setting.attack.name, attack, attack.space)
         PseudoVictims(
-            run.evaluator, attack, run.evaluator.adversary(probe.adversary), 0, run.seed, SHARE, probe.releases
+            run.evaluator, attack, run.evaluator.adversary(setting.adversary), 0, run.seed, SHARE, setting.releases
         )
     if run.engine.topology.computation is not None:
         # That an attack finds nothing to read there is a result, beside those of the study's runs in plain.
         return
-    if (refusal := run.evaluator.refusal(probe.attack.name, attack, probe.adversary)) is not None:
-        raise _attack_error(probe, refusal)
+    if (refusal := run.evaluator.refusal(setting.attack.name, attack, setting.adversary)) is not None:
+        raise _attack_error(setting, refusal)
 
 
-def _attack_error(probe: Probe, why: object) -> InvalidInput:
-    whose = "" if probe.adversary is None else f" by {probe.adversary}"
-    return InvalidInput(f"{probe.attack.name}{whose}: {why}")
+def _attack_error(setting: AttackSetting, why: object) -> InvalidInput:
+    whose = "" if setting.adversary is None else f" by {setting.adversary}"
+    return InvalidInput(f"{setting.attack.name}{whose}: {why}")
 
 
-def build_untrained_run(cell: Cell, data: Dataset) -> Run:
+def build_untrained_run(cell: RunSpec, data: Dataset) -> Run:
     """Return the run `cell` before its first round, its training attacks in it, without its defenses, on the CPU."""
     run, ready = _build_run(cell, build.StudyBuilder(data))
-    for probe in cell.attacks:
-        if probe.lives != "outside":
-            add_training_attack(run.engine, ready, probe)
+    for setting in cell.attacks:
+        if setting.lives != "outside":
+            add_training_attack(run.engine, ready, setting)
     return run
 
 
-def _build_run(cell: Cell, builder: build.StudyBuilder) -> tuple[Run, Prepared]:
+def _build_run(cell: RunSpec, builder: build.StudyBuilder) -> tuple[Run, Prepared]:
     ready = builder.prepare(cell)
     engine = engine_of(ready, record=cell.training.record)
     run = Run(engine, ready.data, ready.schedule, ready.schedule.start(len(ready.data)), cell.seed)
     run.follow(ready.method)
-    if any(build.attack(probe).reads for probe in cell.attacks):
+    if any(build.attack(setting).reads for setting in cell.attacks):
         run.evaluator.grants.sent = sent_kinds(ready)
     run.evaluator.grants.training, run.evaluator.grants.rounds = ready.training, cell.training.rounds
     return run, ready
 
 
-def _check_attacks(mistakes: Mistakes, cell: Cell, builder: build.StudyBuilder) -> None:
+def _check_attacks(mistakes: Mistakes, cell: RunSpec, builder: build.StudyBuilder) -> None:
     """Ask every attack of a run, if it can be put together."""
     if not cell.attacks:
         return
@@ -258,21 +260,21 @@ def _check_attacks(mistakes: Mistakes, cell: Cell, builder: build.StudyBuilder) 
         return
     # Training attacks first, for others may ask them; one that could not enter has been complained of already.
     inside = [p for p in cell.attacks if p.lives != "outside" and _can_enter(mistakes, run, ready, p)]
-    for probe in [*inside, *(p for p in cell.attacks if p.lives == "outside")]:
-        with mistakes.at(probe.where):
-            check_attack(probe, run)
+    for setting in [*inside, *(p for p in cell.attacks if p.lives == "outside")]:
+        with mistakes.at(setting.where):
+            check_attack(setting, run)
 
 
-def _can_enter(mistakes: Mistakes, run: Run, ready: Prepared, probe: Probe) -> bool:
+def _can_enter(mistakes: Mistakes, run: Run, ready: Prepared, setting: AttackSetting) -> bool:
     try:
-        add_training_attack(run.engine, ready, probe)
+        add_training_attack(run.engine, ready, setting)
     except InvalidInput as error:
-        mistakes.add(probe.where, _attack_error(probe, error))
+        mistakes.add(setting.where, _attack_error(setting, error))
         return False
     return True
 
 
-def _split_data(builder: build.StudyBuilder, cell: Cell, seed: int) -> Federation:
+def _split_data(builder: build.StudyBuilder, cell: RunSpec, seed: int) -> Federation:
     found = builder.federation(replace(cell, seed=seed))
     if not any(len(client.test) for client in found.clients):
         raise InvalidInput("no client has a test row, so utility cannot be measured; give a larger test fraction")

@@ -11,7 +11,7 @@ from splitfed.core import digests
 from splitfed.core.argument_kinds import guard_class
 from splitfed.core.errors import InvalidInput, check_count, check_path, unknown
 from splitfed.drawing.html_table import html_table
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from splitfed.registry import TABLES
 from splitfed.study.config.toml import dumps
 from splitfed.study.report import planned_costs
@@ -231,7 +231,7 @@ def study(name: str = "study", *, seeds: Sequence[int] = (0,), base: str | Path 
     raw = {"study": {"name": name, "seeds": _plain(seeds), **_plain(own)}}
     raw |= {key: _table(key, value) for key, value in tables.items() if value is not None}
     home = Path(base).resolve()
-    return PreparedStudy(check_raw(raw, "study", home, Code(home), dumps(raw), None))
+    return PreparedStudy(check_raw(raw, "study", home, NameResolver(home), dumps(raw), None))
 
 
 def load_study(folder: str | Path, *, trust: bool = False) -> StudyResults:

@@ -12,10 +12,10 @@ from splitfed.core.errors import InvalidInput, check_count
 from splitfed.data.dataset import Dataset
 from splitfed.study.config import schema
 from splitfed.study.config.algorithm_tables import parse_attack
-from splitfed.study.config.cell import Cell, slug
 from splitfed.study.config.grid import attack_table
 from splitfed.study.config.lookup import StudyReader
 from splitfed.study.config.mistakes import Mistakes
+from splitfed.study.config.run_spec import RunSpec, slug
 from splitfed.study.config.toml import dumps
 from splitfed.study.results import AttackRecord, RunResult, read_result, write_result
 from splitfed.study.run import session
@@ -65,19 +65,22 @@ def _attack_alone(folder: Path, names: Sequence[str], given: Mapping[str, Any], 
     result, cell, data = load_finished_run(folder, trust=trust)
     mistakes = Mistakes("attack")
     for name in names:
-        if ":" in name and name not in {probe.attack.name for probe in cell.attacks}:
+        if ":" in name and name not in {setting.attack.name for setting in cell.attacks}:
             mistakes.add(name, "is an import path that the run's study does not name; expected a registered attack")
     mistakes.stop()
     reader = StudyReader(mistakes, cell.code)
     tables = [schema.AttackTable(name=name, **given) for name in names]
-    probes = [parse_attack(reader, table.name, table) for table in tables]
+    attack_settings = [parse_attack(reader, table.name, table) for table in tables]
     trained_attacks = [(p.attack.name, p.attack.parameters) for p in cell.attacks]
-    for found in filter(None, probes):
+    for found in filter(None, attack_settings):
         own = (found.attack.name, found.attack.parameters)
         if found.lives != "outside" and own not in trained_attacks:
             mistakes.add(found.where, f"{own[0]} lives in training, and was not in this one with these parameters")
     mistakes.stop()
-    chosen = [replace(found, key=_attack_key(result, found.label, found.attack.name)) for found in filter(None, probes)]
+    chosen = [
+        replace(found, key=_attack_key(result, found.label, found.attack.name))
+        for found in filter(None, attack_settings)
+    ]
     with open_watcher(1, 0) as workers:
         watcher = workers.worker(0)
         run = digests.reads_folder(lambda place: train_cell(cell, data, place, watcher))(folder)
@@ -111,7 +114,7 @@ def applicable_attacks(folder: Path, adversary: str | None, *, trust: bool = Fal
 
 
 @digests.reads_folder
-def load_finished_run(folder: Path, *, trust: bool = False) -> tuple[RunResult, Cell, Dataset]:
+def load_finished_run(folder: Path, *, trust: bool = False) -> tuple[RunResult, RunSpec, Dataset]:
     """Return the result of the run in `folder`, what it is, and its data; refuse what has not finished.
 
     One that reaches outside of its folder and is not this user's own is refused without `trust`.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from splitfed.privacy.ledger import describe_ledger
-from splitfed.study.config.cell import COMPUTATION
+from splitfed.study.config.run_spec import COMPUTATION
 from splitfed.study.results import RunResult
 from splitfed.training.checkpoint import write_atomic
 

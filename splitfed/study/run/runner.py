@@ -39,8 +39,8 @@ from splitfed.engines.base import FED
 from splitfed.planning.validation import labels_of
 from splitfed.study.config import build
 from splitfed.study.config.callback_tables import make_callbacks
-from splitfed.study.config.cell import Cell, DefenseSetting, Probe
 from splitfed.study.config.client_tables import describe_clients
+from splitfed.study.config.run_spec import AttackSetting, DefenseSetting, RunSpec
 from splitfed.study.config.toml import dumps
 from splitfed.study.config.training_table import PartyNames
 from splitfed.study.report import planned_costs, privacy
@@ -79,7 +79,7 @@ Judge = Callable[[int, int], None]
 """Told after every round how many of how many are trained; what it raises ends the run."""
 
 
-def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, judge: Judge | None = None) -> RunResult:
+def run_cell(cell: RunSpec, data: Dataset, folder: Path, watcher: Watcher, judge: Judge | None = None) -> RunResult:
     """Do the run `cell` in `folder`, or what is left of it; return its result, as written to result.json.
 
     A training that diverges is a result too: `{"id", ..., "failed": one line}`. Raises what `judge` does.
@@ -106,47 +106,47 @@ def run_cell(cell: Cell, data: Dataset, folder: Path, watcher: Watcher, judge: J
         "files": save_prototypes(run, folder),
         "rounds_at_first": _earlier_length(cell, folder),
     }
-    for probe in cell.attacks:
-        if (why := _computation_refusal(run, probe)) is not None:
-            refused.append({"attack": probe.label, "why": why})
+    for setting in cell.attacks:
+        if (why := _computation_refusal(run, setting)) is not None:
+            refused.append({"attack": setting.label, "why": why})
             continue
         try:
-            attacks.append(run_attack(run, probe, folder, watcher))
+            attacks.append(run_attack(run, setting, folder, watcher))
         except (digests.Damaged, FolderGone):
             raise
         except SplitfedError as error:
-            return write_result(folder, replace(about, failed=f"attack {probe.key}: {error}"))
+            return write_result(folder, replace(about, failed=f"attack {setting.key}: {error}"))
     return write_result(folder, replace(about, **measured, attacks=tuple(attacks), refused=tuple(refused)))
 
 
-def _computation_refusal(run: Run, probe: Probe) -> str | None:
+def _computation_refusal(run: Run, setting: AttackSetting) -> str | None:
     """Return why an attack on a secured run cannot begin; None where it can, and for a run in plain."""
-    if run.engine.topology.computation is None or probe.lives != "outside":
+    if run.engine.topology.computation is None or setting.lives != "outside":
         return None
-    return run.evaluator.refusal(probe.attack.name, build.attack(probe), probe.adversary)
+    return run.evaluator.refusal(setting.attack.name, build.attack(setting), setting.adversary)
 
 
-def at_length(cell: Cell, folder: Path) -> Cell:
+def at_length(cell: RunSpec, folder: Path) -> RunSpec:
     """Return `cell` with as many rounds as the run in `folder` is to have by now; see `splitfed.study.run.longer`."""
     if not (folder / "rounds.json").is_file():
         return cell
     return with_rounds(cell, max(cell.training.rounds, int(RunFolder(folder).read_definition()["rounds"])))
 
 
-def with_rounds(cell: Cell, rounds: int) -> Cell:
+def with_rounds(cell: RunSpec, rounds: int) -> RunSpec:
     """Return `cell` with `rounds` rounds in all."""
     config = {**cell.config, "training": {**cell.config["training"], "rounds": rounds}}
     return replace(cell, training=replace(cell.training, rounds=rounds), config=config)
 
 
-def _earlier_length(cell: Cell, folder: Path) -> int | None:
+def _earlier_length(cell: RunSpec, folder: Path) -> int | None:
     """Return how many rounds the run was begun with, where it has got more; else None."""
     first = int(digests.read(folder / "run.json", digests.RETRAIN)["rounds"])
     return None if first == cell.training.rounds else first
 
 
 def train_cell(
-    cell: Cell,
+    cell: RunSpec,
     data: Dataset,
     folder: Path,
     watcher: Watcher,
@@ -195,41 +195,41 @@ def train_cell(
         )
 
 
-def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> AttackRecord:
+def run_attack(run: Run, setting: AttackSetting, folder: Path, watcher: Watcher) -> AttackRecord:
     """Run one attack and write prediction, truth and scores; scores that are there already are read back."""
-    scores = folder / "attacks" / f"{probe.key}.json"
+    scores = folder / "attacks" / f"{setting.key}.json"
     if scores.is_file():
         advice = "delete it and repeat the command: the attack is then run anew"
         done = attack_from_json(digests.read(scores, advice))
-        same_parameters = done.parameters == dict(probe.attack.parameters) and done.tune == probe.tune
-        same_releases = (1 if done.releases is None else done.releases.count) == probe.releases
-        if same_parameters and same_releases and (done.asked, done.round) == (probe.adversary, probe.round):
+        same_parameters = done.parameters == dict(setting.attack.parameters) and done.tune == setting.tune
+        same_releases = (1 if done.releases is None else done.releases.count) == setting.releases
+        if same_parameters and same_releases and (done.asked, done.round) == (setting.adversary, setting.round):
             digests.check_file(folder / done.file, done.sha256, advice.replace("it", f"it and {scores.name}", 1))
             return done
-    watcher.attack(probe.key, 0, 1)
-    attack, tuned = _tune_attack(run, probe, watcher)
+    watcher.attack(setting.key, 0, 1)
+    attack, tuned = _tune_attack(run, setting, watcher)
     if isinstance(attack, StatesWork):
         # Attacks that may double their work: the clock of a few steps says more than a bar.
-        plan = partial(run.plan_attack, attack, adversary=probe.adversary, releases=probe.releases)
-        watcher.note_once(_planned_key(run, attack, probe), lambda: str(plan()))
-    progress = partial(watcher.attack, probe.key)
+        plan = partial(run.plan_attack, attack, adversary=setting.adversary, releases=setting.releases)
+        watcher.note_once(_planned_key(run, attack, setting), lambda: str(plan()))
+    progress = partial(watcher.attack, setting.key)
     (outcome,) = run.attack(
         attack,
-        adversary=probe.adversary,
+        adversary=setting.adversary,
         progress=progress,
-        round=probe.round,
-        floors=probe.floors,
-        releases=probe.releases,
+        round=setting.round,
+        floors=setting.floors,
+        releases=setting.releases,
     )
-    file = f"attacks/{probe.key}.safetensors"
+    file = f"attacks/{setting.key}.safetensors"
     # As float32 token ids above 16777216 would become others.
     kind = torch.int64 if attack.target is Target.TOKENS else torch.float32
     tensors = save({key: getattr(outcome, key).to(kind).contiguous() for key in ("prediction", "truth")})
     RunFolder(folder).check_there()
     write_atomic(folder / file, tensors)
     entry = AttackRecord(
-        attack=probe.key,
-        label=probe.label,
+        attack=setting.key,
+        label=setting.label,
         adversary=outcome.adversary,
         threat_model=outcome.threat_model,
         seconds=outcome.seconds,
@@ -238,26 +238,26 @@ def run_attack(run: Run, probe: Probe, folder: Path, watcher: Watcher) -> Attack
         scores=_score_table(outcome.scores),
         file=file,
         sha256=digests.of(tensors),
-        lives=probe.lives,
+        lives=setting.lives,
         under_trained=tuple(outcome.under_trained),
         unadapted=tuple(outcome.unadapted),
-        floors=probe.floors,
+        floors=setting.floors,
         releases=outcome.repeated,
-        round=probe.round,
-        quick=quick_look(attack.budgets, str(probe.attack.label_values.get("budget"))),
+        round=setting.round,
+        quick=quick_look(attack.budgets, str(setting.attack.label_values.get("budget"))),
         depth=input_depth(run.engine.topology, run.engine.parties[outcome.adversary].role),
         stolen=None if outcome.stolen is None else _score_table(outcome.stolen),
         selection=None if outcome.selection is None else outcome.selection.to_json(),
         tuned=tuned,
-        parameters=dict(probe.attack.parameters),
-        asked=probe.adversary,
-        tune=probe.tune,
+        parameters=dict(setting.attack.parameters),
+        asked=setting.adversary,
+        tune=setting.tune,
     )
     write_atomic(scores, digests.json_with_digest(to_json(entry)))
     return entry
 
 
-def _planned_key(run: Run, attack: Attack, probe: Probe) -> str:
+def _planned_key(run: Run, attack: Attack, setting: AttackSetting) -> str:
     """Return what runs share in which `attack` takes about as long: its parameters, and the shapes of all it works on.
 
     Of an attack that trains copies of the model also for how many rounds.
@@ -265,16 +265,18 @@ def _planned_key(run: Run, attack: Attack, probe: Probe) -> str:
     rows = (len(run.data.auxiliary), len(run.data.victims), run.data.shape)
     shapes = sorted(run.engine.all_facts[0].shapes.items())
     rounds = run.evaluator.grants.rounds if Needs.IMITATION in attack.requires else None
-    return repr((attack, probe.adversary, probe.releases, rows, shapes, rounds))
+    return repr((attack, setting.adversary, setting.releases, rows, shapes, rounds))
 
 
-def _tune_attack(run: Run, probe: Probe, watcher: Watcher) -> tuple[Attack, Json | None]:
-    """Return the attack of `probe`, tuned on auxiliary rows where it asks for that, and what is to be told of it."""
-    attack = build.attack(probe)
-    if not probe.tune:
+def _tune_attack(run: Run, setting: AttackSetting, watcher: Watcher) -> tuple[Attack, Json | None]:
+    """Return the attack of `setting`, tuned on auxiliary rows where it asks for that, and what is to be told of it."""
+    attack = build.attack(setting)
+    if not setting.tune:
         return attack, None
-    progress = partial(watcher.attack, f"{probe.key}, tuned")
-    tuning = run.tune(attack, trials=probe.tune, adversary=probe.adversary, progress=progress, releases=probe.releases)
+    progress = partial(watcher.attack, f"{setting.key}, tuned")
+    tuning = run.tune(
+        attack, trials=setting.tune, adversary=setting.adversary, progress=progress, releases=setting.releases
+    )
     tuned = {
         "parameters": {name: getattr(tuning.attack, name) for name in attack.space},
         "metric": tuning.metric,
@@ -285,7 +287,7 @@ def _tune_attack(run: Run, probe: Probe, watcher: Watcher) -> tuple[Attack, Json
     return tuning.attack, tuned
 
 
-def identity_of(cell: Cell) -> RunResult:
+def identity_of(cell: RunSpec) -> RunResult:
     """Return a result that says no more than what the run is: its name, and the labels of all that it is made of."""
     builder, guard = cell.topology.builder, cell.defense
     parts = tuple({"name": p.name, "parameters": dict(p.label_values)} for p in guard.parts)
@@ -318,7 +320,7 @@ def _describe_strength(guard: DefenseSetting) -> Json:
     }
 
 
-def _measure_run(run: Run, cell: Cell) -> Json:
+def _measure_run(run: Run, cell: RunSpec) -> Json:
     last, task, topology = run.history[-1], run.data.task, run.engine.topology
     tested, defended = last["test"], _defense_labels(cell, topology)
     return {
@@ -361,7 +363,7 @@ def _summarize_scores(tested: Mapping[str, Any], kind: str) -> Json:
     return {name: summarize_clients(scores) for name, scores in tested.get(kind, {}).items()}
 
 
-def _rounds_to_target(run: Run, cell: Cell) -> Json | None:
+def _rounds_to_target(run: Run, cell: RunSpec) -> Json | None:
     """Return when training first reached the study's target on validation rows, and what had crossed by then."""
     if cell.target is None:
         return None
@@ -381,7 +383,7 @@ def _selected_round(run: Run) -> Json | None:
     return {"round": int(best["round"]) + 1, **scores, "across": _summarize_scores(best["test"], "across")}
 
 
-def _planned_costs(run: Run, cell: Cell, builder: build.StudyBuilder) -> Json:
+def _planned_costs(run: Run, cell: RunSpec, builder: build.StudyBuilder) -> Json:
     """Return what was predicted before training, what the formulas need, and who sees what."""
     ready = builder.prepare(cell)
     # Without defenses it is the same once more.
@@ -412,7 +414,7 @@ def _planned_costs(run: Run, cell: Cell, builder: build.StudyBuilder) -> Json:
     }
 
 
-def _privacy_ledgers(run: Run, cell: Cell, builder: build.StudyBuilder) -> Json | None:
+def _privacy_ledgers(run: Run, cell: RunSpec, builder: build.StudyBuilder) -> Json | None:
     """Return the ledger that was planned and the one that was counted; None where nothing is promised."""
     if (planned := privacy.plan_ledger(cell, builder)) is None:
         return None
@@ -420,7 +422,7 @@ def _privacy_ledgers(run: Run, cell: Cell, builder: build.StudyBuilder) -> Json 
 
 
 def _defense_labels(
-    cell: Cell, topology: Topology, counts: Callable[[Defense], bool] = lambda defense: True, uploads: bool = False
+    cell: RunSpec, topology: Topology, counts: Callable[[Defense], bool] = lambda defense: True, uploads: bool = False
 ) -> dict[str, str]:
     """Return for each guarded edge, and each message of a method if `uploads`, the defenses there that count."""
     # A drawing shows edges alone.

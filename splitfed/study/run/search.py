@@ -16,7 +16,7 @@ from typing import Any
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput, SplitfedError
 from splitfed.data.dataset import Dataset
-from splitfed.study.config.cell import Cell
+from splitfed.study.config.run_spec import RunSpec
 from splitfed.study.config.schema import PruneTable
 from splitfed.study.config.search import SearchStudy
 from splitfed.study.config.search_space import describe
@@ -221,7 +221,7 @@ def blank_record(search: SearchStudy, drawn: DrawnTrial) -> Json:
     }
 
 
-def _setting_of(cell: Cell) -> Json:
+def _setting_of(cell: RunSpec) -> Json:
     """Return what a trial's runs have in common, by their labels."""
     return {
         "topology": cell.topology.builder.label,

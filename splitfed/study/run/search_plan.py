@@ -13,7 +13,7 @@ from rich.console import Console
 from splitfed.core.errors import InvalidInput
 from splitfed.data.dataset import Dataset, Federation
 from splitfed.study.config import build
-from splitfed.study.config.cell import Cell, DefenseSetting, format_value
+from splitfed.study.config.run_spec import DefenseSetting, RunSpec, format_value
 from splitfed.study.config.search import PRICE, SearchStudy
 from splitfed.study.config.search_space import Assignment, Dimension, SearchChoice, list_variations
 from splitfed.study.report.data import Json
@@ -25,7 +25,7 @@ FEW, MORE = 2, 6
 """Batches of each client that are trained for the time of a row: the difference leaves out what a run takes once."""
 
 
-def plan_search(search: SearchStudy, cells: Sequence[Cell], data: Dataset) -> Json:
+def plan_search(search: SearchStudy, cells: Sequence[RunSpec], data: Dataset) -> Json:
     """Return what the search will do, as plain values; `cells` are the runs of one setting, which is timed.
 
     `seconds`: of training, of all runs, where each takes as long as that setting; None where it cannot be timed.
@@ -39,7 +39,7 @@ def plan_search(search: SearchStudy, cells: Sequence[Cell], data: Dataset) -> Js
         "objectives": {one.metric.name: one.table for one in search.objectives},
         "constraints": [one.text for one in search.constraints],
         "varies": describe_dimensions(search),
-        "attacks": [probe.label for probe in cells[0].attacks],
+        "attacks": [setting.label for setting in cells[0].attacks],
         "price": PRICE if any(_promises(search, one) for one in list_variations(search.tree)) else None,
         "setting": f"{cells[0].defense.label}, {cells[0].topology.builder.label}",
     }
@@ -82,7 +82,7 @@ def _promises(search: SearchStudy, assignment: Assignment) -> bool:
     return search.expand(assignment).cells[0].defense.guarantee != DefenseSetting("").guarantee
 
 
-def measure_training(cell: Cell, data: Dataset) -> float | None:
+def measure_training(cell: RunSpec, data: Dataset) -> float | None:
     """Return about how many seconds the run `cell` trains, by the clock of a few steps; None where they are refused."""
     whole = build.federation(data, cell.data, cell.seed)
     rows, training = [len(client.train) for client in whole.clients], cell.training.training(cell.seed)
@@ -98,7 +98,7 @@ def measure_training(cell: Cell, data: Dataset) -> float | None:
     return cell.training.rounds * sum(rows) * by_row
 
 
-def _time_round(cell: Cell, data: Dataset, split: Federation) -> float:
+def _time_round(cell: RunSpec, data: Dataset, split: Federation) -> float:
     plan, built = cell.training, build.topologies(cell, data)
     started = time.perf_counter()
     train(

@@ -11,7 +11,7 @@ from typing import Any
 
 from splitfed.core.argument_kinds import guard_constructor
 from splitfed.core.errors import InvalidInput, unknown
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from splitfed.study.config.search_space import describe
 from splitfed.study.config.toml import dumps
 from splitfed.study.report.data import Json
@@ -57,7 +57,7 @@ class SearchSession:
         if "search" not in study:
             raise InvalidInput("the study has no table [search]; expected one with objectives")
         home, self.folder, self._trust = Path(base).resolve(), Path(folder), trust
-        self._ready = check_raw(study, "study", home, Code(home), dumps(study), None)
+        self._ready = check_raw(study, "study", home, NameResolver(home), dumps(study), None)
         assert self._ready.search is not None
         self._search, self._data = self._ready.search, self._ready.data
         self._stack = ExitStack()

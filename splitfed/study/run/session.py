@@ -11,7 +11,7 @@ from pathlib import Path
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput
 from splitfed.data.dataset import Dataset
-from splitfed.models.import_paths import Code
+from splitfed.models.import_paths import NameResolver
 from splitfed.study.config import schema
 from splitfed.study.config.grid import Grid
 from splitfed.study.report.metrics import METRICS
@@ -139,7 +139,7 @@ def worker_command(folder: Path, ready: CheckedStudy) -> list[str]:
     return [sys.executable, "-m", "splitfed.cli", "_worker", *given]
 
 
-def run_worker(folder: Path, code: Code, token: str, channel: int) -> None:
+def run_worker(folder: Path, code: NameResolver, token: str, channel: int) -> None:
     """Work as one of several processes on the study in `folder`, for the one at the other end of `channel`.
 
     `code`: where import paths may lead, as the process says that has checked all this. `token`: the key of its check,

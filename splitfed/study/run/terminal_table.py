@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.attacks.threat_model import WHITE_BOX
 from splitfed.core.grouping import group_pairs, nest
-from splitfed.study.config.cell import COMPUTATION
+from splitfed.study.config.run_spec import COMPUTATION
 from splitfed.study.report.data import group_by
 from splitfed.study.report.metrics import FLOORS, LABEL_FLOORS, METRICS, ORACLES
 from splitfed.study.report.remarks import remarks

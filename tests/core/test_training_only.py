@@ -23,37 +23,37 @@ from tests.federated.methods import data, go, net
 
 
 def peeking(where: int, role: str) -> Topology:
-    """Vanilla, with a lesson that reads what crosses, as the segment number `where`."""
+    """Vanilla, with a segment for training that reads what crosses, as the segment number `where`."""
     plain = vanilla(net(), "relu1")
     segments = list(plain.segments)
     segments.insert(where, Segment("peek", role, nn.Identity(), ("relu1",), ("peeked",)))
-    return replace(plain, segments=tuple(segments), lessons=frozenset({"peek"}))
+    return replace(plain, segments=tuple(segments), training_only=frozenset({"peek"}))
 
 
-def test_nobody_needs_to_read_what_a_lesson_makes() -> None:
+def test_nobody_needs_to_read_what_a_segment_for_training_makes() -> None:
     found = peeking(1, "server")
     assert found.serving == {"bottom", "top"}
     assert [head.value for head in found.scored] == [head.value for head in found.answering] == ["fc3"]
     assert [s.name for s in found.upstream("server")] == ["bottom"]
     with pytest.raises(InvalidInput, match="value 'peeked' is read by no segment and no head"):
-        replace(found, lessons=frozenset())
+        replace(found, training_only=frozenset())
 
 
-def test_what_a_lesson_may_not_be() -> None:
+def test_what_a_segment_for_training_may_not_be() -> None:
     plain = vanilla(net(), "relu1")
     with pytest.raises(InvalidInput, match="unknown segment 'botom'; did you mean 'bottom'"):
-        replace(plain, lessons=frozenset({"botom"}))
+        replace(plain, training_only=frozenset({"botom"}))
     with pytest.raises(
-        InvalidInput, match="segment 'top' reads 'relu1', which is there to train on: let it be a lesson"
+        InvalidInput, match="segment 'top' reads 'relu1', which is there to train on: name it in training_only"
     ):
-        replace(plain, lessons=frozenset({"bottom"}))
-    with pytest.raises(InvalidInput, match="topology 'vanilla' has no head that answers: all stand on lessons"):
-        replace(plain, lessons=frozenset({"bottom", "top"}))
+        replace(plain, training_only=frozenset({"bottom"}))
+    with pytest.raises(InvalidInput, match="topology 'vanilla' has no head that answers: all are on training_only"):
+        replace(plain, training_only=frozenset({"bottom", "top"}))
 
 
 @pytest.mark.parametrize("where", [1, 2])
-def test_a_value_that_a_lesson_reads_too_still_arrives(where: int) -> None:
-    """The lesson stands before or after the segment that answers; the value crosses once, for both of them."""
+def test_a_value_that_a_segment_for_training_reads_too_still_arrives(where: int) -> None:
+    """It stands before or after the segment that answers; the value crosses once, for both of them."""
     plain = sf.train(vanilla(net(), "relu1"), data(), schedule="splitfed_v1", rounds=2)
     run = sf.train(peeking(where, "server"), data(), schedule="splitfed_v1", rounds=2)
     assert plain.history[-1]["test"] == run.history[-1]["test"]
@@ -69,7 +69,7 @@ def test_evaluations_carry_what_answers_needs_and_no_more() -> None:
         assert one.engine.traffic.bytes("evaluate") == other.engine.traffic.bytes("evaluate")
 
 
-def test_a_head_on_a_lesson_answers_when_it_is_asked() -> None:
+def test_a_head_on_a_segment_for_training_answers_when_it_is_asked() -> None:
     run, x = go("vanilla", FedAKT()), data().clients[0].test.x[:4]
     modules = {name: module.eval() for name, module in run.engine.modules(0, "fed_server").items()}
     for head, body in ((run.engine.topology.heads[1].value, "bottom"), (None, "extractor_bottom")):
@@ -79,7 +79,7 @@ def test_a_head_on_a_lesson_answers_when_it_is_asked() -> None:
     torch.testing.assert_close(whole.predict(x, 0, head="meme_out"), modules["meme_head"](modules["meme_body"](x)))
 
 
-def test_the_ledger_counts_a_lesson_in_training_alone() -> None:
+def test_the_ledger_counts_a_segment_for_training_in_training_alone() -> None:
     defense = GaussianRelease(noise_multiplier=4.0, freeze=True, on=("private_top->told_private_fc3",))
     ready = prepare(
         vanilla(net(), "relu1"),

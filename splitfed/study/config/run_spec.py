@@ -21,7 +21,7 @@ from splitfed.core.topology import Topology
 from splitfed.costs.speeds import Speeds
 from splitfed.data.dataset import Dataset
 from splitfed.data.transform import Transform
-from splitfed.models.import_paths import NOUNS, Code
+from splitfed.models.import_paths import NOUNS, NameResolver
 from splitfed.registry import EXTENSIONS, is_foreign
 from splitfed.schedules.base import Training
 from splitfed.study.config.parameters import lists_to_tuples
@@ -195,7 +195,7 @@ class ClientModel:
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSetting:
     """A data set by the name of its `loader`, and how it is split over `clients`.
 
     `parts`: which party holds which part of a row, and further label sets, as `splitfed.study.config.data_table` reads
@@ -237,7 +237,7 @@ class TrainingPlan:
 
 
 @dataclass(frozen=True)
-class Probe:
+class AttackSetting:
     """One attack to run: `key` names its file; the adversary defaults to the first party without data.
 
     `lives`: how it is in the training, "outside", "passive" or "active"; `every`: after how many rounds it is asked
@@ -260,7 +260,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Cell:
+class RunSpec:
     """One run: a point of the grid with a seed. `config` is the study that consists of this run alone.
 
     `training_attack`: the one among the attacks that this training is hijacked by, None for an honest training. `model`
@@ -273,18 +273,18 @@ class Cell:
 
     id: str
     seed: int
-    data: Source
+    data: DataSetting
     model: NamedAlgorithm | None
     topology: TopologySetting
     defense: DefenseSetting
     training: TrainingPlan
-    attacks: tuple[Probe, ...]
+    attacks: tuple[AttackSetting, ...]
     config: Mapping[str, Any]
-    training_attack: Probe | None = None
+    training_attack: AttackSetting | None = None
     method: MethodSetting = MethodSetting("method")
     computation: ComputationSetting = ComputationSetting(COMPUTATION)
     target: float | None = None
-    code: Code = field(default_factory=Code, compare=False)
+    code: NameResolver = field(default_factory=NameResolver, compare=False)
     variant: str = ""
     left_out: tuple[tuple[str, str], ...] = ()
     models: tuple[ClientModel, ...] = ()
