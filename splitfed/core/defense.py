@@ -8,7 +8,6 @@ hook that is defined without its capability is refused where the class is made. 
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from splitfed.core.annealing import numbers_of
 from splitfed.core.errors import InvalidInput, check_fields, short
+from splitfed.core.nearest_names import nearest_names
 from splitfed.core.privacy_events import Event
 
 if TYPE_CHECKING:
@@ -412,7 +412,7 @@ def _check_hooks(cls: type[Defense]) -> None:
     for name, member in vars(cls).items():
         if name.startswith("_") or name in known or not (callable(member) or isinstance(member, property)):
             continue
-        if near := difflib.get_close_matches(name, known, n=1, cutoff=0.8):
+        if near := nearest_names(name, known, 1, 0.8):
             raise InvalidInput(
                 f"{cls.__name__}.{name} would never be called: no hook is called so; did you mean {near[0]!r}? "
                 "The name of a helper of your own may begin with _"

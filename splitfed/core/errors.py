@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import linecache
 import math
 import numbers
@@ -17,6 +16,8 @@ from pathlib import Path
 from textwrap import shorten
 from traceback import walk_tb
 from typing import Any
+
+from splitfed.core.nearest_names import nearest_names
 
 LONGEST = 1200
 """Characters of the text of an error that are shown."""
@@ -79,7 +80,7 @@ class Unknown(InvalidInput):
     def __str__(self) -> str:
         kind, given, allowed = self.args
         options, name = sorted(map(str, allowed)), short(given)
-        near = difflib.get_close_matches(str(given), options, n=2, cutoff=0.5) if len(name) < WIDEST else []
+        near = nearest_names(str(given), options) if len(name) < WIDEST else []
         hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
         shown = ", ".join(options[:MOST]) + (f" and {len(options) - MOST} more" if len(options) > MOST else "")
         what = name if len(name) < WIDEST else f"{name[:WIDEST]}..."

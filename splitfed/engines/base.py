@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from splitfed.core.topology_facts import TopologyFacts
     from splitfed.secure_sum.base import SecureSumPlan
 
-CONSULTED = 256
-"""How many rows pass forward in one message where a method asks for a model's outputs."""
-
 Source = int | str | Mapping[str, Tensor]
 """Whose client segments are meant: those of a replica, those that `FED` holds, or the client's own with other tensors
 in them, named `segment/name`."""

@@ -14,9 +14,12 @@ from splitfed.core.executor import ClientReplica, exchange, predict_step
 from splitfed.core.messages import LocalLink
 from splitfed.core.party import Party
 from splitfed.core.step_state import Batch
-from splitfed.engines.base import CONSULTED, Prediction, Source
+from splitfed.engines.base import Prediction, Source
 from splitfed.engines.borrowed_weights import preserve_buffers, with_tensors, with_weights
 from splitfed.engines.parties import RunParties
+
+ROWS_AT_ONCE = 256
+"""How many rows pass forward together where they are scored, predicted, or asked about by a method."""
 
 
 class Inference(Protocol):
@@ -32,7 +35,7 @@ class Inference(Protocol):
         phase: str,
         number: int = 0,
         borrow: Source | None = None,
-        batch_size: int = CONSULTED,
+        batch_size: int = ROWS_AT_ONCE,
         head: str | None = None,
         also: Collection[str] = (),
     ) -> Prediction:
@@ -73,7 +76,7 @@ class Inference(Protocol):
         with self._kept(place):
             found = [
                 predict_step(place, self.link, Batch(part, few), place.stamp("consult", number, step, part))[value]
-                for step, few in enumerate(rows.split(CONSULTED))
+                for step, few in enumerate(rows.split(ROWS_AT_ONCE))
             ]
             return torch.cat(found)
 

@@ -12,7 +12,6 @@ weights are read, and no code in a folder is run.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import re
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput, check_count, check_names, describe_error
+from splitfed.core.nearest_names import nearest_names
 from splitfed.core.random import generator, initialization
 
 _OUTPUTS = ("logits", "last_hidden_state")
@@ -262,7 +262,7 @@ def _find_class(package: Any, name: str | None, saved: _SavedModel | None) -> An
     if not is_model or name.endswith("PreTrainedModel"):
         models = [one for one in dir(package) if one.endswith("Model") or "For" in one or "Head" in one]
         named = [one for one in models if not one.startswith("Auto") and "pretrained" not in one.lower()]
-        near = difflib.get_close_matches(name, named, n=2, cutoff=0.7)
+        near = nearest_names(name, named, cutoff=0.7)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise InvalidInput(
             f"unknown architecture {name!r}{hint} (expected a model class of transformers {package.__version__})"

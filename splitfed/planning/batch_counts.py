@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from splitfed.core.replay_rows import check_row_counts, is_replayed
 from splitfed.core.topology import Topology
 from splitfed.data.dataset import Federation
-from splitfed.engines.base import CONSULTED
+from splitfed.engines.inference import ROWS_AT_ONCE
 from splitfed.federated.base import Method
 from splitfed.schedules.base import Training, spread_counts
 
@@ -24,7 +24,7 @@ def check_ways(
     for client in data.clients:
         for part, held in (("validation", client.validation), ("test", client.test)):
             for rows in _parts_of(len(held)):
-                passes.setdefault(rows, f"{part} rows of {client.name}, scored by {CONSULTED} at a time")
+                passes.setdefault(rows, f"{part} rows of {client.name}, scored by {ROWS_AT_ONCE} at a time")
     most = max(len(client.train) for client in data.clients)
     by_method = dict.fromkeys(spread_counts(most) if method else (), f"rows that {type(method).__name__} may pass")
     passes |= {rows: what for rows, what in by_method.items() if rows not in passes}
@@ -44,4 +44,4 @@ def check_ways(
 
 
 def _parts_of(rows: int) -> set[int]:
-    return {min(CONSULTED, rows), rows % CONSULTED} - {0}
+    return {min(ROWS_AT_ONCE, rows), rows % ROWS_AT_ONCE} - {0}

@@ -24,7 +24,8 @@ from splitfed.core.topology_facts import TopologyFacts
 from splitfed.core.traffic import Traffic
 from splitfed.core.upload_defenses import Sent, find_upload_defenses, rows_of, size
 from splitfed.core.usage_counts import OTHERS, SCORED, RowOrigins
-from splitfed.engines.base import CONSULTED, FED, Batches, ReplicaBatches, Scales, Trainer
+from splitfed.engines.base import FED, Batches, ReplicaBatches, Scales, Trainer
+from splitfed.engines.inference import ROWS_AT_ONCE
 from splitfed.engines.participation import Participation
 from splitfed.planning.computation import PlannedMessage, plan_of
 from splitfed.planning.example_passes import inputs_of
@@ -93,7 +94,7 @@ class CountingTrainer(Trainer):
 
     def consult(self, replica: int, rows: Tensor, part: str) -> None:
         """Count the messages of `rows` that pass forward without a training step."""
-        for few in rows.split(CONSULTED):
+        for few in rows.split(ROWS_AT_ONCE):
             self._count_flows(replica, [flow for flow in self._flows_of_replica(replica) if flow.ahead], len(few))
 
     def train_together(

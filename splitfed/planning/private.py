@@ -21,7 +21,8 @@ from splitfed.core.topology_facts import TopologyFacts
 from splitfed.core.traffic import Traffic
 from splitfed.core.upload_defenses import Sent, count, find_upload_defenses, private_kinds
 from splitfed.core.usage_counts import SCORED, UsageCounts, counted_kinds, counted_labels, labels_of_head
-from splitfed.engines.base import CONSULTED, FED, Batches
+from splitfed.engines.base import FED, Batches
+from splitfed.engines.inference import ROWS_AT_ONCE
 from splitfed.engines.observers import Observable
 from splitfed.engines.parties import RunParties
 from splitfed.federated.base import Method
@@ -90,7 +91,7 @@ class UsageCountingTrainer(CountingTrainer):
     def consult(self, replica: int, rows: Tensor, part: str) -> None:
         """Count the messages and uses of `rows` that pass forward alone."""
         for site in self._sites_of_kind(replica, "activation"):
-            for few in () if site.trains else rows.split(CONSULTED):
+            for few in () if site.trains else rows.split(ROWS_AT_ONCE):
                 self._add(replica, site, part, few)
         super().consult(replica, rows, part)
 

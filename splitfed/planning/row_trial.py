@@ -20,12 +20,12 @@ from splitfed.core.topology import Topology
 from splitfed.core.topology_facts import TopologyFacts
 from splitfed.core.trial_rows import TrialRows
 from splitfed.data.dataset import Dataset, Federation
-from splitfed.engines.base import CONSULTED
+from splitfed.engines.inference import ROWS_AT_ONCE
 from splitfed.federated.base import Method
 from splitfed.planning.example_passes import inputs_of
 from splitfed.schedules.base import Training
 
-PASSED = max(CONSULTED, OWN_ROWS)
+PASSED = max(ROWS_AT_ONCE, OWN_ROWS)
 """The most rows that pass at once in evaluation mode."""
 
 

@@ -6,7 +6,6 @@ Tables that carry an algorithm's own parameters beside their own keys keep those
 from __future__ import annotations
 
 import codecs
-import difflib
 import errno
 import re
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from pydantic_core import ErrorDetails
 from splitfed.core import digests
 from splitfed.core.errors import InvalidInput, unknown
 from splitfed.core.local_update import LocalUpdate
+from splitfed.core.nearest_names import nearest_names
 from splitfed.study.config.mistakes import Mistakes, short_repr
 
 LIMIT = 10_000
@@ -377,7 +377,7 @@ def _describe_mistake(detail: ErrorDetails) -> tuple[str, object]:
 def _homes(key: str) -> list[str]:
     """Return where in the tables of a study the key stands that is called so, or almost so: ["training.rounds"]."""
     tables = {name: table for name in StudyConfig.model_fields if (table := _table_of(StudyConfig, name))}
-    near = difflib.get_close_matches(key, {inner for table in tables.values() for inner in table.model_fields}, 1, 0.85)
+    near = nearest_names(key, {inner for table in tables.values() for inner in table.model_fields}, 1, 0.85)
     return [f"{name}.{near[0]}" for name, table in tables.items() if near and near[0] in table.model_fields]
 
 
