@@ -360,6 +360,10 @@ class LinkKind(AnyKind):
 
     name = "function"
 
+    def data(self, value: Any) -> Any:
+        """Return which function of its package or object a compiled one is; of others what they lead to tells."""
+        return getattr(value, "__qualname__", None) if isinstance(value, _COMPILED) else None
+
     def held(self, value: Any) -> Held:
         """Return what it leads to."""
         if isinstance(value, ContextVar):
@@ -394,7 +398,8 @@ class LinkKind(AnyKind):
 _OBJECT = ObjectKind()
 TENSOR = TensorKind()
 _VIEWS: tuple[type, ...] = (MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
-_LINKS = (weakref.ref, partial, MethodType, property, staticmethod, classmethod, type(len), type("".__str__))
+_COMPILED: tuple[type, ...] = (type(len), type("".__str__))
+_LINKS = (weakref.ref, partial, MethodType, property, staticmethod, classmethod, *_COMPILED)
 _KINDS: tuple[tuple[tuple[type, ...], AnyKind | None], ...] = (
     ((Tensor,), TENSOR),
     ((nn.Module,), ModuleKind()),

@@ -38,6 +38,8 @@ _OF_CLASSES = (
 )
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _OF_TORCH = (torch.finfo, torch.iinfo, torch.Stream, torch.Event, torch.utils.hooks.RemovableHandle)
+VALUES: tuple[type, ...] = (*_NUMBERS, *_TIMES, *_TEXTS, types.BuiltinFunctionType)
+"""Types of immutable values that a call may replace by others: two of them are told apart by what they are."""
 UNCHANGING: tuple[type, ...] = (
     *(*LEAVES, *_NUMBERS, *_TIMES, *_TEXTS, *_OF_CLASSES, *_LOCKS, *_OF_TORCH),
     *(*weakref.ProxyTypes, BaseException, random.SystemRandom, type, types.ModuleType, types.FunctionType),

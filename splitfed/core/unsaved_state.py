@@ -226,7 +226,7 @@ def _digests(module: nn.Module, records: Records, paths: Mapping[Location, Path]
         for key, one in _lasting(record).items():
             made.update(repr((key, paths[one] if isinstance(one, Location) else one)).encode())
             if not isinstance(one, Location) and not can_be_encoded(one):
-                told = f"{type(one.value)}" if isinstance(one, Opaque) else repr(one)
+                told = f"{type(one.value)} {one!r}" if isinstance(one, Opaque) else repr(one)
                 found[(*path, (key.role, key.name))] = told
         found[path] = f"{type(record.value).__qualname__} {made.hexdigest()}"
     return found
