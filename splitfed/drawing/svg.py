@@ -1,4 +1,4 @@
-"""Draw a topology: as SVG with a lane for every role, or as the text of a Mermaid flow chart."""
+"""Draw a topology as SVG, with a lane for every role."""
 
 from __future__ import annotations
 
@@ -54,27 +54,6 @@ def to_svg(topology: Topology, defended: Mapping[str, str] | None = None) -> str
         "</svg>",
     ]
     return "\n".join(part for part in parts if part)
-
-
-def to_mermaid(topology: Topology, defended: Mapping[str, str] | None = None) -> str:
-    """Return `topology` as a Mermaid flow chart; `defended` as for `to_svg`."""
-    nodes, wires = _nodes_and_wires(topology, _check_defended(topology, defended))
-    ids = {node.key: f"n{i}" for i, node in enumerate(nodes)}
-    lines = ["flowchart LR"]
-    for number, role in enumerate(lane_order(topology)):
-        boxes = [f"    {ids[node.key]}{_mermaid_shape(node)}" for node in nodes if node.role == role]
-        lines += [f'  subgraph r{number}["{_escape_label(role)}"]', *boxes, "  end"]
-    for wire in wires:
-        words = "<br/>".join(_escape_label(word) for word in (*wire.text, wire.guard) if word)
-        label = f'|"{words}"|' if words else ""
-        arrow = {"inside": "-->", "crossing": "<==>", "one way": "==>", "label": "-.->"}[wire.kind]
-        lines.append(f"  {ids[wire.source]} {arrow}{label} {ids[wire.target]}")
-    return "\n".join(lines) + "\n"
-
-
-def _mermaid_shape(node: Node) -> str:
-    shape = {"segment": '["{}"]', "loss": '(("{}"))'}.get(node.kind, '(["{}"])')
-    return shape.format("<br/>".join(map(_escape_label, node.text)))
 
 
 def _check_defended(topology: Topology, defended: Mapping[str, str] | None) -> Mapping[str, str]:
@@ -256,8 +235,3 @@ def _legend(layout: DrawingLayout) -> str:
 
 def _shorten(text: str, most: int = 20) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _escape_label(text: str) -> str:
-    """Escape what ends a quoted Mermaid label or is read as markup inside it."""
-    return text.replace("#", "#35;").replace('"', "#quot;").replace("<", "#lt;").replace(">", "#gt;")

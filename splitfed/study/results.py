@@ -223,7 +223,6 @@ class RunResult:
     dependence: Json | None = None
     information: Json | None = None
     topology_graph: Any = field(default_factory=dict)
-    topology_mermaid: str = ""
     predicted: Json | None = None
     sizes: Json | None = None
     parties: tuple[Json, ...] = ()

@@ -180,6 +180,8 @@ def test_results_name_protocol_preset_bytes_and_seconds(done: Path, capsys: pyte
     assert (row.encryption, row.encryption_protocol) == ("weight_shares(precision=0.1)", "weight_shares")
     assert (row.encryption_parameters, int(row.bytes)) == ("depth_1_coarse", sealed["bytes"])
     assert table.loc[plain["id"]].encryption_parameters == ""
+    settings = [name for name in table if name.startswith("encryption_")]
+    assert settings == [f"encryption_{name}" for name in ("protocol", "parameters", "layout", "keys", "key_holder")]
     # Done already: the table is printed, and no run is repeated.
     assert main(["run", str(done / "study.toml"), "--folder", str(done / "out"), "--resume"]) == 0
     printed = capsys.readouterr().out

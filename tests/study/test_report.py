@@ -136,7 +136,6 @@ def result(defense: str, seed: int, strength: float, accuracy: float, scores: Ma
             }
         ],
         "topology_graph": graph_of(VANILLA, {}),
-        "topology_mermaid": "flowchart LR",
     }
 
 

@@ -114,9 +114,9 @@ def _cost_columns(result: RunResult) -> dict[str, Any]:
     columns |= {} if result.stopped is None else {"stopped": result.stopped}
     columns |= {f"bytes_{kind.replace(' ', '_')}": n for kind, n in result.bytes_by_kind.items()}
     columns |= {key: result.last[key] for key in ("simulated_seconds",) if key in result.last}
-    if sealed := (result.predicted or {}).get("encryption"):
-        names = ("protocol", "parameters", "layout", "keys", "key_holder")
-        columns |= {f"encryption_{name}": sealed[name] for name in names}
+    if batch := (result.predicted or {}).get(COMPUTATION):
+        settings = [name for name, value in batch.items() if isinstance(value, str) and name != "machine"]
+        columns |= {f"{COMPUTATION}_{name}": batch[name] for name in settings}
     if (ledger := result.ledger) is not None:
         told = {"promise": " | ".join(describe_ledger(ledger)), "epsilon_promised": promised_epsilon(ledger)}
         columns |= {"epsilon": ledger["epsilon"], "delta": ledger["delta"], **told}

@@ -34,13 +34,12 @@ from splitfed.core.errors import FolderGone, NonFinite, SplitfedError
 from splitfed.core.grouping import group_pairs, nest
 from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset
-from splitfed.drawing.svg import to_mermaid
 from splitfed.engines.base import FED
 from splitfed.planning.validation import labels_of
 from splitfed.study.config import build
 from splitfed.study.config.callback_tables import make_callbacks
 from splitfed.study.config.client_tables import describe_clients
-from splitfed.study.config.run_spec import AttackSetting, DefenseSetting, RunSpec
+from splitfed.study.config.run_spec import COMPUTATION, AttackSetting, DefenseSetting, RunSpec
 from splitfed.study.config.toml import dumps
 from splitfed.study.config.training_table import PartyNames
 from splitfed.study.report import planned_costs, privacy
@@ -289,21 +288,21 @@ def _tune_attack(run: Run, setting: AttackSetting, watcher: Watcher) -> tuple[At
 
 def identity_of(cell: RunSpec) -> RunResult:
     """Return a result that says no more than what the run is: its name, and the labels of all that it is made of."""
-    builder, guard = cell.topology.builder, cell.defense
+    builder, guard, labels = cell.topology.builder, cell.defense, cell.labels
     parts = tuple({"name": p.name, "parameters": dict(p.label_values)} for p in guard.parts)
     return RunResult(
         id=cell.id,
-        topology=TopologyLabel(builder.label, builder.name, dict(builder.parameters), cell.topology.cut_choice or ""),
+        topology=TopologyLabel(labels["topology"], builder.name, dict(builder.parameters), cell.topology.cut_choice),
         defense=DefenseLabel(guard.label, guard.name, guard.guarantee, **_describe_strength(guard), parts=parts),
         seed=cell.seed,
         training_attack=None if cell.training_attack is None else cell.training_attack.label,
-        schedule=cell.training.schedule.label,
-        method=cell.method.label,
-        computation=cell.computation.label,
+        schedule=labels["schedule"],
+        method=labels["method"],
+        computation=labels[COMPUTATION],
         model=cell.model_label,
         data=cell.data.name,
         clients=cell.data.clients,
-        variant=cell.variant or "",
+        variant=cell.variant,
         clients_differ=tuple(describe_clients(cell)),
     )
 
@@ -354,7 +353,6 @@ def _measure_run(run: Run, cell: RunSpec) -> Json:
         "dependence": measure_dependence(run),
         "information": measure_information(run),
         "topology_graph": graph_of(topology, defended),
-        "topology_mermaid": to_mermaid(topology, defended),
     }
 
 
