@@ -115,9 +115,8 @@ COMMANDS: dict[str, Command] = {
             "--budget",
             help="effort of the attacks: fast (a quick look), default (enough: doubling its time gained next to "
             "nothing) or paper (the authors' settings), of the strongest attacks quick, standard or full; without "
-            "--budget: default where an attack has it, else fast (the strongest: quick)",
+            "--budget: default where an attack has it, else fast",
         ),
-        _argument("--preset", dest="budget", help=argparse.SUPPRESS),  # as it was called before
         _argument(
             "--threat-model",
             choices=("black_box", "white_box"),

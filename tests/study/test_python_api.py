@@ -214,3 +214,19 @@ def test_a_call_finds_the_study_however_it_was_imported() -> None:
 
     assert splitfed.study is sf.study
     assert sf.study("small", **TABLES).name == "small"
+
+
+def test_a_study_from_python_computes_on_one_thread_as_the_command_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        tables = {key: one for key, one in small(attack=[], defense=[{"name": "none"}]).items() if key != "study"}
+        sf.study("threads", **tables).run(tmp_path / "out")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    (told,) = (tmp_path / "out" / "runs").glob("*/environment.json")
+    assert json.loads(told.read_text("utf-8"))["threads"] == 1

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from splitfed.core import digests
 from splitfed.core.argument_kinds import guard_class
@@ -36,8 +40,22 @@ from splitfed.training.run import Run
 if TYPE_CHECKING:
     import pandas as pd
 
+THREADS = "OMP_NUM_THREADS"
+"""Environment variable by which a user says how many threads a process computes with."""
 LISTS = ("topology", "method", "defense", "attack", "callback")
 """Tables of which a study may have several."""
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute on one thread inside the block, unless `THREADS` is set."""
+    before = torch.get_num_threads()
+    try:
+        if THREADS not in os.environ:
+            torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @guard_class
@@ -93,11 +111,13 @@ class PreparedStudy:
         """Do all runs that have no result yet in `folder` (default: the study's name), and return the results.
 
         As `splitfed run`, without its report: `StudyResults.report` writes that. Of a search, its trials are done, and
-        `StudyResults.search` has what they found. `workers`: processes, >= 1.
+        `StudyResults.search` has what they found. `workers`: processes, >= 1. It computes on one thread, as the command
+        does, unless the environment variable OMP_NUM_THREADS says otherwise: sums by several threads end in other bits.
         """
         check_count("workers", workers, low=1)
         home = Path(self.name if folder is None else folder)
-        run_study(self.checked, home, resume=resume, workers=workers)
+        with _one_thread():
+            run_study(self.checked, home, resume=resume, workers=workers)
         return load_study(home)
 
     def __repr__(self) -> str:
