@@ -11,7 +11,6 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,19 +19,17 @@ from torch.autograd import Variable
 from splitfed.core.defense import Defense, PenaltyGradient, concatenate_values, packed_bytes, same_form
 from splitfed.core.defense_context import Context
 from splitfed.core.errors import InvalidInput
+from splitfed.core.local_objective import LocalObjective
 from splitfed.core.messages import Message, Stamp, copy_shared_gradients, is_own
 from splitfed.core.model_call import set_mode
+from splitfed.core.party_state import PartyState
 from splitfed.core.payload import Layout, infinite_rows
 from splitfed.core.random import stream, wide_generator
 from splitfed.core.rows import Draw, RowSource
+from splitfed.core.step_plan import EdgeDefense, Port, SegmentPlan
 from splitfed.core.step_state import Batch, StepState, forward_seed
+from splitfed.core.topology import Head
 from splitfed.core.usage_counts import labels_of_head
-
-if TYPE_CHECKING:
-    from splitfed.core.local_objective import LocalObjective
-    from splitfed.core.party_state import PartyState
-    from splitfed.core.step_plan import EdgeDefense, Port, SegmentPlan
-    from splitfed.core.topology import Head
 
 TRAINING = ("train", "rehearse")
 """The phases in which segments are in training mode and gradients are taken."""
