@@ -60,7 +60,7 @@ class RunMethod:
     def aggregate(self, done: Round, number: int) -> Round:
         """Let the method aggregate what the clients of round `number` have learnt; return the round.
 
-        It is not fused where the method's quorum was missed.
+        Its `averaged` is False where the method's quorum was missed.
         """
         self._served = None
         if self.method is not None:

@@ -83,7 +83,7 @@ class RunState:
     def aggregate(self, done: Round, number: int) -> Round:
         """Let the method, if there is one, aggregate what the clients of round `number` have learnt; return the round.
 
-        It is not fused where the method's quorum was missed.
+        Its `averaged` is False where the method's quorum was missed.
         """
         return self._method.aggregate(done, number)
 
