@@ -6,9 +6,12 @@ AAAI 2022.
 A client's loss is its own plus `weight` times the distance between the embedding of each row and the global prototype
 of its label, where there is one. The aggregation server averages prototypes over the clients that hold the class:
 weighted by n_ij / N_j, or all alike, as the authors' code does. (Equation 6 taken literally divides once more by the
-number of clients that hold the class, and so shrinks every prototype; that form is not offered.) `distance="mse"` is
-the default, and the authors' code: the mean over batch and dimensions of the squared difference; "l2" is the paper's:
-the mean over the batch of the Euclidean norm. The first is smaller by about the dimension, and so is its weight.
+number of clients that hold the class, and so shrinks every prototype; that form is not offered.) `distance` is one of
+three. "mse", the default and the authors' code: the mean over batch and dimensions of the squared difference. "l2": the
+mean over the batch of the Euclidean norm. "class_means", equations 7 and 8 as printed: the sum over the classes of the
+Euclidean norm between the mean embedding of the class in the batch and its global prototype; a batch stands for the
+client's rows, as in algorithm 1, so that a term of the loss depends on several rows. They differ in scale, "mse" by
+about the dimension, and so do useful weights.
 Prototypes are collected in evaluation mode over all of a client's training rows.
 
 Its two variants: `mh`, clients of different make, one topology each, whose embeddings have one width; and `mr`
@@ -24,8 +27,16 @@ of no client which classes it holds (see `class_sums`). Clients that send their 
 `private`: prototypes and counts under differential privacy (`splitfed.defenses.private_class_sums`), of embeddings that
 learn from no private row; every class is sent by every client. Not under a secure sum.
 
-Three accuracies are scored: the head's (the run's own), the nearest prototype among the client's own classes, and the
-nearest among all. On a split replica the embedding is what crosses at the first cut, so that clients of different make
+`similar` (after the paper's outlook, which names personalised aggregation and no formula): a client is sent, for each
+class that it holds, the mean over the clients with weights n_ij exp(cos(C_i, C_j) / `similar`), where C_i is its own
+newest prototype of the class; clients whose prototypes resemble its own count more. Large values are the plain mean.
+
+`answer`: the run predicts by the output of its model ("head"), or by the nearest of the prototypes that the client was
+sent last ("nearest", the paper's inference), at the start of a round: after the run's last round they are those of the
+round before. What stands behind the embedding then serves training alone. Before any are sent all classes score alike.
+
+Three accuracies are scored: the run's own, the nearest prototype among the client's own classes, and the nearest among
+all. On a split replica the embedding is what crosses at the first cut, so that clients of different make
 share what stands behind it.
 """
 
@@ -38,12 +49,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from splitfed.core.errors import InvalidInput, require_count, require_name, require_number
 from splitfed.core.messages import Stamp
 from splitfed.core.private_values import BOTH
 from splitfed.core.random import generator
 from splitfed.core.topology import Topology
+from splitfed.core.topology_facts import TopologyFacts
 from splitfed.defenses.private_class_sums import (
     PrivateClassSums,
     check_frozen,
@@ -54,12 +67,14 @@ from splitfed.defenses.private_class_sums import (
 from splitfed.federated.base import MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.class_sums import class_sums, class_upload
 from splitfed.federated.learner import Learner
+from splitfed.federated.nearest_prototype import NAME, add_nearest_prototype, prototype_buffers
 from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.topology_values import count_classes, embedding, labelled_head, making_segment
 from splitfed.federated.uploads import SummedUploads, close_round, open_round
 from splitfed.secure_sum.base import SecureSumPlan
 
-DISTANCES = ("mse", "l2")
+DISTANCES = ("mse", "l2", "class_means")
+ANSWERS = ("head", "nearest")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +85,8 @@ class FedProto(SummedUploads):
 
     `weighted`: average by the numbers of examples, or every client that holds the class alike. `further` clients train
     `passes` times. `secure`: a secure sum of the prototypes, as schedules take it. `private`: noise on sums and counts,
-    a `PrivateClassSums` or a table of its parameters.
+    a `PrivateClassSums` or a table of its parameters. `similar` > 0: the temperature of a mean of one's own. `answer`:
+    by what the run predicts, "head" or "nearest".
     """
 
     weight: float = field(default=1.0, metadata=require_number("fedproto weight", low=0.0))
@@ -81,6 +97,8 @@ class FedProto(SummedUploads):
     passes: int = field(default=2, metadata=require_count("fedproto passes", low=1))
     secure: bool | str | Mapping[str, Any] | SecureSumPlan = False
     private: Mapping[str, Any] | PrivateClassSums | None = None
+    similar: float | None = field(default=None, metadata=require_number("fedproto similar", low=0.0, open_low=True))
+    answer: str = field(default="head", metadata=require_name("fedproto answer", ANSWERS))
 
     def __post_init__(self) -> None:
         """Refuse parameters out of range, and a secure sum beside losses that the server must read."""
@@ -91,6 +109,10 @@ class FedProto(SummedUploads):
         if self.secure and self.further:
             raise InvalidInput(
                 f"fedproto further={self.further} reads every client's loss, which secure hides: take one"
+            )
+        if self.secure and self.similar is not None:
+            raise InvalidInput(
+                f"fedproto similar={self.similar:g} compares every client's prototypes, which secure hides: take one"
             )
 
     @property
@@ -116,6 +138,7 @@ class FedProto(SummedUploads):
             secure=self.settings.sum,
             message_events={} if self.private is None else {"prototype": self.mechanism.event()},
             scored_values=(value,),
+            private_segments=(NAME,) if self.answer == "nearest" else (),
         )
 
     def check(self, topology: Topology, clients: int) -> None:
@@ -134,6 +157,14 @@ class FedProto(SummedUploads):
         for client, mine in enumerate(wide):
             if mine != wide[0]:
                 raise InvalidInput(f"fedproto: client {client} has embeddings of {mine} numbers, client 0 of {wide[0]}")
+
+    def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
+        """Return the topology, with predictions by the nearest prototype where these are asked for."""
+        if self.answer == "head":
+            return topology
+        value, name = _embedding_and_head(self, topology)
+        head = next(one for one in topology.heads if one.value == name)
+        return add_nearest_prototype(topology, value, head, max(count_classes(head), 2), prod(facts.shapes[value]))
 
     def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
         """Train one client on these batches, several times where it was told so; a plan takes it for told."""
@@ -161,7 +192,7 @@ class FedProto(SummedUploads):
 
     def start(self, clients: int) -> State:
         """No class has a prototype yet, and no client a loss."""
-        return {"prototypes": {}, "losses": {}}
+        return {"prototypes": {}, "losses": {}, "uploads": {}}
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
         """Send every client all prototypes, and how often it trains an epoch where that differs."""
@@ -172,13 +203,36 @@ class FedProto(SummedUploads):
             received = learner.receive("passes", {"passes": passes}, number)
             if (pull := objective_of(learner, Pull)) is not None:
                 pull.passes, pull.losses = int(received["passes"]), []
-        known: dict[str, Tensor] = state["prototypes"]
-        for learner in learners if known else ():
-            arrived = learner.receive("prototype", known, number)
+        for learner in learners if state["prototypes"] else ():
+            arrived = learner.receive("prototype", self._prototypes_for(learner.replica, state), number)
+            if self.answer == "nearest":
+                learner.adopt(prototype_buffers(learner.topology, arrived))
             for objective in learner.objectives.values():
                 assert isinstance(objective, Pull)
                 objective.prototypes = dict(arrived)
         open_round(self.settings, learners, number, state)
+
+    def _prototypes_for(self, replica: int, state: State) -> dict[str, Tensor]:
+        """Return what a client is sent: global prototypes, or means of similar clients for classes that it holds."""
+        sent: dict[str, Tensor] = state["prototypes"]
+        if self.similar is None:
+            return sent
+        uploads = state["uploads"]
+        own = {name for name in uploads.get(str(replica), {}) if name.isdecimal()}
+        personal = {name: self._mean_of_similar(name, uploads[str(replica)][name], uploads) for name in own}
+        return {name: personal.get(name, row) for name, row in sent.items()}
+
+    def _mean_of_similar(self, name: str, own: Tensor, uploads: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
+        """Return the mean over clients of the prototypes of class `name`, those that are like `own` weighing more."""
+        assert self.similar is not None
+        held = [one for one in uploads.values() if name in one]
+        rows = torch.stack([one[name].double() for one in held])
+        shares = torch.stack(
+            [one[f"{name}/rows"].double() if self.weighted else torch.ones(()).double() for one in held]
+        )
+        alike = cosine_similarity(rows, own.double().unsqueeze(0), dim=1) / self.similar
+        weights = (alike + shares.log()).softmax(0)
+        return (weights.unsqueeze(1) * rows).sum(0).to(own.dtype)
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Average each class's prototypes over the clients that hold it; a class that none holds keeps its last one."""
@@ -210,6 +264,8 @@ class FedProto(SummedUploads):
         for learner in learners:
             value, head = _embedding_and_head(self, learner.topology)
             arrived = learner.send("prototype", self._upload(learner, value, head, number), number)
+            if self.similar is not None:
+                state["uploads"][str(learner.replica)] = dict(arrived)
             for name in (name for name in arrived if name.isdecimal()):
                 if self.private is not None and float(arrived[f"{name}/rows"]) < self.mechanism.least:
                     continue
@@ -272,14 +328,27 @@ class Pull(NoObjective):
         """Return the weighted distance of the batch to the prototypes of its labels."""
         if not self.prototypes or self.method.weight == 0:
             return {}
-        z, y = made[self.value].flatten(1), labels[self.head].view(-1).long().tolist()
-        # A row of a class that nobody has sent a prototype of stands where it is: distance 0.
-        goals = [self.prototypes[str(label)].to(z) if str(label) in self.prototypes else None for label in y]
-        goal = torch.stack([row.detach() if known is None else known for row, known in zip(z, goals, strict=True)])
-        squares = (z - goal).square()
-        # The norm has no slope at 0, where a row without a prototype stands.
-        rows = squares if self.method.distance == "mse" else squares.sum(1).clamp_min(1e-12).sqrt()
-        return {self.segment: self.method.weight * rows.mean()}
+        z, y = made[self.value].flatten(1), labels[self.head].view(-1).long()
+        if self.method.distance == "class_means":
+            z, y = _class_means(z, y)
+        # A row of a class that has no prototype yet is its own target: distance 0.
+        targets = [self.prototypes[str(label)].to(z) if str(label) in self.prototypes else None for label in y.tolist()]
+        target = torch.stack([row.detach() if one is None else one for row, one in zip(z, targets, strict=True)])
+        squares = (z - target).square()
+        if self.method.distance == "mse":
+            return {self.segment: self.method.weight * squares.mean()}
+        # The norm has no slope at 0, where a row without a prototype is.
+        norms = squares.sum(1).clamp_min(1e-12).sqrt()
+        return {
+            self.segment: self.method.weight * (norms.sum() if self.method.distance == "class_means" else norms.mean())
+        }
+
+
+def _class_means(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean row of each class in z (rows, width), (classes, width), and the classes in ascending order."""
+    classes, places, counts = y.unique(return_inverse=True, return_counts=True)
+    sums = z.new_zeros(len(classes), z.shape[1]).index_add(0, places, z)
+    return sums / counts[:, None], classes
 
 
 def prototypes(z: Tensor, y: Tensor) -> tuple[dict[str, Tensor], dict[str, int]]:
