@@ -221,20 +221,26 @@ class PartyState:
             self.optimizer.state.clear()
 
     @contextmanager
-    def separate_optimizer(self, name: str) -> Iterator[None]:
+    def separate_optimizer(self, name: str, rate: float | None = None) -> Iterator[None]:
         """Let steps inside the block go on from an optimizer state of their own under `name`, empty at first.
 
-        The state of all other steps, such as momentum, is what it was before; the learning rate is the same for both.
+        The state of all other steps, such as momentum, is what it was before. `rate`: the learning rate inside the
+        block, groups with rates of their own in proportion (None: the one of all other steps).
         """
         if self.optimizer is None:
             yield
             return
-        kept = self.optimizer.state
+        kept, groups = self.optimizer.state, self.optimizer.param_groups
+        rates = [group.get("lr") for group in groups]
+        for group, own in zip(groups, rates, strict=True) if rate is not None else ():
+            group["lr"] = rate * (own / rates[0])
         self.optimizer.state = self._separate.get(name, defaultdict(dict))
         try:
             yield
         finally:
             self._separate[name], self.optimizer.state = self.optimizer.state, kept
+            for group, own in zip(groups, rates, strict=True) if rate is not None else ():
+                group["lr"] = own
 
     def momentum(self) -> dict[str, Tensor]:
         """Return the momentum that the optimizer holds, as `segment/name` -> tensor: its own; none where it has none.

@@ -93,11 +93,12 @@ class LearnerTraining(LearnerIdentity, Protocol):
         after a restart.
         """
 
-    def separate_optimizer(self, name: str) -> AbstractContextManager[None]:
+    def separate_optimizer(self, name: str, rate: float | None = None) -> AbstractContextManager[None]:
         """Let steps inside the block go on from an optimizer state of their own, at every party of the client.
 
         Its `name` tells it from others: it is empty at first, outlasts the block, and is forgotten where optimizers are
-        restarted. All other steps find their state, such as momentum, as they left it; the learning rate is the same.
+        restarted. All other steps find their state, such as momentum, as they left it. `rate`: the learning rate inside
+        the block (None: the one of all other steps).
         """
 
     @property

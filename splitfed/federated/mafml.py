@@ -15,8 +15,12 @@ Deviations from Algorithm 1:
 
 - Local steps: the paper takes one an iteration; here as many as the schedule asks for, of which the last gives g_loc.
   The paper's iteration is a round of schedule "independent" with steps=1.
+- Mutual steps: one over all the others' batches at once, as the sums say. With `mutual_steps="each"` Algorithm 1 is
+  read literally, with the update inside the loop over the others: a step for each of them, in the order of the clients,
+  on its own term of the sums, 1/(N-1) (A_j KL(p_j || p_i) + CE(f_i(x_j), y_j)), projected against the same g_loc.
 - One optimizer: the paper's two rates beta (local) and eta (mutual) are one, and so is the optimizer's state, such as
-  Adam's moments, which both kinds of steps change.
+  Adam's moments, which both kinds of steps change. With `mutual_rate` eta is that number, and mutual steps have an
+  optimizer state of their own.
 - Accuracies: A_j on the batch is worked out by the aggregation server, which has soft labels and labels both; in the
   paper client j sends it.
 - Public rows: sent once, by way of the aggregation server, when a client first takes part. Which of them make a batch
@@ -34,13 +38,15 @@ Clients start from the weights that the run's `starts` says; the paper tells not
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
-from splitfed.core.errors import require_count
+from splitfed.core.errors import InvalidInput, require_count, require_name, require_number
 from splitfed.core.messages import Stamp
 from splitfed.core.private_values import FEATURES
 from splitfed.core.random import derive
@@ -49,9 +55,12 @@ from splitfed.federated import public_rows
 from splitfed.federated.base import Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import weights_with_gradients
+from splitfed.federated.sgd_reach import first_rate
 from splitfed.federated.topology_values import making_segment
 
 PART = "shown by others"
+MUTUAL_STEPS = ("all", "each")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +69,18 @@ class MAFML(Method):
 
     `batch`: rows of every public batch. `weighted`: whether a teacher counts by its accuracy, or all alike.
 
-    `projected`: whether the mutual gradient is kept from going against the local one.
+    `projected`: whether the mutual gradient is kept from going against the local one. `mutual_steps`: one over "all"
+    others, or one for "each" of them. `mutual_rate` > 0: the learning rate of mutual steps, which then have a state of
+    the optimizer of their own (None: they share rate and state with local steps).
     """
 
     batch: int = field(default=32, metadata=require_count("mafml batch", low=1))
     weighted: bool = True
     projected: bool = True
+    mutual_steps: str = field(default="all", metadata=require_name("mafml mutual_steps", MUTUAL_STEPS))
+    mutual_rate: float | None = field(
+        default=None, metadata=require_number("mafml mutual_rate", low=0.0, open_low=True)
+    )
 
     def traits(self, topology: Topology) -> MethodTraits:
         """The mutual step comes after the schedule's round."""
@@ -82,6 +97,13 @@ class MAFML(Method):
         # There may be one other client that finished.
         public_rows.check_batch("mafml", self.batch, context.facts)
         public_rows.check_public("mafml", context.public)
+        for optim in context.optimizers.values() if self.mutual_rate is not None else ():
+            first_rate(optim)
+            if optim.scheduler_every == "step":
+                raise InvalidInput(
+                    f"mafml mutual_rate={self.mutual_rate:g} is a rate of its own; scheduler_every='step', which "
+                    "changes rates in mutual steps too, is not allowed: take scheduler_every='round'"
+                )
 
     def objective(self, placement: ObjectivePlacement) -> MafmlObjective:
         """Return the mutual divergence loss of a party, with the projection of its gradient."""
@@ -146,17 +168,27 @@ class MAFML(Method):
         message = {f"{replica}/{name}": t for replica, predictions in taught.items() for name, t in predictions.items()}
         arrived = learner.receive("soft labels", message, number, head.role)
         objective = learner.objective(head.role)
+        share = 1.0 if self.mutual_steps == "all" else 1 / len(taught)
         if isinstance(objective, MafmlObjective):
-            probabilities = torch.cat([arrived[f"{replica}/probabilities"] for replica in taught])
-            accuracies = torch.stack([arrived[f"{replica}/accuracy"] for replica in taught])
-            objective.teaching = probabilities, accuracies.repeat_interleave(self.batch)
+            teachers = [
+                (arrived[f"{replica}/probabilities"], share * arrived[f"{replica}/accuracy"].repeat(self.batch))
+                for replica in taught
+            ]
+            objective.teaching = [_joined(step) for step in self._steps(teachers)]
         sizes = {replica: len(rows["y"]) for replica, rows in public_rows.received_rows(learner, state).items()}
         chosen, before = [], 0
         for replica, count in sizes.items():
             if replica in taught:
                 chosen.append(self._rows(learner, replica, count, number) + before)
             before += count
-        learner.train(number, [torch.cat(chosen)], part=PART)
+        batches = [torch.cat(list(step)) for step in self._steps(chosen)]
+        own_state = nullcontext() if self.mutual_rate is None else learner.separate_optimizer(PART, self.mutual_rate)
+        with own_state:
+            learner.train(number, batches, part=PART, task=share)
+
+    def _steps(self, of_teachers: Sequence[T]) -> list[Sequence[T]]:
+        """Return what belongs to each teacher, by mutual step."""
+        return [of_teachers] if self.mutual_steps == "all" else [[one] for one in of_teachers]
 
 
 class MafmlObjective(public_rows.PublicRowsObjective):
@@ -165,8 +197,8 @@ class MafmlObjective(public_rows.PublicRowsObjective):
     def __init__(self, value: str, segment: str, projected: bool) -> None:
         super().__init__()
         self.value, self.segment, self.projected = value, segment, projected
-        # The class probabilities of every row of the next mutual step, and the weight of each.
-        self.teaching: tuple[Tensor, Tensor] | None = None
+        # The class probabilities of every row of the mutual steps to come, and the weight of each row.
+        self.teaching: list[tuple[Tensor, Tensor]] = []
         self.remembers = True
         self._step: Stamp | None = None
         self._local: dict[int, dict[str, Tensor]] = {}
@@ -174,9 +206,9 @@ class MafmlObjective(public_rows.PublicRowsObjective):
     def terms(self, made: Mapping[str, Tensor], labels: Mapping[str, Tensor], stamp: Stamp) -> Mapping[str, Tensor]:
         """Return, in a mutual step, the weighted divergence from the teachers' class probabilities."""
         self._step = stamp
-        if stamp.part != PART or self.teaching is None or self.value not in made:
+        if stamp.part != PART or not self.teaching or self.value not in made:
             return {}
-        (teachers, weights), self.teaching = self.teaching, None
+        teachers, weights = self.teaching.pop(0)
         return {self.segment: weighted_divergence(made[self.value], teachers, weights)}
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
@@ -186,8 +218,14 @@ class MafmlObjective(public_rows.PublicRowsObjective):
             return
         if step.part == "train" and self.remembers:
             self._local[step.replica] = {name: g.clone() for name, _, g in weights_with_gradients(modules, modules)}
-        elif step.part == PART and (local := self._local.pop(step.replica, None)) is not None:
+        elif step.part == PART and (local := self._local.get(step.replica)) is not None:
             project({name: g for name, _, g in weights_with_gradients(modules, modules)}, local)
+
+
+def _joined(taught: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return the class probabilities and weights of several teachers as those of one batch."""
+    probabilities, weights = zip(*taught, strict=True)
+    return torch.cat(probabilities), torch.cat(weights)
 
 
 def distribution(told: Tensor) -> Tensor:

@@ -238,7 +238,7 @@ class CountingLearner:
         """Count the messages of these steps."""
         return self.trainer.train(self.replica, epoch, batches, first, part, task)
 
-    def separate_optimizer(self, name: str) -> AbstractContextManager[None]:
+    def separate_optimizer(self, name: str, rate: float | None = None) -> AbstractContextManager[None]:
         """Nothing learns."""
         return nullcontext()
 

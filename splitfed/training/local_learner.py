@@ -112,11 +112,11 @@ class LocalLearner:
             raise InvalidInput(f"value {value!r} cannot be computed from a client's own data alone") from None
 
     @contextmanager
-    def separate_optimizer(self, name: str) -> Iterator[None]:
+    def separate_optimizer(self, name: str, rate: float | None = None) -> Iterator[None]:
         """Let steps inside the block go on from an optimizer state of their own under `name`."""
         with ExitStack() as stack:
             for party in self.engine.run_parties.replicas[self.replica].parties.values():
-                stack.enter_context(party.state.separate_optimizer(name))
+                stack.enter_context(party.state.separate_optimizer(name, rate))
             yield
 
     def labels(self, head: str, part: str = "train") -> Tensor:

@@ -89,10 +89,11 @@ def test_gradients_that_agree_are_left_alone() -> None:
 class Bare:
     """A client, or a server, of plain PyTorch: modules, SGD, the gradient of the newest local step by client."""
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], rate: float | None) -> None:
         self.modules = copy.deepcopy(dict(modules))
         self.weights = [p for m in self.modules.values() for p in m.parameters()]
         self.optimizer = torch.optim.SGD(self.weights, lr=RATE, momentum=0.5)
+        self.mutual = self.optimizer if rate is None else torch.optim.SGD(self.weights, lr=rate, momentum=0.5)
         self.local: dict[int, Tensor] = {}
 
     def gradient(self) -> Tensor:
@@ -111,7 +112,7 @@ class Bare:
         for p in self.weights:
             p.grad = g[at : at + p.numel()].view_as(p).clone()
             at += p.numel()
-        self.optimizer.step()
+        (self.mutual if mutual else self.optimizer).step()
         return turned
 
 
@@ -122,8 +123,8 @@ def by_hand(topology: Topology, rows: Any, rounds: int, epochs: bool, method: MA
     """
     replicas, (x_name,) = len(rows.clients), topology.inputs
     own = {r: {s.name: s.module for s in topology.segments_of(r)} for r in topology.roles}
-    shared = {r: Bare(own[r]) for r in own if r not in topology.data_roles}
-    crew = [{r: Bare(own[r]) for r in topology.data_roles} | shared for _ in range(replicas)]
+    shared = {r: Bare(own[r], method.mutual_rate) for r in own if r not in topology.data_roles}
+    crew = [{r: Bare(own[r], method.mutual_rate) for r in topology.data_roles} | shared for _ in range(replicas)]
     training, turned = Training(16), 0
 
     def scores(replica: int, x: Tensor) -> Tensor:
@@ -163,12 +164,26 @@ def by_hand(topology: Topology, rows: Any, rounds: int, epochs: bool, method: MA
                 z = scores(replica, x)
                 kl = functional.kl_div(z.log_softmax(1), p, reduction="batchmean")
                 loss = loss + (accuracy * kl + functional.cross_entropy(z, y)) / (replicas - 1)
-            turned += step(replica, loss, True)
+                if method.mutual_steps == "each":
+                    turned += step(replica, loss, True)
+                    loss = torch.zeros(())
+            if method.mutual_steps == "all":
+                turned += step(replica, loss, True)
     return crew, turned
 
 
 @pytest.mark.parametrize("shape", BUILDERS)
-@pytest.mark.parametrize("method", [MAFML(batch=12), MAFML(batch=8, weighted=False, projected=False)], ids=str)
+@pytest.mark.parametrize(
+    "method",
+    [
+        MAFML(batch=12),
+        MAFML(batch=8, weighted=False, projected=False),
+        MAFML(batch=12, mutual_steps="each"),
+        MAFML(batch=12, mutual_steps="each", mutual_rate=0.03),
+        MAFML(batch=12, mutual_rate=0.03),
+    ],
+    ids=str,
+)
 def test_rounds_beside_a_bare_loop(shape: str, method: MAFML) -> None:
     rows, topology = data(), BUILDERS[shape](net())
     optimizer = Optim("SGD", {"lr": RATE, "momentum": 0.5})
@@ -203,8 +218,22 @@ def test_sampled_clients_and_drop_outs_are_planned() -> None:
 
 
 @pytest.mark.parametrize("shape", ["local", "vanilla"])
-def test_resumed_run_ends_in_the_same_bits(shape: str, tmp_path: Path) -> None:
-    assert_resumes(shape, MAFML(batch=6), tmp_path / "run", data=data(), schedule=plan(shape))
+@pytest.mark.parametrize("method", [MAFML(batch=6), MAFML(batch=6, mutual_steps="each", mutual_rate=0.05)], ids=str)
+def test_resumed_run_ends_in_the_same_bits(shape: str, method: MAFML, tmp_path: Path) -> None:
+    optimizer = Optim("SGD", {"lr": RATE, "momentum": 0.5})
+    assert_resumes(shape, method, tmp_path / "run", data=data(), schedule=plan(shape), optimizer=optimizer)
+
+
+def test_steps_for_each_teacher_are_planned() -> None:
+    assert_plan_is_counted("vanilla", MAFML(batch=10, mutual_steps="each"), data=data(), schedule=TURNS)
+
+
+def test_a_rate_of_its_own_takes_no_schedule_by_steps() -> None:
+    optimizer = Optim(
+        "SGD", {"lr": RATE}, scheduler="StepLR", scheduler_options={"step_size": 2}, scheduler_every="step"
+    )
+    with pytest.raises(InvalidInput, match=r"mafml mutual_rate=0\.1 is a rate of its own; scheduler_every='step'"):
+        go("local", MAFML(mutual_rate=0.1), data=data(), schedule=STEP, optimizer=optimizer)
 
 
 def test_resumed_run_of_sampled_clients(tmp_path: Path) -> None:
@@ -283,6 +312,7 @@ def test_the_head_tells_where_it_deviates_from_the_papers_algorithm() -> None:
     items = [line[2:].partition(":")[0] for line in told[1].splitlines() if line.startswith("- ")]
     assert [item.partition(" are told")[0].partition(",")[0] for item in items] == [
         "Local steps",
+        "Mutual steps",
         "One optimizer",
         "Accuracies",
         "Public rows",
