@@ -8,7 +8,8 @@ w, gradient of the mixture>, at the clients' learning rate, and stays in [0, 1]:
 authors' code does (which adds .02 alpha to the slope; not here), or at every batch. v and w take their steps at the
 same time, on the same batch. Without learning, alpha = 1 is a client alone, and alpha = 0 is FedAvg. The run predicts
 with the mixture of the client's v and the newest average. v starts at the broadcast w, whatever the run's `starts`
-says: weights are mixed number by number, and those of two networks that were drawn apart do not go together.
+says: weights are mixed number by number, and those of two networks that were drawn apart do not go together. On a split
+replica what the client holds is mixed, and what other parties hold serves both (see `dual_model`).
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Apfl(Averaging):
             turned_off=off if self.learns == "never" and self.alpha == 1 else None,
             plain_update=True,
             post_processing=False,
-            broadcast_segments=tuple(s.name for s in topology.segments),
+            broadcast_segments=tuple(s.name for s in topology.segments if s.role in topology.data_roles),
         )
 
     def check_run(self, context: MethodContext) -> None:
@@ -75,7 +76,7 @@ class Apfl(Averaging):
         check_rates(context, self.rate)
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse a model that clients do not hold whole."""
+        """Refuse clients and names that a second model cannot go with."""
         check_second_model(self.who, topology)
 
     def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
@@ -84,7 +85,7 @@ class Apfl(Averaging):
         alpha = nn.Parameter(torch.tensor(float(self.alpha)), requires_grad=self.learns != "never")
         mixed = tuple(
             replace(s, module=Mixture(s.module, both.segment(f"{PREFIX}_{s.name}").module, alpha))
-            if not s.name.startswith(f"{PREFIX}_")
+            if s.role in topology.data_roles and not s.name.startswith(f"{PREFIX}_")
             else s
             for s in both.segments
         )

@@ -160,8 +160,11 @@ def check_whole(who: str, topology: Topology) -> None:
 
 
 def score_average(learner: Learner, value: str, part: str, state: State) -> dict[str, float]:
-    """Return the metric of the head on `value`, by the averaged weights, on all rows of `part`, as "global"."""
-    if not state["weights"]:
+    """Return the metric of the head on `value`, by the averaged weights, on all rows of `part`, as "global".
+
+    Empty before there is an average, and on split replicas, whose clients cannot make `value` by themselves.
+    """
+    if not state["weights"] or not clients_hold_all(learner.topology):
         return {}
     task = next(head.task for head in learner.topology.heads if head.value == value)
     assert task is not None

@@ -5,7 +5,8 @@ Paper: Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning throug
 
 The averaged model is trained as in FedAvg. The client's own one gets weight (v - w_round) added to its gradient, where
 w_round is what the client was sent at the start of the round. Both train on the same batches, where the paper lets the
-client draw others for its own model. With weight = 0 the client's own model is that of a client alone.
+client draw others for its own model. With weight = 0 the client's own model is that of a client alone. On a split
+replica the client's segments are there twice, and what other parties hold serves both (see `dual_model`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Ditto(Averaging):
         return replace(super().traits(topology), turned_off=off, plain_update=True)
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse a model that clients do not hold whole."""
+        """Refuse clients and names that a second model cannot go with."""
         check_second_model(self.who, topology)
 
     def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:

@@ -16,7 +16,9 @@ it, and of no client which classes it holds (see `class_sums`). It sends both to
 itself. A sum holds for the clients that finished its round: one that is not asked, or leaves, is then in none, where
 otherwise it stands with what it sent last.
 
-For whole models. Clients start from the weights that the run's `starts` says: nothing is broadcast.
+For whole models, and for split replicas whose output is made where the labels are, as in a U-shape: there the rows
+cross once more a round for the mean scores. Clients start from the weights that the run's `starts` says: nothing is
+broadcast.
 """
 
 from __future__ import annotations
@@ -30,17 +32,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from splitfed.core.errors import require_number
+from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.grouping import total_pairs
 from splitfed.core.messages import Stamp
 from splitfed.core.private_values import BOTH
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import check_whole
 from splitfed.federated.base import MethodTraits, ObjectivePlacement, State
 from splitfed.federated.class_sums import class_sums, class_upload
 from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import NoObjective, objective_of
-from splitfed.federated.topology_values import count_classes, making_segment, only_head
+from splitfed.federated.topology_values import (
+    clients_hold_all,
+    count_classes,
+    making_segment,
+    only_client,
+    only_head,
+)
 from splitfed.federated.uploads import SummedUploads, close_round, open_round
 from splitfed.secure_sum.base import SecureSumPlan
 
@@ -67,13 +74,19 @@ class FedDistill(SummedUploads):
         )
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse split models, and a task without classes."""
-        check_whole("feddistill", topology)
-        only_head("feddistill", topology)
+        """Refuse outputs that are made away from the labels, and a task without classes."""
+        role, head = only_client("feddistill", topology), only_head("feddistill", topology)
+        if head.role != role:
+            raise InvalidInput(
+                f"feddistill compares class scores where the labels are, at {role!r}; in topology {topology.name!r} "
+                f"role {head.role!r} makes them: take a whole model (splitfed.topologies.local) or a U-shape"
+            )
 
-    def objective(self, placement: ObjectivePlacement) -> Follow:
+    def objective(self, placement: ObjectivePlacement) -> Follow | None:
         """Return the distillation loss of a client's predictions towards the others' mean scores."""
         head = placement.topology.heads[0]
+        if placement.role != head.role:
+            return None
         return Follow(self.weight, making_segment(placement.topology, head.value).name, head.value, count_classes(head))
 
     def start(self, clients: int) -> State:
@@ -112,16 +125,14 @@ class FedDistill(SummedUploads):
             state["sums"] = self._sum(learners, number, state)
             return
         for learner in learners:
-            value = learner.topology.heads[0].value
-            means = class_means(learner.compute(value), learner.labels(value))
+            means = _mean_scores(learner, number)
             state["means"][str(learner.replica)] = dict(learner.send("soft labels", means, number))
 
     def _sum(self, learners: Sequence[Learner], number: int, state: State) -> dict[str, Tensor]:
         """Return, by class, the sum of the clients' mean scores and how many hold it, and the round of the sum."""
         uploads = []
         for learner in learners:
-            head = learner.topology.heads[0]
-            means = class_means(learner.compute(head.value), learner.labels(head.value))
+            head, means = learner.topology.heads[0], _mean_scores(learner, number)
             if (objective := objective_of(learner, Follow)) is not None:
                 objective.own, objective.told = means, number
             uploads.append((learner, 1.0, {"soft labels": class_upload(means, dict.fromkeys(means, 1.0), head)}))
@@ -184,6 +195,16 @@ class Follow(NoObjective):
         """Go back to `state`."""
         self.follow(state["means"])
         self.own, self.told = dict(state.get("own", {})), int(state.get("told", -1))
+
+
+def _mean_scores(learner: Learner, number: int) -> dict[str, Tensor]:
+    """Return the mean scores of the client's model by class, over all of its training rows."""
+    value = learner.topology.heads[0].value
+    whole = clients_hold_all(learner.topology)
+    rows = torch.arange(learner.rows())
+    return class_means(
+        learner.compute(value) if whole else learner.consult(value, rows, "train", number), learner.labels(value)
+    )
 
 
 def class_means(scores: Tensor, y: Tensor) -> dict[str, Tensor]:

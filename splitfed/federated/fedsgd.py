@@ -7,7 +7,7 @@ In a round no client takes a step: the gradients of its batches, all at the weig
 So the size of a batch says how much is computed at a time, and nothing else; with schedule "independent" and `steps` a
 round takes some of the rows only. The server's step is plain, at `rate` (None: the clients' learning rate); the
 clients' optimizers do nothing, which is said where they were given a momentum or the like. Batch-norm statistics are
-averaged beside.
+averaged beside. On a split replica this holds for what the client holds; other parties step on every batch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class FedSgd(Averaging):
     """
 
     who = "fedsgd"
-    whole = True
 
     rate: float | None = field(default=None, metadata=require_number("fedsgd rate", low=0.0, open_low=True))
 

@@ -7,8 +7,9 @@ squared distance to w, and w then moves: w <- w - rate weight (w - theta). The a
 clients that finished and moves by `beta` times the way there. As in the authors' code theta starts a round at w and
 goes on from batch to batch. Their optimizer of theta is plain; give the clients momentum and it has one, which goes on
 from round to round unless optimizers are restarted: theta is an approximate minimum, by whatever steps it was found.
-The mean weighs by examples; the paper's is even (`weighted=False`). The run predicts with theta; score "global" is the
-metric of the averaged w.
+The mean weighs by examples; the paper's is even (`weighted=False`). The run predicts with theta; score "global", of
+whole models, is the metric of the averaged w. On a split replica theta and w are what the client holds; what other
+parties hold takes a step with every step of theta.
 
 A step of SGD at rate r leaves 1 - r weight of the way from w to theta, a step of w 1 - rate weight of that from theta:
 at a product of one or more they overshoot, beyond two they diverge. Such rates are refused.
@@ -40,7 +41,6 @@ class PFedMe(Averaging):
     """
 
     who = "pfedme"
-    whole = True
 
     weight: float = field(default=15.0, metadata=require_number("pfedme weight", low=0.0, open_low=True))
     steps: int = field(default=5, metadata=require_count("pfedme steps", low=1))

@@ -132,7 +132,7 @@ def test_weights_out_of_range_are_refused(weight: Any) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="feddistill trains whole models; in topology 'vanilla' role 'server' holds"):
+    with pytest.raises(InvalidInput, match="feddistill compares class scores where the labels are, at 'client'"):
         go("vanilla", FedDistill())
     with pytest.raises(InvalidInput, match="feddistill compares class probabilities; the task here is 'regression'"):
         go("local", FedDistill(), topology=local(net(), task=sf.regression(10)))

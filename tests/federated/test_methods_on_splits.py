@@ -1,0 +1,239 @@
+"""Methods of whole models on split replicas, beside bare loops: what the client holds, and a server that all share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import splitfed as sf
+from splitfed.core.errors import InvalidInput
+from splitfed.core.optimizers import Optim
+from splitfed.federated import Apfl, Ditto, FedDistill, FedSgd, Method, PFedMe
+from splitfed.federated.feddistill import class_means
+from splitfed.schedules import Sequential
+from splitfed.schedules.base import Training
+from tests.federated.methods import (
+    BUILDERS,
+    assert_nothing_held_twice,
+    assert_plan_is_counted,
+    assert_resumes,
+    built,
+    data,
+    go,
+    weights,
+)
+
+ALONE = Sequential(hand_over="none")
+RATE, ROUNDS = 0.05, 3
+SPLITS = [shape for shape in BUILDERS if shape != "local"]
+Pieces = dict[str, nn.Module]
+
+
+class Loop:
+    """Clients of plain PyTorch around one server: client after client, an epoch a round, SGD without momentum."""
+
+    def __init__(self, shape: str, rows: Any) -> None:
+        self.topology, self.rows, self.training = built(shape), rows, Training(16)
+        pieces = {s.name: s.module for s in self.topology.segments}
+        self.clients = [copy.deepcopy(self._held(pieces, True)) for _ in rows.clients]
+        self.server = copy.deepcopy(self._held(pieces, False))
+        self.value = self.topology.heads[0].value
+
+    def _held(self, pieces: Pieces, client: bool) -> Pieces:
+        names = {s.name for s in self.topology.segments if (s.role in self.topology.data_roles) == client}
+        return {name: module for name, module in pieces.items() if name in names}
+
+    def scores(self, client: Pieces, x: Tensor) -> Tensor:
+        made, modules = dict.fromkeys(self.topology.inputs, x), {**client, **self.server}
+        for s in self.topology.segments:
+            made[s.outputs[0]] = modules[s.name](*(made[v] for v in s.inputs))
+        return made[self.value]
+
+    def batches(self, replica: int, number: int) -> list[tuple[Tensor, Tensor]]:
+        train = self.rows.clients[replica].train
+        return [(train.x[rows], train.y[rows]) for rows in self.training.batches(len(train), number, replica)]
+
+    def gradients(self, loss: Tensor, *parts: Pieces) -> list[dict[str, Tensor]]:
+        """Return the gradient of `loss` by the name of the weight, of each of these parts."""
+        named = [{f"{s}/{n}": p for s, m in part.items() for n, p in m.named_parameters()} for part in parts]
+        slopes = iter(torch.autograd.grad(loss, [p for one in named for p in one.values()]))
+        return [{name: next(slopes) for name in one} for one in named]
+
+    def mean(self, tensors: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the mean over the clients, weighted by their training rows."""
+        sizes = torch.tensor([float(len(client.train)) for client in self.rows.clients])
+        return {n: sum(t[n] * s for t, s in zip(tensors, sizes / sizes.sum(), strict=True)) for n in tensors[0]}  # type: ignore[misc]
+
+    def assert_as(self, run: sf.Run) -> None:
+        for replica, client in enumerate(self.clients):
+            found = weights(run, replica)
+            for name, tensor in {**state(client), **state(self.server)}.items():
+                torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def state(pieces: Pieces) -> dict[str, Tensor]:
+    return {f"{s}/{n}": p.detach().clone() for s, m in pieces.items() for n, p in m.named_parameters()}
+
+
+def put(pieces: Pieces, tensors: dict[str, Tensor]) -> None:
+    for s, module in pieces.items():
+        for n, p in module.named_parameters():
+            p.data.copy_(tensors[f"{s}/{n}"])
+
+
+def move(pieces: Pieces, slope: dict[str, Tensor], rate: float = RATE) -> None:
+    for s, module in pieces.items():
+        for n, p in module.named_parameters():
+            p.data.sub_(slope[f"{s}/{n}"], alpha=rate)
+
+
+def pfedme(loop: Loop, method: Any) -> dict[str, Tensor]:
+    """Theta takes `steps` steps on a batch, the server one with each of them; then w follows."""
+    average = state(loop.clients[0])
+    for number in range(ROUNDS):
+        sent = []
+        for replica, theta in enumerate(loop.clients):
+            put(theta, average)
+            w = {name: tensor.clone() for name, tensor in average.items()}
+            for x, y in loop.batches(replica, number):
+                for _ in range(method.steps):
+                    slope, other = loop.gradients(
+                        functional.cross_entropy(loop.scores(theta, x), y), theta, loop.server
+                    )
+                    now = state(theta)
+                    move(theta, {n: g + method.weight * (now[n] - w[n]) for n, g in slope.items()})
+                    move(loop.server, other)
+                now = state(theta)
+                w = {n: t - method.rate * method.weight * (t - now[n]) for n, t in w.items()}
+            sent.append(w)
+        average = loop.mean(sent)
+    return average
+
+
+def ditto(loop: Loop, method: Any) -> dict[str, Tensor]:
+    """The averaged and the own segments of a client go through one server, which learns from both losses."""
+    average = state(loop.clients[0])
+    shared = [copy.deepcopy(client) for client in loop.clients]
+    for number in range(ROUNDS):
+        for replica, own in enumerate(loop.clients):
+            put(shared[replica], average)
+            for x, y in loop.batches(replica, number):
+                losses = [functional.cross_entropy(loop.scores(one, x), y) for one in (own, shared[replica])]
+                mine, theirs, server = loop.gradients(losses[0] + losses[1], own, shared[replica], loop.server)
+                now = state(own)
+                move(own, {n: g + method.weight * (now[n] - average[n]) for n, g in mine.items()})
+                move(shared[replica], theirs)
+                move(loop.server, server)
+        average = loop.mean([state(one) for one in shared])
+    return average
+
+
+def fedsgd(loop: Loop, method: Any) -> dict[str, Tensor]:
+    """Clients stand still in a round and send the mean gradient of their rows; the server steps on every batch."""
+    average = state(loop.clients[0])
+    for number in range(ROUNDS):
+        sent = []
+        for replica, client in enumerate(loop.clients):
+            put(client, average)
+            sums = {name: torch.zeros_like(tensor) for name, tensor in average.items()}
+            rows = 0
+            for x, y in loop.batches(replica, number):
+                slope, other = loop.gradients(functional.cross_entropy(loop.scores(client, x), y), client, loop.server)
+                move(loop.server, other)
+                sums, rows = {n: t + len(x) * slope[n] for n, t in sums.items()}, rows + len(x)
+            sent.append({n: t / rows for n, t in sums.items()})
+        slope = loop.mean(sent)
+        average = {n: t - RATE * slope[n] for n, t in average.items()}
+    return average
+
+
+def feddistill(loop: Loop, method: Any) -> dict[str, Tensor]:
+    """A U-shape: scores and labels are the client's, and the others' mean scores of a class are a second target."""
+    known: list[dict[str, Tensor]] = [{} for _ in loop.clients]
+    for number in range(ROUNDS):
+        before = list(known)
+        for replica, client in enumerate(loop.clients):
+            others = [means for other, means in enumerate(before) if other != replica]
+            for x, y in loop.batches(replica, number):
+                scores = loop.scores(client, x)
+                loss = functional.cross_entropy(scores, y)
+                for row, label in zip(scores, y.tolist(), strict=True):
+                    goals = [means[str(label)] for means in others if str(label) in means]
+                    if goals:
+                        goal = torch.stack(goals).mean(0).log_softmax(0)
+                        pull = functional.kl_div(row.log_softmax(0), goal, reduction="sum", log_target=True)
+                        loss = loss + method.weight * pull / len(y)
+                slope, other = loop.gradients(loss, client, loop.server)
+                move(client, slope)
+                move(loop.server, other)
+        for replica, client in enumerate(loop.clients):
+            train = loop.rows.clients[replica].train
+            with torch.no_grad():
+                known[replica] = class_means(loop.scores(client, train.x), train.y)
+    return {}
+
+
+HAND: dict[str, tuple[Method, Callable[[Loop, Any], dict[str, Tensor]]]] = {
+    "pfedme": (PFedMe(weight=2.0, steps=2, rate=0.1), pfedme),
+    "ditto": (Ditto(weight=0.5), ditto),
+    "fedsgd": (FedSgd(), fedsgd),
+    "feddistill": (FedDistill(weight=0.5), feddistill),
+}
+
+
+# Where the server makes the scores there is no FedDistill.
+LOOPS = [(name, shape) for name in HAND for shape in SPLITS if (name, shape) != ("feddistill", "vanilla")]
+
+
+@pytest.mark.parametrize(("name", "shape"), LOOPS)
+def test_rounds_beside_a_bare_loop(name: str, shape: str) -> None:
+    method, by_hand = HAND[name]
+    rows = data()
+    run = go(shape, method, ROUNDS, data=rows, schedule=ALONE, optimizer=Optim("SGD", {"lr": RATE}))
+    loop = Loop(shape, rows)
+    average = by_hand(loop, method)
+    if name != "fedsgd":  # whose clients hold what they were sent last, of which the server has taken a step
+        loop.assert_as(run)
+    for key, tensor in average.items():
+        prefix = "shared_" if name == "ditto" else ""
+        torch.testing.assert_close(run.method_state["weights"][prefix + key], tensor, rtol=1e-5, atol=1e-6)
+
+
+RUNS = [(method, shape) for method in (PFedMe(weight=1.0), FedSgd(), Ditto(), Apfl()) for shape in SPLITS]
+RUNS.append((FedDistill(), "u_shaped"))
+
+
+@pytest.mark.parametrize(("method", "shape"), RUNS, ids=lambda one: one if isinstance(one, str) else type(one).__name__)
+def test_plans_are_counted_and_runs_resumed_to_the_bit(method: Method, shape: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"schedule": ALONE, "optimizer": Optim("SGD", {"lr": RATE})}
+    assert_nothing_held_twice(go(shape, method, 1, **changes))
+    assert_plan_is_counted(shape, method, schedule=ALONE)
+    assert_resumes(shape, method, tmp_path, **changes)
+
+
+@pytest.mark.parametrize("method", [FedDistill()], ids=lambda m: type(m).__name__)
+def test_an_output_away_from_the_labels_is_refused_with_what_to_take(method: Method) -> None:
+    text = r"compares class scores where the labels are, at 'client'; .* role 'server' makes them: take .* or a U-shape"
+    with pytest.raises(InvalidInput, match=text):
+        go("vanilla", method, 1, schedule=ALONE)
+
+
+def test_the_mixture_of_a_split_client_predicts_between_its_two_models() -> None:
+    """With alpha fixed at one the run predicts as the own segments do; at zero, as the averaged ones."""
+    rows = data()
+    for alpha in (0.0, 1.0):
+        run = go("vanilla", Apfl(alpha=alpha, learns="never"), 2, data=rows, schedule=ALONE)
+        modules = run.engine.modules(0, run.newest(0))
+        first = built("vanilla").segments[0].name
+        mixture = modules[first]
+        x = rows.clients[0].test.x
+        own = mixture.own if alpha else modules[f"shared_{first}"]
+        with torch.no_grad():
+            torch.testing.assert_close(mixture.eval()(x), own.eval()(x))
