@@ -21,8 +21,8 @@ class LocalObjective(Protocol):
         """Return segment -> scalar to add to the loss that goes back through it.
 
         `made`: what the party's segments have returned in this step, value -> (batch, ...), each attached to its own
-        segment alone: a term moves the segment under whose name it is returned, and no other. `labels`: the party's
-        labels of the step by head, (batch,).
+        segment alone: a term moves the segment under whose name it is returned, and no other. `labels`: those
+        of the step by head, (batch,), which the party holds or has been sent for the loss.
         """
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:

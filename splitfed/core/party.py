@@ -120,7 +120,7 @@ class Party:
     def loss(self, segment: str, head: Head, stamp: Stamp, received: Message | None) -> Tensor:
         """Compute the loss of `head` on `segment`, keep it for the backward, return it detached and unweighted."""
         step_state = self._step_states[stamp.replica]
-        labels = step_state.labels if received is None else received.tensors
+        labels = step_state.known_labels({} if received is None else received.tensors)
         assert head.task is not None
         value = head.task.loss(step_state.values[head.value], labels[head.value].to(self.device))
         scale = head.weight * step_state.scale * step_state.task
@@ -391,7 +391,7 @@ class Party:
         """Add the terms of the local objective to the losses, while all values of the step are still there."""
         step_state.objective_added = True
         if self._training:
-            for segment, term in objective.terms(step_state.values, step_state.labels, stamp).items():
+            for segment, term in objective.terms(step_state.values, step_state.known_labels(), stamp).items():
                 step_state.losses[segment].append((term, step_state.scale))
 
     def _replace_targets(self, step_state: StepState, stamp: Stamp) -> None:

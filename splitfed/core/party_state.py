@@ -231,15 +231,16 @@ class PartyState:
             yield
             return
         kept, groups = self.optimizer.state, self.optimizer.param_groups
-        rates = [group.get("lr") for group in groups]
-        for group, own in zip(groups, rates, strict=True) if rate is not None else ():
-            group["lr"] = rate * (own / rates[0])
+        rates = [] if rate is None else [group["lr"] for group in groups]
+        if rate is not None:
+            for group in groups:
+                group["lr"] = rate * (group["lr"] / rates[0])
         self.optimizer.state = self._separate.get(name, defaultdict(dict))
         try:
             yield
         finally:
             self._separate[name], self.optimizer.state = self.optimizer.state, kept
-            for group, own in zip(groups, rates, strict=True) if rate is not None else ():
+            for group, own in zip(groups, rates, strict=False):
                 group["lr"] = own
 
     def momentum(self) -> dict[str, Tensor]:

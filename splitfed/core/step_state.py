@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -40,8 +41,9 @@ class StepState:
 
     `rows` only where it counts them: parties share no tensor, and a copy costs as much as a message. `slopes`: what
     leaves, the gradient that a defense wants of it, and its version then. `losses`: with what each is multiplied by.
-    `crossed`: where in memory the gradients lie that have arrived. `layouts`: how a leaf's gradient lay when it came
-    to it, by the leaf's identity, where that was otherwise.
+    `received_labels`: those that another party has sent for a loss, by head. `crossed`: where in memory the gradients
+    lie that have arrived. `layouts`: how a leaf's gradient lay when it came to it, by the leaf's identity, where that
+    was otherwise.
     """
 
     part: str
@@ -50,6 +52,7 @@ class StepState:
     task: float
     inputs: dict[str, Tensor] = field(default_factory=dict)
     labels: dict[str, Tensor] = field(default_factory=dict)
+    received_labels: dict[str, Tensor] = field(default_factory=dict)
     scale: float = 1.0
     held: dict[str, Tensor] = field(default_factory=dict)
     leaves: dict[str, dict[str, Tensor]] = field(default_factory=dict)
@@ -61,3 +64,8 @@ class StepState:
     objective_added: bool = False
     crossed: set[int] = field(default_factory=set)
     layouts: dict[int, Layout] = field(default_factory=dict)
+
+    def known_labels(self, received: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Return the labels of the step by head: the party's own, and those that it has `received`, now or before."""
+        self.received_labels.update(received or {})
+        return {**self.received_labels, **self.labels}

@@ -16,9 +16,9 @@ it, and of no client which classes it holds (see `class_sums`). It sends both to
 itself. A sum holds for the clients that finished its round: one that is not asked, or leaves, is then in none, where
 otherwise it stands with what it sent last.
 
-For whole models, and for split replicas whose output is made where the labels are, as in a U-shape: there the rows
-cross once more a round for the mean scores. Clients start from the weights that the run's `starts` says: nothing is
-broadcast.
+On a split replica the party that makes the output takes the means and the divergence: the client in a U-shape, the
+server, which is sent the labels of every step, in other forms. The rows cross once more a round for it. Clients start
+from the weights that the run's `starts` says: nothing is broadcast.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from splitfed.core.topology import Topology
 from splitfed.federated.base import MethodTraits, ObjectivePlacement, State
 from splitfed.federated.class_sums import class_sums, class_upload
 from splitfed.federated.learner import Learner
-from splitfed.federated.objectives import NoObjective, objective_of
+from splitfed.federated.objectives import NoObjective
 from splitfed.federated.topology_values import (
     clients_hold_all,
     count_classes,
@@ -74,16 +74,16 @@ class FedDistill(SummedUploads):
         )
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse outputs that are made away from the labels, and a task without classes."""
+        """Refuse a task without classes, and a secure sum of what clients do not send themselves."""
         role, head = only_client("feddistill", topology), only_head("feddistill", topology)
-        if head.role != role:
+        if self.secure and head.role != role:
             raise InvalidInput(
-                f"feddistill compares class scores where the labels are, at {role!r}; in topology {topology.name!r} "
-                f"role {head.role!r} makes them: take a whole model (splitfed.topologies.local) or a U-shape"
+                f"feddistill secure sums what clients send; in topology {topology.name!r} role {head.role!r} makes the "
+                "scores and sends their means: take a whole model (splitfed.topologies.local) or a U-shape"
             )
 
     def objective(self, placement: ObjectivePlacement) -> Follow | None:
-        """Return the distillation loss of a client's predictions towards the others' mean scores."""
+        """Return the distillation loss towards the others' mean scores, of the party that makes the scores."""
         head = placement.topology.heads[0]
         if placement.role != head.role:
             return None
@@ -98,8 +98,8 @@ class FedDistill(SummedUploads):
         if self.secure:
             for learner in learners if state["sums"] else ():
                 arrived = learner.receive("soft labels", state["sums"], number)
-                if (objective := objective_of(learner, Follow)) is not None:
-                    objective.follow(objective.others(arrived))
+                if (objective := _objective(learner)) is not None:
+                    objective.follow(learner.replica, objective.others(arrived))
             open_round(self.settings, learners, number, state)
             return
         known: dict[str, dict[str, Tensor]] = state["means"]
@@ -115,9 +115,9 @@ class FedDistill(SummedUploads):
                     rest = sums[label] - own[label].double() if label in own else sums[label]
                     others[label] = (rest / count).float()
             if others:
-                arrived = learner.receive("soft labels", others, number)
-                if (objective := objective_of(learner, Follow)) is not None:
-                    objective.follow(arrived)
+                arrived = learner.receive("soft labels", others, number, learner.topology.heads[0].role)
+                if (objective := _objective(learner)) is not None:
+                    objective.follow(learner.replica, arrived)
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
         """Take every client's mean scores by class, or their sum."""
@@ -126,14 +126,15 @@ class FedDistill(SummedUploads):
             return
         for learner in learners:
             means = _mean_scores(learner, number)
-            state["means"][str(learner.replica)] = dict(learner.send("soft labels", means, number))
+            role = learner.topology.heads[0].role
+            state["means"][str(learner.replica)] = dict(learner.send("soft labels", means, number, role))
 
     def _sum(self, learners: Sequence[Learner], number: int, state: State) -> dict[str, Tensor]:
         """Return, by class, the sum of the clients' mean scores and how many hold it, and the round of the sum."""
         uploads = []
         for learner in learners:
             head, means = learner.topology.heads[0], _mean_scores(learner, number)
-            if (objective := objective_of(learner, Follow)) is not None:
+            if (objective := _objective(learner)) is not None:
                 objective.own, objective.told = means, number
             uploads.append((learner, 1.0, {"soft labels": class_upload(means, dict.fromkeys(means, 1.0), head)}))
         found = close_round(self.settings, uploads, number, state, weighted=False)["soft labels"]
@@ -143,17 +144,26 @@ class FedDistill(SummedUploads):
         return {**rows, **holders, "round": torch.tensor(number)}
 
 
+def _objective(learner: Learner) -> Follow | None:
+    """Return the local objective where the client's scores are made; None in a plan."""
+    objective = learner.objective(learner.topology.heads[0].role)
+    return objective if isinstance(objective, Follow) else None
+
+
 class Follow(NoObjective):
-    """Local objective of a client: stores the others' mean scores by class, adds the divergence from them."""
+    """Stores the others' mean scores by class for each client whose scores the party makes; adds the divergence.
+
+    `means`: client -> class -> mean scores (classes,).
+    """
 
     def __init__(self, weight: float, segment: str, value: str, classes: int) -> None:
         self.weight, self.segment, self.value, self.classes = weight, segment, value, classes
-        self.means: dict[str, Tensor] = {}
+        self.means: dict[int, dict[str, Tensor]] = {}
         # What the client itself has put into a secure sum, and in which round.
         self.own: dict[str, Tensor] = {}
         self.told = -1
-        self._goals: Tensor | None = None
-        self._there: Tensor | None = None
+        # Client -> log probabilities by class, and whether there are any, 1 or 0.
+        self._targets: dict[int, tuple[Tensor, Tensor]] = {}
 
     def others(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the mean scores of the others by class, from the sums of all and the numbers of clients in them."""
@@ -166,35 +176,37 @@ class Follow(NoObjective):
                 found[label] = rest / count
         return found
 
-    def follow(self, means: Mapping[str, Tensor]) -> None:
-        """Take the others' mean scores (classes,) by class."""
-        self.means = dict(means)
-        self._goals = self._there = None
+    def follow(self, client: int, means: Mapping[str, Tensor]) -> None:
+        """Take the others' mean scores (classes,) by class, for rows of `client`."""
+        self.means[client] = dict(means)
+        self._targets.pop(client, None)
         if means:
             device = next(iter(means.values())).device
-            self._goals = torch.zeros(self.classes, self.classes, device=device)
-            self._there = torch.zeros(self.classes, 1, device=device)
+            goals, there = torch.zeros(self.classes, self.classes), torch.zeros(self.classes, 1)
             for label, scores in means.items():
-                self._goals[int(label)] = functional.log_softmax(scores, 0)
-                self._there[int(label)] = 1.0
+                goals[int(label)], there[int(label)] = functional.log_softmax(scores, 0), 1.0
+            self._targets[client] = goals.to(device), there.to(device)
 
     def terms(self, made: Mapping[str, Tensor], labels: Mapping[str, Tensor], stamp: Stamp) -> Mapping[str, Tensor]:
         """Return the weighted divergence of the batch from the goals of its labels."""
-        if self._goals is None or self._there is None or self.weight == 0:
+        if stamp.replica not in self._targets or self.weight == 0:
             return {}
-        y = labels[self.value].view(-1).long()
-        found = functional.log_softmax(made[self.value], 1)
-        rows = functional.kl_div(found, self._goals[y].to(found), reduction="none", log_target=True)
-        return {self.segment: self.weight * (rows * self._there[y].to(found)).sum() / len(y)}
+        scores, (goals, there) = made[self.value], self._targets[stamp.replica]
+        y = labels[self.value].view(-1).long().to(scores.device)
+        found = functional.log_softmax(scores, 1)
+        rows = functional.kl_div(found, goals[y].to(found), reduction="none", log_target=True)
+        return {self.segment: self.weight * (rows * there[y].to(found)).sum() / len(y)}
 
     def state(self) -> dict[str, Any]:
         """Return the means, and what the client has put into a sum."""
-        return {"means": dict(self.means), "own": dict(self.own), "told": self.told}
+        means = {str(client): dict(known) for client, known in self.means.items()}
+        return {"means": means, "own": dict(self.own), "told": self.told}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to `state`."""
-        self.follow(state["means"])
-        self.own, self.told = dict(state.get("own", {})), int(state.get("told", -1))
+        for client, known in state["means"].items():
+            self.follow(int(client), known)
+        self.own, self.told = dict(state["own"]), int(state["told"])
 
 
 def _mean_scores(learner: Learner, number: int) -> dict[str, Tensor]:

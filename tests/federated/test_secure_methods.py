@@ -123,7 +123,7 @@ def test_feddistill_takes_its_own_scores_out_itself(secure: str) -> None:
         run = go("local", FedDistill(secure=given), 2, data=rows)
         objectives = [run.learners[i].objectives["client"] for i in range(3)]
         assert all(isinstance(objective, Follow) for objective in objectives)
-        followed.append([objective.means for objective in objectives])  # type: ignore[attr-defined]
+        followed.append([objective.means[i] for i, objective in enumerate(objectives)])  # type: ignore[attr-defined]
     for plain, summed in zip(*followed, strict=True):
         assert list(plain) == list(summed)
         assert plain
