@@ -17,9 +17,12 @@ run, and reaches `last_energy` in its last round (or in round `over`). How many 
 a plan counts every matrix whole, an upper bound. With `rank` the number of singular values is fixed, and so is the
 plan.
 
-For whole models: the topology's is the mentor, which the run scores (score "mentee": the shared one). The mentee is its
-layout drawn anew, or a topology of whole models, cut where its hidden values are. All clients start from one mentee;
-mentors and the matrices between start as the run's `starts` says.
+Whole models: the topology's is the mentor, which the run scores (score "mentee": the shared one); the mentee is its
+layout drawn anew, or a topology of whole models, cut where its hidden values are. On a split replica the topology's
+model is the mentee, which the run scores, and the mentor stands whole at the client (score "mentor"), its layout drawn
+anew or a topology of whole models. Of the mentee the method averages what the client holds; other parties' part of it
+goes as the schedule says. Scores cross in training to the party that lacks them, as under `fml`. All clients start from
+one mentee; mentors and the matrices between start as the run's `starts` says.
 """
 
 from __future__ import annotations
@@ -44,13 +47,20 @@ from splitfed.core.topology import Segment, Topology
 from splitfed.core.topology_facts import TopologyFacts
 from splitfed.federated.averaging import check_whole
 from splitfed.federated.base import Method, MethodContext, MethodTraits, ObjectivePlacement, State
-from splitfed.federated.distillation import divergence, score_second
+from splitfed.federated.distillation import accuracy, divergence, score_second
 from splitfed.federated.learner import Learner
 from splitfed.federated.low_rank import add_update, compress_update, decompress_update
-from splitfed.federated.model_copy import Mirror, copy_segments, copy_with_modules
+from splitfed.federated.model_copy import Mirror, copied_value, copy_segments, copy_with_modules, deliver
 from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.shared_weights import check_alike, check_unbound, initial_weights
-from splitfed.federated.topology_values import embedding, makers, making_segment, only_client, only_head
+from splitfed.federated.topology_values import (
+    clients_hold_all,
+    embedding,
+    makers,
+    making_segment,
+    only_client,
+    only_head,
+)
 
 PROJECTION = "projection"
 
@@ -61,7 +71,9 @@ class FedKD(Method):
 
     `energy` to `last_energy`, in (0, 1], over `over` rounds (None: those of the run), or a fixed `rank` >= 1.
 
-    `embedding`: the mentor's hidden value (default: see `places`); `mentee`: what `splitfed.topologies.local` returns.
+    `embedding`: the hidden value of the topology's model (default: the last that a client makes of its own data alone).
+
+    `mentee`, beside whole models, and `mentor`, beside split ones: what `splitfed.topologies.local` returns.
     """
 
     energy: float = field(default=0.95, metadata=require_number("fedkd energy", low=0.0, high=1.0, open_low=True))
@@ -72,14 +84,16 @@ class FedKD(Method):
     rank: int | None = field(default=None, metadata=require_count("fedkd rank", low=1))
     embedding: str | None = None
     mentee: Topology | None = None
+    mentor: Topology | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
         super().__post_init__()
-        if self.mentee is not None and not isinstance(self.mentee, Topology):
-            raise InvalidInput(
-                f"fedkd mentee={type(self.mentee).__name__} is not allowed; expected what topologies.local returns"
-            )
+        for name, given in (("mentee", self.mentee), ("mentor", self.mentor)):
+            if given is not None and not isinstance(given, Topology):
+                raise InvalidInput(
+                    f"fedkd {name}={type(given).__name__} is not allowed; expected what topologies.local returns"
+                )
 
     def for_rounds(self, rounds: int) -> FedKD:
         """Let the energy follow the rounds of the run, unless it was told how many."""
@@ -95,20 +109,28 @@ class FedKD(Method):
             # Both cross-entropies are worked out once more.
             reads_labels=True,
             message_values={"update": BOTH},
-            private_segments=tuple(s.name for s in topology.segments if s.name not in shared),
+            private_segments=tuple(
+                s.name for s in topology.segments if s.role in topology.data_roles and s.name not in shared
+            ),
             broadcast_segments=shared,
         )
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse split models, a task without classes, and a mentee that cannot stand beside the mentor."""
-        check_whole("fedkd", topology)
+        """Refuse a task without classes, and a second model that cannot stand beside the topology's."""
+        only_client("fedkd", topology)
         only_head("fedkd", topology)
+        if topology.forward_only:
+            raise InvalidInput("fedkd needs a way back through the whole of the mentee; here a cut returns no gradient")
         embedding("fedkd", topology, self.embedding)
-        if self.mentee is not None:
-            check_whole("fedkd mentee", self.mentee)
-            embedding("fedkd mentee", self.mentee, None)
-            if len(self.mentee.inputs) != len(topology.inputs) or len(self.mentee.heads) != 1:
-                raise InvalidInput("fedkd's mentee needs the mentor's inputs, and one output")
+        wrong, where = ("mentor", "whole") if clients_hold_all(topology) else ("mentee", "split")
+        if getattr(self, wrong) is not None:
+            raise InvalidInput(f"fedkd takes no {wrong}= on {where} models: the topology's own model is that one")
+        if (second := self._given(topology)) is not None:
+            name = _second_name(topology)
+            check_whole(f"fedkd {name}", second)
+            embedding(f"fedkd {name}", second, None)
+            if len(second.inputs) != len(topology.inputs) or len(second.heads) != 1:
+                raise InvalidInput(f"fedkd's {name} needs the inputs of the topology's model, and one output")
 
     def check_run(self, context: MethodContext) -> None:
         """Refuse mentees that cannot be averaged, or are moved by the schedule as well."""
@@ -116,28 +138,39 @@ class FedKD(Method):
         check_alike("fedkd", "mentee", context.topologies, [_mentee(t) for t in context.topologies])
 
     def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
-        """Return the topology with the mentee beside it, and the matrix between their hidden values."""
+        """Return the topology with the second model beside it, and the matrix between their hidden values."""
         head, role = topology.heads[0], only_client("fedkd", topology)
         own = embedding("fedkd", topology, self.embedding)
-        second, hidden, out = self._second(topology, role, own, derive(seed, "mentee"))
+        second, second_hidden, out = self._second(topology, role, own, derive(seed, _second_name(topology)))
         segments = (*topology.segments, *second.segments)
-        twinned = replace(topology, segments=segments, heads=(head, replace(head, value=out)))
-        # Shapes alone: the mentee may be of any make.
+        heads = (head, replace(head, value=out, role=role, via=()))
+        training = frozenset({PROJECTION, *(s.name for s in second.segments)})
+        twinned = replace(topology, segments=segments, heads=heads)
+        # Shapes alone: the second model may be of any make.
         probed = pass_example(
             twinned, {v: torch.zeros(2, *facts.shapes[v], dtype=facts.dtypes[v]) for v in topology.inputs}
         )
+        narrow, wide = (second_hidden, own) if clients_hold_all(topology) else (own, second_hidden)
         with stream(derive(seed, PROJECTION)):
-            matrix = Projection(prod(probed.shapes[hidden]), prod(facts.shapes[own]))
-        bridge = Segment(PROJECTION, role, matrix, (hidden,), (PROJECTION,))
-        training = frozenset({PROJECTION, *(s.name for s in second.segments)})
-        return replace(twinned, segments=(*twinned.segments, bridge), training_only=training)
+            matrix = Projection(prod(probed.shapes[narrow]), prod(probed.shapes[wide]))
+        bridge = Segment(PROJECTION, role, matrix, (narrow,), (PROJECTION,))
+        both = replace(twinned, segments=(*segments, bridge), training_only=topology.training_only | training)
+        # Each model's scores go to the party that makes the other's.
+        return deliver(both, {head.value: role, out: head.role})
 
-    def objective(self, placement: ObjectivePlacement) -> MentorObjective:
-        """Return the mutual distillation losses of mentor and mentee."""
+    def objective(self, placement: ObjectivePlacement) -> MentorObjective | None:
+        """Return the mutual distillation losses of mentor and mentee at a party that makes scores of one of them."""
         topology = placement.topology
-        hidden = embedding("fedkd", _mentor(topology), self.embedding)
-        out, other = (head.value for head in topology.heads)
-        return MentorObjective({v: making_segment(topology, v).name for v in (out, other, hidden, PROJECTION)})
+        mentor, mentee = _mentor_output(topology), _mentee_output(topology)
+        made = {s.name for s in topology.segments_of(placement.role)}
+        segments = {
+            value: name
+            for value in (mentor, mentee, self._mentor_hidden(topology), PROJECTION)
+            if (name := making_segment(topology, value).name) in made
+        }
+        if mentor not in segments and mentee not in segments:
+            return None
+        return MentorObjective((mentor, mentee), self._mentor_hidden(topology), segments)
 
     def start(self, clients: int) -> State:
         """The server has no mentee yet; `seen`: client -> the number of the mentee it has."""
@@ -181,18 +214,32 @@ class FedKD(Method):
         return self.energy + share * (self.last_energy - self.energy)
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
-        """Return the accuracy of the server's mentee."""
+        """Return the accuracy of the server's mentee on whole models, of the mentor on split ones."""
+        if not clients_hold_all(learner.topology):
+            return {"mentor": accuracy(learner, _mentor_output(learner.topology), part)}
         return score_second(learner, "mentee", 1, part, state)
 
+    def _given(self, topology: Topology) -> Topology | None:
+        """Return the second model that was given, or None: the layout of the first is drawn anew."""
+        return self.mentee if clients_hold_all(topology) else self.mentor
+
     def _second(self, topology: Topology, role: str, own: str, seed: int) -> tuple[Mirror, str, str]:
-        """Return the mentee, its hidden value and its output."""
-        if self.mentee is None:
-            made = copy_segments("fedkd", topology, [s.name for s in topology.segments], "mentee", role, seed)
+        """Return the second model, its hidden value and its output."""
+        given, name = self._given(topology), _second_name(topology)
+        if given is None:
+            made = copy_segments("fedkd", topology, [s.name for s in topology.segments], name, role, seed)
             return made, made.names[own], made.names[topology.heads[0].value]
-        modules = copy.deepcopy({s.name: s.module for s in self.mentee.segments})
-        inputs = dict(zip(self.mentee.inputs, topology.inputs, strict=True))
-        made = copy_with_modules(self.mentee, list(modules), "mentee", role, modules, inputs)
-        return made, made.names[embedding("fedkd", self.mentee, None)], made.names[self.mentee.heads[0].value]
+        modules = copy.deepcopy({s.name: s.module for s in given.segments})
+        inputs = dict(zip(given.inputs, topology.inputs, strict=True))
+        made = copy_with_modules(given, list(modules), name, role, modules, inputs)
+        return made, made.names[embedding("fedkd", given, None)], made.names[given.heads[0].value]
+
+    def _mentor_hidden(self, topology: Topology) -> str:
+        """Return the hidden value of the mentor in a topology with both models."""
+        if clients_hold_all(topology):
+            return embedding("fedkd", _mentor(topology), self.embedding)
+        given, (own,) = self._given(topology), topology.segment(PROJECTION).inputs
+        return f"{_second_name(topology)}_{own if given is None else embedding('fedkd', given, None)}"
 
 
 class Projection(nn.Module):
@@ -211,32 +258,46 @@ class Projection(nn.Module):
 class MentorObjective(NoObjective):
     """Adds what mentor and mentee learn from each other; keeps the mentee that the client was sent, `base`.
 
-    `places`: the mentor's output, the mentee's, the mentor's hidden value and the projected one -> their segments.
+    `outputs`: the scores of both models; `hidden`: the mentor's. `segments`: of those, and of the projected value, that
+    the party makes -> its segment.
     """
 
     kept = ("base",)
 
-    def __init__(self, places: Mapping[str, str]) -> None:
-        self.places = dict(places)
+    def __init__(self, outputs: tuple[str, str], hidden: str, segments: Mapping[str, str]) -> None:
+        self.outputs, self.hidden, self.segments = outputs, hidden, dict(segments)
         self.base: dict[str, Tensor] = {}
 
     def terms(self, made: Mapping[str, Tensor], labels: Mapping[str, Tensor], stamp: Stamp) -> Mapping[str, Tensor]:
-        """Return the two divergences and the two distances, over the sum of the cross-entropies."""
-        out, other, hidden, projected = self.places
-        y = labels[out].view(-1).long()
-        below = sum(functional.cross_entropy(made[value].detach(), y) for value in (out, other))
-        flat = made[hidden].flatten(1)
-        terms = (
-            (out, divergence(made[out], made[other])),
-            (other, divergence(made[other], made[out])),
-            (hidden, functional.mse_loss(flat, made[projected].detach())),
-            (projected, functional.mse_loss(made[projected], flat.detach())),
-        )
-        return total_pairs((self.places[value], term / below) for value, term in terms)
+        """Return the divergences and distances of what the party makes, over the sum of the cross-entropies."""
+        out, other = scores = [made[v if v in self.segments else copied_value(v)] for v in self.outputs]
+        y = next(labels[v] for v in self.outputs if v in labels).view(-1).long().to(out.device)
+        below = sum(functional.cross_entropy(one.detach(), y) for one in scores)
+        terms = list(zip(self.outputs, (divergence(out, other), divergence(other, out)), strict=True))
+        if self.hidden in self.segments:
+            flat, projected = made[self.hidden].flatten(1), made[PROJECTION]
+            terms.append((self.hidden, functional.mse_loss(flat, projected.detach())))
+            terms.append((PROJECTION, functional.mse_loss(projected, flat.detach())))
+        return total_pairs((self.segments[v], term / below) for v, term in terms if v in self.segments)
+
+
+def _second_name(topology: Topology) -> str:
+    """Return which model stands beside the topology's own."""
+    return "mentee" if clients_hold_all(topology) else "mentor"
+
+
+def _mentor_output(topology: Topology) -> str:
+    return topology.heads[0 if clients_hold_all(topology) else 1].value
+
+
+def _mentee_output(topology: Topology) -> str:
+    return topology.heads[1 if clients_hold_all(topology) else 0].value
 
 
 def _mentee(topology: Topology) -> tuple[str, ...]:
-    return makers(topology, topology.heads[1].value)
+    """Return the segments of the mentee that the client holds."""
+    held = {s.name for s in topology.segments if s.role in topology.data_roles}
+    return tuple(name for name in makers(topology, _mentee_output(topology)) if name in held)
 
 
 def _mentor(topology: Topology) -> Topology:

@@ -33,12 +33,12 @@ from splitfed.aggregation.update_aggregation import UpdateAggregation, update_ag
 from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.private_values import FEATURES
 from splitfed.core.random import derive
-from splitfed.core.topology import Segment, Topology
+from splitfed.core.topology import Topology
 from splitfed.core.topology_facts import TopologyFacts
 from splitfed.federated.base import Method, MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.distillation import MutualDistillation, TeachingPair, accuracy, score_second
 from splitfed.federated.learner import Learner
-from splitfed.federated.model_copy import Mirror, copy_segments, replace_segments
+from splitfed.federated.model_copy import Mirror, copied_value, copy_segments, deliver, replace_segments
 from splitfed.federated.shared_weights import (
     average_weights,
     broadcast_current,
@@ -115,15 +115,14 @@ class FML(Method):
             replace(head, weight=head.weight * own),
             replace(head, value=second.names[head.value], role=role, weight=head.weight * other, via=()),
         )
-        with_meme = replace(topology, segments=(*topology.segments, *second.segments), heads=heads)
-        seen = [_delivering_segment(with_meme, a, b) for a, b, weight in self._pairs(with_meme) if weight < 1]
-        delivering = [segment for segment in seen if segment is not None]
-        return replace(
-            with_meme,
-            segments=(*with_meme.segments, *delivering),
-            training_only=topology.training_only | {s.name for s in (*second.segments, *delivering)},
-            forward_only=frozenset(f"{making_segment(with_meme, s.inputs[0]).name}->{s.name}" for s in delivering),
+        with_meme = replace(
+            topology,
+            segments=(*topology.segments, *second.segments),
+            heads=heads,
+            training_only=topology.training_only | {s.name for s in second.segments},
         )
+        taught = [(teacher, student) for student, teacher, weight in self._pairs(with_meme) if weight < 1]
+        return deliver(with_meme, {value: making_segment(with_meme, other).role for value, other in taught})
 
     def objective(self, placement: ObjectivePlacement) -> MutualDistillation | None:
         """Return the mutual distillation losses of the models at a party, on each other's class scores."""
@@ -133,7 +132,7 @@ class FML(Method):
             if segment.role == placement.role and weight < 1:
                 there = making_segment(placement.topology, teacher).role == placement.role
                 found.append(
-                    TeachingPair(segment.name, student, teacher if there else _copied_value_name(teacher), 1 - weight)
+                    TeachingPair(segment.name, student, teacher if there else copied_value(teacher), 1 - weight)
                 )
         return MutualDistillation(tuple(found)) if found else None
 
@@ -181,15 +180,3 @@ def _private(topology: Topology) -> str:
 
 def _meme(topology: Topology) -> str:
     return topology.heads[1 if clients_hold_all(topology) else 0].value
-
-
-def _copied_value_name(value: str) -> str:
-    return f"told_{value}"
-
-
-def _delivering_segment(topology: Topology, student: str, teacher: str) -> Segment | None:
-    """Return the segment by which the student's party gets the teacher's output; None where it makes it itself."""
-    role = making_segment(topology, student).role
-    if making_segment(topology, teacher).role == role:
-        return None
-    return Segment(_copied_value_name(teacher), role, nn.Identity(), (teacher,), (_copied_value_name(teacher),))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from splitfed.core.errors import InvalidInput
 from splitfed.core.initial_weights import redraw_weights
 from splitfed.core.topology import Segment, Topology
+from splitfed.federated.topology_values import making_segment
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,29 @@ def copy_with_modules(
         for s in own
     )
     return Mirror(again, names)
+
+
+def copied_value(value: str) -> str:
+    """Return the name under which a party has a copy of `value` that it was sent beside the pass of its own model."""
+    return f"told_{value}"
+
+
+def deliver(topology: Topology, values: Mapping[str, str]) -> Topology:
+    """Return `topology` with segments by which other parties are sent values in training, without a gradient back.
+
+    `values`: value -> the role that needs it; nothing is added for a value that this role makes itself.
+    """
+    added = tuple(
+        Segment(copied_value(value), role, nn.Identity(), (value,), (copied_value(value),))
+        for value, role in values.items()
+        if making_segment(topology, value).role != role
+    )
+    return replace(
+        topology,
+        segments=(*topology.segments, *added),
+        training_only=topology.training_only | {s.name for s in added},
+        forward_only=topology.forward_only | {f"{making_segment(topology, s.inputs[0]).name}->{s.name}" for s in added},
+    )
 
 
 def replace_segments(

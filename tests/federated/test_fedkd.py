@@ -216,7 +216,7 @@ def test_parameters_out_of_range_are_refused(arguments: dict[str, Any], text: st
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="fedkd trains whole models; in topology 'vanilla' role 'server' holds"):
+    with pytest.raises(InvalidInput, match="fedkd averages the mentees itself, and the schedule averages client"):
         go("vanilla", FedKD())
     with pytest.raises(InvalidInput, match="fedkd mentee trains whole models"):
         go("local", FedKD(mentee=vanilla(net(), "relu1")))

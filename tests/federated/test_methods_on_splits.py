@@ -15,11 +15,14 @@ from torch.nn import functional
 import splitfed as sf
 from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
-from splitfed.federated import Apfl, Ditto, FedDistill, FedSgd, Method, PFedMe
+from splitfed.core.topology import Topology
+from splitfed.federated import Apfl, Ditto, FedDistill, FedKD, FedSgd, Method, PFedMe
 from splitfed.federated.apfl import Mixture
 from splitfed.federated.feddistill import class_means
+from splitfed.federated.low_rank import compress_update, decompress_update
 from splitfed.schedules import Sequential
 from splitfed.schedules.base import Training
+from splitfed.topologies import local
 from tests.federated.methods import (
     BUILDERS,
     assert_nothing_held_twice,
@@ -28,6 +31,7 @@ from tests.federated.methods import (
     built,
     data,
     go,
+    net,
     weights,
 )
 
@@ -40,8 +44,8 @@ Pieces = dict[str, nn.Module]
 class Loop:
     """Clients of plain PyTorch around one server: client after client, an epoch a round, SGD without momentum."""
 
-    def __init__(self, shape: str, rows: Any) -> None:
-        self.topology, self.rows, self.training = built(shape), rows, Training(16)
+    def __init__(self, topology: Topology, rows: Any) -> None:
+        self.topology, self.rows, self.training = topology, rows, Training(16)
         pieces = {s.name: s.module for s in self.topology.segments}
         self.clients = [copy.deepcopy(self._held(pieces, True)) for _ in rows.clients]
         self.server = copy.deepcopy(self._held(pieces, False))
@@ -52,10 +56,13 @@ class Loop:
         return {name: module for name, module in pieces.items() if name in names}
 
     def scores(self, client: Pieces, x: Tensor) -> Tensor:
+        return self.values(client, x)[self.value]
+
+    def values(self, client: Pieces, x: Tensor) -> dict[str, Tensor]:
         made, modules = dict.fromkeys(self.topology.inputs, x), {**client, **self.server}
         for s in self.topology.segments:
             made[s.outputs[0]] = modules[s.name](*(made[v] for v in s.inputs))
-        return made[self.value]
+        return made
 
     def batches(self, replica: int, number: int) -> list[tuple[Tensor, Tensor]]:
         train = self.rows.clients[replica].train
@@ -64,7 +71,7 @@ class Loop:
     def gradients(self, loss: Tensor, *parts: Pieces) -> list[dict[str, Tensor]]:
         """Return the gradient of `loss` by the name of the weight, of each of these parts."""
         named = [{f"{s}/{n}": p for s, m in part.items() for n, p in m.named_parameters()} for part in parts]
-        slopes = iter(torch.autograd.grad(loss, [p for one in named for p in one.values()]))
+        slopes = iter(torch.autograd.grad(loss, [p for one in named for p in one.values()], materialize_grads=True))
         return [{name: next(slopes) for name in one} for one in named]
 
     def mean(self, tensors: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -181,11 +188,39 @@ def feddistill(loop: Loop, method: Any) -> dict[str, Tensor]:
     return {}
 
 
+def fedkd(loop: Loop, method: Any) -> dict[str, Tensor]:
+    """The split model is the mentee, whose client segments are sent compressed; a whole mentor stands at the client."""
+    (mentee, mentor), first = (head.value for head in loop.topology.heads), loop.topology.segments[0].outputs[0]
+    shared = {n: t for n, t in state(loop.clients[0]).items() if not n.startswith(("mentor", "projection"))}
+    for number in range(ROUNDS):
+        sent = []
+        for replica, client in enumerate(loop.clients):
+            put(client, {**state(client), **shared})
+            for x, y in loop.batches(replica, number):
+                made = loop.values(client, x)
+                a, b = made[mentor], made[mentee]
+                losses = functional.cross_entropy(a, y), functional.cross_entropy(b, y)
+                p, q = a.softmax(1), b.softmax(1)
+                pulls = (q.detach() * (q.detach() / p).log()).sum(1).mean()
+                pulls = pulls + (p.detach() * (p.detach() / q).log()).sum(1).mean()
+                apart = (made[f"mentor_{first}"].flatten(1) - made["projection"]).square().mean()
+                loss = losses[0] + losses[1] + (pulls + apart) / (losses[0] + losses[1]).detach()
+                slope, other = loop.gradients(loss, client, loop.server)
+                move(client, slope)
+                move(loop.server, other)
+            change = {n: state(client)[n] - t for n, t in shared.items()}
+            sent.append(decompress_update(compress_update(change, 1.0, method.rank), shared))
+        mean = decompress_update(compress_update(loop.mean(sent), 1.0, method.rank), shared)
+        shared = {n: t + mean[n] for n, t in shared.items()}
+    return shared
+
+
 HAND: dict[str, tuple[Method, Callable[[Loop, Any], dict[str, Tensor]]]] = {
     "pfedme": (PFedMe(weight=2.0, steps=2, rate=0.1), pfedme),
     "ditto": (Ditto(weight=0.5), ditto),
     "fedsgd": (FedSgd(), fedsgd),
     "feddistill": (FedDistill(weight=0.5), feddistill),
+    "fedkd": (FedKD(rank=2), fedkd),
 }
 
 
@@ -195,16 +230,16 @@ def test_rounds_beside_a_bare_loop(name: str, shape: str) -> None:
     method, by_hand = HAND[name]
     rows = data()
     run = go(shape, method, ROUNDS, data=rows, schedule=ALONE, optimizer=Optim("SGD", {"lr": RATE}))
-    loop = Loop(shape, rows)
+    loop = Loop(run.engine.topology if name == "fedkd" else built(shape), rows)
     average = by_hand(loop, method)
     if name != "fedsgd":  # whose clients hold what they were sent last, of which the server has taken a step
         loop.assert_as(run)
     for key, tensor in average.items():
-        prefix = "shared_" if name == "ditto" else ""
-        torch.testing.assert_close(run.method_state["weights"][prefix + key], tensor, rtol=1e-5, atol=1e-6)
+        kept = run.method_state["mentee" if name == "fedkd" else "weights"]
+        torch.testing.assert_close(kept[f"shared_{key}" if name == "ditto" else key], tensor, rtol=1e-5, atol=1e-6)
 
 
-RUNS = [PFedMe(weight=1.0), FedSgd(), Ditto(), Apfl(), FedDistill()]
+RUNS = [PFedMe(weight=1.0), FedSgd(), Ditto(), Apfl(), FedDistill(), FedKD(rank=2)]
 
 
 @pytest.mark.parametrize("shape", SPLITS)
@@ -236,3 +271,23 @@ def test_the_mixture_of_a_split_client_predicts_between_its_two_models() -> None
         own = mixture.own if alpha else modules[f"shared_{first}"]
         with torch.no_grad():
             torch.testing.assert_close(mixture.eval()(x), own.eval()(x))
+
+
+def test_fedkd_takes_the_second_model_that_the_form_lacks() -> None:
+    mentor = local(net(3, (20, 12)), ("relu2",))
+    run = go("vanilla", FedKD(mentor=mentor), 1, schedule=ALONE)
+    assert set(run.history[-1]["test"]["method"]) == {"mentor"}
+    assert [head.role for head in run.engine.topology.heads] == ["server", "client"]
+    with pytest.raises(InvalidInput, match="fedkd takes no mentor= on whole models: the topology's own model is that"):
+        go("local", FedKD(mentor=mentor), 1, topology=local(net(), ("relu1",)))
+    with pytest.raises(InvalidInput, match="fedkd takes no mentee= on split models: the topology's own model is that"):
+        go("vanilla", FedKD(mentee=mentor), 1, schedule=ALONE)
+
+
+def test_the_mentor_of_a_split_client_never_leaves_it() -> None:
+    """Averaged server copies, client segments by the method: the mentee alone is sent."""
+    run = go("u_shaped", FedKD(rank=2), 2, schedule="splitfed_v3")
+    sent = {name.partition("/")[0] for name in run.method_state["mentee"]}
+    held = {s.name for s in built("u_shaped").segments_of("client")}
+    assert sent == held
+    assert run.history[-1]["averaged"]
