@@ -82,9 +82,13 @@ class Apfl(Averaging):
     def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
         """Return the topology with a second model, and mixtures in place of the first one."""
         both = add_second_model(topology)
-        alpha = nn.Parameter(torch.tensor(float(self.alpha)), requires_grad=self.learns != "never")
+        # The parties of a group have one each: nobody reads another's.
+        alphas = {
+            role: nn.Parameter(torch.tensor(float(self.alpha)), requires_grad=self.learns != "never")
+            for role in topology.data_roles
+        }
         mixed = tuple(
-            replace(s, module=Mixture(s.module, both.segment(f"{PREFIX}_{s.name}").module, alpha))
+            replace(s, module=Mixture(s.module, both.segment(f"{PREFIX}_{s.name}").module, alphas[s.role]))
             if s.role in topology.data_roles and not s.name.startswith(f"{PREFIX}_")
             else s
             for s in both.segments
@@ -97,8 +101,9 @@ class Apfl(Averaging):
 
     def objective(self, placement: ObjectivePlacement) -> Learn | None:
         """Return the gradient step on a client's mixing weight alpha."""
-        own = self.traits(placement.topology).private_segments
-        return None if placement.replica is None else Learn(self.learns, own)
+        own = placement.topology.segments_of(placement.role)
+        kept = tuple(s.name for s in own if s.name in self.traits(placement.topology).private_segments)
+        return None if placement.replica is None or not kept else Learn(self.learns, kept)
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Alpha learns from the next batch."""

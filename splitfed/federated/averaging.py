@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -27,6 +27,18 @@ from splitfed.federated.objectives import trainable_names, weight_names
 from splitfed.federated.shared_weights import check_alike, check_unbound, take_server_step
 from splitfed.federated.topology_values import clients_hold_all, only_client
 from splitfed.federated.uploads import close_round, open_round, refuse_settings
+
+
+class Roles(Protocol):
+    """The roles of some parties in a topology: those of a learner, or of a local objective's place."""
+
+    @property
+    def topology(self) -> Topology:
+        """The topology."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +77,12 @@ class Averaging(Method):
     def traits(self, topology: Topology) -> MethodTraits:
         """Weights go down and up, and are averaged here alone; what is not shared stays with its client."""
         shared = self.shared(topology)
-        own = topology.segments_of(only_client(self.who, topology))
+        own = [segment for role in topology.data_roles for segment in topology.segments_of(role)]
+        sharing = {s.role for s in map(topology.segment, shared) if s.module.state_dict()}
         return replace(
             super().traits(topology),
             aggregates_weights=True,
+            role_federations=tuple(r for r in topology.data_roles if r in sharing and len(topology.data_roles) > 1),
             aggregation=self.settings,
             # Under a secure sum what comes back is masked.
             returns_weights=self.settings.sum is None,
@@ -80,8 +94,8 @@ class Averaging(Method):
         )
 
     def shared(self, topology: Topology) -> tuple[str, ...]:
-        """Return the segments that are averaged: all that the client holds."""
-        return tuple(s.name for s in topology.segments_of(only_client(self.who, topology)))
+        """Return the segments that are averaged: all that the client, or the parties of a group, hold."""
+        return tuple(s.name for s in topology.segments if s.role in topology.data_roles)
 
     def check(self, topology: Topology, clients: int) -> None:
         """Refuse clients that have nothing to share, and those that hold a part of the model where it must be whole."""
@@ -122,7 +136,7 @@ class Averaging(Method):
 
     def shared_tensors(self, learner: LearnerWeights, copies: bool = False) -> dict[str, Tensor]:
         """Return what the client shares, as it is sent: its weights, and buffers where these go along."""
-        names = self.shared(learner.topology)
+        names = shared_at(self, learner)
         found = learner.contents(names, copies)
         if self.buffers:
             return found
@@ -135,6 +149,12 @@ class Averaging(Method):
         return [(learner, shares[learner.replica] if self.weighted else even) for learner in learners]
 
 
+def shared_at(method: Averaging, parties: Roles) -> tuple[str, ...]:
+    """Return those of the segments that `method` averages which these parties hold."""
+    topology = parties.topology
+    return tuple(name for name in method.shared(topology) if topology.segment(name).role in parties.roles)
+
+
 def take_step(
     method: Averaging, learner: Learner, after: Mapping[str, Tensor], state: State, rate: float = 1.0
 ) -> dict[str, Tensor]:
@@ -142,7 +162,7 @@ def take_step(
 
     `rate`: how far towards `after` the weights go; 1: all the way.
     """
-    shared, before, moved = method.shared(learner.topology), state["weights"], dict(after)
+    shared, before, moved = shared_at(method, learner), state["weights"], dict(after)
     for name in trainable_names(learner.topology, shared) if rate != 1.0 else ():
         moved[name] = before[name] + rate * (after[name] - before[name])
     return take_server_step(method.settings, learner, shared, before, moved, state)

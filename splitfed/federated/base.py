@@ -45,6 +45,11 @@ class ObjectivePlacement:
     seed: int
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
+    @property
+    def roles(self) -> tuple[str]:
+        """The role, as that of a learner's parties."""
+        return (self.role,)
+
 
 @dataclass(frozen=True)
 class MethodContext:

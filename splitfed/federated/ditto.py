@@ -62,8 +62,9 @@ class Ditto(Averaging):
 
     def objective(self, placement: ObjectivePlacement) -> Proximal | None:
         """Return the proximal term of a client's personal model; None at a party that serves no client."""
-        own = self.traits(placement.topology).private_segments
-        return None if placement.replica is None else Proximal(self.weight, own)
+        own = placement.topology.segments_of(placement.role)
+        kept = tuple(s.name for s in own if s.name in self.traits(placement.topology).private_segments)
+        return None if placement.replica is None else Proximal(self.weight, kept)
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Remember what has arrived."""

@@ -22,14 +22,12 @@ from splitfed.federated.averaging import score_average
 from splitfed.federated.base import State
 from splitfed.federated.learner import Learner
 from splitfed.federated.model_copy import copy_with_modules
-from splitfed.federated.topology_values import only_client
 
 PREFIX = "shared"
 
 
 def check_second_model(who: str, topology: Topology) -> None:
-    """Refuse clients that hold no row and label, and names that are those of the second model."""
-    only_client(who, topology)
+    """Refuse names that are those of the second model."""
     if taken := [s.name for s in topology.segments if s.name.startswith(f"{PREFIX}_")]:
         raise InvalidInput(f"{who} calls its second model {PREFIX}_...; rename segment {taken[0]!r}")
 
@@ -49,7 +47,7 @@ def add_second_model(topology: Topology) -> Topology:
 
 
 def second_model(topology: Topology) -> tuple[str, ...]:
-    """Return the segments of the second model that the client holds."""
+    """Return the segments of the second model that the client, or the parties of a group, hold."""
     held = (s.name for s in topology.segments if s.role in topology.data_roles)
     return tuple(name for name in held if name.startswith(f"{PREFIX}_"))
 

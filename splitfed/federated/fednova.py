@@ -25,7 +25,7 @@ from splitfed.aggregation.running_mean import RunningMean
 from splitfed.core.optimizers import Optim
 from splitfed.core.private_values import PrivateValues
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, take_step
+from splitfed.federated.averaging import Averaging, shared_at, take_step
 from splitfed.federated.base import MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names
@@ -68,7 +68,7 @@ class FedNova(Averaging):
         """Collect weights and a_i of all clients; move the average by tau_eff times the mean normalised change."""
         plain, changes, reached = RunningMean(), RunningMean(), 0.0
         before: dict[str, Tensor] = state["weights"]
-        names = trainable_names(learners[0].topology, self.shared(learners[0].topology))
+        names = trainable_names(learners[0].topology, shared_at(self, learners[0]))
         for learner, part in self.parts(learners, shares):
             objective = objective_of(learner, Count)
             steps = sum_step_weights(learner.optim, objective.steps, objective.held)[0] if objective else 1.0

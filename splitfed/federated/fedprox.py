@@ -18,7 +18,7 @@ from torch import Tensor
 
 from splitfed.core.errors import require_number
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging
+from splitfed.federated.averaging import Averaging, shared_at
 from splitfed.federated.base import MethodTraits, ObjectivePlacement, State
 from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import Proximal, objective_of
@@ -42,7 +42,7 @@ class FedProx(Averaging):
 
     def objective(self, placement: ObjectivePlacement) -> Proximal | None:
         """Return the proximal term towards the weights that a client was sent."""
-        return None if placement.replica is None else Proximal(self.mu, self.shared(placement.topology))
+        return None if placement.replica is None else Proximal(self.mu, shared_at(self, placement))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Remember what has arrived."""

@@ -23,7 +23,7 @@ from splitfed.core.errors import InvalidInput, require_number
 from splitfed.core.messages import WEIGHT_GRADIENT, Stamp
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, take_step
+from splitfed.federated.averaging import Averaging, shared_at, take_step
 from splitfed.federated.base import MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import (
@@ -84,7 +84,7 @@ class FedSgd(Averaging):
 
     def objective(self, placement: ObjectivePlacement) -> Collect | None:
         """Return the accumulator of a client's gradients, which leaves its optimizer none."""
-        return None if placement.replica is None else Collect(self.shared(placement.topology))
+        return None if placement.replica is None else Collect(shared_at(self, placement))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Forget the gradients of the round before."""
@@ -98,13 +98,13 @@ class FedSgd(Averaging):
         found = close_round(self.settings, uploads, number, state, self.weighted)
         first = learners[0]
         rate = first.rate if self.rate is None else self.rate
-        names = trainable_names(first.topology, self.shared(first.topology))
+        names = trainable_names(first.topology, shared_at(self, first))
         stepped = {n: state["weights"][n] - rate * found[WEIGHT_GRADIENT][one] for n, one in names.items()}
         state["weights"] = take_step(self, first, {**state["weights"], **found.get("weights", {}), **stepped}, state)
 
     def _upload(self, learner: Learner) -> Upload:
         """Return the client's gradient, and beside it the buffers where they are shared."""
-        shared, contents = self.shared(learner.topology), self.shared_tensors(learner)
+        shared, contents = shared_at(self, learner), self.shared_tensors(learner)
         objective, names = objective_of(learner, Collect), trainable_names(learner.topology, shared)
         gradients = {n: contents[n] if objective is None else objective.mean(n, contents[n]) for n in names.values()}
         weights = weight_names(learner.topology, shared)

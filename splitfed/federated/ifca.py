@@ -26,7 +26,7 @@ from splitfed.core.initial_weights import redraw_weights
 from splitfed.core.private_values import BOTH
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging
+from splitfed.federated.averaging import Averaging, shared_at
 from splitfed.federated.base import MethodTraits, ObjectivePlacement, State
 from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names
@@ -105,7 +105,10 @@ class Ifca(Averaging):
             sums.setdefault(cluster, RunningMean()).add(arrived, part / total[cluster])
         first, memory = learners[0], state.setdefault("server_step", {}) if self.settings.server_step else {}
         for cluster, mean in sums.items():
-            before, names = state["clusters"][cluster], trainable_names(first.topology, self.shared(first.topology))
+            before, names = (
+                state["clusters"][cluster],
+                trainable_names(first.topology, shared_at(self, first)),
+            )
             state["clusters"][cluster] = self.settings.move(before, mean.value(), names, memory.setdefault(cluster, {}))
 
     def newest(self, learner: Learner, state: State) -> Mapping[str, Tensor] | None:

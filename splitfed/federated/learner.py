@@ -30,6 +30,10 @@ class LearnerIdentity(Protocol):
         """The client's topology."""
 
     @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles whose parties the learner stands for: all of the client that own data, or one of them."""
+
+    @property
     def seed(self) -> int:
         """The run's seed, to be derived from: by purpose, and by `replica` for what is one client's."""
 
@@ -168,3 +172,6 @@ class LearnerMessages(LearnerIdentity, Protocol):
 
 class Learner(LearnerData, LearnerTraining, LearnerOutputs, LearnerWeights, LearnerMessages, Protocol):
     """One client of a run as a method sees it: all narrow contracts together."""
+
+    def at(self, role: str) -> Learner:
+        """Return the client's party in `role` alone: its weights, objectives and messages; see `groups`."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from splitfed.core.errors import require_number
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, score_average
+from splitfed.federated.averaging import Averaging, score_average, shared_at
 from splitfed.federated.base import MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
@@ -54,7 +54,7 @@ class PerFedAvg(Averaging):
 
     def objective(self, placement: ObjectivePlacement) -> Ahead | None:
         """Return the inner step of a client's weights and its reversal; None at a party that serves no client."""
-        return None if placement.replica is None else Ahead(self.shared(placement.topology))
+        return None if placement.replica is None else Ahead(shared_at(self, placement))
 
     def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
         """Take the batches in pairs."""
@@ -74,7 +74,7 @@ class PerFedAvg(Averaging):
         rows = learner.rows()
         with learner.lend(adapted):
             slope = learner.gradient(torch.arange(rows).chunk(-(-rows // ROWS)))
-        for name, one in trainable_names(learner.topology, self.shared(learner.topology)).items():
+        for name, one in trainable_names(learner.topology, shared_at(self, learner)).items():
             if one in slope:
                 adapted[name] = adapted[name] - self._rate(learner) * slope[one]
         return adapted

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from splitfed.core.errors import InvalidInput, require_count, require_number
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, score_average, take_step
+from splitfed.federated.averaging import Averaging, score_average, shared_at, take_step
 from splitfed.federated.base import MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
@@ -77,7 +77,7 @@ class PFedMe(Averaging):
 
     def objective(self, placement: ObjectivePlacement) -> Envelope | None:
         """Return the Moreau envelope of a client's model: the proximal term towards w, and the steps of w."""
-        return None if placement.replica is None else Envelope(self.weight, self.steps, self.shared(placement.topology))
+        return None if placement.replica is None else Envelope(self.weight, self.steps, shared_at(self, placement))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
         """Start both theta and w at what has arrived."""

@@ -26,7 +26,7 @@ from splitfed.core.errors import require_name, require_number
 from splitfed.core.optimizers import Optim
 from splitfed.core.private_values import FEATURES
 from splitfed.core.topology import Topology
-from splitfed.federated.averaging import Averaging, take_step
+from splitfed.federated.averaging import Averaging, shared_at, take_step
 from splitfed.federated.base import MethodContext, MethodTraits, ObjectivePlacement, State
 from splitfed.federated.learner import Learner, LearnerIdentity
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names, weights_with_gradients
@@ -71,9 +71,7 @@ class Scaffold(Averaging):
 
     def objective(self, placement: ObjectivePlacement) -> Steer | None:
         """Return the control variates that correct a client's gradients."""
-        return (
-            None if placement.replica is None else Steer(self.shared(placement.topology), self.variates == "gradient")
-        )
+        return None if placement.replica is None else Steer(shared_at(self, placement), self.variates == "gradient")
 
     def start(self, clients: int) -> State:
         """The server's variate is zero, and nothing is known of the weights."""
@@ -105,7 +103,7 @@ class Scaffold(Averaging):
         return {"weights": own, "variate": objective.end_round(own, learner.optim, learner.rate)}
 
     def _trainable_names(self, learner: LearnerIdentity) -> dict[str, str]:
-        return trainable_names(learner.topology, self.shared(learner.topology))
+        return trainable_names(learner.topology, shared_at(self, learner))
 
 
 @dataclass

@@ -74,15 +74,18 @@ def makers(topology: Topology, value: str) -> tuple[str, ...]:
 
 
 def clients_hold_all(topology: Topology) -> bool:
-    """Return whether every client holds a whole model: all segments are at the owners of the data."""
-    return all(s.role in topology.data_roles for s in topology.segments)
+    """Return whether every client is one party that holds a whole model."""
+    return len(topology.data_roles) == 1 and all(s.role in topology.data_roles for s in topology.segments)
 
 
 def only_client(who: str, topology: Topology) -> str:
     """Return the one role that owns inputs and labels; raise `InvalidInput`, in the name of `who`, for several."""
     if len(topology.data_roles) == 1:
         return topology.data_roles[0]
-    raise InvalidInput(f"{who} works for clients that hold rows and labels; here {', '.join(topology.data_roles)} do")
+    raise InvalidInput(
+        f"{who} needs clients of one party that holds rows and labels; in topology {topology.name!r} the roles "
+        f"{', '.join(topology.data_roles)} share them: take fedavg or another method that averages weights role by role"
+    )
 
 
 def only_head(who: str, topology: Topology, classes: bool = True) -> Head:

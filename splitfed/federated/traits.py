@@ -34,6 +34,12 @@ class MethodTraits:
     secure: SecureSumPlan | None = None
     """The secure sum that all goes through that clients upload for a method without weights; None where it is read."""
 
+    role_federations: tuple[str, ...] = ()
+    """The roles whose parties form a federation of their own, in groups of several parties; see `groups`.
+
+    Empty where the method is called once for whole clients.
+    """
+
     returns_weights: bool = False
     """Clients are sent "weights" before a round, and send such of the same names back after it."""
 

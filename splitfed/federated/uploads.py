@@ -137,7 +137,7 @@ class _Carrier:
 
 
 def _summing(plan: SecureSumPlan, learner: LearnerIdentity, asked: Sequence[int], carrier: _Carrier) -> SecureSummation:
-    role = learner.topology.data_roles[0]
+    role = learner.roles[0]
     names = {replica: member(role, replica) for replica in asked}
     # A schedule may sum weights of the same role in the same round.
     return SecureSummation(plan, role, names, carrier.number, learner.seed, carrier, "method")

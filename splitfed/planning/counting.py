@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
@@ -180,6 +180,7 @@ class CountingLearner:
 
     trainer: CountingTrainer
     replica: int
+    role: str | None = None
     objectives: Mapping[str, LocalObjective] = field(default_factory=dict)
     held: dict[str, tuple[int, Mapping[str, Tensor]]] = field(default_factory=dict)
 
@@ -187,6 +188,15 @@ class CountingLearner:
     def topology(self) -> Topology:
         """The replica's topology."""
         return self.trainer.prepared.topologies[self.replica]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles whose parties it stands for."""
+        return self.topology.data_roles if self.role is None else (self.role,)
+
+    def at(self, role: str) -> CountingLearner:
+        """Return the client's party in `role` alone."""
+        return replace(self, role=role)
 
     def objective(self, role: str) -> LocalObjective | None:
         """Return None: nothing is computed."""
@@ -218,7 +228,7 @@ class CountingLearner:
     @property
     def optim(self) -> Optim:
         """The optimizer of the client's first party, as it was asked for."""
-        return self.trainer.prepared.optims[self.topology.data_roles[0]]
+        return self.trainer.prepared.optims[self.roles[0]]
 
     def momentum(self) -> dict[str, Tensor]:
         """Nothing learns."""
@@ -265,6 +275,7 @@ class CountingLearner:
         return {
             f"{name}/{key}": tensor.to("meta")
             for name in segments
+            if self.topology.segment(name).role in self.roles
             for key, tensor in self.topology.segment(name).module.state_dict().items()
         }
 
@@ -289,7 +300,7 @@ class CountingLearner:
     ) -> Mapping[str, Tensor]:
         """Count a message to the aggregation server, in the form in which it crosses."""
         sent = Sent(kind, tensors, self._name(role), self.replica, number)
-        self.trainer.sent(sent, role or self.topology.data_roles[0])
+        self.trainer.sent(sent, role or self.roles[0])
         return tensors
 
     def receive(
@@ -300,5 +311,5 @@ class CountingLearner:
         return tensors
 
     def _name(self, role: str | None) -> str:
-        own = self.topology.data_roles
-        return member(role or own[0], self.replica) if role is None or role in own else role
+        role = role or self.roles[0]
+        return member(role, self.replica) if role in self.topology.data_roles else role

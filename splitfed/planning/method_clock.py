@@ -30,6 +30,10 @@ class StepCountingLearner:
         """Return what the learner has."""
         return getattr(self._inner, name)
 
+    def at(self, role: str) -> StepCountingLearner:
+        """Return the client's party in `role` alone, its steps noted as well."""
+        return StepCountingLearner(self._inner.at(role), self._steps)
+
     def train(
         self, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
     ) -> list[float]:

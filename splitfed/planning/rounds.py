@@ -11,6 +11,7 @@ from torch import Tensor
 from splitfed.aggregation.running_mean import shares
 from splitfed.engines.base import Trainer
 from splitfed.federated.base import Method
+from splitfed.federated.groups import federations
 from splitfed.federated.learner import Learner
 from splitfed.planning.forwarding import ForwardingTrainer
 from splitfed.schedules.base import Round, Schedule, Training
@@ -30,7 +31,8 @@ def query(
     participants: Sequence[int] = range(trainer.replicas)
     if isinstance(schedule, Sampled):
         participants = list_clients(schedule.turns(trainer, training, number))
-    method.query([learners[replica] for replica in participants], number, state)
+    for asked, known in federations(method, [learners[replica] for replica in participants], state):
+        method.query(asked, number, known)
 
 
 def aggregate(method: Method, learners: Sequence[Learner], done: Round, number: int, state: dict[str, Any]) -> Round:
@@ -47,7 +49,9 @@ def aggregate(method: Method, learners: Sequence[Learner], done: Round, number: 
     if len(finished) < needed:
         return replace(done, averaged=False)
     if finished and done.averaged:
-        method.aggregate(finished, shares({one.replica: float(one.rows()) for one in finished}), number, state)
+        parts = shares({one.replica: float(one.rows()) for one in finished})
+        for members, known in federations(method, finished, state):
+            method.aggregate(members, parts, number, known)
     return done
 
 

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 from splitfed.costs.clock import Clock
 from splitfed.engines.base import Trainer
+from splitfed.federated.groups import start_state
 from splitfed.federated.learner import Learner
 from splitfed.planning.counting import CountingLearner, CountingTrainer
 from splitfed.planning.method_clock import MethodClock
@@ -35,7 +36,7 @@ def simulate_rounds(
     if clock is not None:
         trainer = TimedTrainer(trainer, clock, prepared.topologies, prepared.placement, method_clock)
     state = prepared.schedule.start(counting.replicas)
-    method_state = {} if method is None else method.start(counting.replicas)
+    method_state = {} if method is None else start_state(method, prepared.topologies[0], counting.replicas)
     for number in range(rounds):
         if method is not None:
             with nullcontext() if method_clock is None else method_clock.advance_clock():

@@ -14,6 +14,7 @@ from splitfed.core.random import generator
 from splitfed.core.topology import Head
 from splitfed.engines.base import Prediction
 from splitfed.federated.base import Method
+from splitfed.federated.groups import scores as further_scores
 from splitfed.stats.utility import over_rows
 from splitfed.training.client_scores import summarize_clients
 from splitfed.training.run_state import RunState
@@ -84,7 +85,8 @@ def _method_scores(run: RunState, method: Method, part: str, made: Mapping[int, 
         known = {(value, part): computed for value, computed in prediction.further_values.items()}
         # As the schedule would have it: handed on or averaged, where it does that.
         with run.engine.borrow_segments(replica, run.schedule.newest(replica, run.schedule_state)):
-            found[replica] |= method.scores(replace(run.learners[replica], known=known), part, run.method_state)
+            learner = replace(run.learners[replica], known=known)
+            found[replica] |= further_scores(method, learner, part, run.method_state)
     names = dict.fromkeys(name for scores in found for name in scores)
     return {"method": {name: [scores.get(name) for scores in found] for name in names}} if names else {}
 

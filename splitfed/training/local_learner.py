@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -28,13 +28,24 @@ from splitfed.planning.validation import Prepared
 class LocalLearner:
     """A replica of a local engine; what it sends goes over the engine's link.
 
-    `known`: what `compute` would return for a value and a part, where that is known already.
+    `known`: what `compute` would return for a value and a part, where that is known already. `role`: of the one party
+    that it stands for (None: all of the client that own data).
     """
 
     engine: Engine
     replica: int
     turns: dict[str, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
     known: Mapping[tuple[str, str], Tensor] = field(default_factory=dict, compare=False, repr=False)
+    role: str | None = None
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles whose parties it stands for."""
+        return self.topology.data_roles if self.role is None else (self.role,)
+
+    def at(self, role: str) -> LocalLearner:
+        """Return the client's party in `role` alone."""
+        return replace(self, role=role)
 
     @property
     def topology(self) -> Topology:
@@ -44,7 +55,7 @@ class LocalLearner:
     @property
     def objectives(self) -> Mapping[str, LocalObjective]:
         """The local objectives at the client's own parties, by role."""
-        return {role: found for role in self.topology.data_roles if (found := self.objective(role)) is not None}
+        return {role: found for role in self.roles if (found := self.objective(role)) is not None}
 
     def objective(self, role: str) -> LocalObjective | None:
         """Return the local objective at the party that plays `role` for the client."""
@@ -76,7 +87,7 @@ class LocalLearner:
     @property
     def optim(self) -> Optim:
         """The optimizer of the client's first party, as it was asked for."""
-        return self.engine.optims.get(self.topology.data_roles[0], Optim())
+        return self.engine.optims.get(self.roles[0], Optim())
 
     def momentum(self) -> dict[str, Tensor]:
         """Return the momentum that the client's optimizers hold, as `segment/name` -> tensor."""
@@ -153,7 +164,7 @@ class LocalLearner:
         defenses = find_upload_defenses(self.engine.defenses, kind, self.replica)
         if not defenses:
             return self._carry(self._name(role), FED, kind, tensors, number)
-        party = self.engine.party(self.replica, role or self.topology.data_roles[0])
+        party = self.engine.party(self.replica, role or self.roles[0])
         detached = {name: t.detach().clone() for name, t in tensors.items()}
         sent = Sent(kind, detached, party.name, self.replica, number, self._turn(kind, number))
         count(party.state.uses, sent, defenses, self.engine.run_parties.replicas[self.replica].pseudonym)
@@ -172,10 +183,10 @@ class LocalLearner:
         return self.turns[kind][1]
 
     def _name(self, role: str | None) -> str:
-        return self.engine.party(self.replica, role or self.topology.data_roles[0]).name
+        return self.engine.party(self.replica, role or self.roles[0]).name
 
     def _parties(self) -> dict[str, Party]:
-        return {role: self.engine.party(self.replica, role) for role in self.topology.data_roles}
+        return {role: self.engine.party(self.replica, role) for role in self.roles}
 
     def _carry(
         self, sender: str, receiver: str, kind: str, tensors: Mapping[str, Tensor], number: int

@@ -12,6 +12,7 @@ from splitfed.costs.clock import Clock
 from splitfed.engines.base import Trainer
 from splitfed.engines.engine import Engine
 from splitfed.federated.base import Method
+from splitfed.federated.groups import newest, start_state
 from splitfed.federated.learner import Learner
 from splitfed.planning.method_clock import MethodClock
 from splitfed.planning.rounds import MethodTrainer, aggregate, query
@@ -28,7 +29,7 @@ class RunMethod:
 
     def __init__(self, method: Method | None, engine: Engine, clock: Clock | None) -> None:
         self.method = method
-        self.state: dict[str, Any] = {} if method is None else method.start(engine.replicas)
+        self.state: dict[str, Any] = {} if method is None else start_state(method, engine.topology, engine.replicas)
         # One for the whole run each: they know what they have sent in a round.
         self.learners = tuple(LocalLearner(engine, replica) for replica in range(engine.replicas))
         self._engine = engine
@@ -73,7 +74,7 @@ class RunMethod:
         if self.method is None:
             return None
         if self._served is None or self._served[0] != client:
-            self._served = client, self.method.newest(LocalLearner(self._engine, client), self.state)
+            self._served = client, newest(self.method, LocalLearner(self._engine, client), self.state)
         return self._served[1]
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -1,0 +1,185 @@
+"""Federations of groups: each a replica whose rows several parties share, averaged role by role."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import splitfed as sf
+from splitfed.core.errors import InvalidInput
+from splitfed.core.messages import Recording
+from splitfed.core.optimizers import Optim
+from splitfed.core.random import stream
+from splitfed.core.topology import Topology
+from splitfed.engines.base import FED
+from splitfed.federated import PFedMe
+from splitfed.planning.plan import cost
+from splitfed.planning.validation import prepare
+from splitfed.registry import load
+from splitfed.schedules import Sequential
+from splitfed.schedules.base import Training
+from splitfed.threats.recorded_training import recorded_view
+from splitfed.topologies import extended_vanilla, local, multi_task, vertical
+from tests.federated.methods import assert_equal, assert_nothing_held_twice, counted
+from tests.thinning import thin
+
+RATE = 0.1
+ALONE = Sequential(hand_over="none")
+METHODS = ("fedavg", "fedprox", "scaffold", "fednova", "fedsgd", "pfedme", "ditto", "apfl", "fedproto")
+
+
+def made(name: str) -> Any:
+    return PFedMe(weight=2.0, steps=2) if name == "pfedme" else load("methods", name)()
+
+
+@cache
+def data() -> Any:
+    rows = sf.data.breast_cancer().vertical({"left": range(15), "right": range(15, 30)})
+    return rows.clients(3, auxiliary=0, victims=0, validation=0.0, test=0.3, seed=0)
+
+
+def bottoms() -> dict[str, nn.Module]:
+    return {role: nn.Sequential(nn.Linear(15, 8), nn.ReLU()) for role in ("left", "right")}
+
+
+def hospital_and_laboratory() -> Topology:
+    """All parties are the group's own, the one with the labels among them."""
+    return vertical(bottoms(), nn.Sequential(nn.Linear(16, 1)), labels="server")
+
+
+SHAPES: dict[str, tuple[Callable[[], Topology], Any]] = {
+    "own server": (hospital_and_laboratory, "independent"),
+    "one server": (lambda: vertical(bottoms(), nn.Linear(16, 1), labels="right"), ALONE),
+    "averaged server": (lambda: vertical(bottoms(), nn.Linear(16, 1), labels="right"), "splitfed_v3"),
+    "extended": (
+        lambda: extended_vanilla(bottoms(), nn.Linear(16, 8), nn.Linear(8, 1), labels="right"),
+        ALONE,
+    ),
+    "multi-task": (
+        lambda: multi_task(
+            bottoms(),
+            {"ward": nn.Linear(16, 1), "registry": nn.Linear(16, 1)},
+            targets={"ward": None, "registry": None},
+            labels={"ward": "right", "registry": "left"},
+        ),
+        ALONE,
+    ),
+}
+# FedProto needs an embedding where the labels are, and one head.
+PAIRS = [(name, shape) for name in METHODS for shape in SHAPES if (name, shape) != ("fedproto", "own server")]
+
+
+@cache
+def built(shape: str) -> Topology:
+    with stream(0):
+        return SHAPES[shape][0]()
+
+
+def go(shape: str, method: Any, rounds: int = 3, **changes: Any) -> sf.Run:
+    changes.setdefault("schedule", SHAPES[shape][1])
+    changes.setdefault("optimizer", Optim("SGD", {"lr": RATE}))
+    return sf.train(built(shape), data(), method=method, rounds=rounds, batch_size=16, **changes)
+
+
+@pytest.mark.parametrize(("name", "shape"), thin(PAIRS, 3))
+def test_groups_learn_plans_are_counted_and_runs_resumed(name: str, shape: str, tmp_path: Path) -> None:
+    def stop(done: int, rounds: int, metrics: Any) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    run = go(shape, made(name), 6)
+    # .63 is the share of the more frequent class.
+    assert run.history[-1]["test"]["union"] > 0.7
+    assert_nothing_held_twice(run)
+    ready = prepare(
+        built(shape),
+        data(),
+        schedule=SHAPES[shape][1],
+        defenses=(),
+        optimizer=Optim("SGD", {"lr": RATE}),
+        training=Training(16),
+        method=made(name),
+    )
+    assert cost(ready, 6).flows == counted(run)
+    with pytest.raises(KeyboardInterrupt):
+        go(shape, made(name), 6, logging=sf.Logging(folder=tmp_path / "run", progress=stop))
+    again = go(shape, made(name), 6, logging=sf.Logging(folder=tmp_path / "run", resume=True))
+    assert_equal(run.method_state, again.method_state)
+    for replica in range(3):
+        for segment, module in run.engine.modules(replica).items():
+            assert_equal(module.state_dict(), again.engine.modules(replica)[segment].state_dict())
+
+
+class Whole(nn.Module):
+    """The model of a group as one module."""
+
+    def __init__(self, pieces: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self.left, self.right, self.top = pieces["left"], pieces["right"], pieces["server"]
+
+    def forward(self, x: Tensor) -> Any:
+        return self.top(torch.cat([self.left(x[:, :15]), self.right(x[:, 15:])], 1))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "pfedme", "ditto", "fedsgd"])
+def test_groups_whose_parties_are_all_their_own_learn_as_whole_models_do(name: str) -> None:
+    """What is averaged role by role is what is averaged of one model that holds all pieces."""
+    run = go("own server", made(name))
+    segments = {s.name: s for s in built("own server").segments if any(True for _ in s.module.parameters())}
+    with stream(0):
+        topology = hospital_and_laboratory()
+    whole = Whole({s.role: s.module for s in topology.segments if s.name in segments})
+    rows = sf.data.breast_cancer().clients(3, auxiliary=0, victims=0, validation=0.0, test=0.3, seed=0)
+    one = sf.train(
+        local(whole, task=sf.binary()),
+        rows,
+        schedule="independent",
+        method=made(name),
+        rounds=3,
+        batch_size=16,
+        optimizer=Optim("SGD", {"lr": RATE}),
+    )
+    assert torch.equal(rows.clients[1].train.x, data().clients[1].train.x)
+    for replica in range(3):
+        (held,) = (m for n, m in one.engine.modules(replica).items() if not n.startswith("shared_"))
+        for name_, segment in segments.items():
+            part = getattr(held, {"left": "left", "right": "right", "server": "top"}[segment.role])
+            for key, tensor in run.engine.modules(replica)[name_].state_dict().items():
+                torch.testing.assert_close(tensor, part.state_dict()[key], rtol=1e-5, atol=1e-6)
+    assert run.history[-1]["test"]["clients"] == one.history[-1]["test"]["clients"]
+
+
+def test_a_party_sends_its_own_weights_and_is_sent_those_of_its_role() -> None:
+    run = go("own server", "fedavg", 2, logging=sf.Logging(record=Recording((FED,))))
+    ends = set()
+    for message in (m for replica in range(3) for m in recorded_view(run.engine, FED, replica).messages):
+        party = message.sender if message.receiver == FED else message.receiver
+        held = {s.name for s in built("own server").segments_of(party.rstrip("0123456789"))}
+        assert {name.partition("/")[0] for name in message.tensors} <= held
+        ends.add((message.sender, message.receiver))
+    assert len(ends) == 2 * 3 * 3
+
+
+def test_methods_of_one_party_say_what_to_take_for_groups() -> None:
+    text = "fml needs clients of one party .* the roles left, right, server share them: take fedavg or another"
+    with pytest.raises(InvalidInput, match=text):
+        go("own server", "fml")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "apfl"])
+def test_a_secure_sum_of_every_role_is_the_mean_of_its_parties(method: str) -> None:
+    kind = load("methods", method)
+    summed = go("own server", kind(aggregation={"secure": True}), 2)
+    plain = go("own server", kind(), 2)
+    for replica in range(3):
+        for name, module in plain.engine.modules(replica).items():
+            for key, tensor in module.state_dict().items():
+                torch.testing.assert_close(
+                    summed.engine.modules(replica)[name].state_dict()[key], tensor, rtol=1e-3, atol=1e-3
+                )
