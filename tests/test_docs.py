@@ -35,10 +35,11 @@ from tests.study.examples import write
 TEXT = README.read_text("utf-8")
 EXAMPLES = {
     "README.md": 1,
-    **{f"{page}.md": 1 for page in ("costs", "methods", "poisoning", "privacy", "topologies")},
+    **{f"{page}.md": 1 for page in ("costs", "poisoning", "privacy", "topologies")},
     "attacks.md": 2,
     "data.md": 4,
     "encryption.md": 3,
+    "methods.md": 2,
     "results-and-resume.md": 1,
     "search.md": 1,
     "models.md": 3,
@@ -198,6 +199,13 @@ def test_the_federated_example_runs_and_tells_what_it_says() -> None:
     scores = run.attack("class_shares")[0].scores
     # FedProto's clients send how many rows each prototype is the mean of.
     assert scores["attack"]["total_variation"].mean == 0.0 < scores["uniform"]["total_variation"].mean
+
+
+def test_the_groups_of_the_federated_page_send_the_weights_of_every_role() -> None:
+    run = execute(fewer(example("methods.md", 1), 10))["run"]
+    assert len(run.history[-1]["test"]["clients"]) == 3
+    senders = {flow.sender.rstrip("0123") for flow in run.engine.traffic.flows if flow.kind == "weights"}
+    assert senders == {"hospital", "laboratory", "server", "fed_server"}
 
 
 def test_the_graph_of_the_topologies_page_trains_and_sends_no_label() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from torch import Tensor
 
@@ -32,6 +32,9 @@ class LearnerIdentity(Protocol):
     @property
     def roles(self) -> tuple[str, ...]:
         """The roles whose parties the learner stands for: all of the client that own data, or one of them."""
+
+    def at(self, role: str) -> Self:
+        """Return the client's party in `role` alone: its weights, objectives and messages; see `groups`."""
 
     @property
     def seed(self) -> int:
@@ -172,6 +175,3 @@ class LearnerMessages(LearnerIdentity, Protocol):
 
 class Learner(LearnerData, LearnerTraining, LearnerOutputs, LearnerWeights, LearnerMessages, Protocol):
     """One client of a run as a method sees it: all narrow contracts together."""
-
-    def at(self, role: str) -> Learner:
-        """Return the client's party in `role` alone: its weights, objectives and messages; see `groups`."""
