@@ -33,9 +33,6 @@ class LearnerIdentity(Protocol):
     def roles(self) -> tuple[str, ...]:
         """The roles whose parties the learner stands for: all of the client that own data, or one of them."""
 
-    def at(self, role: str) -> Self:
-        """Return the client's party in `role` alone: its weights, objectives and messages; see `groups`."""
-
     @property
     def seed(self) -> int:
         """The run's seed, to be derived from: by purpose, and by `replica` for what is one client's."""
@@ -136,6 +133,9 @@ class LearnerOutputs(LearnerIdentity, Protocol):
 
 class LearnerWeights(LearnerIdentity, Protocol):
     """The weights and buffers that the client holds, as `segment/name` -> tensor."""
+
+    def at(self, role: str) -> Self:
+        """Return the client's party in `role` alone: its weights, objectives and messages; see `groups`."""
 
     def contents(self, segments: Sequence[str], copies: bool = True) -> dict[str, Tensor]:
         """Return copies of the weights and buffers of the client's `segments`, as `segment/name` -> tensor.
