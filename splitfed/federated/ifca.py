@@ -9,6 +9,10 @@ of those that chose it, weighted by examples, and stays what it was where nobody
 topology says, the others are drawn anew by the run's seed; with one cluster it is FedAvg to the bit. A client predicts
 with the model, as it now is, that has the lowest loss on its training rows. A client's choices are known to the
 aggregation server (`run.method_state["chosen"]`).
+
+On a split replica the models are those of the client's segments. To choose, its training rows cross once with each of
+them, and the party that makes the output works the loss out; it predicts with the model that it chose last (the first
+one before that).
 """
 
 from __future__ import annotations
@@ -25,11 +29,12 @@ from splitfed.core.errors import require_count
 from splitfed.core.initial_weights import redraw_weights
 from splitfed.core.private_values import BOTH
 from splitfed.core.random import derive
-from splitfed.core.topology import Topology
+from splitfed.core.topology import Head, Topology
 from splitfed.federated.averaging import Averaging, shared_at
 from splitfed.federated.base import MethodTraits, ObjectivePlacement, State
 from splitfed.federated.learner import Learner
 from splitfed.federated.objectives import NoObjective, objective_of, trainable_names
+from splitfed.federated.topology_values import clients_hold_all, only_client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +45,6 @@ class Ifca(Averaging):
     """
 
     who: ClassVar[str] = "ifca"
-    whole: ClassVar[bool] = True
     refuses: ClassVar[Mapping[str, str]] = {
         "rule": "how many clients a cluster has is left to their losses, and a rule may need more of them",
         "secure": "the sum of a cluster with one client is that client's upload",
@@ -60,7 +64,8 @@ class Ifca(Averaging):
         return replace(base, turned_off=off, returns_weights=False, post_processing=False, message_values=told)
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse a model that clients do not hold whole, or that nobody can draw anew."""
+        """Refuse clients of several parties, and weights that cannot be drawn anew."""
+        only_client(self.who, topology)
         super().check(topology, clients)
         self._draw_weights(topology, min(1, self.clusters - 1), 0)
 
@@ -86,7 +91,9 @@ class Ifca(Averaging):
             models = [{n: arrived[f"{i}/{n}"] for n in found} for i, found in enumerate(state["clusters"])]
             chosen = 0
             if objective := objective_of(learner, ClusterChoice):
-                chosen = objective.cluster = best_cluster(learner, models)
+                chosen = objective.cluster = best_cluster(learner, models, number)
+            elif not clients_hold_all(learner.topology):
+                best_cluster(learner, models, number)
             self.begin(learner, models[chosen], number, state)
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
@@ -112,13 +119,17 @@ class Ifca(Averaging):
             state["clusters"][cluster] = self.settings.move(before, mean.value(), names, memory.setdefault(cluster, {}))
 
     def newest(self, learner: Learner, state: State) -> Mapping[str, Tensor] | None:
-        """Return the model with the lowest loss on the client's training rows."""
+        """Return the model with the lowest loss on the client's training rows; on a split replica its last choice."""
         models: list[dict[str, Tensor]] = state["clusters"]
-        return models[best_cluster(learner, models)] if models else None
+        if not models:
+            return None
+        if clients_hold_all(learner.topology):
+            return models[best_cluster(learner, models)]
+        return models[state["chosen"].get(str(learner.replica), 0)]
 
     def _draw_weights(self, topology: Topology, cluster: int, seed: int) -> dict[str, Tensor]:
         """Return the weights that `cluster` starts from in a run with this seed."""
-        modules = {s.name: s.module for s in topology.segments}
+        modules = {name: topology.segment(name).module for name in self.shared(topology)}
         made = redraw_weights("ifca", modules, derive(seed, "ifca", cluster)) if cluster else modules
         return {f"{s}/{name}": t for s, module in made.items() for name, t in module.state_dict().items()}
 
@@ -132,18 +143,26 @@ class ClusterChoice(NoObjective):
     cluster: int = 0
 
 
-def best_cluster(learner: Learner, models: Sequence[Mapping[str, Tensor]]) -> int:
-    """Return the number of the model with the lowest loss on the client's training rows; the first of equals."""
+def best_cluster(learner: Learner, models: Sequence[Mapping[str, Tensor]], number: int = 0) -> int:
+    """Return the number of the model with the lowest loss on the client's training rows; the first of equals.
+
+    `number`: of the round, by which defenses draw where rows have to cross.
+    """
     if len(models) == 1:
         return 0
     losses = []
-    for tensors in models:
+    for cluster, tensors in enumerate(models):
         with learner.lend(tensors):
-            losses.append(sum(_loss(learner, head.value) for head in learner.topology.heads))
+            # Every pass is a release of its own: defenses draw anew for each.
+            draw = number * len(models) + cluster
+            losses.append(sum(_loss(learner, head, draw) for head in learner.topology.heads))
     return min(range(len(losses)), key=losses.__getitem__)
 
 
-def _loss(learner: Learner, value: str) -> float:
-    head = next(head for head in learner.topology.heads if head.value == value)
+def _loss(learner: Learner, head: Head, draw: int) -> float:
     assert head.task is not None
-    return head.weight * float(head.task.loss(learner.compute(value), learner.labels(value)))
+    if clients_hold_all(learner.topology):
+        scores = learner.compute(head.value)
+    else:
+        scores = learner.consult(head.value, torch.arange(learner.rows()), "train", draw)
+    return head.weight * float(head.task.loss(scores, learner.labels(head.value).to(scores.device)))

@@ -131,6 +131,10 @@ def assert_equal(one: Any, other: Any) -> None:
         assert list(one) == list(other)
         for key in one:
             assert_equal(one[key], other[key])
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for mine, its in zip(one, other, strict=True):
+            assert_equal(mine, its)
     else:
         assert one == other
 

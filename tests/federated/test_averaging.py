@@ -61,7 +61,7 @@ from tests.thinning import thin
 
 METHODS = ("fedavg", "fedsgd", "fedprox", "scaffold", "fednova", "ditto", "apfl", "pfedme", "per_fedavg", "ifca")
 METHODS += ("fedper", "lg_fedavg")
-WHOLE = ("per_fedavg", "ifca")
+WHOLE = ("per_fedavg",)
 SOME = Independent(clients_per_round=2, drop_out=0.4)
 # The tests' rate of .1 times pFedMe's own weight of 15 would overshoot.
 MADE: dict[str, Callable[[], Method]] = {"pfedme": lambda: PFedMe(weight=1.0)}

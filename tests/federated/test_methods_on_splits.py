@@ -16,7 +16,7 @@ import splitfed as sf
 from splitfed.core.errors import InvalidInput
 from splitfed.core.optimizers import Optim
 from splitfed.core.topology import Topology
-from splitfed.federated import Apfl, Ditto, FedDistill, FedKD, FedSgd, Method, PFedMe
+from splitfed.federated import Apfl, Ditto, FedDistill, FedKD, FedSgd, Ifca, Method, PFedMe
 from splitfed.federated.apfl import Mixture
 from splitfed.federated.feddistill import class_means
 from splitfed.federated.low_rank import compress_update, decompress_update
@@ -50,6 +50,7 @@ class Loop:
         self.clients = [copy.deepcopy(self._held(pieces, True)) for _ in rows.clients]
         self.server = copy.deepcopy(self._held(pieces, False))
         self.value = self.topology.heads[0].value
+        self.drawn: dict[str, Tensor] = {}
 
     def _held(self, pieces: Pieces, client: bool) -> Pieces:
         names = {s.name for s in self.topology.segments if (s.role in self.topology.data_roles) == client}
@@ -215,12 +216,39 @@ def fedkd(loop: Loop, method: Any) -> dict[str, Tensor]:
     return shared
 
 
+def ifca(loop: Loop, method: Any) -> dict[str, Tensor]:
+    """Two models of the client's segments before one server; a client trains the one of lower loss on its rows."""
+    models = [state(loop.clients[0]), dict(loop.drawn)]
+    for number in range(ROUNDS):
+        chosen = []
+        for replica, client in enumerate(loop.clients):
+            train, losses = loop.rows.clients[replica].train, []
+            for tensors in models:
+                put(client, tensors)
+                with torch.no_grad():
+                    losses.append(float(functional.cross_entropy(loop.scores(client, train.x), train.y)))
+            chosen.append(losses.index(min(losses)))
+        for replica, client in enumerate(loop.clients):
+            put(client, models[chosen[replica]])
+            for x, y in loop.batches(replica, number):
+                slope, other = loop.gradients(functional.cross_entropy(loop.scores(client, x), y), client, loop.server)
+                move(client, slope)
+                move(loop.server, other)
+        sizes = [len(client.train) for client in loop.rows.clients]
+        for cluster in set(chosen):
+            members = [r for r, one in enumerate(chosen) if one == cluster]
+            total = sum(sizes[r] for r in members)
+            models[cluster] = {n: sum(state(loop.clients[r])[n] * sizes[r] for r in members) / total for n in models[0]}  # type: ignore[misc]
+    return {f"{i}/{n}": t for i, tensors in enumerate(models) for n, t in tensors.items()}
+
+
 HAND: dict[str, tuple[Method, Callable[[Loop, Any], dict[str, Tensor]]]] = {
     "pfedme": (PFedMe(weight=2.0, steps=2, rate=0.1), pfedme),
     "ditto": (Ditto(weight=0.5), ditto),
     "fedsgd": (FedSgd(), fedsgd),
     "feddistill": (FedDistill(weight=0.5), feddistill),
     "fedkd": (FedKD(rank=2), fedkd),
+    "ifca": (Ifca(), ifca),
 }
 
 
@@ -231,15 +259,25 @@ def test_rounds_beside_a_bare_loop(name: str, shape: str) -> None:
     rows = data()
     run = go(shape, method, ROUNDS, data=rows, schedule=ALONE, optimizer=Optim("SGD", {"lr": RATE}))
     loop = Loop(run.engine.topology if name == "fedkd" else built(shape), rows)
+    if isinstance(method, Ifca):
+        loop.drawn = method._draw_weights(built(shape), 1, 0)
     average = by_hand(loop, method)
     if name != "fedsgd":  # whose clients hold what they were sent last, of which the server has taken a step
         loop.assert_as(run)
     for key, tensor in average.items():
-        kept = run.method_state["mentee" if name == "fedkd" else "weights"]
-        torch.testing.assert_close(kept[f"shared_{key}" if name == "ditto" else key], tensor, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(averaged(run, name)[key], tensor, rtol=1e-5, atol=1e-6)
+    assert name != "ifca" or len(set(run.method_state["chosen"].values())) == 2, "both models must have been chosen"
 
 
-RUNS = [PFedMe(weight=1.0), FedSgd(), Ditto(), Apfl(), FedDistill(), FedKD(rank=2)]
+def averaged(run: sf.Run, name: str) -> dict[str, Tensor]:
+    """What the aggregation server has averaged, by the names of the bare loops."""
+    kept = run.method_state
+    if name == "ifca":
+        return {f"{i}/{n}": t for i, tensors in enumerate(kept["clusters"]) for n, t in tensors.items()}
+    return {n.removeprefix("shared_"): t for n, t in kept["mentee" if name == "fedkd" else "weights"].items()}
+
+
+RUNS = [PFedMe(weight=1.0), FedSgd(), Ditto(), Apfl(), FedDistill(), FedKD(rank=2), Ifca()]
 
 
 @pytest.mark.parametrize("shape", SPLITS)
