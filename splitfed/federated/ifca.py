@@ -125,7 +125,8 @@ class Ifca(Averaging):
             return None
         if clients_hold_all(learner.topology):
             return models[best_cluster(learner, models)]
-        return models[state["chosen"].get(str(learner.replica), 0)]
+        last: int = state["chosen"].get(str(learner.replica), 0)
+        return models[last]
 
     def _draw_weights(self, topology: Topology, cluster: int, seed: int) -> dict[str, Tensor]:
         """Return the weights that `cluster` starts from in a run with this seed."""
