@@ -173,13 +173,11 @@ def _continue_run(options: Options) -> None:
 def _print_plan(options: Options) -> None:
     from rich.console import Console
 
-    from splitfed.registry import TABLES
     from splitfed.study.report import plan_table, planned_costs
     from splitfed.study.run.checked_study import prepare_study
     from splitfed.study.run.search_plan import plan_search, print_search_plan
 
-    names = [name.strip() for name in options.schedules.split(",") if name.strip()]
-    others = list(TABLES["schedules"]) if names == ["all"] else planned_costs.check_schedule_names(names)
+    others = planned_costs.check_schedule_names([name.strip() for name in options.schedules.split(",") if name.strip()])
     with others_print_aside():
         study = prepare_study(Path(options.study), trust=options.trust)
         costs = planned_costs.plan_study(study.grid, study.data, others)
