@@ -384,7 +384,7 @@ def test_an_interrupted_study_says_so(tmp_path: Path, finished: Path, capsys: py
     assert found["finished"] == 3
     assert found["unfinished"] == [
         {"id": "vanilla-pool1--noise-0.5--seed1", "reason": "not begun"},
-        {"id": "vanilla-pool1--noise-2--seed0", "reason": "not finished: stopped after 2 rounds"},
+        {"id": "vanilla-pool1--noise-2--seed0", "reason": "not finished: 2 rounds trained so far"},
         {"id": "vanilla-pool1--noise-2--seed1", "reason": f"failed: {failed['failed']}"},
     ]
     assert [s["strength"] for s in found["settings"]] == [None, 0.5]
@@ -394,7 +394,7 @@ def test_an_interrupted_study_says_so(tmp_path: Path, finished: Path, capsys: py
     assert "the loss became NaN at party client, step 3" in page
     said = (
         f"{str(folder)!r} is not finished: 3 of 6 runs have a result; without one: {runs[1].name} (not begun), "
-        f"{runs[2].name} (stopped after 2 rounds), {runs[3].name} (failed: {failed['failed']})"
+        f"{runs[2].name} (2 rounds trained so far), {runs[3].name} (failed: {failed['failed']})"
     )
     assert main(["report", str(folder)]) == 0
     assert capsys.readouterr().err == f"{said}; the report leaves them out\n"
@@ -406,8 +406,8 @@ def test_a_study_without_a_finished_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs" / "a").mkdir(parents=True)
     with pytest.raises(
         InvalidInput,
-        match=r"^study '.*' has no finished run to report on: 0 of 1 runs have a result; without one: a \(stopped "
-        r"after 0 rounds\); finish it first$",
+        match=r"^study '.*' has no finished run to report on: 0 of 1 runs have a result; without one: a \(0 rounds "
+        r"trained so far\); finish it first$",
     ):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
