@@ -287,17 +287,18 @@ def test_two_folders_have_modules_of_their_own(tmp_path: Path, own: Path) -> Non
 def test_a_study_is_told_where_its_mistake_is(own: Path) -> None:
     (own / "own_fails.py").write_text("def net(): raise KeyError('weights')\n")
     for name, text in (
-        ("subprocess:Popen", "topology[0]: model 'subprocess:Popen' is part of Python itself"),
-        ("own_fails:net", "topology[0]: model own_fails:net cannot be built: KeyError: 'weights'"),
+        ("subprocess:Popen", "model 'subprocess:Popen' is part of Python itself"),
+        ("own_fails:net", "model own_fails:net cannot be built: KeyError: 'weights'"),
     ):
-        with pytest.raises(InvalidInput) as caught:
-            checked(small(model={"name": name}), own)
-        assert str(caught.value).startswith(f"study.toml: {text}")
+        for cut in ("relu1", "auto"):
+            with pytest.raises(InvalidInput) as caught:
+                checked(small(model={"name": name}, topology=[{"name": "vanilla", "cut": cut}]), own)
+            assert str(caught.value).startswith(f"study.toml: model: {text}")
         study = placed("vertical")
         study["topology"][0]["bottoms"]["right"] = {"model": name}
         with pytest.raises(InvalidInput) as caught:
             checked(study, own)
-        assert str(caught.value).startswith(f"study.toml: {text.replace(':', '.bottoms.right:', 1)}")
+        assert str(caught.value).startswith(f"study.toml: topology[0].bottoms.right: {text}")
 
 
 def test_methods_have_models_by_the_same_rules(own: Path) -> None:
