@@ -61,7 +61,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (changed("model", name="lenett"), r"model\.name: unknown model 'lenett'; did you mean 'lenet'"),
     (
         changed("model", name="net.py"),
-        r"model\.name: unknown model 'net\.py'.* class or function in a file net\.py beside .*'net:Name'",
+        r"model\.name: unknown model 'net\.py'.*; your own in a file net\.py is 'net\.py:Name' or 'net:Name'",
     ),
     (changed("model", hiden=[3]), r"model\.hiden: unknown key 'hiden'; did you mean 'hidden'\?"),
     (changed("model", hidden=3), r"model\.hidden: 3 is not allowed; expected a list \(a whole number\)$"),
