@@ -132,7 +132,7 @@ def _run(request: RunRequest) -> None:
 
 def _attack_run(options: Options) -> None:
     from splitfed.attacks.threat_model import WHITE_BOX
-    from splitfed.study.report.remarks import attack_remarks
+    from splitfed.study.report.remarks import attack_remarks, score_details
     from splitfed.study.results import to_json
     from splitfed.study.run import reattack
 
@@ -157,7 +157,7 @@ def _attack_run(options: Options) -> None:
         quick = " (quick look)" if attack.quick else ""
         model = ", white box" if attack.threat_model == WHITE_BOX else ""
         print(f"{attack.label} by {attack.adversary}{model}: {scores}{quick}")
-        for said in attack_remarks(attack):
+        for said in (*score_details(attack), *attack_remarks(attack)):
             print(said)
 
 
