@@ -1,13 +1,14 @@
 """The work of an attack before it begins: pieces that grow with a size, a little of which can be done and timed.
 
-How long an attack with doublings takes is not known beforehand, for its results decide when it stops: least and most
-are, in units of its own work. What a unit takes is measured where the attack is to run, never taken from elsewhere.
+How long an attack with doublings or searches takes is not known beforehand, for its results decide when it stops:
+least and most are, in units of its own work. What a unit takes is measured where the attack is to run, never taken from
+elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from splitfed.attacks.knowledge import Knowledge
@@ -15,6 +16,8 @@ from splitfed.core.messages import View
 
 BATCHES = 8
 """Batches of rows that a piece of work is timed on."""
+MEASURED = 0.1
+"""Seconds by which twice a size must take longer before the difference is scaled: a smaller one is the clock's own."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,8 @@ class Work:
 
     `least`, `most`: its sizes altogether, over all attempts. `attempts`: how often it is begun, at least and at most;
     what beginning takes is paid every time. Work without a size (0) takes what beginning takes. `timed`: the size at
-    which it is timed, and at twice as much.
+    which it is timed first; it is doubled until that takes `MEASURED` longer, or all of the work is done. `measured`:
+    seconds to begin, and of a unit, of each measurement; what `replace` makes of a piece has the same.
     """
 
     run: Callable[[int], object]
@@ -32,9 +36,10 @@ class Work:
     attempts: tuple[int, int] = (1, 1)
     share: float = 1.0
     timed: int = 1
+    measured: list[tuple[float, float]] = field(default_factory=list, compare=False, repr=False)
 
     def seconds(self, clock: Callable[[], float]) -> tuple[float, float]:
-        """Return what it takes at least and at most by `clock`, from the faster of two runs at either size."""
+        """Return what it takes at least and at most by `clock`: by the faster and by the slower of two measurements."""
 
         def took(size: int) -> float:
             started = clock()
@@ -44,16 +49,17 @@ class Work:
         if self.most == 0:
             start = min(took(0) for _ in range(2))
             return start * self.attempts[0], start * self.attempts[1]
-        pairs = [(took(self.timed), took(2 * self.timed)) for _ in range(2)]
-        once, twice = (min(pair[i] for pair in pairs) for i in range(2))
-        # Where a busy machine cannot tell the two apart all of it counts as growing.
-        unit = (twice - once) / self.timed if twice > once else twice / (2 * self.timed)
-        start = max(once - unit * self.timed, 0.0) if twice > once else 0.0
-        least, most = (
-            (unit * size + start * begun) / self.share
-            for size, begun in zip((self.least, self.most), self.attempts, strict=True)
-        )
-        return least, most
+        if not self.measured:
+            took(self.timed)  # the first run imports and compiles
+            size, once, twice = self.timed, took(self.timed), took(2 * self.timed)
+            while twice - once < MEASURED and 2 * size < self.most:
+                size, once, twice = 2 * size, twice, took(4 * size)
+            for short, long in ((once, twice), (took(size), took(2 * size))):
+                unit = max(long - short, 0.0) / size
+                self.measured.append((max(long - unit * 2 * size, 0.0), unit))
+        least = min(unit * self.least + start * self.attempts[0] for start, unit in self.measured)
+        most = max(unit * self.most + start * self.attempts[1] for start, unit in self.measured)
+        return least / self.share, most / self.share
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def _run(request: RunRequest) -> None:
 
 def _attack_run(options: Options) -> None:
     from splitfed.attacks.threat_model import WHITE_BOX
-    from splitfed.study.report.remarks import attack_remarks
+    from splitfed.study.report.remarks import attack_remarks, score_details
     from splitfed.study.results import to_json
     from splitfed.study.run import reattack
 
@@ -157,7 +157,7 @@ def _attack_run(options: Options) -> None:
         quick = " (quick look)" if attack.quick else ""
         model = ", white box" if attack.threat_model == WHITE_BOX else ""
         print(f"{attack.label} by {attack.adversary}{model}: {scores}{quick}")
-        for said in attack_remarks(attack):
+        for said in (*score_details(attack), *attack_remarks(attack)):
             print(said)
 
 
@@ -173,13 +173,11 @@ def _continue_run(options: Options) -> None:
 def _print_plan(options: Options) -> None:
     from rich.console import Console
 
-    from splitfed.registry import TABLES
     from splitfed.study.report import plan_table, planned_costs
     from splitfed.study.run.checked_study import prepare_study
     from splitfed.study.run.search_plan import plan_search, print_search_plan
 
-    names = [name.strip() for name in options.schedules.split(",") if name.strip()]
-    others = list(TABLES["schedules"]) if names == ["all"] else planned_costs.check_schedule_names(names)
+    others = planned_costs.check_schedule_names([name.strip() for name in options.schedules.split(",") if name.strip()])
     with others_print_aside():
         study = prepare_study(Path(options.study), trust=options.trust)
         costs = planned_costs.plan_study(study.grid, study.data, others)

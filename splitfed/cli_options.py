@@ -77,7 +77,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "cuts": (
         "list where a model can be cut, what would cross there, and what cut = 'auto' takes",
-        _argument("model", help="name of a model, module:Class, file.py:function, or the file of a study, in TOML"),
+        _argument("model", help="name of a model, file.py:Name or module:Name, or the file of a study, in TOML"),
         _argument("--shape", help="shape of one row of the input, such as 1,28,28; a study has its own"),
         _argument("--outputs", type=int, help="outputs of the model (default: 10)"),
         _argument(

@@ -8,11 +8,11 @@ from __future__ import annotations
 import inspect
 import random
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from torch import nn
 
 import splitfed as sf
 from splitfed.core.argument_kinds import fits, signature_of
-from splitfed.core.errors import LONGEST, SplitfedError, short
+from splitfed.core.errors import LONGEST, InvalidInput, SplitfedError, short
 from tests.api import public
 
 QUICK = 300
@@ -365,3 +365,37 @@ def test_everything_public_is_tried(world: World) -> None:
     assert {f"splitfed.{name}" for name in ("train", "load", "compare", "audit", "Dataset", "Run.attack")} <= tried
     rooms = {name.split(".")[1] for name in tried}
     assert {"data", "models", "topologies", "defenses", "federated", "schedules", "poisoning", "matching"} <= rooms
+
+
+def test_text_in_place_of_a_list_is_no_list_of_letters(world: World) -> None:
+    lists = [
+        (call, hint)
+        for call in world.calls()
+        if (hint := signature_of(call.function)[1].get(call.argument)) is not None and _is_list(hint)
+    ]
+    assert {(call.name, call.argument) for call, _ in lists} >= {("splitfed.compare", "metrics")}
+    errors = [(call, outcome(call, **{call.argument: "ab"})) for call, hint in lists if not fits("ab", hint)]
+    taken = [
+        f"{call.name}({call.argument}): {error}" for call, error in errors if f"{call.argument}='ab'" not in str(error)
+    ]
+    assert not taken
+
+
+def _is_list(hint: Any) -> bool:
+    return any((get_origin(one) or one) in (tuple, list, Sequence) for one in (hint, *get_args(hint)))
+
+
+def test_an_argument_that_is_misspelt_is_answered_with_the_nearest_name(world: World) -> None:
+    """But by named tuples, which are made often, and by the two modules of the core and of statistics shown whole."""
+    silent, whole = [], ("splitfed.core.annealing.", "splitfed.stats.dependence.")
+    for call in world.calls():
+        if (inspect.isclass(call.function) and issubclass(call.function, tuple)) or call.name.startswith(whole):
+            continue
+        kinds = {one.kind for one in inspect.signature(call.function).parameters.values()}
+        placed = inspect.signature(call.function).parameters[call.argument].kind is inspect.Parameter.POSITIONAL_ONLY
+        if placed or inspect.Parameter.VAR_KEYWORD in kinds:
+            continue
+        error = outcome(call, **{f"{call.argument}_": None})
+        if not isinstance(error, InvalidInput) or f"did you mean '{call.argument}'" not in str(error):
+            silent.append(f"{call.name}({call.argument}_): {error!r}")
+    assert not silent, "\n".join(silent)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from splitfed.attacks.base import Knowledge, Releases, unwrap
 from splitfed.attacks.networks.query_passes import query_passes, query_shuffled
-from splitfed.attacks.scoring.reconstruction_metrics import psnr
+from splitfed.attacks.scoring.reconstruction_metrics import PSNR_CAP, psnr
 from splitfed.core.errors import InvalidInput
 from splitfed.core.messages import View
 
@@ -56,6 +56,12 @@ class HeldOut:
     own: View
     knowledge: Knowledge
     folds: tuple[Fold, ...] = ()
+
+    @property
+    def exact(self) -> float:
+        """The mean squared error from which on rows count as recovered: that of `PSNR_CAP` in their range."""
+        low, high = self.knowledge.value_range or (float(self.x.min()), float(self.x.max()))
+        return (high - low) ** 2 * 10 ** (-PSNR_CAP / 10)
 
     @property
     def fewest(self) -> int:

@@ -267,7 +267,8 @@ class Trials:
         return predictions if knowledge.value_range is None else predictions.clamp(*knowledge.value_range)
 
     def _keep(self, name: str, size: int, error: float, seconds: float) -> None:
-        self.tried.append(Attempt(name, size, seconds, error))
+        # What is below what a score tells is no gain.
+        self.tried.append(Attempt(name, size, seconds, max(error, self.held_out.exact)))
         self._progress(len(self.tried))
 
 

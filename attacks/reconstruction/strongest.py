@@ -233,13 +233,17 @@ class Strongest(Attack):
         rows = _Rows(victims, held, every - math.ceil(held / folds), folds, len(knowledge.shape) == 3)
         few = replace(knowledge, auxiliary=unwrap(knowledge.auxiliary)[: min(rows.kept, BATCHES * self.batch_size)])
 
+        measured: dict[str, Work] = {}
+
         def piece(member: EnsembleMember, size: float) -> Work:
             share = victims / rows.searched if member.searches else len(unwrap(few.auxiliary)) / (rows.kept * folds)
 
             def run(size: int) -> object:
                 return member.predict(view, few, size, torch.Generator().manual_seed(0))
 
-            return Work(run, size, size, share=share, timed=member.least)
+            timed = measured.setdefault(member.name, Work(run, size, size, share=share, timed=member.least))
+            # A search ends where all of its rows have converged.
+            return replace(timed, least=0 if member.searches else size, most=size)
 
         closed = [load("attacks", name)() for name in ("linear_inverse", "nearest")]
         found: list[Work | OneOf] = [

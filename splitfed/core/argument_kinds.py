@@ -2,7 +2,8 @@
 
 What a function checks itself it says best. `guarded` is for the rest: whatever else an argument of a wrong kind makes
 of it, somewhere inside, is said of the argument. A switch is checked first, as anything passes for true or false, and
-so are the whole numbers of a method, which may name a purpose, or be left unread, far inside.
+so are text in place of a list, which passes for a list of letters, and the whole numbers of a method, which may name a
+purpose, or be left unread, far inside. An argument that the function does not have is answered with the nearest name.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from itertools import islice
 from numbers import Real
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from splitfed.core.errors import LARGEST, PATH, InvalidInput, SplitfedError, is_path, short
+from splitfed.core.errors import LARGEST, PATH, InvalidInput, SplitfedError, is_path, short, unknown
 
 F = TypeVar("F", bound=Callable[..., Any])
 K = TypeVar("K", bound=type)
@@ -45,16 +46,20 @@ def guarded(function: F, module: str | None = None, first: Collection[Any] = (bo
     """Return `function` with its arguments checked by what they are annotated with, where it does not do so itself.
 
     `module`: from where users import it, if not from where it stands. `first`: annotations of which arguments are
-    checked before the call. Raises `InvalidInput` for one of these that does not fit, and in place of any error that is
-    not of this package where an argument is of a wrong kind.
+    checked before the call. Raises `InvalidInput` for one of these that does not fit, for an argument that the function
+    does not have, and in place of any error that is not of this package where an argument is of a wrong kind.
     """
 
     @wraps(function)
     def checked(*args: Any, **given: Any) -> Any:
+        for name in given.keys() - (known := _keywords(function)).keys() if given else ():
+            if inspect.Parameter.VAR_KEYWORD not in known.values():
+                raise unknown(f"argument of {function.__qualname__.removesuffix('.__init__')}:", name, known)
         for name, value, annotation in _arguments(function, args, given):
             # A seed may be any whole number, however large.
             beyond = annotation is not bool and _is_beyond(value)
-            if annotation in first and not beyond and not fits(value, annotation):
+            early = annotation in first or (isinstance(value, (str, bytes)) and _takes_list(annotation))
+            if early and not beyond and not fits(value, annotation):
                 raise _refusal(name, value, annotation)
         try:
             return function(*args, **given)
@@ -127,6 +132,11 @@ def takes(value: Any, count: int) -> bool:
 
 def _takes_path(annotation: Any) -> bool:
     return any(isinstance(one, type) and issubclass(one, os.PathLike) for one in (annotation, *get_args(annotation)))
+
+
+def _takes_list(annotation: Any) -> bool:
+    kinds = (get_origin(one) or one for one in (annotation, *get_args(annotation)))
+    return any(kind in (tuple, list, collections.abc.Sequence, collections.abc.Iterable) for kind in kinds)
 
 
 def _is_beyond(value: Any) -> bool:
@@ -229,6 +239,14 @@ def _arguments(
     for name, value in (*zip(positional, args, strict=False), *given.items()):
         if name in kinds:
             yield name, value, kinds[name]
+
+
+@cache
+def _keywords(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return what may be given to `function` by name, each with its kind of parameter."""
+    unnamed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+    parameters = inspect.signature(function).parameters.items()
+    return {name: one.kind for name, one in parameters if name != "self" and one.kind not in unnamed}
 
 
 @cache

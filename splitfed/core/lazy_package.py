@@ -28,7 +28,7 @@ class LazyPackage(ModuleType):
     """A package whose names are imported on first use; its functions keep their names although modules bear the same.
 
     Importing splitfed.models.mlp makes the import system bind the module to `mlp`: its function is bound instead. What
-    is shown of a function is `guarded`.
+    is shown of a function or a class is `guarded`.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -57,8 +57,13 @@ class LazyPackage(ModuleType):
 
 
 def show(package: str, found: Any) -> Any:
-    """Return what a `package` shows users in place of what it has `found`: a function with its arguments guarded."""
-    return guarded(found, package) if isinstance(found, FunctionType) else found
+    """Return what a `package` shows users of what it has `found`: functions and constructors have guarded arguments."""
+    if isinstance(found, FunctionType):
+        return guarded(found, package)
+    own = vars(found).get("__init__") if isinstance(found, type) and not getattr(found, "_is_protocol", False) else None
+    if isinstance(own, FunctionType) and not hasattr(own, "__wrapped__"):
+        setattr(found, "__init__", guarded(own))  # noqa: B010  the type checker takes no assignment to a constructor
+    return found
 
 
 def make_lazy(package: str, others: Mapping[str, Home] | None = None) -> None:

@@ -1,5 +1,6 @@
 """Import paths, `package.module:Name`, in place of registered names: what they may lead to, checked before any call.
 
+A file of the folder may be named as such: `nets/my.py:Net` means `nets.my:Net`.
 Of a kind that has a contract a path leads to a subclass of it, of models to one of `torch.nn.Module`, in any module
 that can be imported; of topologies, data sets and models it leads to a function in a Python file of one folder, the
 study's own. Importing a module runs its code, so what can be told without it is told first: a module of Python's
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from splitfed import registry
-from splitfed.core.errors import InvalidInput, describe_error
+from splitfed.core.errors import InvalidInput, describe_error, unknown
 from splitfed.models.local_modules import LocalModules
 from splitfed.registry import SINGULAR
 
@@ -44,6 +45,9 @@ NOUNS = {
     "callbacks": "callback",
 }
 """Kind -> what one of it is called; of the last five nothing is registered here."""
+
+OWN = "your own in a file net.py is 'net.py:Name' or 'net:Name'"
+"""How a class or function in a file of the folder is named."""
 
 FUNCTIONS = ("topologies", "data", "models", "optimizers", "losses", "metrics", "transforms")
 """Kinds of which a path may lead to a function."""
@@ -77,6 +81,8 @@ class NameResolver:
 
     def load(self, kind: str, name: str) -> Callable[..., Any]:
         """Return what `name` means among `kind`: what is registered, or what an import path leads to."""
+        if kind == "models" and ":" not in name and name not in registry.TABLES[kind]:
+            raise InvalidInput(f"{unknown(SINGULAR[kind], name, registry.TABLES[kind])}; {OWN}")
         found: Callable[..., Any] = self.find(name, kind) if ":" in name else registry.load(kind, name)
         return found
 
@@ -136,13 +142,12 @@ def _import_target(what: str, module: str, attributes: str) -> Any:
 
 def _parts(path: str, what: str) -> tuple[str, str]:
     """Return module and attribute of `path`; refuse what is no name, and what is meant to run as a program."""
-    module, _, attributes = path.partition(":")
-    names = [*module.split("."), *attributes.split(".")]
+    module, _, attributes = path.rpartition(":")
     if module.endswith(".py"):
-        own = f"{Path(module).stem}:{attributes or 'Name'}"
-        raise InvalidInput(f"{what} is no import path, but names a file; expected {own!r} for a file beside the study")
+        module = ".".join(Path(module).with_suffix("").parts)
+    names = [*module.split("."), *attributes.split(".")]
     if not all(name.isidentifier() and not keyword.iskeyword(name) and name[:2] != "__" for name in names):
-        raise InvalidInput(f"{what} is no import path; expected package.module:Name")
+        raise InvalidInput(f"{what} is no import path; expected package.module:Name; {OWN}")
     return module, attributes
 
 
@@ -151,7 +156,7 @@ def _check_unimported(what: str, kind: str, module: str, attributes: str, expect
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise InvalidInput(f"{what} is part of Python itself, which has no {kind}; expected {expected}")
     if (spec := _find_spec(module)) is None:
-        raise InvalidInput(f"{what}: cannot import {module!r} (No module named {module!r})")
+        raise InvalidInput(f"{what}: cannot import {module!r} (No module named {module!r}); {OWN}")
     file = Path(spec.origin or "")
     if spec.has_location and file.suffix == ".py" and file.is_file():
         name = attributes.partition(".")[0]

@@ -1,7 +1,8 @@
 """How long an attack is about to take here, told before it begins: a little of its work is done and timed.
 
-The attack gets what it would get, and does a few units of its work; what it finds is thrown away. From no doubling to
-all of them is a range. Floors, oracles and scores beside the attack are left out.
+The attack gets what it would get, and does as much of its work as stands out from the jitter of the clock; what it
+finds is thrown away. From no doubling to all of them, and from the faster to the slower of two measurements, is a
+range. Floors, oracles and scores beside the attack are left out.
 """
 
 from __future__ import annotations

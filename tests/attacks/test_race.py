@@ -312,6 +312,20 @@ def test_images_of_a_known_range_are_judged_in_decibels_as_their_score_is(
     assert trials.chosen == chosen
 
 
+@pytest.mark.parametrize(("scale", "span", "converged"), [(1, None, True), (1, (0.0, 1.0), True), (1e-6, None, False)])
+def test_a_reconstruction_at_the_cap_of_the_psnr_has_converged(
+    scale: float, span: tuple[float, float] | None, converged: bool
+) -> None:
+    """Errors of 1e-13 and 1e-14 are 10 dB apart; of rows in [0, 1] both are 100 dB, of a millionth of those neither."""
+    known = replace(held_out().knowledge, value_range=span)
+    x = scale * torch.linspace(0, 1, 18, dtype=torch.float64).view(6, 3)
+    trials = Trials(replace(held_out(), x=x, knowledge=known), 0, lambda done: None)
+    near = EnsembleMember("near", lambda view, known, size, drawn: torch.cat([x, x + 10 ** (-size / 2)]), passes=1.0)
+    for size in (13, 14):
+        trials.run(near, size)
+    assert trials.selection.converged is converged
+
+
 def test_a_first_look_takes_each_once_and_says_who_is_ahead() -> None:
     trials = Trials(held_out(), 0, lambda done: None)
     good, poor, slow = halving("good"), halving("poor", 0.5), halving("slow", least=50)

@@ -78,6 +78,8 @@ def test_where_a_path_may_lead(own: Path) -> None:
     assert made(own, "own_models:cached")[1].out_features == 2
     assert made(own, "own_package.deep:net").out_features == 3
     assert made(own, "own_bare.net:net").out_features == 3
+    assert made(own, "own_models.py:full", width=5)[0].out_features == 5
+    assert made(own, "own_package/deep.py:net").out_features == 3
     assert made(own, "torch.nn:Linear", in_features=1, out_features=2).in_features == 1
     assert str(own) not in sys.path
 
@@ -121,15 +123,13 @@ BAD = [
     ("own_models:full.__globals__", "model 'own_models:full.__globals__' is no import path; expected"),
     ("pip.__main__:main", "model 'pip.__main__:main' is no import path; expected package.module:Name"),
     ("own_models:full:x", "model 'own_models:full:x' is no import path; expected package.module:Name"),
-    ("/tmp/x.py:full", "model '/tmp/x.py:full' is no import path, but names a file; expected 'x:full' for a file"),
     (
-        "own_models.py:full",
-        "model 'own_models.py:full' is no import path, but names a file; expected 'own_models:full' for",
+        "/tmp/x.py:full",
+        "model '/tmp/x.py:full' is no import path; expected package.module:Name; your own in a file net",
     ),
-    (
-        "own_models.py:",
-        "model 'own_models.py:' is no import path, but names a file; expected 'own_models:Name' for a file",
-    ),
+    ("../own_models.py:full", "model '../own_models.py:full' is no import path; expected package.module:Name"),
+    ("own_models.py:", "model 'own_models.py:' is no import path; expected package.module:Name; your own in a file ne"),
+    ("own_modelz.py:full", "model 'own_modelz.py:full': cannot import 'own_modelz' (No module named 'own_modelz')"),
     ("own_broken:x", "model 'own_broken:x': cannot import 'own_broken' (ZeroDivisionError: division by zero)"),
     ("own_exits:x", "model 'own_exits:x': cannot import 'own_exits' (SystemExit: 3)"),
     ("own_syntax:x", "model 'own_syntax:x': cannot import 'own_syntax' (SyntaxError: "),
@@ -287,17 +287,18 @@ def test_two_folders_have_modules_of_their_own(tmp_path: Path, own: Path) -> Non
 def test_a_study_is_told_where_its_mistake_is(own: Path) -> None:
     (own / "own_fails.py").write_text("def net(): raise KeyError('weights')\n")
     for name, text in (
-        ("subprocess:Popen", "topology[0]: model 'subprocess:Popen' is part of Python itself"),
-        ("own_fails:net", "topology[0]: model own_fails:net cannot be built: KeyError: 'weights'"),
+        ("subprocess:Popen", "model 'subprocess:Popen' is part of Python itself"),
+        ("own_fails:net", "model own_fails:net cannot be built: KeyError: 'weights'"),
     ):
-        with pytest.raises(InvalidInput) as caught:
-            checked(small(model={"name": name}), own)
-        assert str(caught.value).startswith(f"study.toml: {text}")
+        for cut in ("relu1", "auto"):
+            with pytest.raises(InvalidInput) as caught:
+                checked(small(model={"name": name}, topology=[{"name": "vanilla", "cut": cut}]), own)
+            assert str(caught.value).startswith(f"study.toml: model: {text}")
         study = placed("vertical")
         study["topology"][0]["bottoms"]["right"] = {"model": name}
         with pytest.raises(InvalidInput) as caught:
             checked(study, own)
-        assert str(caught.value).startswith(f"study.toml: {text.replace(':', '.bottoms.right:', 1)}")
+        assert str(caught.value).startswith(f"study.toml: topology[0].bottoms.right: {text}")
 
 
 def test_methods_have_models_by_the_same_rules(own: Path) -> None:

@@ -271,7 +271,7 @@ def test_an_interrupted_study_says_what_is_missing(folder: Path) -> None:
         (place / "result.json").unlink()
     (pair,) = compare(folder, axis="defense", rows=False).pairs
     name = runs_of(folder, "noise")[1].name
-    said = f"{str(folder)!r} is not finished: 4 of 6 runs have a result; without one: {name} (stopped after 1 round), "
+    said = f"{str(folder)!r} is not finished: 4 of 6 runs have a result; without one: {name} (1 round trained so far), "
     assert pair.notes[0].endswith("has seeds [1, 2] alone, which are left out")
     assert pair.notes[1].startswith(said)
     (runs_of(folder, "noise")[0] / "result.json").unlink()

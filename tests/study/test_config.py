@@ -61,12 +61,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (changed("model", name="lenett"), r"model\.name: unknown model 'lenett'; did you mean 'lenet'"),
     (
         changed("model", name="net.py"),
-        r"model\.name: unknown model 'net\.py'.* class or function in a file net\.py beside .*'net:Name'",
+        r"model\.name: unknown model 'net\.py'.*; your own in a file net\.py is 'net\.py:Name' or 'net:Name'",
     ),
     (changed("model", hiden=[3]), r"model\.hiden: unknown key 'hiden'; did you mean 'hidden'\?"),
     (changed("model", hidden=3), r"model\.hidden: 3 is not allowed; expected a list \(a whole number\)$"),
-    (changed("model", hidden=[2**50]), r"topology\[0\]: model 'mlp' has weights of 3\.38e\+08 GB; this machine has "),
-    (small(model={"name": "no_such_package:f"}), r"topology\[0\]: model 'no_such_package:f': cannot import"),
+    (changed("model", hidden=[2**50]), r"model: model 'mlp' has weights of 3\.38e\+08 GB; this machine has "),
+    (small(model={"name": "no_such_package:f"}), r"model: model 'no_such_package:f': cannot import"),
     (changed("training", rounds=0), r"training\.rounds: 0 is not allowed; expected greater than or equal to 1"),
     (
         changed("training", schedule="sequencial"),

@@ -139,6 +139,21 @@ def test_misuse_is_one_line(arguments: list[str], text: str, capsys: pytest.Capt
     assert err.startswith(text)
 
 
+def test_a_model_of_ones_own_has_the_same_names_as_in_a_study(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_net.py").write_text(NET, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = [places_of(capsys, name, "--shape", "64") for name in ("own_net:net", "own_net.py:net")]
+    assert found[0] == found[1]
+    for name in ("own_net:net", "own_net.py:net"):
+        write(tmp_path, small(model={"name": name}, topology=[{"name": "vanilla", "cut": "auto"}]))
+        assert main(["plan", "study.toml"]) == 0
+    (tmp_path / "study.db").write_bytes(b"")
+    assert main(["cuts", "own_net:net", "--shape", "64"]) == 2
+    assert "is a folder of results, and would run 'own_net': add --trust" in capsys.readouterr().err
+
+
 def test_code_in_a_folder_of_results_is_not_run_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "study.db").write_bytes(b"")
     (tmp_path / "foreign_net.py").write_text("raise SystemExit('run')\n" + NET, "utf-8")

@@ -178,6 +178,11 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert line.startswith("study.toml: training.schedule[1]: schedule 'joint' trains one group of parties")
     assert main(["plan", "no.toml"]) == 2
     assert capsys.readouterr().err == "no.toml cannot be read as a study: No such file or directory\n"
+    assert main(["plan", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"{tmp_path} is a folder; expected a file: its study is {path}\n"
+    path.rename(tmp_path / "other.toml")
+    assert main(["plan", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"{tmp_path} is a folder; expected a file\n"
 
 
 def test_costs_of_another_seed_are_not_mixed_in(tmp_path: Path) -> None:

@@ -384,7 +384,7 @@ def test_an_interrupted_study_says_so(tmp_path: Path, finished: Path, capsys: py
     assert found["finished"] == 3
     assert found["unfinished"] == [
         {"id": "vanilla-pool1--noise-0.5--seed1", "reason": "not begun"},
-        {"id": "vanilla-pool1--noise-2--seed0", "reason": "not finished: stopped after 2 rounds"},
+        {"id": "vanilla-pool1--noise-2--seed0", "reason": "not finished: 2 rounds trained so far"},
         {"id": "vanilla-pool1--noise-2--seed1", "reason": f"failed: {failed['failed']}"},
     ]
     assert [s["strength"] for s in found["settings"]] == [None, 0.5]
@@ -394,7 +394,7 @@ def test_an_interrupted_study_says_so(tmp_path: Path, finished: Path, capsys: py
     assert "the loss became NaN at party client, step 3" in page
     said = (
         f"{str(folder)!r} is not finished: 3 of 6 runs have a result; without one: {runs[1].name} (not begun), "
-        f"{runs[2].name} (stopped after 2 rounds), {runs[3].name} (failed: {failed['failed']})"
+        f"{runs[2].name} (2 rounds trained so far), {runs[3].name} (failed: {failed['failed']})"
     )
     assert main(["report", str(folder)]) == 0
     assert capsys.readouterr().err == f"{said}; the report leaves them out\n"
@@ -406,8 +406,8 @@ def test_a_study_without_a_finished_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs" / "a").mkdir(parents=True)
     with pytest.raises(
         InvalidInput,
-        match=r"^study '.*' has no finished run to report on: 0 of 1 runs have a result; without one: a \(stopped "
-        r"after 0 rounds\); finish it first$",
+        match=r"^study '.*' has no finished run to report on: 0 of 1 runs have a result; without one: a \(0 rounds "
+        r"trained so far\); finish it first$",
     ):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
@@ -513,13 +513,14 @@ def test_a_model_that_is_no_better_than_one_answer_is_named(tmp_path: Path) -> N
 def test_attacking_a_run_again_says_what_is_reversed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scores = {"auc": {"attack": {"mean": 0.2, "low": 0.1, "high": 0.3}}}
+    scores = {"auc": {"attack": {"mean": 0.2, "low": 0.1, "high": 0.3}, "mean_image": {"mean": 0.5}}}
     entry = attack_from_json({"attack": "norm", "label": "norm", "adversary": "server", "scores": scores})
     other = replace(entry, scores={"auc": {"attack": Score(0.8)}})
     monkeypatch.setattr(reattack, "attack_run", lambda *_, **__: [entry, other])
     assert cli.main(["attack", "runs/RUN", "--attack", "norm"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "norm by server: auc 0.2",
+        "  auc: 95 % 0.1 to 0.3 (victims); mean 0.5",
         "norm is reversed: AUC 0.2 leaks as much as 0.8 does",
         "norm by server: auc 0.8",
     ]
@@ -870,6 +871,17 @@ def test_roc_curves_are_told_apart() -> None:
     strokes = re.findall(r'<path d="[^"]*" clip-path="[^"]*" fill="none" (stroke[^/]*)', drawn)
     looks = [one for one in strokes if 'stroke-width="1.8"' in one]
     assert len(set(looks)) == len(looks) == len(kinds)
+
+
+def test_the_table_of_a_study_shows_the_intervals_of_the_report() -> None:
+    (found,) = [result_from_json(result("none", 0, 0.0, 0.9, {"psnr": 26.0, "ssim": 0.5}))]
+    console = Console(file=io.StringIO(), width=120)
+    terminal_table.print_table([found], console)
+    lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    (row,) = terminal_table.setting_rows([found])
+    assert row["intervals"]["attacks"]["inverse_network"]["psnr"]["over"] == "victims"
+    (place,) = [i for i, line in enumerate(lines) if line.startswith("95 % over")]
+    assert lines[place : place + 2] == ["95 % over victims 25.5 to 26.5", "0.00 to 1.00"]
 
 
 def test_table_means_leave_out_what_is_no_number() -> None:

@@ -59,6 +59,12 @@ def test_what_has_converged_is_no_lower_bound(tmp_path: Path) -> None:
     assert "Not converged" not in page
 
 
+def test_a_study_that_asked_for_no_undefended_run_is_not_told_that_none_finished(tmp_path: Path) -> None:
+    put(tmp_path, result("noise", 0, 0.5, 0.9, {"psnr": 20.0}), (1, 8, 8), 0)
+    said = "No undefended run has a result, so nothing can be said of what the defenses change."
+    assert said in summarise(tmp_path)["headline"]
+
+
 def test_other_attacks_have_no_such_section(tmp_path: Path) -> None:
     put(tmp_path, result("none", 0, 0.0, 0.9, {"psnr": 20.0}), (1, 8, 8), 0)
     assert '<section id="budget">' not in write_report(tmp_path).read_text("utf-8")

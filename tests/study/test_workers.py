@@ -139,6 +139,12 @@ def test_a_second_call_on_the_same_folder_is_refused_in_one_line(tmp_path: Path,
             (line,) = capsys.readouterr().err.splitlines()
             assert line == f"another process is at work in {str(folder)!r}; wait for it to end"
     assert main(command) == 0
+    with StudyFolder(folder).lock():
+        assert main(command[:-1]) == 2
+    assert main(command[:-1]) == 2
+    busy, done = capsys.readouterr().err.splitlines()[-2:]
+    assert busy == f"another process is at work in {str(folder)!r}; wait for it to end"
+    assert done == f"folder {str(folder)!r} holds this study already; add --resume to go on with it"
 
 
 @pytest.mark.exhaustive

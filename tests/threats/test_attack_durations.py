@@ -62,12 +62,26 @@ def test_the_arithmetic() -> None:
         pytest.approx((30 * 3 + 2 * 2) / 0.25),
         pytest.approx((150 * 3 + 5 * 2) / 0.25),
     )
-    assert clock.sizes == [2, 4, 2, 4]
+    assert clock.sizes == [2, 2, 4, 2, 4]
     begun = Clock(2.0, 3.0)
     assert Work(begun.run, 0, 0, (1, 2)).seconds(begun) == (2.0, 4.0)
     assert begun.sizes == [0, 0]
-    busy = Clock(8.0, 0.0)
-    assert Work(busy.run, 10, 10).seconds(busy) == (40.0, 40.0), "8 s for two units"
+    flat = Clock(8.0, 0.0)
+    assert Work(flat.run, 10, 10).seconds(flat) == (8.0, 8.0), "what beginning takes is not scaled"
+    assert max(flat.sizes) == 16
+
+
+def test_a_difference_that_drowns_in_the_jitter_of_the_clock_is_not_scaled() -> None:
+    """5 ms a unit, 50 ms to begin, and 10 ms of jitter either way: a thousand units take 5 s, not 25 s."""
+    clock = Clock(0.05, 0.005)
+
+    def run(size: int) -> None:
+        clock.run(size)
+        clock.now += 0.01 * (-1) ** len(clock.sizes)
+
+    least, most = Work(run, 1000, 1000).seconds(clock)
+    assert 4.0 < least <= most < 6.0
+    assert sum(clock.sizes) < 1000
 
 
 def test_the_line() -> None:

@@ -35,7 +35,7 @@ def name_auto_cuts(mistakes: Mistakes, grid: Grid, data: Dataset) -> Grid:
             except PieceError as error:
                 mistakes.add(f"{cell.topology.where}.{error.path}", error)
             except InvalidInput as error:
-                mistakes.add(cell.topology.where, error)
+                mistakes.add(error.part or cell.topology.where, error)
         cells.append(_placed(cell, chosen.get(label, cell.topology)))
     return replace(grid, cells=tuple(cells))
 

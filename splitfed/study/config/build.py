@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from splitfed.attacks.base import Attack
 from splitfed.core.defense import Defense
 from splitfed.core.equivalence import EXAMPLES
-from splitfed.core.errors import InvalidInput
+from splitfed.core.errors import InvalidInput, about
 from splitfed.core.random import derive
 from splitfed.core.topology import Topology
 from splitfed.data.dataset import Dataset, Federation
@@ -57,7 +57,8 @@ def topologies(cell: RunSpec, data: Dataset) -> Topology | tuple[Topology, ...]:
         try:
             built = _cut_model(cell, one.named, data, one.cuts)
         except InvalidInput as error:
-            raise InvalidInput(f"{one.label} of {name_clients(one.clients)}: {error}") from error
+            with about(error.part):
+                raise InvalidInput(f"{one.label} of {name_clients(one.clients)}: {error}") from error
         by_client |= dict.fromkeys(one.clients, built)
     each = [by_client[client] for client in range(cell.data.clients)]
     return share_segments(each, feed(data.x[:EXAMPLES], each[0].inputs, data.features))
@@ -98,7 +99,8 @@ def _cut_model(cell: RunSpec, named: NamedAlgorithm, data: Dataset, cuts: Mappin
 def uncut_model(cell: RunSpec, named: NamedAlgorithm, data: Dataset) -> nn.Module:
     """Make the model that the run's topology cuts, `named` in its study, initialised from the run's seed."""
     outputs = data.task.outputs or 1
-    return build_model(named.label, named.name, data.shape, outputs, cell.seed, named.parameters, cell.code)
+    with about(next((one.where for one in cell.models if one.named is named), "model")):
+        return build_model(named.label, named.name, data.shape, outputs, cell.seed, named.parameters, cell.code)
 
 
 def _example(model: nn.Module, data: Dataset) -> Tensor | dict[str, Tensor]:

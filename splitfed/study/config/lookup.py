@@ -8,7 +8,7 @@ from typing import Any
 
 from splitfed.aggregation.lookup import aggregation_of
 from splitfed.core.errors import InvalidInput, describe_error, unknown
-from splitfed.models.import_paths import NOUNS, NameResolver
+from splitfed.models.import_paths import NOUNS, OWN, NameResolver
 from splitfed.registry import SINGULAR, TABLES, is_foreign
 from splitfed.study.config.mistakes import Mistakes, short_repr
 from splitfed.study.config.parameters import parameters_of
@@ -25,11 +25,7 @@ class StudyReader:
         """Return what `name`, at `where` in the study, means among `kind`; None after a mistake."""
         if ":" not in name and name not in TABLES[kind]:
             known = [*TABLES[kind], *(["none"] if kind in ("defenses", "methods") else [])]
-            hint = (
-                "; your own class or function in a file net.py beside the study is 'net:Name'"
-                if kind == "models"
-                else ""
-            )
+            hint = f"; {OWN}" if kind == "models" else ""
             self.mistakes.add(where, f"{unknown(SINGULAR[kind], name, known)}{hint}")
             return None
         with self.mistakes.at(where):

@@ -302,7 +302,10 @@ def read_toml(path: Path, advice: str | None = None) -> dict[str, Any]:
     not have one.
     """
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):
+        if path.is_dir():
+            kept = [path / name for name in ("study.toml", "config.toml") if (path / name).is_file()]
+            raise InvalidInput(f"{path} is a folder; expected a file{f': its study is {kept[0]}' if kept else ''}")
+        if path.exists() and not path.is_file():
             raise InvalidInput(f"{path} cannot be read as a study: it is a pipe, socket or device")
         content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
         if _DOTTED.search(content.decode("utf-8")):

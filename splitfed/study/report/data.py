@@ -355,7 +355,7 @@ def _unfinished_reason(place: Path, found: RunResult | None) -> str:
         rounds = len(RunFolder(place).metrics())
     except digests.Damaged as error:
         return f"not finished: {error}"
-    return f"not finished: stopped after {rounds} round{'' if rounds == 1 else 's'}"
+    return f"not finished: {rounds} round{'' if rounds == 1 else 's'} trained so far"
 
 
 def _read_json(path: Path, advice: str) -> dict[str, Any]:

@@ -153,12 +153,15 @@ def latencies(s: Sizes) -> Json:
     }
 
 
-def check_schedule_names(names: Sequence[str]) -> list[str]:
-    """Return `names` if all are registered schedules; refuse the first that is not."""
-    for name in names:
-        if name not in TABLES["schedules"]:
-            raise unknown("schedule", name, ["all", *TABLES["schedules"]])
-    return list(dict.fromkeys(names))
+def check_schedule_names(names: str | Sequence[str]) -> list[str]:
+    """Return `names` if all are registered schedules, every one for "all"; refuse the first that is not."""
+    known, given = list(TABLES["schedules"]), [names] if isinstance(names, str) else names
+    if list(given) == ["all"]:
+        return known
+    for name in given:
+        if name not in known:
+            raise unknown("schedule", name, ["all", *known])
+    return list(dict.fromkeys(given))
 
 
 def plan_study(grid: Grid, data: Dataset, others: Sequence[str]) -> Json:

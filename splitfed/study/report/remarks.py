@@ -26,6 +26,17 @@ def attack_remarks(attack: AttackRecord) -> list[str]:
     return [*reversals(attack), *under_training(attack), *adaptation, *repeated]
 
 
+def score_details(attack: AttackRecord) -> list[str]:
+    """Return for every metric the interval of the attack's score, and what baselines, floors and oracles score."""
+    names, told = TARGETS[attack.target].baselines, []
+    for metric, by in attack.scores.items():
+        own = by.get("attack")
+        ends = [f"95 % {own.low:.3g} to {own.high:.3g} (victims)"] if own and None not in (own.low, own.high) else []
+        others = [f"{names[who]} {one.mean:.3g}" for who, one in by.items() if who in names and one.mean is not None]
+        told += [f"  {metric}: {'; '.join([*ends, *filter(None, [', '.join(others)])])}"] if ends or others else []
+    return told
+
+
 def under_training(attack: AttackRecord) -> list[str]:
     """Return a clause where the decoder of `attack` is worse than floors, or where these were left out."""
     if not attack.floors:

@@ -184,7 +184,7 @@ def _useless_models(summary: Summary) -> list[str]:
 
 def _place_findings(summary: Summary, settings: list[Mapping[str, Any]]) -> list[str]:
     if (base := next((s for s in settings if s["family"] == NO_DEFENSE), None)) is None:
-        return ["no undefended run finished, so nothing can be said of what the defenses change."]
+        return ["no undefended run has a result, so nothing can be said of what the defenses change."]
     scored_targets = [(target, m) for target in TARGETS if (m := _first_metric(summary, base, target))]
     if not scored_targets:
         return ["no attack was scored, so nothing can be said about leakage."]

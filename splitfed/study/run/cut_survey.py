@@ -183,20 +183,19 @@ def _load_by_name(request: ModelRequest, trust: bool) -> tuple[nn.Module, Tensor
 
 
 def _resolve_path(name: str, trust: bool) -> tuple[NameResolver, str]:
-    """Return where the name of a model may lead, and the name as an import path: "nets/my.py:Net" is "my:Net" there."""
+    """Return where the name of a model may lead, and the name there: "nets/my.py:Net" is "my.py:Net" in nets."""
     file, colon, attribute = name.rpartition(":")
-    if not colon or not file.endswith(".py"):
+    if not colon:
         return NameResolver(), name
-    path = Path(file)
-    if not path.is_file():
+    path = Path(file if file.endswith(".py") else ".")
+    if path.name and not path.is_file():
         raise InvalidInput(f"model {name!r}: there is no file {file!r}")
-    folder = path.resolve().parent
+    folder, own = path.resolve().parent if path.name else path.resolve(), path.name or file
     if is_results(folder) and not trust:
         raise InvalidInput(
-            f"{str(folder)!r} is a folder of results, and would run {path.name!r}: add --trust if you trust whoever "
-            "made it"
+            f"{str(folder)!r} is a folder of results, and would run {own!r}: add --trust if you trust whoever made it"
         )
-    return NameResolver(folder), f"{path.stem}:{attribute}"
+    return NameResolver(folder), f"{own}:{attribute}"
 
 
 def _parse_shape(text: str | None) -> tuple[int, ...]:

@@ -180,6 +180,7 @@ def _place_of(cell: RunSpec, error: InvalidInput) -> str:
         "computation": cell.computation.where,
         "defenses": cell.defense.where,
         "callbacks": "callback",
+        **{where: where for where in ("model", *(one.where for one in cell.models))},
     }
     return places.get(error.part) or f"training.{error.part}"
 

@@ -16,7 +16,6 @@ from splitfed.core.argument_kinds import guard_class
 from splitfed.core.errors import InvalidInput, check_count, check_path, unknown
 from splitfed.drawing.html_table import html_table
 from splitfed.models.import_paths import NameResolver
-from splitfed.registry import TABLES
 from splitfed.study.config.toml import dumps
 from splitfed.study.report import planned_costs
 from splitfed.study.report.data import read_refused
@@ -96,13 +95,13 @@ class PreparedStudy:
         except OSError as error:
             raise InvalidInput(f"path={str(path)!r} cannot be written ({error.strerror}); give another") from None
 
-    def plan(self, schedules: Sequence[str] = ()) -> Json:
+    def plan(self, schedules: str | Sequence[str] = ()) -> Json:
         """Return what `splitfed plan --json` prints: bytes, operations, memory, time and epsilon; nothing is trained.
 
         `schedules`: others to set beside the study's own; "all" for every one. Of a search, what it varies and about
         how long it takes stands under "search", and the costs are those of one setting.
         """
-        others = list(TABLES["schedules"]) if schedules == "all" else planned_costs.check_schedule_names(schedules)
+        others = planned_costs.check_schedule_names(schedules)
         grid, data, search = self.checked.grid, self.checked.data, self.checked.search
         planned = planned_costs.plan_study(grid, data, others)
         return planned if search is None else {**planned, "search": plan_search(search, grid.cells, data)}

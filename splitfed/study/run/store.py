@@ -10,7 +10,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -58,6 +58,8 @@ class StudyFolder:
         if (difference := next(describe_differences("", there, wanted), None)) is not None:
             raise InvalidInput(f"folder {str(self.path)!r} holds another study: {difference}; give another folder")
         if not resume:
+            with suppress(OSError), self.lock():  # while another process is at work, nothing can be resumed either
+                pass
             raise InvalidInput(f"folder {str(self.path)!r} holds this study already; add --resume to go on with it")
         self.check_data(rows)
 

@@ -16,7 +16,7 @@ from splitfed.attacks.scoring.label_metrics import EXCESS
 from splitfed.attacks.threat_model import WHITE_BOX
 from splitfed.core.grouping import group_pairs, nest
 from splitfed.study.config.run_spec import COMPUTATION
-from splitfed.study.report.data import group_by
+from splitfed.study.report.data import as_json, group_by, score, utility_of
 from splitfed.study.report.metrics import FLOORS, LABEL_FLOORS, METRICS, ORACLES
 from splitfed.study.report.remarks import remarks
 from splitfed.study.report.units import format_bytes
@@ -78,6 +78,13 @@ def _means_of(ended: Sequence[RunResult]) -> dict[str, Any]:
         "utility": fmean(found.utility.test for found in ended if found.utility.test is not None),
         **({"epsilon": _largest_epsilon(ended), "promises": _largest_promises(ended)} if private else {}),
         "attacks": {key: _mean_scores([one.scores for one in found]) for key, found in attacks.items()},
+        "intervals": {
+            "utility": as_json(utility_of(ended)),
+            "attacks": {
+                key: {metric: as_json(score(ended, found[0].label, metric)) for metric in METRICS}
+                for key, found in attacks.items()
+            },
+        },
         "quick": [key for key, found in attacks.items() if found[0].quick],
         "white_box": [key for key, found in attacks.items() if found[0].threat_model == WHITE_BOX],
     }
@@ -202,6 +209,7 @@ def print_table(results: Sequence[RunResult], console: Console) -> None:
 
     shared = [who for who in BASELINES if _scores_alike(rows, attacks, who)]
     for row in rows:
+        over, utility, *ends = _interval_cells(row, attacks)
         table.add_row(
             *(row.get(name, "") for name in names),
             row["defense"],
@@ -210,6 +218,9 @@ def print_table(results: Sequence[RunResult], console: Console) -> None:
             *([_format_epsilon(row)] if private else []),
             *(_format_scores(row, name, metrics, "attack") for name, metrics in attacks.items()),
         )
+        if over:
+            blank = [""] * (3 * secured + private)
+            table.add_row(*("" for _ in names), f"  95 % over {over}", utility, *blank, *ends, style="dim")
         for who in BASELINES:
             if who not in shared:
                 add_reference(row, who, "  ")
@@ -255,6 +266,16 @@ def _attack_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
 def _format_scores(row: dict[str, Any], attack: str, metrics: Sequence[str], who: str) -> str:
     scores = row.get("attacks", {}).get(attack, {})
     return " / ".join(f"{scores[metric][who]:#.3g}" for metric in metrics if who in scores.get(metric, {}))
+
+
+def _interval_cells(row: dict[str, Any], attacks: dict[str, list[str]]) -> list[str]:
+    """Return what the intervals of a row are over, "" where it has none, and those of its utility and each attack."""
+    known = row.get("intervals", {"utility": None, "attacks": {}})
+    cells = [[(known["utility"], ".3f")]]
+    cells += [[(known["attacks"].get(name, {}).get(m), "#.3g") for m in metrics] for name, metrics in attacks.items()]
+    shown = [[(one, form) for one, form in cell if one and one["low"] is not None] for cell in cells]
+    over = " and ".join(dict.fromkeys(one["over"] for cell in shown for one, _ in cell))
+    return [over, *("\n".join(f"{one['low']:{form}} to {one['high']:{form}}" for one, form in cell) for cell in shown)]
 
 
 def _format_utility(row: dict[str, Any]) -> str:
