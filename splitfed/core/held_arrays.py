@@ -27,6 +27,7 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.object_kinds import HOOKS, OWN
 from splitfed.core.payload import storage_of
 from splitfed.core.plain_values import dense_parts
+from splitfed.core.stand_ins import STAND_INS, is_blank, stand_ins_of
 
 OTHERS = "_belongs_to_others"
 """Name of an attribute of a module that stands for one of another party, none of whose code is run."""
@@ -69,8 +70,10 @@ def is_elsewhere(module: nn.Module) -> bool:
 
 def held_arrays(module: nn.Module) -> Iterator[HeldArray]:
     """Yield the arrays that `module` leads to and that are none of its weights and buffers, each once."""
+    blank = {_label(path, name) for path, inner in module.named_modules() for name in stand_ins_of(inner)}
     for label, thing, _ in _walk(module):
-        yield from (HeldArray(label, numbers.shape, numbers, named) for numbers, named in numbers_in(thing))
+        found = ((x, named) for x, named in numbers_in(thing) if not (label in blank and is_blank(x)))
+        yield from (HeldArray(label, numbers.shape, numbers, named) for numbers, named in found)
     for name in getattr(module, "trace_constants", ()):
         label = f"{name!r} of the model"
         yield from (HeldArray(label, found.shape, found) for found, _ in numbers_in(module.get_buffer(name)))
@@ -178,7 +181,7 @@ def _walk(module: nn.Module, arrays: bool = True) -> Iterator[_Met]:
         for name, value, of_class in _attributes(inner):
             if is_leaf(value):
                 continue
-            label = f"{name!r} of {path!r}" if path else f"{name!r} of the model"
+            label = _label(path, name)
             waiting = [_Met(label, value, False)]
             hooks = {id(one) for one in value.values()} if name in OWN and not of_class else set()
             while waiting:
@@ -201,6 +204,10 @@ def _walk(module: nn.Module, arrays: bool = True) -> Iterator[_Met]:
                     ]
 
 
+def _label(path: str, name: str) -> str:
+    return f"{name!r} of {path!r}" if path else f"{name!r} of the model"
+
+
 def _is_leaf(value: Any) -> bool:
     """Return whether `value` is plain, or an empty container."""
     return type(value) in _LEAVES or (type(value) in _CONTAINERS and not value)
@@ -213,7 +220,9 @@ def _is_plain(value: Any) -> bool:
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any, bool]]:
     """Yield name and value of the attributes of `module` and of its classes, and whether it is one of a class."""
-    for name, value in vars(module).items():
+    for name, value in (vars(module) | stand_ins_of(module)).items():
+        if name == STAND_INS:
+            continue
         if name in OWN:
             wanted = value and name in HOOKS
         else:
