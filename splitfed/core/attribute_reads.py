@@ -30,8 +30,8 @@ class Reads:
     """Reads of attributes, each a path of a submodule and a name.
 
     `between`: read -> the numbers of operations that had run when it was read outside of any; `within`: read -> the
-    numbers of the operations within which it was; `written`: as `within`, for attributes that are set. `unseen`:
-    submodules whose reads cannot be seen.
+    numbers of the operations within which it was; `written`: as `within`, for attributes that are set, with no
+    numbers where that is outside of operations alone. `unseen`: submodules whose reads cannot be seen.
     """
 
     between: dict[tuple[str, str], set[int]] = field(default_factory=dict)
@@ -82,8 +82,8 @@ class AttributeReads:
     def note_write(self, module: nn.Module, name: str) -> None:
         """Note that `name` is set in `module`."""
         number, within = self._place()
-        if within and (path := self._paths.get(id(module))) is not None:
-            self.reads.written.setdefault((path, name), set()).add(number)
+        if (path := self._paths.get(id(module))) is not None:
+            self.reads.written.setdefault((path, name), set()).update((number,) if within else ())
 
 
 @contextmanager

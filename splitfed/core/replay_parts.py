@@ -67,7 +67,8 @@ def leave_out(
     # Where a copy and its original have tables in common, names still stand for one object.
     mentioned: set[str] | None = None
     withheld: set[str] = set()
-    own = {id(x): x for one in made.modules() for x in (*one._parameters.values(), *one._buffers.values())}
+    own = (x for one in made.modules() for x in (*one._parameters.values(), *one._buffers.values()))
+    blanking = Blanking({id(x): x for x in own})
     for path, module in made.named_modules():
         inside = any(path.startswith(f"{other}.") for other in whole)
         if path and not inside and not any(cut.startswith(f"{path}.") for cut in cuts):
@@ -77,7 +78,6 @@ def leave_out(
         read, passed = parts.read(path), parts.passed(path)
         table = vars(module)
         stand_ins: dict[str, Any] = {}
-        blanking = Blanking(own)
         for name in HOOKS:
             if table.get(name) and not (mine or name in read | passed or (not inside and "state_dict" in name)):
                 table[name] = OrderedDict()
@@ -98,13 +98,14 @@ def leave_out(
                 stand_in = blanking.stand_in(value) if not (full in held or ALL in passed) else value
                 if blanking.blanked:
                     withheld.add(full)
-                    stand_ins[name] = stand_in
                     del table[name]
+                    # What others' code replaces is there for all that keep the state of a module.
+                    (table if parts.is_written(path, name) else stand_ins)[name] = stand_in
                 continue
             if mine and mentioned is None:
                 kinds = {kind for one in made.modules() for kind in type(one).__mro__}
                 mentioned = names_in_code(kinds - {nn.Module, object})
-            if not (mine and mentioned is not None and name in mentioned) or name in parts.others(path):
+            if not (mine and mentioned is not None and name in mentioned) or parts.is_seen(path, name):
                 del table[name]
         if stand_ins:
             table[STAND_INS] = StandIns(stand_ins, blanking.kept_alive)
@@ -148,7 +149,8 @@ class _Parts:
     def __init__(self, ways: Collection[ForwardPath], segment: int, machinery: Reads) -> None:
         self._read: dict[str, set[str]] = {}
         self._passed: dict[str, set[str]] = {}
-        self._others: dict[str, set[str]] = {}
+        self._seen: set[tuple[str, str]] = set()
+        self._written: set[tuple[str, str]] = set()
         for path, names in machinery.names(_always, _always).items():
             self._read.setdefault(path, set()).update(names)
         self._run: set[str] = set()
@@ -156,8 +158,9 @@ class _Parts:
         for way in ways:
             first, last = way.bounds(segment)
             own_reads, passed = way.attributes_read(segment)
-            everywhere = way.attributes.names(_always, _always)
-            for table, found in ((self._read, own_reads), (self._passed, passed), (self._others, everywhere)):
+            self._seen.update(way.attributes.between, way.attributes.within)
+            self._written.update(way.attributes.written)
+            for table, found in ((self._read, own_reads), (self._passed, passed)):
                 for path, names in found.items():
                     table.setdefault(path, set()).update(names)
             own = [n for n in range(first, last) if n in way.wholes]
@@ -178,9 +181,13 @@ class _Parts:
         """Return the attributes of a submodule that others' code reads while the party goes through it."""
         return self._passed.get(path, set())
 
-    def others(self, path: str) -> set[str]:
-        """Return the attributes of a submodule that anybody's operations read."""
-        return self._others.get(path, set())
+    def is_seen(self, path: str, name: str) -> bool:
+        """Return whether anybody is seen to read that attribute of a submodule."""
+        return (path, name) in self._seen
+
+    def is_written(self, path: str, name: str) -> bool:
+        """Return whether anybody is seen to set that attribute of a submodule."""
+        return (path, name) in self._written
 
     def runs(self, path: str) -> bool:
         """Return whether the party computes with the submodule."""

@@ -277,9 +277,9 @@ def _find_ends(model: nn.Module, recording: RecordingPass, cuts: Sequence[Cut]) 
             )
         if owner in called:
             raise InvalidInput(
-                "a block that is left out at random (LayerDrop) can be cut at with a share of 0, and an expert with "
-                f"rows that are routed to it: submodule {target!r} is not called by {kind} with this example, and "
-                f"others of {owner!r} are"
+                f"submodule {target!r} is not called by {kind} with this example, and others of {owner!r} are: of "
+                "experts, no row is routed to it; give rows that are; of blocks that are left out at random "
+                "(LayerDrop), it may be left out; cut with a share of 0, or elsewhere"
             )
     ends = [cut.select(kind, recording.starts[cut.target], recording.ends[cut.target]) for cut in cuts]
     check_places(cuts, ends)

@@ -73,6 +73,7 @@ def tensor() -> Tensor:
     return torch.tensor(NUMBERS)
 
 
+KEPT: Array = as_weak_array()
 PARTS: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Any], Tensor]]] = {
     "tensor": (tensor, lambda h, kept: h * kept),
     "tensor in a dict": (lambda: {"a": [tensor()]}, lambda h, kept: h * kept["a"][0]),
@@ -94,7 +95,6 @@ PARTS: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Any], Tensor]]] = {
     "bound method": (lambda: Frozen(list(NUMBERS)).scale, lambda h, kept: kept(h)),
     "weak reference": (lambda: weakref.ref(KEPT), lambda h, kept: scale(h, np.asarray(kept()))),
 }
-KEPT = as_weak_array()
 
 
 class Reading(nn.Module):
@@ -262,7 +262,7 @@ def test_reading_it_later_is_an_error_and_gives_no_numbers(name: str) -> None:
     _, second = cut(Switched(name, 0), ("before:second",), EXAMPLE)
     h = torch.randn(4, WIDTH)
     assert bool(second.module(h).isfinite().all())
-    second.module.late = True
+    vars(second.module)["late"] = True
     with pytest.raises(AttributeError, match="reads the attribute 'kept', which this party does not hold"):
         second.module(h)
     with pytest.raises(AttributeError, match="reads the attribute 'kept', which this party does not hold"):
@@ -278,7 +278,7 @@ class Buffered(nn.Module):
         self.register_buffer("kept", tensor(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = functional.dropout(self.first(x.flatten(1)) * self.kept.view(1, WIDTH), 0.0, training=self.training)
+        h = functional.dropout(self.first(x.flatten(1)) * self.get_buffer("kept"), 0.0, training=self.training)
         logits: Tensor = self.second(h)
         return logits
 
