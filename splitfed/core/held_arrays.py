@@ -27,10 +27,11 @@ from splitfed.core.errors import InvalidInput
 from splitfed.core.object_kinds import HOOKS, OWN
 from splitfed.core.payload import storage_of
 from splitfed.core.plain_values import dense_parts
-from splitfed.core.stand_ins import STAND_INS, is_blank, stand_ins_of
 
 OTHERS = "_belongs_to_others"
 """Name of an attribute of a module that stands for one of another party, none of whose code is run."""
+STAND_INS = "_stand_ins"
+"""Name of the attribute of a module that holds what stands for attributes that others read; see `stand_ins`."""
 _PROGRAM = (types.ModuleType, type, types.CodeType, types.FrameType, logging.Logger, torch.Generator)
 _NUMBER = (bool, int, float, np.generic)
 _VALUES = (nn.Module, Tensor, np.ndarray, list, tuple, set, dict, deque, array.array, bytearray)
@@ -68,11 +69,17 @@ def is_elsewhere(module: nn.Module) -> bool:
     return OTHERS in table or any(isinstance(value, Tensor) and value.is_meta for value in table.values())
 
 
+def stand_ins_of(module: nn.Module) -> dict[str, Any]:
+    """Return the stand-ins of `module`, attribute -> stand-in."""
+    found = vars(module).get(STAND_INS)
+    return {} if found is None else dict(found.values)
+
+
 def held_arrays(module: nn.Module) -> Iterator[HeldArray]:
     """Yield the arrays that `module` leads to and that are none of its weights and buffers, each once."""
     blank = {_label(path, name) for path, inner in module.named_modules() for name in stand_ins_of(inner)}
     for label, thing, _ in _walk(module):
-        found = ((x, named) for x, named in numbers_in(thing) if not (label in blank and is_blank(x)))
+        found = ((x, named) for x, named in numbers_in(thing) if not (label in blank and _is_blank(x)))
         yield from (HeldArray(label, numbers.shape, numbers, named) for numbers, named in found)
     for name in getattr(module, "trace_constants", ()):
         label = f"{name!r} of the model"
@@ -347,6 +354,13 @@ def numbers_in(thing: Any) -> Iterator[tuple[np.ndarray[Any, Any], bool]]:
         numbers = np.asarray(thing)
         if numbers.dtype.kind in "biuf" and numbers.size > 1:
             yield numbers, True
+
+
+def _is_blank(numbers: np.ndarray[Any, Any]) -> bool:
+    """Return whether an array has no numbers but those that stand-ins have in their place."""
+    least = np.iinfo(numbers.dtype).min if numbers.dtype.kind in "iu" else 0
+    same = np.isnan(numbers) if numbers.dtype.kind in "fc" else numbers == least
+    return bool(same.all() or (numbers == 0).all())
 
 
 def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:

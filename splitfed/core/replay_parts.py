@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from splitfed.core.attribute_reads import ALL, AttributeReads, Reads, noting
 from splitfed.core.forward_path import ForwardPath
-from splitfed.core.held_arrays import OTHERS, names_in_code
+from splitfed.core.held_arrays import OTHERS, STAND_INS, names_in_code, stand_ins_of
 from splitfed.core.model_call import set_mode
 from splitfed.core.object_kinds import HOOKS, OWN
 from splitfed.core.replay_passes import in_others_code
-from splitfed.core.stand_ins import STAND_INS, Blanking, StandIns, stand_ins_of
+from splitfed.core.stand_ins import Blanking, StandIns
 
 _SCALARS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, enum.Enum)
 _SHORT = 8

@@ -28,8 +28,6 @@ from splitfed.core.payload import not_dense
 from splitfed.core.plain_values import attributes_of, slots_of
 from splitfed.core.unchanging import hides_state, is_closed
 
-STAND_INS = "_stand_ins"
-"""Name of the attribute of a module that holds its stand-ins."""
 _BLANK_INTEGER = int(np.iinfo(np.int64).min)
 _NUMBERS = "?bBhHiIlLqQnNefdgFDG"
 # Up to so many whole numbers together are a setting, such as the size of a kernel.
@@ -48,12 +46,6 @@ class StandIns:
         values = copy.deepcopy(self.values, memo)
         made = Blanking({id(one): one for one in memo.values() if isinstance(one, Tensor)})
         return StandIns({name: made.stand_in(value) for name, value in values.items()}, made.kept_alive)
-
-
-def stand_ins_of(module: nn.Module) -> dict[str, Any]:
-    """Return the stand-ins of `module`, attribute -> stand-in."""
-    found: StandIns | None = vars(module).get(STAND_INS)
-    return {} if found is None else found.values
 
 
 class Blanking:
@@ -222,10 +214,3 @@ def _blank(number: Any) -> Any:
     if isinstance(number, np.integer):
         return np.iinfo(number.dtype).min
     return _BLANK_INTEGER
-
-
-def is_blank(numbers: np.ndarray[Any, Any]) -> bool:
-    """Return whether an array has no numbers but those that `Blanking` puts in their place."""
-    least = np.iinfo(numbers.dtype).min if numbers.dtype.kind in "iu" else 0
-    same = np.isnan(numbers) if numbers.dtype.kind in "fc" else numbers == least
-    return bool(same.all() or (numbers == 0).all())

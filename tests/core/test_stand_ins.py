@@ -272,13 +272,15 @@ def test_reading_it_later_is_an_error_and_gives_no_numbers(name: str) -> None:
 class Buffered(nn.Module):
     """Reads a buffer that is not saved before the cut."""
 
+    kept: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(64, WIDTH), nn.Linear(WIDTH, 10)
         self.register_buffer("kept", tensor(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = functional.dropout(self.first(x.flatten(1)) * self.get_buffer("kept"), 0.0, training=self.training)
+        h = functional.dropout(self.first(x.flatten(1)) * self.kept, 0.0, training=self.training)
         logits: Tensor = self.second(h)
         return logits
 
