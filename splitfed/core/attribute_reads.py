@@ -21,7 +21,7 @@ from splitfed.core.grouping import group_pairs
 ALL = "__dict__"
 """Stands for every attribute of a module."""
 # What looks attributes up in a module's table on its own behalf: torch's machinery, and this package.
-_MACHINERY = ("torch.nn.modules.module", "splitfed.core.")
+_MACHINERY = ("torch.nn.modules.module", "torch.nn.utils.", "splitfed.core.")
 _NOTING: ContextVar[tuple[AttributeReads, ...]] = ContextVar("noting", default=())
 
 
@@ -29,21 +29,20 @@ _NOTING: ContextVar[tuple[AttributeReads, ...]] = ContextVar("noting", default=(
 class Reads:
     """Reads of attributes, each a path of a submodule and a name.
 
-    `between`: read -> the number of operations that had run when it was first read outside of any; `within`: read ->
-    the numbers of the operations within which it was; `after`: the last number of the first kind; `written`: as
-    `within`, for attributes that are set. `unseen`: submodules whose reads cannot be seen.
+    `between`: read -> the numbers of operations that had run when it was read outside of any; `within`: read -> the
+    numbers of the operations within which it was; `written`: as `within`, for attributes that are set, with no
+    numbers where that is outside of operations alone. `unseen`: submodules whose reads cannot be seen.
     """
 
-    between: dict[tuple[str, str], int] = field(default_factory=dict)
+    between: dict[tuple[str, str], set[int]] = field(default_factory=dict)
     within: dict[tuple[str, str], set[int]] = field(default_factory=dict)
-    after: dict[tuple[str, str], int] = field(default_factory=dict)
     written: dict[tuple[str, str], set[int]] = field(default_factory=dict)
     unseen: tuple[str, ...] = ()
 
-    def names(self, last: int, operations: Callable[[int], bool]) -> dict[str, set[str]]:
-        """Return path -> attributes that are read before operation `last` ends the pass, or within `operations`."""
-        found = [read for read, number in self.between.items() if number <= last]
-        found += [read for read, numbers in self.within.items() if any(map(operations, numbers))]
+    def names(self, between: Callable[[int], bool], within: Callable[[int], bool]) -> dict[str, set[str]]:
+        """Return path -> attributes that are read where so many operations have run, or within such an operation."""
+        found = [read for read, numbers in self.between.items() if any(map(between, numbers))]
+        found += [read for read, numbers in self.within.items() if any(map(within, numbers))]
         return {path: set(names) for path, names in group_pairs(found).items()}
 
     def leaves_behind(self, operation: int) -> bool:
@@ -51,7 +50,7 @@ class Reads:
         for read, numbers in self.written.items():
             if operation in numbers:
                 others = self.within.get(read, set()) - {operation}
-                if self.after.get(read, 0) > operation or any(other > operation for other in others):
+                if max(self.between.get(read, ()), default=0) > operation or any(other > operation for other in others):
                     return True
         return False
 
@@ -78,14 +77,13 @@ class AttributeReads:
         if within:
             self.reads.within.setdefault(read, set()).add(number)
         else:
-            self.reads.between.setdefault(read, number)
-            self.reads.after[read] = number
+            self.reads.between.setdefault(read, set()).add(number)
 
     def note_write(self, module: nn.Module, name: str) -> None:
         """Note that `name` is set in `module`."""
         number, within = self._place()
-        if within and (path := self._paths.get(id(module))) is not None:
-            self.reads.written.setdefault((path, name), set()).add(number)
+        if (path := self._paths.get(id(module))) is not None:
+            self.reads.written.setdefault((path, name), set()).update((number,) if within else ())
 
 
 @contextmanager

@@ -22,11 +22,12 @@ from splitfed.core.cut_names import Cut, read_cuts
 from splitfed.core.equivalence import FailsByItself, check_counts, check_example, check_original
 from splitfed.core.errors import InvalidInput, check_names, others_code, short
 from splitfed.core.example_pass import CannotCross
+from splitfed.core.grouping import group_pairs
 from splitfed.core.model_call import call_of, takes_by_name
 from splitfed.core.model_checks import check_model, open_wrappers, without_prefix
 from splitfed.core.model_snapshot import ModelSnapshot
 from splitfed.core.payload import not_dense
-from splitfed.core.replay import Replayed, replay
+from splitfed.core.replay import Replayed, ReplayedSegment, replay
 from splitfed.core.replay_rows import most_rows, other_sizes
 from splitfed.core.topology import Original
 from splitfed.core.tracing import NotTraceable, cut_by_trace
@@ -130,18 +131,39 @@ class Cutter:
                     return pieces
                 # What a trace reads on two sides may be a shape, a type or a constant, which replay reads on none.
                 try:
-                    again = self._compared(self._by_replay(cuts))
+                    again = self._replayed_pieces(cuts)
                 except InvalidInput:
                     return pieces
                 return again if _count_shared(again) < _count_shared(pieces) else pieces
         # Its frames hold what was compared, gradients among it.
         traceback.clear_frames(refused.__traceback__)
         try:
-            replayed = self._by_replay(cuts)
-            check_example(replayed, _by_name(replayed, self.example))
-            return self._compared(replayed)
+            return self._replayed_pieces(cuts)
         except InvalidInput as error:
             raise error from refused
+
+    def _replayed_pieces(self, cuts: Sequence[Cut]) -> tuple[Piece, ...]:
+        """Return the pieces by replay, whose parties hold what their operations read, and as little else as will do."""
+        replayed = self._by_replay(cuts)
+        withheld = _withheld(replayed)
+        try:
+            return self._replay_compared(replayed)
+        except (FailsByItself, CannotCross):
+            raise
+        except InvalidInput:
+            if not withheld:
+                raise
+        # What others' code reads may be kept for an operation of one's own.
+        pieces = self._replay_compared(self._by_replay(cuts, withheld))
+        for one in sorted(withheld) if len(withheld) > 1 else ():
+            with suppress(InvalidInput):
+                pieces = self._replay_compared(self._by_replay(cuts, withheld - {one}))
+                withheld -= {one}
+        return pieces
+
+    def _replay_compared(self, replayed: Original) -> tuple[Piece, ...]:
+        check_example(replayed, _by_name(replayed, self.example))
+        return self._compared(replayed)
 
     def _by_trace(self, cuts: Sequence[Cut]) -> Original:
         if isinstance(self.example, Mapping) and not takes_by_name(self.model, self.example):
@@ -149,21 +171,22 @@ class Cutter:
         given = self.example if isinstance(self.example, Mapping) else ()
         return _traced(self.model, cuts, self.output, self.chain, self.sent_inputs, self.snapshot, given)
 
-    def _by_replay(self, cuts: Sequence[Cut]) -> Original:
+    def _by_replay(self, cuts: Sequence[Cut], held: Collection[tuple[int, str]] = ()) -> Original:
+        """Return the pieces by replay; `held`: number of a piece and attribute that it holds, see `replay`."""
         if isinstance(self.example, Mapping):
             check_counts(type(self.model).__name__, self.example)
         rows = _first_rows(self.example, FEW_ROWS) if is_large(self.model) else self.example
         try:
             # A party takes the same way in its first step as in all others.
             warm_up(self.snapshot, _calls_on_rows(self.model, self.example))
-            replayed = self._replayed(cuts, rows)
+            replayed = self._replayed(cuts, rows, held)
             if not is_large(self.model) and self._sizes(replayed):
                 self.snapshot.restore()
                 sizes = range(1, most_rows(_count_rows(self.example)) + 1)
                 warm_up(self.snapshot, _calls_on_rows(self.model, self.example, sizes))
-                replayed = self._replayed(cuts, rows)
+                replayed = self._replayed(cuts, rows, held)
                 if found := self._sizes(replayed):
-                    replayed = self._replayed(cuts, rows, found)
+                    replayed = self._replayed(cuts, rows, held, found)
         finally:
             self.snapshot.restore()
         arguments, names = {name: name for name in replayed.inputs}, tuple(cut.name for cut in cuts)
@@ -178,8 +201,19 @@ class Cutter:
             replayed.sizes,
         )
 
-    def _replayed(self, cuts: Sequence[Cut], rows: Example, sizes: Sequence[int] = ()) -> Replayed:
-        return replay(self.model, cuts, rows, self.output, self.chain, sent_inputs=self.sent_inputs, sizes=sizes)
+    def _replayed(
+        self, cuts: Sequence[Cut], rows: Example, held: Collection[tuple[int, str]], sizes: Sequence[int] = ()
+    ) -> Replayed:
+        return replay(
+            self.model,
+            cuts,
+            rows,
+            self.output,
+            self.chain,
+            sent_inputs=self.sent_inputs,
+            sizes=sizes,
+            held=group_pairs(held),
+        )
 
     def _sizes(self, replayed: Replayed) -> list[int]:
         return other_sizes([module for module, _, _ in replayed.segments], _count_rows(self.example))
@@ -217,6 +251,12 @@ def _check_rows(example: Example) -> None:
         if rows.is_meta or (kind := not_dense(rows)) is not None:
             found = "on the meta device, without numbers" if rows.is_meta else f"{kind}"
             raise InvalidInput(f"{what} is {found}; expected a dense tensor of rows")
+
+
+def _withheld(replayed: Original) -> frozenset[tuple[int, str]]:
+    """Return the number of each piece with every attribute of which it has no numbers though its pass meets it."""
+    modules = [module for module, _, _ in replayed.pieces if isinstance(module, ReplayedSegment)]
+    return frozenset((number, name) for number, module in enumerate(modules) for name in module.withheld)
 
 
 def _count_shared(pieces: Sequence[Piece]) -> int:

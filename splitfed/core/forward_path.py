@@ -87,6 +87,8 @@ class ForwardPath:
     `overwrites`: operations that change a tensor in place and return it, or nothing.
     `beyond`: ways that part from it behind the last cut; their party goes them unplanned. `branches`: whether
     there may be others; then `connected`: what the last segment reads and an output learns from.
+    `constant_readers`: operation that makes a constant -> the segments whose operations read what comes of it.
+    `repeated`: a tensor that an operation returns several times -> all of its places.
     `readers`: weight or buffer -> the operations that read it. `asked`: operations that returned a number -> that one.
     """
 
@@ -121,11 +123,28 @@ class ForwardPath:
     overwrites: frozenset[int] = frozenset()
     connected: set[str] = field(default_factory=set)
     overwritten: frozenset[int] = frozenset()
+    constant_readers: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    repeated: dict[OperationOutput, list[int]] = field(default_factory=dict)
 
     def runs(self, segment: int, operation: int) -> bool:
         """Return whether the party of `segment` runs the code of `operation`, be it on shapes."""
         first, last = self.bounds(segment)
         return operation < last and (operation >= first or operation not in self.calls)
+
+    def computes(self, segment: int, operation: int) -> bool:
+        """Return whether the party of `segment` needs the numbers that `operation` returns."""
+        first, last = self.bounds(segment)
+        return first <= operation < last or segment in self.constant_readers.get(operation, ())
+
+    def attributes_read(self, segment: int) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+        """Return path -> attributes that operations of `segment` read, and that others' code reads on its party's way.
+
+        What is looked up right before the end of a segment is for the next one.
+        """
+        first, last = self.bounds(segment)
+        end = last + (segment == len(self.ends))
+        own = self.attributes.names(lambda n: first <= n < end, lambda n: self.computes(segment, n))
+        return own, self.attributes.names(lambda n: n < first or n == last, lambda n: self.runs(segment, n))
 
     def next_told(self, number: int) -> int | None:
         """Return the first operation from `number` on whose answer is told."""

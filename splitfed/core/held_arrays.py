@@ -30,6 +30,8 @@ from splitfed.core.plain_values import dense_parts
 
 OTHERS = "_belongs_to_others"
 """Name of an attribute of a module that stands for one of another party, none of whose code is run."""
+STAND_INS = "_stand_ins"
+"""Name of the attribute of a module that holds what stands for attributes that others read; see `stand_ins`."""
 _PROGRAM = (types.ModuleType, type, types.CodeType, types.FrameType, logging.Logger, torch.Generator)
 _NUMBER = (bool, int, float, np.generic)
 _VALUES = (nn.Module, Tensor, np.ndarray, list, tuple, set, dict, deque, array.array, bytearray)
@@ -67,10 +69,18 @@ def is_elsewhere(module: nn.Module) -> bool:
     return OTHERS in table or any(isinstance(value, Tensor) and value.is_meta for value in table.values())
 
 
+def stand_ins_of(module: nn.Module) -> dict[str, Any]:
+    """Return the stand-ins of `module`, attribute -> stand-in."""
+    found = vars(module).get(STAND_INS)
+    return {} if found is None else dict(found.values)
+
+
 def held_arrays(module: nn.Module) -> Iterator[HeldArray]:
     """Yield the arrays that `module` leads to and that are none of its weights and buffers, each once."""
+    blank = {_label(path, name) for path, inner in module.named_modules() for name in stand_ins_of(inner)}
     for label, thing, _ in _walk(module):
-        yield from (HeldArray(label, numbers.shape, numbers, named) for numbers, named in numbers_in(thing))
+        found = ((x, named) for x, named in numbers_in(thing) if not (label in blank and _is_blank(x)))
+        yield from (HeldArray(label, numbers.shape, numbers, named) for numbers, named in found)
     for name in getattr(module, "trace_constants", ()):
         label = f"{name!r} of the model"
         yield from (HeldArray(label, found.shape, found) for found, _ in numbers_in(module.get_buffer(name)))
@@ -178,7 +188,7 @@ def _walk(module: nn.Module, arrays: bool = True) -> Iterator[_Met]:
         for name, value, of_class in _attributes(inner):
             if is_leaf(value):
                 continue
-            label = f"{name!r} of {path!r}" if path else f"{name!r} of the model"
+            label = _label(path, name)
             waiting = [_Met(label, value, False)]
             hooks = {id(one) for one in value.values()} if name in OWN and not of_class else set()
             while waiting:
@@ -201,6 +211,10 @@ def _walk(module: nn.Module, arrays: bool = True) -> Iterator[_Met]:
                     ]
 
 
+def _label(path: str, name: str) -> str:
+    return f"{name!r} of {path!r}" if path else f"{name!r} of the model"
+
+
 def _is_leaf(value: Any) -> bool:
     """Return whether `value` is plain, or an empty container."""
     return type(value) in _LEAVES or (type(value) in _CONTAINERS and not value)
@@ -213,7 +227,9 @@ def _is_plain(value: Any) -> bool:
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any, bool]]:
     """Yield name and value of the attributes of `module` and of its classes, and whether it is one of a class."""
-    for name, value in vars(module).items():
+    for name, value in (vars(module) | stand_ins_of(module)).items():
+        if name == STAND_INS:
+            continue
         if name in OWN:
             wanted = value and name in HOOKS
         else:
@@ -338,6 +354,13 @@ def numbers_in(thing: Any) -> Iterator[tuple[np.ndarray[Any, Any], bool]]:
         numbers = np.asarray(thing)
         if numbers.dtype.kind in "biuf" and numbers.size > 1:
             yield numbers, True
+
+
+def _is_blank(numbers: np.ndarray[Any, Any]) -> bool:
+    """Return whether an array has no numbers but those that stand-ins have in their place."""
+    least = np.iinfo(numbers.dtype).min if numbers.dtype.kind in "iu" else 0
+    same = np.isnan(numbers) if numbers.dtype.kind in "fc" else numbers == least
+    return bool(same.all() or (numbers == 0).all())
 
 
 def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:

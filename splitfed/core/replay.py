@@ -16,6 +16,7 @@ last cut.
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +33,7 @@ from splitfed.core.held_arrays import check_references
 from splitfed.core.meta_copies import meta_copy
 from splitfed.core.model_call import ModelCall, call_of, set_mode
 from splitfed.core.module_copies import copy_computed, deep_copy
-from splitfed.core.replay_parts import leave_out, machinery_reads
+from splitfed.core.replay_parts import Withholding, leave_out, machinery_reads
 from splitfed.core.replay_passes import Stop, mark_whole_modules
 from splitfed.core.replay_plan import plan_ways
 from splitfed.core.replay_sizes import every_way, plan_sizes, repeat_rows
@@ -42,13 +43,15 @@ from splitfed.core.segment_pass import ReplayPlan, SegmentPass
 _MODES = ((True, True), (True, False), (False, True), (False, False))
 
 
-class ReplayedSegment(nn.Module):
+class ReplayedSegment(Withholding):
     """A segment as a module: the user's own with the weights of others left out. Built by `replay` alone."""
 
     keeps_names: ClassVar[bool] = True
     replay_plan: ReplayPlan
     replay_number: int
     replay_values: tuple[tuple[str, ...], tuple[str, ...]]
+    withheld: frozenset[str]
+    """Attributes and buffers, by their full names, that others alone are seen to read: it has no numbers of them."""
 
     def forward(self, *values: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return what the segment sends, for what it reads, in the order of its inputs and outputs."""
@@ -86,17 +89,6 @@ class ReplayedSegment(nn.Module):
             run.check_gradients(returned)
         return returned[0] if len(returned) == 1 else returned
 
-    def __getattr__(self, name: str) -> Any:
-        """Say of what the party does not hold that it is the user's model that reads it."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError as error:
-            kind = type(self).__mro__[2].__name__
-            raise AttributeError(
-                f"forward of {kind}, or a hook of it, reads the attribute {name!r}, which this party does not hold, as "
-                "nothing read it there when the model was cut: read it in every pass, or keep it in a buffer"
-            ) from error
-
     @property
     def may_learn_from(self) -> frozenset[str]:
         """What it reads from which its outputs learn on some way, where numbers in tensors steer its way."""
@@ -116,7 +108,7 @@ class ReplayedSegment(nn.Module):
         for way in self.replay_plan.every_way():
             # What is looked up right before its end is for the next segment.
             last = way.bounds(self.replay_number)[1] - 1
-            read = way.attributes.names(last, partial(way.runs, self.replay_number))
+            read = way.attributes.names(partial(operator.gt, last + 1), partial(way.runs, self.replay_number))
             found.update(f"{path}.{name}" if path else name for path, names in read.items() for name in names)
         return frozenset(found)
 
@@ -166,6 +158,7 @@ def replay(
     after: str | None = None,
     sent_inputs: Sequence[str] = (),
     sizes: Collection[int] = (),
+    held: Mapping[int, Collection[str]] | None = None,
 ) -> Replayed:
     """Cut `model` at each of `cuts`, in the order they run.
 
@@ -173,7 +166,8 @@ def replay(
     that is used. `chain`: the party of each segment, where neighbours alone send to each other; see
     `cut_names.relays`. `after`: a result of the model behind which there is one more cut, the last.
     `sent_inputs`: inputs that the first segment may send. `sizes`: other numbers of rows that get ways of their own,
-    where these agree with those of the example in what crosses. Raises `InvalidInput` for what cannot be cut.
+    where these agree with those of the example in what crosses. `held`: number of a segment -> attributes and buffers
+    that its party holds, though others alone are seen to read them. Raises `InvalidInput` for what cannot be cut.
     """
     inputs = _name_inputs(model, example)
     check_names(f"input of {type(model).__name__}", inputs, *sent_inputs)
@@ -231,7 +225,10 @@ def replay(
         type(model).__name__, ways, shapes, forms, call, rows=rows, sizes=other_sizes, output=output, beyond=beyond
     )
     machinery = machinery_reads(meta_copy(model, (), ()))
-    segments = tuple(_build(model, plan, number, holders, cuts, machinery) for number in range(len(first.received)))
+    segments = tuple(
+        _build(model, plan, number, holders, cuts, machinery, (held or {}).get(number, ()))
+        for number in range(len(first.received))
+    )
     return Replayed(segments, tuple(inputs), first.results, reordered, tuple(other_sizes))
 
 
@@ -336,6 +333,7 @@ def _build(
     holders: Mapping[str, tuple[int, ...]],
     cuts: Sequence[Cut],
     machinery: Reads,
+    left: Collection[str],
 ) -> tuple[ReplayedSegment, tuple[str, ...], tuple[str, ...]]:
     saved = set(model.state_dict())
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -345,20 +343,28 @@ def _build(
     real = {n for n, held in holders.items() if n not in weights and n not in own and (number in held)}
     constant = {n for n in holders if n not in weights and n not in saved and n not in changed and n not in own}
     every, targets = plan.every_way(), [cut.target for cut in cuts]
-    real |= {n for n in constant if any(way.runs(number, o) for way in every for o in way.readers.get(n, ()))}
+    met = {n: [(way, o) for way in every for o in way.readers.get(n, ()) if way.runs(number, o)] for n in constant}
+    read = {n for n, places in met.items() if any(_reads_numbers(way, number, o) for way, o in places)}
+    real |= read.union(n for n, places in met.items() if places and n in left)
     made = meta_copy(model, own, real)
-    leave_out(made, [*every, *plan.beyond], number, machinery, targets)
+    withheld = leave_out(made, [*every, *plan.beyond], number, machinery, targets, left)
     check_references(made, type(model).__name__)
     mark_whole_modules(made, targets)
     kind = type(model)
     made.__class__ = type(f"{kind.__name__}Segment{number}", (ReplayedSegment, kind), {"__module__": kind.__module__})
     assert isinstance(made, ReplayedSegment)
     made.replay_plan, made.replay_number = plan, number
+    made.withheld = withheld.union(n for n, places in met.items() if places and n not in real)
     first = plan.ways[True, True]
     raw = dict.fromkeys(name for ways in plan.ways.values() for way in ways for name in way.raw[number])
     inputs = (*(name for name in plan.inputs if name in raw), *_list_reads(first)[number])
     made.replay_values = (inputs, tuple(dict.fromkeys(name for way in first for name in way.sent(number))))
     return made, *made.replay_values
+
+
+def _reads_numbers(way: ForwardPath, segment: int, operation: int) -> bool:
+    """Return whether the party of `segment` needs the numbers that `operation` reads."""
+    return way.computes(segment, operation) or (operation in way.wholes and operation not in way.constants)
 
 
 def _find_reordered(way: ForwardPath) -> frozenset[str]:

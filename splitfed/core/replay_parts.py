@@ -1,8 +1,9 @@
-"""What a party's copy of a model keeps of the user's objects: no more than its pass reads.
+"""What a party's copy of a model keeps of the user's objects: no more than its own operations read.
 
 Weights and buffers are dealt with elsewhere; here it is about plain attributes (arrays, lists, objects, functions) and
-hooks. Of a submodule that the party runs, texts and numbers stay, and what the code of the model's classes names, for a
-branch that was not taken when the model was cut may read it.
+hooks. What the code of other segments reads while the party goes through it has a stand-in without numbers. Of a
+submodule that the party runs, texts and numbers stay, and what the code of the model's classes names and nobody reads,
+for a branch that was not taken when the model was cut may read it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from torch import Tensor, nn
 
 from splitfed.core.attribute_reads import ALL, AttributeReads, Reads, noting
 from splitfed.core.forward_path import ForwardPath
-from splitfed.core.held_arrays import OTHERS, names_in_code
+from splitfed.core.held_arrays import OTHERS, STAND_INS, names_in_code, stand_ins_of
 from splitfed.core.model_call import set_mode
 from splitfed.core.object_kinds import HOOKS, OWN
+from splitfed.core.replay_passes import in_others_code
+from splitfed.core.stand_ins import Blanking, StandIns
 
 _SCALARS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, enum.Enum)
 _SHORT = 8
@@ -47,26 +50,36 @@ def machinery_reads(shapes: nn.Module) -> Reads:
 
 
 def leave_out(
-    made: nn.Module, ways: Collection[ForwardPath], segment: int, machinery: Reads, cuts: Sequence[str]
-) -> None:
-    """Take from `made`, the party's copy of a model, what the pass of `segment` does not read.
+    made: nn.Module,
+    ways: Collection[ForwardPath],
+    segment: int,
+    machinery: Reads,
+    cuts: Sequence[str],
+    held: Collection[str] = (),
+) -> frozenset[str]:
+    """Take from `made`, the party's copy of a model, what the operations of `segment` do not read.
 
-    `machinery`: what is read besides; `cuts`: submodules that are cut at.
+    `machinery`: what is read besides; `cuts`: submodules that are cut at; `held`: attributes that are left there though
+    others alone are seen to read them. Returns the attributes that have a stand-in now, by their full names.
     """
     parts = _Parts(ways, segment, machinery)
     whole: list[str] = []
     # Where a copy and its original have tables in common, names still stand for one object.
     mentioned: set[str] | None = None
+    withheld: set[str] = set()
+    own = (x for one in made.modules() for x in (*one._parameters.values(), *one._buffers.values()))
+    blanking = Blanking({id(x): x for x in own})
     for path, module in made.named_modules():
         inside = any(path.startswith(f"{other}.") for other in whole)
         if path and not inside and not any(cut.startswith(f"{path}.") for cut in cuts):
             whole.append(path)
             inside = True
         mine = parts.runs(path) or any(t is not None for t in (*module._parameters.values(), *module._buffers.values()))
-        read = parts.read(path)
+        read, passed = parts.read(path), parts.passed(path)
         table = vars(module)
+        stand_ins: dict[str, Any] = {}
         for name in HOOKS:
-            if table.get(name) and not (mine or name in read or (not inside and "state_dict" in name)):
+            if table.get(name) and not (mine or name in read | passed or (not inside and "state_dict" in name)):
                 table[name] = OrderedDict()
         for name, value in list(table.items()):
             if name in OWN or (isinstance(value, Tensor) and value.is_meta) or name == "_named_members":
@@ -79,11 +92,27 @@ def leave_out(
             # What it is called by `repr`, and the code of another way, may read.
             if _is_plain(value):
                 continue
+            if name in passed or ALL in passed:
+                full = f"{path}.{name}" if path else name
+                blanking.blanked = False
+                stand_in = blanking.stand_in(value) if not (full in held or ALL in passed) else value
+                if blanking.blanked:
+                    withheld.add(full)
+                    del table[name]
+                    # What others' code replaces is there for all that keep the state of a module.
+                    (table if parts.is_written(path, name) else stand_ins)[name] = stand_in
+                continue
             if mine and mentioned is None:
                 kinds = {kind for one in made.modules() for kind in type(one).__mro__}
                 mentioned = names_in_code(kinds - {nn.Module, object})
-            if not (mine and mentioned is not None and name in mentioned):
+            if not (mine and mentioned is not None and name in mentioned) or parts.is_seen(path, name):
                 del table[name]
+        if stand_ins:
+            table[STAND_INS] = StandIns(stand_ins, blanking.kept_alive)
+            if not isinstance(module, Withholding) and path:
+                kind: Any = type(module)
+                names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+                module.__class__ = type(kind)(kind.__name__, (Withholding, kind), names)
         if path and type(module).__setstate__ is not nn.Module.__setstate__:
             # What its class gives to every copy that lacks it, such as the activation of torch's encoder layers.
             with contextlib.suppress(*_FAILURES):
@@ -93,20 +122,47 @@ def leave_out(
             table["extra_repr"] = _say_nothing
             if callable(getattr(module, "reset_parameters", None)):
                 table["reset_parameters"] = _draw_nothing
+    return frozenset(withheld)
+
+
+class Withholding(nn.Module):
+    """A module of a party of which others read attributes: their code gets stand-ins, and its own an error."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the stand-in of what others read there; say of all else that it is the user's model that reads it."""
+        stand_ins = stand_ins_of(self)
+        if name in stand_ins and in_others_code():
+            return stand_ins[name]
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            kind = next(one for one in type(self).__mro__[1:] if not issubclass(one, Withholding))
+            raise AttributeError(
+                f"forward of {kind.__name__}, or a hook of it, reads the attribute {name!r}, which this party does not "
+                "hold, as nothing read it there when the model was cut: read it in every pass, or keep it in a buffer"
+            ) from error
 
 
 class _Parts:
-    """What the party of one segment reads and runs, in all ways."""
+    """What the party of one segment reads and runs, and what others do, in all ways."""
 
     def __init__(self, ways: Collection[ForwardPath], segment: int, machinery: Reads) -> None:
         self._read: dict[str, set[str]] = {}
+        self._passed: dict[str, set[str]] = {}
+        self._seen: set[tuple[str, str]] = set()
+        self._written: set[tuple[str, str]] = set()
+        for path, names in machinery.names(_always, _always).items():
+            self._read.setdefault(path, set()).update(names)
         self._run: set[str] = set()
         self._shadowed: set[str] = set()
         for way in ways:
             first, last = way.bounds(segment)
-            found = way.attributes.names(last, lambda n, way=way: way.runs(segment, n))  # type: ignore[misc]
-            for path, names in (*found.items(), *machinery.names(0, bool).items()):
-                self._read.setdefault(path, set()).update(names)
+            own_reads, passed = way.attributes_read(segment)
+            self._seen.update(way.attributes.between, way.attributes.within)
+            self._written.update(way.attributes.written)
+            for table, found in ((self._read, own_reads), (self._passed, passed)):
+                for path, names in found.items():
+                    table.setdefault(path, set()).update(names)
             own = [n for n in range(first, last) if n in way.wholes]
             shadowed = {n for n in way.wholes if n < first and n not in way.calls}
             self._shadowed |= {way.names[n] for n in shadowed}
@@ -118,8 +174,20 @@ class _Parts:
             }
 
     def read(self, path: str) -> set[str]:
-        """Return the attributes of a submodule that its pass reads."""
+        """Return the attributes of a submodule that its operations read."""
         return self._read.get(path, set())
+
+    def passed(self, path: str) -> set[str]:
+        """Return the attributes of a submodule that others' code reads while the party goes through it."""
+        return self._passed.get(path, set())
+
+    def is_seen(self, path: str, name: str) -> bool:
+        """Return whether anybody is seen to read that attribute of a submodule."""
+        return (path, name) in self._seen
+
+    def is_written(self, path: str, name: str) -> bool:
+        """Return whether anybody is seen to set that attribute of a submodule."""
+        return (path, name) in self._written
 
     def runs(self, path: str) -> bool:
         """Return whether the party computes with the submodule."""
@@ -128,6 +196,11 @@ class _Parts:
     def shadows(self, path: str) -> bool:
         """Return whether the party runs the code of another's submodule on shapes, or on constants."""
         return path in self._shadowed
+
+
+def _always(number: int) -> bool:
+    """Return that every place counts."""
+    return True
 
 
 def _is_plain(value: Any) -> bool:

@@ -165,6 +165,10 @@ class Pass(TorchFunctionMode):
         """Take a call within an operation."""
         return func(*args, **kwargs)
 
+    def is_elsewhere(self) -> bool:
+        """Return whether it goes through code of another segment than its party's."""
+        return False
+
     def read(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Take the reading of an attribute, or of a shape."""
         return func(*args, **kwargs)
@@ -188,6 +192,12 @@ class Pass(TorchFunctionMode):
             return func(*args, **kwargs)
         finally:
             self.inside -= 1
+
+
+def in_others_code() -> bool:
+    """Return whether a pass is at work that goes through code of another segment than its party's."""
+    passes: list[Pass] = getattr(_ACTIVE, "passes", [])
+    return bool(passes) and passes[-1].is_elsewhere()
 
 
 class ArgumentTensor(NamedTuple):

@@ -28,7 +28,7 @@ from splitfed.core.module_copies import open_compiled
 from splitfed.core.nested_tensors import autograd_nodes
 from splitfed.core.replay_branches import ForwardRun, courses_beyond, find_courses
 from splitfed.core.replay_constants import OtherCalls, find_constants
-from splitfed.core.replay_passes import RecordingPass, mark_whole_modules
+from splitfed.core.replay_passes import Operation, RecordingPass, mark_whole_modules
 from splitfed.core.replay_values import CrossingValues
 from splitfed.core.weight_sharing import copy_sharing
 
@@ -115,6 +115,9 @@ def _plan_course(
     way.reshapes = not _RESHAPES.isdisjoint(way.names)
     way.draws = {number: operation.draws for number, operation in enumerate(operations) if operation.draws}
     for number, operation in enumerate(operations):
+        for place, index in enumerate(operation.results):
+            if index is not None and operation.results.count(index) > 1:
+                way.repeated.setdefault(OperationOutput(number, operation.results.index(index)), []).append(place)
         # In an order that is the same in another process, which may go on with the run.
         for name in sorted(operation.state):
             if operation.alone:
@@ -132,7 +135,7 @@ def _plan_course(
     way.by_holders = frozenset(number for number, operation in enumerate(operations) if operation.alone)
     way.wholes = frozenset(number for number, operation in enumerate(operations) if operation.whole)
     way.constants, way.attributes, way.calls = course.constants, course.attributes, course.calls
-    way.overwritten = course.overwritten
+    way.overwritten, way.constant_readers = course.overwritten, _readers_of_constants(way, operations)
     way.asked = {number: operation.answer[0] for number, operation in enumerate(operations) if operation.answer}
     way.branches = course.branches or max(way.asked, default=-1) >= ends[-1]
     nodes = autograd_nodes(flatten_result(course.result, output).values()) if way.branches else set()
@@ -147,6 +150,23 @@ def _plan_course(
         if index is not None and recording.tensors[index].grad_fn in nodes:
             way.connected.add(name)
     return way
+
+
+def _readers_of_constants(way: ForwardPath, operations: Sequence[Operation]) -> dict[int, frozenset[int]]:
+    """Return by which segments is read what comes of the operations that make constants."""
+    readers: dict[int, frozenset[int]] = {}
+    found: dict[int, frozenset[int]] = {}
+    for number in reversed(range(len(operations))):
+        one, segment = operations[number], way.segment(number)
+        if number in way.constants:
+            made = (*(i for i in one.results if i is not None), *one.writes)
+            segments = found[number] = frozenset().union(*(readers.get(i, frozenset()) for i in made))
+        else:
+            # Whoever goes by the answer to a question asks it.
+            segments = frozenset(range(segment, len(way.ends) + 1 if one.answer else segment + 1))
+        for index in one.reads:
+            readers[index] = readers.get(index, frozenset()) | segments
+    return found
 
 
 def _place_of(recording: RecordingPass, result: Tensor) -> OperationOutput | None:
@@ -247,11 +267,19 @@ def _find_ends(model: nn.Module, recording: RecordingPass, cuts: Sequence[Cut]) 
     """Return how many operations have run at each cut."""
     kind = type(model).__name__ if model.training else f"{type(model).__name__} in evaluation"
     called = {operation.name.rpartition(".")[0] for operation in recording.operations if operation.whole} - {""}
-    for target in (cut.target for cut in cuts):
-        if not recording.starts[target] and (owner := target.rpartition(".")[0]) in called:
+    for target in (cut.target for cut in cuts if not recording.starts[cut.target]):
+        module, owner = model.get_submodule(target), target.rpartition(".")[0]
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and len(module):
+            element = next(name for name, _ in module.named_children())
             raise InvalidInput(
-                f"submodule {target!r} is not called by {kind} with this example, and others of {owner!r} are: of a "
-                "mixture of experts, no row is routed to it; give rows that are, or cut elsewhere"
+                f"submodule {target!r} is a {type(module).__name__}, which {kind} does not call as a whole; name one "
+                f"of its elements, such as '{target}.{element}'"
+            )
+        if owner in called:
+            raise InvalidInput(
+                f"submodule {target!r} is not called by {kind} with this example, and others of {owner!r} are: of "
+                "experts, no row is routed to it; give rows that are; of blocks that are left out at random "
+                "(LayerDrop), it may be left out; cut with a share of 0, or elsewhere"
             )
     ends = [cut.select(kind, recording.starts[cut.target], recording.ends[cut.target]) for cut in cuts]
     check_places(cuts, ends)

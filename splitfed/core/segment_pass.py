@@ -101,7 +101,11 @@ class SegmentPass(MetaPass):
             near = [c for c in way.received[self._segment].values() if horizon is None or c.made.operation <= horizon]
             self._received_values |= {c.made: c.receive(self._given[c.name]) for c in near}
             wanted |= {c.made: None for c in way.sent(self._segment).values()}
-        self._received = nest((made.operation, made.place, tensor) for made, tensor in self._received_values.items())
+        self._received = nest(
+            (made.operation, place, tensor)
+            for made, tensor in self._received_values.items()
+            for place in self._way.repeated.get(made, (made.place,))
+        )
         self._wanted = group_pairs((made.operation, made.place) for made in wanted)
         planned = self._plan.ways_of(self._key[0], self._key[1], self._key[3])
         number = next(n for n, way in enumerate(planned) if way is self._way)
@@ -111,6 +115,11 @@ class SegmentPass(MetaPass):
     def branches(self) -> bool:
         """Whether it is behind the last cut, in a model that may go other ways there."""
         return self._free and not self._off and self._way.branches
+
+    def is_elsewhere(self) -> bool:
+        """Return whether it goes through code before its segment, or has reached its end."""
+        number = self.number - bool(self.inside)
+        return number < self._first or (number >= self.stop and self._segment < len(self._way.ends))
 
     @property
     def received_inputs(self) -> Mapping[int, Tensor]:

@@ -19,6 +19,7 @@ import torch
 
 from splitfed.core.equivalence import describe_proof
 from splitfed.core.errors import InvalidInput
+from splitfed.core.grouping import group_pairs
 from splitfed.core.held_arrays import HeldArray, held_arrays, numbers_in
 from splitfed.core.rows import RowSource, blocks, in_memory
 from splitfed.core.topology import Segment, Topology
@@ -39,10 +40,16 @@ def lines_told(topology: Topology, facts: TopologyFacts, parts: Collection[str] 
     `parts`: the named parts of a row of the data, of which those that nobody reads are named where others are read.
     """
     proof = describe_proof(count_weights(segment.module for segment in topology.segments))
-    held = [f"{role} holds {what}" for role, what in _named(topology)]
+    held = lines_held(topology)
     unread = sorted(set(parts).difference(topology.inputs)) if set(parts).intersection(topology.inputs) else []
     unused = [f"{name!r} of the data is read by no segment" for name in unread]
     return [*map(str, facts.told(topology)), *held, *([proof] if proof else []), *unused]
+
+
+def lines_held(topology: Topology) -> list[str]:
+    """Return what parties hold besides weights and buffers, a line an array, each with all roles that hold it."""
+    roles = group_pairs((what, role) for role, what in _named(topology))
+    return [f"{' and '.join(found)} {'hold' if len(found) > 1 else 'holds'} {what}" for what, found in roles.items()]
 
 
 def arrays_of(topology: Topology, role: str) -> list[str]:

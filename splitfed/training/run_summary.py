@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from splitfed.drawing.html_table import html_table
+from splitfed.planning.held_rows import lines_held
 from splitfed.registry import name_of
 from splitfed.stats.utility import below_constant
 from splitfed.training.run_state import RunState
@@ -51,6 +52,7 @@ def summarize(run: RunState) -> RunSummary:
     rows = [
         ("topology", f"{engine.topology.name}: {_pieces(run)}"),
         *_rounding(run),
+        *([("arrays", "\n".join(held))] if (held := lines_held(engine.topology)) else []),
         ("schedule", _name("schedules", run.schedule)),
         ("method", "none" if run.method is None else _name("methods", run.method)),
         ("defenses", ", ".join(map(repr, engine.defenses)) or "none"),
