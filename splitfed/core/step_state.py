@@ -66,6 +66,6 @@ class StepState:
     layouts: dict[int, Layout] = field(default_factory=dict)
 
     def known_labels(self, received: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return the labels of the step by head: the party's own, and copies of what it has `received`, now or before."""
+        """Return the labels of the step by head: the party's own, and copies of those `received`, now or before."""
         self.received_labels |= {head: labels.clone() for head, labels in (received or {}).items()}
         return {**self.received_labels, **self.labels}
