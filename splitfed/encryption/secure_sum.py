@@ -200,7 +200,9 @@ class EncryptedSummation:
         plan, carrier = self._plan, self._carrier
         needed = plan.required_members(len(self._names))
         if len(uploads) < needed:
-            raise InvalidInput(f"{len(uploads)} clients are left of a secure sum that needs {needed}: it is lost")
+            raise InvalidInput(
+                f"{len(uploads)} clients remain in a secure sum that needs {needed}: the sum cannot be recovered"
+            )
         plan.check_weights(weights.values())
         # Nothing leaves before everybody's numbers are known to fit.
         numbers = {member: plan.encode(tensors, self._names[member]) for member, tensors in uploads.items()}

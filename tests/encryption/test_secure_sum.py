@@ -303,7 +303,10 @@ def foreign(tensor: Tensor) -> Tensor:
             r"^client3's 'n' reaches 1\.04858e\+06, beyond the declared 1\.04858e\+06",
         ),
         (lambda: PLAN.encode({}, "client3"), r"^client3 has nothing to encrypt"),
-        (lambda: summed(PLAN, [0, 1, 2], [0], Link()), r"^1 clients are left of a secure sum that needs 2: it is lost"),
+        (
+            lambda: summed(PLAN, [0, 1, 2], [0], Link()),
+            r"^1 clients remain in a secure sum that needs 2: the sum cannot be recovered",
+        ),
         (changed_to_server("encrypted", flip), r"^ciphertexts of 62118 bytes are corrupted or truncated"),
         (changed_to_server("encrypted weight", lambda t: t[:-1].clone()), r"^ciphertexts of 62117 bytes are corrupted"),
         (changed_to_server("encrypted", foreign), r"^the ciphertexts are of another key pair"),

@@ -348,7 +348,7 @@ def test_a_server_step_that_does_nothing_is_fedavg_and_buffers_take_none() -> No
         (lambda: FedAvg(aggregation={"ruel": "mean"}), "unknown parameter of aggregation 'ruel'; did you mean 'rule'"),
         (lambda: FedAvg(aggregation={"server_step": "fedadm"}), "unknown server_step 'fedadm'; did you mean 'fedadam'"),
         (lambda: FedAvg(aggregation={"server_step": 1}), "server_step=1 is not allowed"),
-        (lambda: FedAvg(aggregation={"rule": "median", "secure": True}), "of which secure shows the sum only"),
+        (lambda: FedAvg(aggregation={"rule": "median", "secure": True}), "secure shows the server their sum only"),
         (lambda: UpdateAggregation(quorum=0), "quorum=0"),
         (lambda: FedAvgM(momentum=1.0), "fedavgm momentum=1"),
         (lambda: FedAdam(tau=0.0), "server_step tau=0"),
