@@ -87,7 +87,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (whole(method=[{"name": "mafml"}]), r"method\[0\]: mafml .*public"),
     (
         whole(topology=[{"name": "local"}]),
-        r"method\[1\]: fedproto finds no embedding in topology 'local'",
+        r"method\[1\]: topology 'local' has no embedding for fedproto",
     ),
     (
         whole(training={**WHOLE["training"], "schedule": {"name": "independent", "steps": 0}}),
