@@ -309,7 +309,7 @@ def foreign(tensor: Tensor) -> Tensor:
         ),
         (changed_to_server("encrypted", flip), r"^ciphertexts of 62118 bytes are corrupted or truncated"),
         (changed_to_server("encrypted weight", lambda t: t[:-1].clone()), r"^ciphertexts of 62117 bytes are corrupted"),
-        (changed_to_server("encrypted", foreign), r"^the ciphertexts are of another key pair"),
+        (changed_to_server("encrypted", foreign), r"^the ciphertexts belong to another key pair"),
         (changed_to_server("public context", flip), r"^the public context is corrupted or truncated"),
         (lambda: SplitFedV1(secure="ckk"), r"^secure='ckk' is not allowed; expected true, false, 'masks', 'ckks', a"),
         (lambda: SplitFedV1(secure={"name": "ckks", "bit": 3}), r"^unknown parameter of secure 'bit'; did you mean"),
