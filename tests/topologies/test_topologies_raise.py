@@ -296,7 +296,7 @@ def test_pictures_may_differ_in_their_channels() -> None:
 TRAINED: dict[str, tuple[Callable[[], object], str]] = {
     "undivided data": (
         lambda: trained(vertical(two(), TOP, labels="a"), wide().with_features({})),
-        "inputs 'a' of a, 'b' of b: the data has no features, so every role would get the whole of each row",
+        "inputs 'a' of a, 'b' of b: the data has no features, so every role would get each whole row",
     ),
     "an input that is no feature": (
         lambda: trained(vertical({"a": nn.Linear(3, 4), "c": nn.Linear(5, 4)}, TOP, labels="a"), wide()),
