@@ -101,7 +101,7 @@ def join_parts(name: str, parts: Mapping[str, Any], dtype: str) -> tuple[Tensor,
         whole = next(part for part in found if part not in real)
         raise InvalidInput(
             f"{name}: {real[0]!r} holds real numbers and {whole!r} whole ones; all parts of a row have one type, as "
-            f"float32 cannot distinguish whole numbers above {2**24} apart: convert one of them"
+            f"float32 cannot distinguish whole numbers above {2**24}: convert one of them"
         )
     rows = {part: as_rows(f"{name}: {part!r}", value, dtype, share=True) for part, value in found.items()}
     counts = {part: len(value) if value.dim() else 0 for part, value in rows.items()}

@@ -46,7 +46,7 @@ def with_tensors(own: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) ->
 
 
 def with_weights(own: Mapping[str, nn.Module], lent: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return copies of `own` with the weights of `lent` and with copies of its buffers."""
+    """Return copies of `own`, with its buffers, in which the weights are those of `lent`."""
     made = copy.deepcopy(dict(own))
     for name, module in made.items():
         module.load_state_dict({**module.state_dict(), **weights(lent[name])})

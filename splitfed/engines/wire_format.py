@@ -71,7 +71,7 @@ def to_bytes(message: Message) -> bytes:
         if layout is not None and _too_wide(tensor.shape, layout):
             raise InvalidInput(
                 f"{name!r} on {message.edge!r} occupies over {_SPREAD} times the memory of its numbers, which this "
-                "link does not send; call .contiguous() before"
+                "link does not send; call .contiguous() first"
             )
         entries.append(
             {

@@ -84,7 +84,7 @@ REFUSED = [
     (
         {"x": {"input_ids": IDS, "age": IDS.float()}},
         "toy: 'age' holds real numbers and 'input_ids' whole ones; all parts of a row have one type, as float32 cannot "
-        "distinguish whole numbers above 16777216 apart: convert one of them",
+        "distinguish whole numbers above 16777216: convert one of them",
     ),
 ]
 

@@ -107,7 +107,7 @@ def test_feed_refused() -> None:
     # Else a model of two arguments would get one tensor as both.
     assert refusal(feed, X, {"input_ids": "client", "attention_mask": "client"}, PARTS) == (
         "inputs 'input_ids', 'attention_mask' of client: the data has no features of these names, so each would get "
-        "the whole of each row; give the parts by name, from_arrays({name: array, ...}, y), or with_features"
+        "each whole row; give the parts by name, from_arrays({name: array, ...}, y), or with_features"
     )
     assert refusal(feed, X, {"a": "alice", "b": "bob"}, {}) == (
         "inputs 'a' of alice, 'b' of bob: the data has no features, so every role would get each whole row; "

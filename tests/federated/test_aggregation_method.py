@@ -107,7 +107,7 @@ def test_no_party_reaches_what_another_holds() -> None:
     [
         ({"data": sf.data.digits().clients(2)}, "aggregation needs public rows of every client, and client0 has none"),
         ({"data": data(1)}, "aggregation learns from others' public rows; one client has no others"),
-        ({"shape": "vanilla", "schedule": "blind"}, "method Aggregation leads each client's training"),
+        ({"shape": "vanilla", "schedule": "blind"}, "method Aggregation controls each client's training"),
     ],
 )
 def test_refused(changes: dict[str, Any], text: str) -> None:

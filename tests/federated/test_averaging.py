@@ -245,12 +245,14 @@ def test_who_leads_training_may_not_meet_rows_drawn_by_chance(method: str | Meth
 
 def test_who_weighs_steps_by_their_rows_may_not_meet_rows_drawn_by_chance() -> None:
     # Under dp_sgd the size of a drawn batch would tell of a row, with no noise on it.
-    with pytest.raises(InvalidInput, match="sampling='poisson' leaves to chance how many rows a step has, and method"):
+    with pytest.raises(InvalidInput, match="sampling='poisson' makes the rows of a step random in number, and method"):
         go("fedsgd", local=LocalUpdate(sampling="poisson"), topology=flat())
 
 
 def test_who_leads_training_needs_steps_of_one_client() -> None:
-    with pytest.raises(InvalidInput, match="method Leads leads each client's training, and schedule Blind takes steps"):
+    with pytest.raises(
+        InvalidInput, match="method Leads controls each client's training, and schedule Blind takes steps"
+    ):
         go(Leads(), schedule=Blind(), topology=SPLIT["vanilla"]())
 
 

@@ -311,6 +311,6 @@ def test_who_misbehaves_does_so_before_it_masks() -> None:
 
 def test_a_method_that_sends_more_is_refused() -> None:
     with pytest.raises(
-        InvalidInput, match=r"^secure hides the weights that clients upload, not what method FedProto sends"
+        InvalidInput, match=r"^secure hides the weights that clients upload, not the other messages of method FedProto"
     ):
         go(None, method="fedproto")

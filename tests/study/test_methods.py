@@ -95,7 +95,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         whole(training={"rounds": 1, "schedule": {"name": "splitfed_v1", "secure": True}}, data={**DATA, "clients": 6}),
-        r"method\[1\]: secure hides the weights that clients upload, not what method FedProto sends besides",
+        r"method\[1\]: secure hides the weights that clients upload, not the other messages of method FedProto",
     ),
     (
         whole(training={**WHOLE["training"], "record": {"parties": ["fed_serve"]}}, method=[{"name": "fedproto"}]),

@@ -128,7 +128,7 @@ DRAWN: dict[str, tuple[Callable[[], object], str]] = {
     "no tops": (lambda: multi_task(two(), {}, targets={}), "tops must name at least one server with its module"),
     "a server without a target": (
         lambda: multi_task(two(), {"one": TOP}, targets={}),
-        "targets says nothing of server 'one'; expected a label set, or None for the main one",
+        "targets has no entry for server 'one'; expected a label set, or None for the main one",
     ),
     "a target of no server": (
         lambda: multi_task(two(), {"one": TOP}, targets={"one": None, "on": None}),
