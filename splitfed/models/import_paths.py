@@ -141,7 +141,7 @@ def _import_target(what: str, module: str, attributes: str) -> Any:
 
 
 def _parts(path: str, what: str) -> tuple[str, str]:
-    """Return module and attribute of `path`; raise `InvalidInput` for file names and invalid or dunder identifiers."""
+    """Return module and attribute of `path`; raise `InvalidInput` for invalid or dunder identifiers."""
     module, _, attributes = path.rpartition(":")
     if module.endswith(".py"):
         module = ".".join(Path(module).with_suffix("").parts)
