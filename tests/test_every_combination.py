@@ -63,11 +63,11 @@ REFUSED = {
     ("extended_vanilla", "local_loss"): "local_loss trains 'bottom_left' on labels of its own party; role 'left' of",
     ("multi_task", "local_loss"): "local_loss trains 'bottom_left' on labels of its own party; role 'left' of topology",
     ("multi_task", "splitfed_v3"): f"splitfed_v3 averages the server's copies; {OWN}",
-    ("multi_task", "blind"): f"one common step needs a party that all clients share; {OWN}",
-    ("multi_task", "sglr"): f"one common step needs a party that all clients share; {OWN}",
+    ("multi_task", "blind"): f"a joint step needs a party that all clients share; {OWN}",
+    ("multi_task", "sglr"): f"a joint step needs a party that all clients share; {OWN}",
     ("local", "splitfed_v3"): f"splitfed_v3 averages the server's copies; {WHOLE}",
-    ("local", "blind"): f"one common step needs a party that all clients share; {WHOLE}",
-    ("local", "sglr"): f"one common step needs a party that all clients share; {WHOLE}",
+    ("local", "blind"): f"a joint step needs a party that all clients share; {WHOLE}",
+    ("local", "sglr"): f"a joint step needs a party that all clients share; {WHOLE}",
     **{
         (
             name,

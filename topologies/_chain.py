@@ -1,4 +1,4 @@
-"""Shared by the builders: cut a model and give the pieces names and roles in order."""
+"""Cutting of a model into pieces with names and roles in order, shared by the builders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cut_in_roles(
     chain: Sequence[str] = (),
     sent_inputs: Sequence[str] | None = None,
 ) -> tuple[Segment, ...]:
-    """Cut `model` at `cuts` and give piece i the name `names[i]` and the role `roles[i]`; the rest as for `cut`."""
+    """Return the pieces of `model` cut at `cuts`, piece i with `names[i]` and `roles[i]`; others as in `cut`."""
     pieces = cut(model, cuts, example, output, chain, sent_inputs or ())
     return tuple(
         Segment(name, role, piece.module, piece.inputs, piece.outputs, original=piece.original)
@@ -30,7 +30,7 @@ def cut_in_roles(
 
 
 def only_output(segments: Sequence[Segment]) -> str:
-    """Return the one value that no segment reads: the model's output."""
+    """Return the only value that no segment reads, which is the model's output; raise `InvalidInput` for several."""
     read = {value for s in segments for value in s.inputs}
     finals = [value for s in segments for value in s.outputs if value not in read]
     if len(finals) != 1:
@@ -41,13 +41,13 @@ def only_output(segments: Sequence[Segment]) -> str:
 
 
 def sent_values(segments: Sequence[Segment], sent_inputs: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the values of the arguments `sent_inputs` of the model that `segments` were cut from."""
+    """Return the values of the model's arguments `sent_inputs`, from the `segments` cut from it."""
     original = segments[0].original
     arguments = {} if original is None else original.arguments
     return tuple(value for value, name in arguments.items() if name in (sent_inputs or ()))
 
 
 def model_inputs(segments: Sequence[Segment], role: str) -> dict[str, str]:
-    """Return `role` for every value that no segment makes, the arguments of the model, in the order they are read."""
+    """Return value -> `role` for the arguments of the model, values that no segment computes, in reading order."""
     made = {value for s in segments for value in s.outputs}
     return dict.fromkeys((value for s in segments for value in s.inputs if value not in made), role)

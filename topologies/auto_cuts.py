@@ -1,13 +1,13 @@
-"""Cuts that nobody named: `cut="auto"` and `cuts="auto"` take a place by a fixed rule.
+"""Automatic cuts: `cut="auto"` and `cuts="auto"` choose the places by a fixed rule.
 
-Of the possible places (`splitfed.core.cut_places`) those count that leave every party a weight, and the client at most
-half of the multiply-adds of a row. The cut with the fewest bytes a row, there and back, is taken; of equals the one
-that leaves the client the most multiply-adds, then the latest, as what is released deeper in a model shows less of the
-input. With several cuts the bytes of each by itself are added up, and of equals the client's first cut is the latest,
-all others the earliest. Submodules to depth 2 are looked at, and deeper ones where a container there is never called
-itself (a list of blocks), where more than half of the work lies within one of them, or where no place was found. Where
-no place at all leaves the client half of the work or less, the one that leaves it the least is taken. How much a party
-can tell from what crosses the rule does not measure.
+Candidates are the places (`splitfed.core.cut_places`) that leave every party a weight, and the client at most half of
+the multiply-adds of a row. The rule takes the cut with the fewest bytes a row, forward and back; ties go to the one
+with the most multiply-adds at the client, then to the latest, as a deeper release reveals less of the input. For
+several cuts the bytes of each alone are added up, and ties go to the latest first cut and the earliest others.
+Submodules to depth 2 are searched, and deeper ones if a container there is never called itself (a list of blocks), if
+more than half of the work lies within one of them, or if no place was found. If no place leaves the client half of the
+work or less, the one with the least work at the client is taken. The rule does not measure how much a party can infer
+from what it receives.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from splitfed.core.topology import Topology
 
 AUTO = "auto"
 CLIENT_SHARE = 0.5
-"""The most of a row's multiply-adds, forward, that the client is left with."""
+"""Largest share of a row's forward multiply-adds at the client."""
 _DEPTH = 2  # to which submodules are looked at in any case
 _TRIED = 32
-"""How many choices are tried at a depth, the cheapest first: with several cuts one may be refused beside another."""
+"""Number of choices tried at a depth, the cheapest first: one of several cuts may be incompatible with another."""
 
 
 def asks_auto(model: nn.Module, given: object) -> bool:
-    """Return whether `given`, the cuts of a builder, leaves them to the rule; a submodule of that name goes before."""
+    """Return whether `given`, the cuts of a builder, is "auto"; a submodule of that name takes precedence."""
     asked = isinstance(given, str) and given == AUTO
     return asked and not (isinstance(model, nn.Module) and AUTO in dict(open_wrappers(model)[0].named_modules()))
 
@@ -51,15 +51,15 @@ def with_auto_cuts(
     client_ends: bool = False,
     places_at: Callable[[int], Sequence[CutPlace]] | None = None,
 ) -> Topology:
-    """Return what `build` makes of the `count` cuts of `model` that the rule takes; `cut_choice` says why.
+    """Return the result of `build` for the `count` cuts of `model` that the rule selects; `cut_choice` explains them.
 
     `output` and `sent_inputs` as for `splitfed.cut`. `client_ends`: the client holds the last piece too. `places_at`:
-    depth -> the places to that depth, where they are known already. Raises `InvalidInput` without an example, and where
-    no place is good enough.
+    depth -> the places to that depth, if known already. Raises `InvalidInput` without an example, and if there is no
+    place.
     """
     given = f"cut{'s' * (count > 1)}={AUTO!r}"
     if example is None:
-        raise InvalidInput(f"{given} tries the places of the model on rows of its input; give them as example")
+        raise InvalidInput(f"{given} tries the places of the model on rows of its input; pass such rows as example")
     check_model(model)
     model, _ = open_wrappers(model)
     refused, last = "", deepest(model)
@@ -72,7 +72,7 @@ def with_auto_cuts(
             any(_is_list(model, place) for place in found if place.depth == depth) or _is_coarse(found)
         ):
             continue
-        # Whether no place is light enough is known when all have been seen.
+        # Only at the last depth is it known that no place is within the limit.
         for limited in (True, False)[: 1 + (depth == last)]:
             for chosen in islice(rank_cuts(found, count, client_ends, limited=limited), _TRIED):
                 names = tuple(place.name for place in chosen)
@@ -94,7 +94,7 @@ def rank_cuts(
 ) -> Iterator[tuple[CutPlace, ...]]:
     """Yield all choices of `count` of `places`, in the order they run, that the rule allows, the best one first.
 
-    `limited`: by the client's share of the work; else the least work of the client is what counts first.
+    `limited`: by the client's share of the work; otherwise the least work of the client comes first.
     """
     usable = [place for place in places if place.possible]
     least = min((place.bytes for place in usable), default=0)
@@ -102,14 +102,14 @@ def rank_cuts(
     limit = math.floor(CLIENT_SHARE * total) if limited else total
 
     def key(taken: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
-        """Return what no choice that begins with `taken` undercuts; of a whole choice, its own value."""
+        """Return a lower bound for all choices that begin with `taken`; for a complete choice its own value."""
         nbytes = sum(usable[i].bytes for i in taken) + least * (count - len(taken))
         work = _client_work([usable[i] for i in taken], client_ends and len(taken) == count)
         known = len(taken) == count or (bool(taken) and not client_ends)
         order = tuple(-i if place == 0 else i for place, i in enumerate(taken))
         return (nbytes, -work if known else -limit, order) if limited else (work, nbytes, order)
 
-    # So that the first whole choice that is popped is the best one.
+    # Best-first search: the first complete choice that is popped is the best one.
     pending: list[tuple[tuple[int, int, tuple[int, ...]], tuple[int, ...]]] = [(key(()), ())]
     while pending:
         _, taken = heapq.heappop(pending)
@@ -126,26 +126,26 @@ def rank_cuts(
 
 
 def _is_list(model: nn.Module, place: CutPlace) -> bool:
-    """Return whether a submodule only holds others, which `forward` calls one by one."""
+    """Return whether a submodule is a container whose members `forward` calls one by one."""
     return not place.called and any(True for _ in model.get_submodule(place.name).children())
 
 
 def _is_coarse(places: Sequence[CutPlace]) -> bool:
-    """Return whether more of the work than the client may have lies between two places that follow each other."""
+    """Return whether two successive places have more work between them than the client may have."""
     before = sorted({0, *(place.multiply_adds[0] for place in places if place.possible)})
     total = max((sum(place.multiply_adds) for place in places), default=0)
     return any(after - first > CLIENT_SHARE * total for first, after in pairwise((*before, total)))
 
 
 def _client_work(chosen: Sequence[CutPlace], client_ends: bool) -> int:
-    """Return the multiply-adds of a row before the first of the `chosen`, and behind the last if `client_ends`."""
+    """Return the multiply-adds of a row before the first of the `chosen`, and after the last if `client_ends`."""
     if not chosen:
         return 0
     return chosen[0].multiply_adds[0] + (chosen[-1].multiply_adds[1] if client_ends else 0)
 
 
 def _explain(chosen: Sequence[CutPlace], places: Sequence[CutPlace], depth: int, client_ends: bool) -> str:
-    """Return what was chosen and why, in a line."""
+    """Return one line on the chosen cuts and the reason."""
     names = " and ".join(repr(place.name) for place in chosen)
     possible, nbytes = sum(place.possible for place in places), sum(place.bytes for place in chosen)
     work = _client_work(chosen, client_ends)

@@ -1,7 +1,7 @@
 """Custom: any directed acyclic graph of segments, written as objects or as plain mappings, in any order.
 
-A value is a named tensor: a segment reads some and returns some, a role owns what no segment makes, and a head takes
-the loss on one. Segments are put in the order they run.
+A value is a named tensor: segments read and return values, a role owns each value that no segment returns, and a head
+computes the loss of one. Segments are sorted in the order they run.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def custom(
 ) -> Topology:
     """Return the topology of `segments`, `inputs` (value -> the role that owns it) and `heads`.
 
-    A segment is a `Segment` or a mapping with name, role, module and inputs, and outputs where these are not the one
-    value that bears the segment's name; likewise a `Head`, or a mapping with value and labels, whose role is that of
-    the segment which makes the value. `task` goes to heads that have none. `holders`: roles that hold nothing but
-    labels; any other role of a head must be that of a segment or an input. `sent_inputs`: inputs that others may see as
-    they are, or changed by constants alone. Raises `InvalidInput`.
+    A segment is a `Segment` or a mapping with name, role, module and inputs, and with outputs unless the only one has
+    the segment's name; likewise a `Head`, or a mapping with value and labels, whose default role is that of the segment
+    which computes the value. `task` applies to heads without one. `holders`: roles that hold only labels; any other
+    role of a head must be that of a segment or an input. `sent_inputs`: inputs that other parties may see unchanged, or
+    changed by constants only. Raises `InvalidInput`.
     """
     _check_list("segments", segments)
     _check_list("heads", heads)
@@ -101,7 +101,7 @@ def _names(what: str, given: object) -> tuple[str, ...]:
 
 
 def _sort_segments(segments: Sequence[Segment], inputs: Mapping[str, str]) -> tuple[Segment, ...]:
-    """Return `segments` so that what a segment reads is made before it, otherwise as they stand."""
+    """Return `segments` sorted so that values are computed before they are read, otherwise in the given order."""
     known = [*inputs, *{value for segment in segments for value in segment.outputs}]
     for segment in segments:
         check_names(f"value read by segment {segment.name!r}:", known, *segment.inputs)
@@ -120,7 +120,7 @@ def _sort_segments(segments: Sequence[Segment], inputs: Mapping[str, str]) -> tu
 
 
 def _find_cycle(segments: Sequence[Segment]) -> list[str]:
-    """Return the names of those `segments` that are on a cycle or between two, not of those that wait behind one."""
+    """Return the names of those `segments` that are on a cycle or between two, without those that only follow one."""
     left = list(segments)
     while True:
         read = {value for segment in left for value in segment.inputs}

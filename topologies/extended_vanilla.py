@@ -31,10 +31,10 @@ def extended_vanilla(
     inputs: Mapping[str, Sequence[str]] | None = None,
     sent_inputs: Sequence[str] = (),
 ) -> Topology:
-    """Join what the `bottoms` (role -> module) release at `relay`, run `middle` there and `top` at `server`.
+    """Return the topology that joins the releases of `bottoms` (role -> module) at `relay` and ends at `server`.
 
-    `labels`: the role that holds them; they cross to the server unless it does. `fusion`, `inputs` and
-    `sent_inputs` as for `vertical`.
+    `middle` runs at `relay`, `top` at `server`. `labels`: the role that holds them; they are sent to the server unless
+    it holds them. `fusion`, `inputs` and `sent_inputs` as for `vertical`.
     """
     check_free(bottoms, relay=relay, server=server)
     if relay == server:

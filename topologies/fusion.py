@@ -1,4 +1,4 @@
-"""How the releases of several parties become one: side by side, their sum, their mean, or a module of one's own."""
+"""Fusion of the releases of several parties: concatenation, sum, mean, or a custom module."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Fusion(nn.Module):
         return total if self.how == "sum" else total / len(parts)
 
     def extra_repr(self) -> str:
-        """Return what stands between the brackets."""
+        """Return the fusion's name for `repr`."""
         return self.how
 
 
 @guard_constructor
 class Output(nn.Module):
-    """Runs `module` and hands on one of the values that it returns: `Output(nn.LSTM(4, 8, batch_first=True))`.
+    """Runs `module` and returns one of its several outputs: `Output(nn.LSTM(4, 8, batch_first=True))`.
 
-    at: its place among them; of values inside values the places in turn, such as (1, 0). Raises `InvalidInput` for a
-    recurrent layer that does not take rows first.
+    at: its index among them; for nested outputs a tuple of indices, such as (1, 0). Raises `InvalidInput` for a
+    recurrent layer without `batch_first`.
     """
 
     def __init__(self, module: nn.Module, at: int | Sequence[int] = 0) -> None:
@@ -59,7 +59,7 @@ class Output(nn.Module):
         self.at = (at,) if isinstance(at, (int, np.integer)) else tuple(at)
 
     def forward(self, *values: Tensor) -> Tensor:
-        """Return the value; raises `InvalidInput` where there is none at that place, or no tensor."""
+        """Return the selected output; raise `InvalidInput` if there is none at that index, or no tensor."""
         found = self.module(*values)
         for place in self.at:
             if not isinstance(found, (tuple, list)) or not -len(found) <= place < len(found):
@@ -76,9 +76,9 @@ class Output(nn.Module):
 def bottoms_of(
     bottoms: Mapping[str, nn.Module], inputs: Mapping[str, Sequence[str]] | None = None
 ) -> tuple[tuple[Segment, ...], dict[str, str]]:
-    """Return a segment `bottom_ROLE` for every role, and which role owns which input.
+    """Return a segment `bottom_ROLE` for every role, and input -> the role that owns it.
 
-    A bottom reads its role's `inputs`, in their order: parts of a row, by default the one that is named after the role.
+    A bottom reads its role's `inputs`, in their order: parts of a row, by default the one with the name of the role.
     """
     if not isinstance(bottoms, Mapping) or not bottoms:
         raise InvalidInput("bottoms must name at least one role with its module")
@@ -99,7 +99,7 @@ def bottoms_of(
 def _inputs_of_roles(
     bottoms: Mapping[str, nn.Module], inputs: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[str, ...]]:
-    """Return which inputs every role reads; refuse one that two would own."""
+    """Return role -> the inputs that it reads; raise `InvalidInput` for an input of two roles."""
     for role, names in inputs.items():
         check_names("party in inputs", bottoms, role)
         if isinstance(names, str) or not names or len(set(names)) < len(names):
@@ -115,13 +115,13 @@ def _inputs_of_roles(
 
 
 def fusion_at(role: str, bottoms: tuple[Segment, ...], fusion: str | nn.Module, name: str = "fusion") -> Segment:
-    """Return the segment at `role` that joins what the `bottoms` release, as the value of its own name."""
+    """Return the segment at `role` that joins the releases of the `bottoms` into a value called `name`."""
     module = Fusion(fusion) if isinstance(fusion, str) else fusion
     return Segment(name, role, module, tuple(v for s in bottoms for v in s.outputs), (f"{name}_out",), f"{name}.")
 
 
 def check_free(bottoms: Mapping[str, nn.Module], **others: str) -> None:
-    """Refuse a party that would be one of the feature parties as well."""
+    """Raise `InvalidInput` for a role in `others` that is also a feature party."""
     for what, role in others.items():
         if role in bottoms:
             raise InvalidInput(f"{what}={role!r} is not allowed; that role is a feature party: {', '.join(bottoms)}")

@@ -1,4 +1,4 @@
-"""Heterogeneous clients: segments of different make at the clients, the same shared segments at the others."""
+"""Heterogeneous clients: client segments of different architectures with the same shared segments at other roles."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from splitfed.topologies.fusion import Fusion
 
 
 def heterogeneous(topologies: Sequence[Topology]) -> tuple[Topology, ...]:
-    """Return `topologies`, one a client, for `splitfed.train`, after a check that they meet at their shared roles.
+    """Return `topologies`, one a client, for `splitfed.train`, after a check that their shared roles match.
 
-    The segments of roles without data must hold the very same modules: make the first client's topology, then the
-    others around its server's modules. All must have the same inputs, segments by name and role, values that cross,
-    and heads; what stays within a client may differ. Raises `InvalidInput` that names the client.
+    The segments of roles without data must hold the same module objects: build the first client's topology, then the
+    others around its server's modules. All must have the same inputs, segments by name and role, values on edges, and
+    heads; values within a client may differ. Raises `InvalidInput` that names the client.
     """
     client_topologies = tuple(topologies)
     if not client_topologies:
@@ -35,7 +35,7 @@ def heterogeneous(topologies: Sequence[Topology]) -> tuple[Topology, ...]:
 
 
 def _plan(topology: Topology) -> dict[str, list[str]]:
-    """Return, in words, all in which the clients' topologies must agree."""
+    """Return descriptions of all properties in which the clients' topologies must agree."""
     return {
         "inputs": [f"{value} of {role}" for value, role in topology.inputs.items()],
         "segments": [f"{s.name} at {s.role}" for s in topology.segments],
@@ -56,6 +56,6 @@ def _shared(topology: Topology) -> dict[str, nn.Module]:
 
 
 def _same_module(one: nn.Module, other: nn.Module) -> bool:
-    # Every builder makes a fusion of its own; those without weights do the same work.
+    # Each builder call makes a new fusion; fusions without weights are equivalent.
     fusions = isinstance(one, Fusion) and isinstance(other, Fusion) and one.how == other.how
     return one is other or fusions

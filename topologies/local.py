@@ -1,11 +1,11 @@
-"""Local: the whole model at every client; nothing crosses in a step. What federated methods start from.
+"""Local: the whole model at every client; a step sends nothing. The basis of federated methods.
 
 Paper: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-efficient learning of deep networks from
 decentralized data", AISTATS 2017, where clients hold whole models and only weights are sent.
 
-`cuts` divide the model within the client, so that a method can name what is between its pieces (an embedding). Input
-and output are called `x` and `out` whatever the model calls them: clients with models of different make, one topology
-each, agree in these. Several inputs bear the names of the model's arguments.
+`cuts` divide the model within the client, so that a method can refer to a value between its pieces (an embedding).
+Input and output are called `x` and `out` whatever the model calls them, so that topologies of clients with different
+architectures agree in these. Several inputs have the names of the model's arguments.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def local(
     example: Tensor | Mapping[str, Tensor] | None = None,
     output: str | None = None,
 ) -> Topology:
-    """Leave `model` whole at the client, or in pieces after the submodules `cuts`: body, head, or body1, body2, ....
+    """Return the topology with `model` at the client, whole or cut after `cuts` into body, head, or body1, body2, ....
 
-    `task` defaults to that of the data. `example`: rows of the input; `output`: which result of
-    the model, of several; both as for `splitfed.cut`.
+    `task` defaults to that of the data. `example`: rows of the input; `output`: which result of the model, of several;
+    both as for `splitfed.cut`.
     """
     if not isinstance(cuts, (list, tuple)):
         raise InvalidInput(f"cuts={cuts!r} is not allowed; expected the names of submodules, or none")
@@ -47,7 +47,7 @@ def local(
 
 
 def _arguments(model: nn.Module, example: Tensor | Mapping[str, Tensor] | None) -> tuple[str, ...]:
-    """Return the names of the model's arguments where it needs several, else `x`."""
+    """Return the names of the model's arguments if it needs several, otherwise `x`."""
     if isinstance(example, Mapping):
         names = list(example)
     else:
@@ -58,10 +58,10 @@ def _arguments(model: nn.Module, example: Tensor | Mapping[str, Tensor] | None) 
 
 
 def _rename_values(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """Return `segments` with an only input called `x` and their one output `out`."""
+    """Return `segments` with a single input renamed to `x` and their output to `out`."""
     inputs = model_inputs(segments, "client")
     ends = {**(dict.fromkeys(inputs, "x") if len(inputs) == 1 else {}), only_output(segments): "out"}
-    # A value between the pieces that has one of the two names gives it up.
+    # A value between the pieces with one of the two names is renamed.
     ends = {"x": "x_", "out": "out_", **ends}
     return tuple(
         replace(s, inputs=tuple(ends.get(v, v) for v in s.inputs), outputs=tuple(ends.get(v, v) for v in s.outputs))

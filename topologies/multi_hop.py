@@ -3,11 +3,11 @@
 Paper: Vepakomma, Gupta, Swedish, Raskar, "Split learning for health: distributed deep learning without sharing raw
 patient data", 2018, figure 3c ("Tor-like").
 
-Messages name their sender, their receiver and a number that tells one client's messages from another's but is not the
-client's; what the order or the number of its batches tells about a client is not hidden. Labels are relayed hop by hop
-to the server (each hop sees them), stay with the client, which then holds the last piece of the model and is the
-server's neighbor too, or belong to the server: then every client has a server of its own, as it has data of its own,
-and the last hop can tell the clients by their servers.
+Messages name their sender, their receiver and a pseudonymous number that distinguishes the clients; the order and the
+number of a client's batches are not hidden. Labels are relayed hop by hop to the server (each hop sees them), stay with
+the client, which then holds the last piece of the model and is the server's neighbour too, or belong to the server:
+then every client has a server of its own, as it has data of its own, and the last hop can identify the clients by their
+servers.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def multi_hop(
     output: str | None = None,
     sent_inputs: Sequence[str] | None = None,
 ) -> Topology:
-    """Cut `model` after the submodules `cuts`, one more than there are hops, and give each piece to the next party.
+    """Return the topology of `model` cut after `cuts`, one more than there are hops, with each piece at the next party.
 
-    `roles`: client, hops and server in order (default: client, hop1, ..., server). `labels`: "relayed" from the
-    client through the hops to the server; "client": the client keeps them and gets the last piece, the last cut being
-    the way back to it; "server": the server owns them. A value that a later party reads is handed on, and seen, by
-    those between. `example`: rows of the input; `output`: which result of the model, of several; `sent_inputs`:
-    inputs that others may read; all three as for `splitfed.cut`. "auto" takes as many cheap cuts as `roles` ask for, by
-    the rule of `splitfed.topologies.auto_cuts`; without `roles` there is one hop.
+    `roles`: client, hops and server in order (default: client, hop1, ..., server). `labels`: "relayed" from the client
+    through the hops to the server; "client": the client keeps them and gets the last piece, which the last cut leads
+    back to; "server": the server owns them. A value that a later party reads is forwarded, and seen, by those between.
+    `example`: rows of the input; `output`: which result of the model, of several; `sent_inputs`: inputs that others may
+    read; all three as for `splitfed.cut`. "auto" takes as many cheap cuts as `roles` need, by the rule of
+    `splitfed.topologies.auto_cuts`; without `roles` there is one hop.
     """
     check_names("labels of a multi-hop topology", LABELS, labels)
     if asks_auto(model, cuts):

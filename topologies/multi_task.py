@@ -3,7 +3,7 @@
 Paper: Vepakomma, Gupta, Swedish, Raskar, "Split learning for health: distributed deep learning without sharing raw
 patient data", 2018, figure 3b.
 
-Every server receives every feature party's release and joins them itself; the gradients of all tasks meet at the
+Every server receives every feature party's release and joins them itself; the gradients of all tasks are added at the
 feature parties.
 """
 
@@ -29,11 +29,11 @@ def multi_task(
     inputs: Mapping[str, Sequence[str]] | None = None,
     sent_inputs: Sequence[str] = (),
 ) -> Topology:
-    """Give the releases of the `bottoms` (role -> module) to every server of `tops` (role -> module).
+    """Return the topology that sends the releases of `bottoms` to every server of `tops`, each role -> module.
 
-    `targets`: server -> the label set it learns (None: the data's main one); `labels`: server -> the role that holds
-    those labels (default: the server itself); `weights`: server -> what its loss is multiplied by (default: 1).
-    `fusion` as for `vertical`, by name, since every server needs one of its own, `inputs` and `sent_inputs` as there.
+    `targets`: server -> the label set it is trained on (None: the data's main one); `labels`: server -> the role that
+    holds those labels (default: the server itself); `weights`: server -> factor of its loss (default: 1). `fusion` as
+    for `vertical`, by name only, since every server needs its own; `inputs` and `sent_inputs` as there.
     """
     if not isinstance(tops, Mapping) or not tops:
         raise InvalidInput("tops must name at least one server with its module")
@@ -45,7 +45,7 @@ def multi_task(
         check_free(bottoms, server=server)
         if server not in targets:
             raise InvalidInput(
-                f"targets says nothing of server {server!r}; expected a label set, or None for the main one"
+                f"targets has no entry for server {server!r}; expected a label set, or None for the main one"
             )
         joined = fusion_at(server, parties, fusion, f"fusion_{server}")
         out = f"out_{server}"

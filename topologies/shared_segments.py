@@ -1,7 +1,7 @@
-"""Shared segments: what clients of different make have in common is made one, where it does the same for all of them.
+"""Shared segments of clients with different models: segments that are equivalent for all clients become one.
 
-Every client's model is cut by itself, so that each topology has a server of its own. Where these are of one make, the
-first client's takes the place of all others, and so do its names of values.
+Every client's model is cut separately, so that each topology has a server of its own. If these have the same
+architecture, the first client's server and its names of values replace all others.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from splitfed.core.topology import Segment, Topology
 def share_segments(topologies: Sequence[Topology], rows: Mapping[str, Tensor]) -> tuple[Topology, ...]:
     """Return `topologies`, one a client, with the first client's segments at roles that all clients share.
 
-    `rows`: value -> (n, ...) of every input of the first. A shared segment must be of one make: weights of the same
-    shapes in the same order, and the same numbers out of the same numbers in, once the weights are the same, in
-    training and evaluation. One topology for several clients stays one. Raises `InvalidInput` that names the client.
+    `rows`: value -> (n, ...) of every input of the first. A shared segment must have the same architecture: weights of
+    the same shapes in the same order, and with equal weights the same outputs for the same inputs, in training and
+    evaluation. One topology for several clients is kept. Raises `InvalidInput` that names the client.
     """
     first = topologies[0]
     shared = [s.name for s in first.segments if s.role not in first.data_roles]
@@ -38,7 +38,7 @@ def share_segments(topologies: Sequence[Topology], rows: Mapping[str, Tensor]) -
 def _join(
     first: Topology, topology: Topology, shared: Sequence[str], arriving: Mapping[str, Sequence[Tensor]], who: str
 ) -> Topology:
-    """Return `topology` with the `shared` segments and the values' names of `first`."""
+    """Return `topology` with the `shared` segments of `first`, and its names of their values."""
     names, wanted = ([f"{s.name} at {s.role}" for s in t.segments] for t in (topology, first))
     if names != wanted:
         raise InvalidInput(f"{who} has segments {names}; the first client has {wanted}")
@@ -57,7 +57,7 @@ def _join(
         if own.name in shared:
             _check_same(own, of_first, arriving[own.name], who)
         kept = of_first if own.name in shared else own
-        # The model that a segment was cut from has been compared with its pieces; with the first's it is another one.
+        # The comparison of the original model with its pieces does not hold for pieces of the first client.
         segments.append(replace(kept, inputs=of_first.inputs, outputs=of_first.outputs, original=None))
     return replace(
         topology,
@@ -69,7 +69,7 @@ def _join(
 
 
 def _with_distinct_names(segments: Sequence[Segment], shared: Sequence[str]) -> tuple[Segment, ...]:
-    """Return `segments`, those that are not `shared` with their names as prefixes where weights bear the same names."""
+    """Return `segments`, where unshared ones get their name as a prefix if names of weights collide."""
     keys = [{s.full(key) for key in s.module.state_dict()} for s in segments]
     taken = {key for s, own in zip(segments, keys, strict=True) if s.name in shared for key in own}
     if not any(own & taken for s, own in zip(segments, keys, strict=True) if s.name not in shared):
@@ -78,9 +78,9 @@ def _with_distinct_names(segments: Sequence[Segment], shared: Sequence[str]) -> 
 
 
 def _check_same(own: Segment, of_first: Segment, arriving: Sequence[Tensor], who: str) -> None:
-    """Refuse a shared segment of another make than the first client's."""
-    refusal = f"segment {own.name!r}, which clients share, is of another make for {who} than for the first client"
-    advice = "cut these models so that they end alike, or leave them whole (topology 'local')"
+    """Raise `InvalidInput` for a shared segment that differs in architecture from the first client's."""
+    refusal = f"segment {own.name!r}, which clients share, has another architecture for {who} than for the first client"
+    advice = "cut these models so that their last pieces match, or leave them whole (topology 'local')"
     mine, theirs = _describe_state(own.module), _describe_state(of_first.module)
     if mine != theirs:
         raise InvalidInput(f"{refusal} (weights {', '.join(mine)}, not {', '.join(theirs)}): {advice}")
@@ -94,11 +94,11 @@ def _check_same(own: Segment, of_first: Segment, arriving: Sequence[Tensor], who
         except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
             raise InvalidInput(f"{refusal} ({first_line(error)}): {advice}") from error
         if len(results[0]) != len(results[1]) or not all(map(torch.equal, *results)):
-            raise InvalidInput(f"{refusal} (other numbers from the same weights): {advice}")
+            raise InvalidInput(f"{refusal} (different outputs with the same weights): {advice}")
 
 
 def _describe_state(module: nn.Module) -> list[str]:
-    """Return the shapes of weights and buffers in their order, and which weights are frozen."""
+    """Return the shapes of weights and buffers in order, and which weights are frozen."""
     weights = [(p, "" if p.requires_grad else " frozen") for p in module.parameters()]
     state = [*weights, *((buffer, " buffer") for buffer in module.buffers())]
     return [f"{'x'.join(map(str, tensor.shape)) or 'a number'}{kind}" for tensor, kind in state]
@@ -115,7 +115,7 @@ def _run(module: nn.Module, arriving: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _arriving_values(topology: Topology, rows: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
-    """Return segment -> what reaches it of `rows`, by copies in evaluation mode."""
+    """Return segment -> its inputs for `rows`, computed by copies in evaluation mode."""
     values, arriving = dict(rows), {}
     for segment in topology.segments:
         arriving[segment.name] = [values[name] for name in segment.inputs]

@@ -28,13 +28,13 @@ def u_shaped(
     sent_inputs: Sequence[str] | None = None,
     encryption: SecureComputation | None = None,
 ) -> Topology:
-    """Cut `model` after the submodules `cuts`, an even number of them: client and server take turns along it.
+    """Return the topology of `model` cut after an even number of `cuts`, with pieces at client and server in turn.
 
-    Two cuts give bottom and head at the client, middle at the server; every two more another round trip. Labels and
-    loss stay with the client. `task` defaults to that of the data. `example`: rows of the input; `output`: which
-    result of the model, of several; `sent_inputs`: inputs that the server may read; all three as for `splitfed.cut`.
-    `encryption`: the client's keys, under which the server computes on ciphertexts alone; None: everything in plain.
-    "auto" takes two cheap cuts by the rule of `splitfed.topologies.auto_cuts`.
+    Two cuts give bottom and head at the client, middle at the server; every further two another round trip. Labels and
+    loss stay with the client. `task` defaults to that of the data. `example`: rows of the input; `output`: which result
+    of the model, of several; `sent_inputs`: inputs that the server may read; all three as for `splitfed.cut`.
+    `encryption`: settings under which the server computes on ciphertexts only; None: everything in plain. "auto" takes
+    two cheap cuts by the rule of `splitfed.topologies.auto_cuts`.
     """
     if asks_auto(model, cuts):
         return with_auto_cuts(

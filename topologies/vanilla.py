@@ -25,11 +25,11 @@ def vanilla(
     output: str | None = None,
     sent_inputs: Sequence[str] | None = None,
 ) -> Topology:
-    """Cut `model` after the submodule `cut`: bottom at the client, top at the server.
+    """Return the topology of `model` cut after the submodule `cut`: bottom at the client, top at the server.
 
-    The labels belong to the client and cross to the server as messages at every step. `task` defaults to that of the
-    data. `example`: rows of the input; `output`: which result of the model, of several; `sent_inputs`: inputs that the
-    server may read as they are; all three as for `splitfed.cut`. "auto" takes the cheapest place by the rule of
+    The labels belong to the client and are sent to the server at every step. `task` defaults to that of the data.
+    `example`: rows of the input; `output`: which result of the model, of several; `sent_inputs`: inputs that the server
+    may read unchanged; all three as for `splitfed.cut`. "auto" takes the cheapest place by the rule of
     `splitfed.topologies.auto_cuts`.
     """
     if asks_auto(model, cut):

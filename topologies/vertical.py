@@ -30,14 +30,14 @@ def vertical(
     inputs: Mapping[str, Sequence[str]] | None = None,
     sent_inputs: Sequence[str] = (),
 ) -> Topology:
-    """Join what the `bottoms` (role -> module) release at `server`, and run `top` on it.
+    """Return the topology that joins the releases of `bottoms` (role -> module) at `server`, and runs `top` on them.
 
-    `labels`: the role that holds them: a feature party, a party with labels only, or the server itself; they cross to
-    the server unless it holds them, or unless `head`, the last piece of the model, stands at the label party: then
-    the loss is computed there and they stay. `fusion`: "concat", "sum", "mean" or a module that takes all releases.
-    `inputs`: role -> the features that its bottom takes, in the order of its arguments (default: the one called like
-    the role). Bottoms may be of any make, each of its own; each returns one tensor, (rows, ...), see `Output`.
-    `sent_inputs`: features that the server may see as they are, or changed by constants alone.
+    `labels`: the role that holds them: a feature party, a party with labels only, or the server itself; they are sent
+    to the server unless it holds them, or unless `head`, the last piece of the model, is at the label party: then the
+    loss is computed there and they stay. `fusion`: "concat", "sum", "mean" or a module that takes all releases.
+    `inputs`: role -> the features that its bottom takes, in the order of its arguments (default: the one with the name
+    of the role). Bottoms may have different architectures; each returns one tensor, (rows, ...), see `Output`.
+    `sent_inputs`: features that the server may see unchanged, or changed by constants only.
     """
     check_free(bottoms, server=server)
     parties, owners = bottoms_of(bottoms, inputs)

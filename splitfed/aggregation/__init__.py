@@ -1,4 +1,4 @@
-"""Fusions: how servers make one model of what several clients trained; one a file; imported on first use."""
+"""Aggregation rules: how a server combines the weights of several clients; one rule a file, imported on first use."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The contract of an aggregation rule: how the tensors of several parties become one set, at either server."""
+"""The contract of an aggregation rule: how the tensors of several parties are combined into one set by a server."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from splitfed.core.errors import InvalidInput, check_fields
 
 
 class Accumulator(Protocol):
-    """Takes one part after another, and makes one of them."""
+    """Receives the tensors of one party after another and returns their aggregate."""
 
     def add(self, tensors: Mapping[str, Tensor], share: float) -> None:
-        """Take one party's tensors; the shares of all parties add up to one."""
+        """Add one party's tensors with its weight `share`; the shares of all parties add up to one."""
 
     def value(self) -> dict[str, Tensor]:
-        """Return the fused tensors, each in its own type."""
+        """Return the aggregate, each tensor in the data type in which it was added."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AggregationRule:
-    """Base of all fusions: a subclass writes `fuse`, and `check` where it needs a number of parties.
+    """Base of all aggregation rules: a subclass implements `fuse`, and `check` where it needs a number of parties.
 
-    What is fused is all that one role's party sends, as one vector: real numbers only, batch-norm statistics among
-    them where the schedule sends those. Of whole numbers (counts of batches) the largest is kept, as in the mean.
-    Every part is held in memory until all are there. A role that a server averages is fused by itself: two servers do
-    not tell each other whom they left out.
+    The rule is applied to one role at a time. All floating-point tensors that a party of this role sends (batch-norm
+    statistics too, where the schedule sends those) form one vector. Of integer tensors (counts of batches) the largest
+    value is kept, as in the mean. All vectors are held in memory until the last has arrived. Two servers choose
+    independently which clients they leave out.
     """
 
     def __post_init__(self) -> None:
-        """Refuse parameters that are not what their fields require."""
+        """Raise `InvalidInput` for parameters that the metadata of their fields do not allow."""
         check_fields(self)
 
     @property
     def by_itself(self) -> bool:
-        """Whether it reads every part by itself, which a secure sum hides."""
+        """True if the rule reads every upload separately, so that it cannot be combined with a secure sum."""
         return True
 
     def check(self, parts: int) -> None:
-        """Refuse a number of parts that cannot be fused."""
+        """Raise `InvalidInput` if the rule cannot aggregate the uploads of `parts` parties."""
 
     def start(self) -> Accumulator:
-        """Return an empty gathering."""
+        """Return an empty accumulator."""
         return VectorAccumulator(self)
 
     def fuse(self, rows: Tensor, shares: Tensor) -> Tensor:
-        """Fuse `rows`: (parts, numbers) in double precision, with `shares`: (parts,), to (numbers,)."""
+        """Aggregate `rows`, (parts, numbers) in double precision, with weights `shares`, (parts,), to (numbers,)."""
         raise NotImplementedError
 
 
 class VectorAccumulator:
-    """Keeps every part, and has `fusion` fuse them as vectors."""
+    """Accumulator that keeps every party's tensors and aggregates them as vectors by the rule `fusion`."""
 
     def __init__(self, fusion: AggregationRule) -> None:
         self._fusion = fusion
@@ -62,15 +62,15 @@ class VectorAccumulator:
         self._shares: list[float] = []
 
     def add(self, tensors: Mapping[str, Tensor], share: float) -> None:
-        """Keep a copy of one part."""
+        """Keep a copy of one party's tensors."""
         if self._parts and set(tensors) != set(self._parts[0]):
             name = min(set(tensors) ^ set(self._parts[0]))
-            raise InvalidInput(f"{name!r} is not in every part to be fused")
+            raise InvalidInput(f"{name!r} is missing from the upload of at least one client")
         self._parts.append({name: tensor.clone() for name, tensor in tensors.items()})
         self._shares.append(share)
 
     def value(self) -> dict[str, Tensor]:
-        """Return the fused tensors."""
+        """Return the aggregate, each tensor in the data type in which it was added."""
         self._fusion.check(len(self._parts))
         first = self._parts[0]
         if any(tensor.is_meta for tensor in first.values()):

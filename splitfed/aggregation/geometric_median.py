@@ -19,12 +19,15 @@ from splitfed.aggregation.base import AggregationRule
 from splitfed.core.errors import check_count, require_count, require_number
 
 FALL = 1e-9
-"""The least relative fall of the sum of distances for which there is another step."""
+"Weiszfeld steps end when the sum of distances falls by less than this fraction of itself."
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeometricMedian(AggregationRule):
-    """Uploads with less than half of the weight cannot carry it away; `smoothing` is in units of the weights."""
+    """Geometric median, weighted by the clients' shares; `smoothing` is a distance in units of the weights.
+
+    Uploads that hold less than half of the total weight can move it by a bounded distance only.
+    """
 
     steps: int = field(default=200, metadata=require_count("geometric_median steps", low=1))
     smoothing: float = field(
@@ -32,7 +35,7 @@ class GeometricMedian(AggregationRule):
     )
 
     def check(self, parts: int) -> None:
-        """Refuse fewer than three: between two, every point is a median."""
+        """Raise `InvalidInput` for fewer than three parties: of two, every point between them is a geometric median."""
         check_count("clients to take the geometric median of", parts, low=3)
 
     def fuse(self, rows: Tensor, shares: Tensor) -> Tensor:

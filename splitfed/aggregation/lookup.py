@@ -1,4 +1,4 @@
-"""What `aggregation` and `secure` mean: names and tables, as TOML gives them, become values."""
+"""Conversion of the settings `aggregation` and `secure`, names and tables as TOML gives them, into values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from splitfed.secure_sum.base import SecureSumPlan
 
 
 def aggregation_of(given: object, find: Callable[[str, str], Any] = load) -> AggregationRule:
-    """Return the aggregation rule called so, or the one that a table with a name and parameters describes.
+    """Return the aggregation rule of this name, or the one that a table with a name and parameters describes.
 
-    `find`: what a name means among a kind, as `registry.load`.
+    `find(kind, name)` resolves a name, as `registry.load` does. Raises `InvalidInput` for anything else.
     """
     if isinstance(given, AggregationRule):
         return given
@@ -26,10 +26,10 @@ def aggregation_of(given: object, find: Callable[[str, str], Any] = load) -> Agg
 
 
 def secure_of(given: object) -> SecureSumPlan | Literal[False]:
-    """Return the secure sum that is meant; False for none.
+    """Return the secure sum that `given` describes; False for none.
 
-    `given`: a plan, true (by masks) or false, a name ("masks", "ckks"), or a table of a plan's parameters, in which
-    `name` says which kind (default "masks"). Raises `InvalidInput` for anything else.
+    `given`: a plan, true (pairwise masks) or false, a name ("masks", "ckks"), or a table of a plan's parameters, whose
+    `name` gives the kind (default "masks"). Raises `InvalidInput` for anything else.
     """
     if isinstance(given, SecureSumPlan) or given is False:
         return given
@@ -47,14 +47,14 @@ def secure_of(given: object) -> SecureSumPlan | Literal[False]:
 
 @cache
 def kinds_of_sums() -> tuple[frozenset[str], frozenset[str]]:
-    """Return the kinds of messages of all secure sums: `sums` and `overhead` of `SecureSumPlan`."""
+    """Return the message kinds of all secure sums as two sets: `sums` and `overhead` of `SecureSumPlan`."""
     plans: list[type[SecureSumPlan]] = [resolve(target) for target in EXTENSIONS["secure_sums"].values()]
     sums, overhead = ([getattr(plan, which) for plan in plans] for which in ("sums", "overhead"))
     return frozenset().union(*sums), frozenset().union(*overhead)
 
 
 def named_table(what: str, given: object, others: str) -> Mapping[str, Any]:
-    """Return what is `given` for `what`, a name or a table with one, as a table; refuse anything else."""
+    """Return `given`, a name or a table with the key `name`, as a table; raise `InvalidInput` for anything else."""
     table = {"name": given} if isinstance(given, str) else given
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
         raise InvalidInput(
@@ -64,7 +64,7 @@ def named_table(what: str, given: object, others: str) -> Mapping[str, Any]:
 
 
 def parameters_of_table(what: str, kind: type[Any], table: Mapping[str, Any], *besides: str) -> dict[str, Any]:
-    """Return the parameters of `kind` that `table` gives; refuse others that are not among `besides` either."""
+    """Return the parameters of `kind` in `table`; raise `InvalidInput` for keys other than these and `besides`."""
     allowed = [field.name for field in fields(kind)]
     for name in table:
         if name not in (*allowed, *besides):

@@ -3,7 +3,8 @@
 Paper: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of deep networks from
 decentralized data", AISTATS 2017.
 
-One part after another is added up, so the memory does not grow with the clients. One client can move it anywhere.
+Uploads are added up as they arrive, so memory does not grow with the number of clients. The mean is not robust: a
+single client can move it to any value.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from splitfed.aggregation.running_mean import RunningMean
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedMean(AggregationRule):
-    """The mean, weighted by examples where the schedule weighs."""
+    """Mean of the uploads, weighted by the number of examples where the schedule asks for that."""
 
     @property
     def by_itself(self) -> bool:
-        """A sum is all that it needs."""
+        """False: the sum of the uploads suffices."""
         return False
 
     def start(self) -> Accumulator:
-        """Return a running sum."""
+        """Return an empty running mean."""
         return RunningMean()

@@ -1,4 +1,4 @@
-"""The weighted mean of several parties' tensors, gathered one party at a time."""
+"""The weighted mean of several parties' tensors, added up one party at a time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from splitfed.core.errors import InvalidInput
 
 
 class RunningMean:
-    """Adds up `share * tensor` in double precision; a single part of share 1 comes back bit for bit.
+    """Sum of `share * tensor` in double precision; a single upload of share 1 is returned bit for bit.
 
-    Whole numbers (a batch norm's count of batches) have no mean: the largest is kept.
+    Integer tensors (a batch norm's count of batches) are not averaged: the largest value is kept.
     """
 
     def __init__(self) -> None:
@@ -21,14 +21,14 @@ class RunningMean:
         self._dtypes: dict[str, torch.dtype] = {}
 
     def add(self, tensors: Mapping[str, Tensor], share: float) -> None:
-        """Add one part; the shares of all parts add up to one."""
+        """Add one party's tensors; the shares of all parties add up to one."""
         for name, tensor in tensors.items():
             self._dtypes[name] = tensor.dtype
             if name in self._sums and self._sums[name].shape != tensor.shape:
                 shapes = f"{tuple(self._sums[name].shape)} and {tuple(tensor.shape)}"
                 raise InvalidInput(
-                    f"{name!r} has the shapes {shapes} at two clients, which have no mean: keep it of one shape, or "
-                    "train by a schedule that hands segments on (sequential)"
+                    f"{name!r} has the shapes {shapes} at two clients and cannot be averaged: give it one shape, or "
+                    "take a schedule that hands segments on (sequential)"
                 )
             if not tensor.is_floating_point():
                 kept = self._sums.get(name)
@@ -39,7 +39,7 @@ class RunningMean:
                 self._sums[name] = tensor.to(torch.float64, copy=True).mul_(share)
 
     def value(self) -> dict[str, Tensor]:
-        """Return the mean, each tensor in its own type."""
+        """Return the mean, each tensor in the data type in which it was added."""
         return {name: total.to(self._dtypes[name]) for name, total in self._sums.items()}
 
 

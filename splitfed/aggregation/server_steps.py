@@ -4,9 +4,10 @@ Paper: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan, "Adaptive
 algorithm 2 (FedAdagrad, FedAdam, FedYogi); Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution
 for federated visual classification", 2019 (FedAvgM).
 
-d is the way from w, what the aggregation server held before a round, to the aggregate of the round's uploads. Adaptive
-steps keep m <- beta1 m + (1 - beta1) d, from zero, and v, from tau^2, and move by rate m / (sqrt(v) + tau); no bias is
-corrected, as in the paper. All in double precision, number by number; m and v are kept by the aggregation server.
+d is the aggregate of the round's uploads minus w, the weights of the aggregation server before the round. Adaptive
+steps keep m <- beta1 m + (1 - beta1) d, which starts at zero, and v, which starts at tau^2, and move w by rate m /
+(sqrt(v) + tau), without bias correction, as in the paper. All is computed element by element in double precision; the
+aggregation server keeps m and v from round to round.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ BETA2 = require_number("server_step beta2", low=0.0, high=1.0, open_high=True)
 
 @dataclass(frozen=True, kw_only=True)
 class ServerStep:
-    """Base of all server steps: `rate` > 0, the paper's eta; a subclass writes `move`."""
+    """Base of all server steps: `rate` > 0 is the paper's eta; a subclass implements `move`."""
 
     rate: float = field(default=1.0, metadata=RATE)
 
     def __post_init__(self) -> None:
-        """Refuse parameters that are not what their fields require."""
+        """Raise `InvalidInput` for parameters that the metadata of their fields do not allow."""
         check_fields(self)
 
     def move(self, change: Tensor, memory: Memory) -> Tensor:
-        """Return by what one weight moves; `change`: the clients' mean change, in double precision.
+        """Return the amount to add to one weight tensor; `change`: the clients' mean change of it, in double precision.
 
-        `memory`: what is kept of this weight from round to round, empty at first, of the shape of `change`.
+        `memory`: the state kept for this weight between rounds, tensors of the shape of `change`; empty at first.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgM(ServerStep):
-    """v <- momentum v + d, and w moves by rate v; `momentum` in [0, 1). At 0 with rate 1 it is no step of its own."""
+    """v <- momentum v + d; w moves by rate v. `momentum` in [0, 1); momentum 0 with rate 1 is plain averaging."""
 
     momentum: float = field(default=0.9, metadata=require_number("fedavgm momentum", low=0.0, high=1.0, open_high=True))
 
@@ -59,14 +60,14 @@ class FedAvgM(ServerStep):
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveStep(ServerStep):
-    """`beta1` in [0, 1) of the mean change, `tau` > 0 beside the root; a subclass writes how v follows d squared."""
+    """Base of the adaptive steps: `beta1` in [0, 1), `tau` > 0 in the denominator; a subclass implements `follow`."""
 
     rate: float = field(default=0.01, metadata=RATE)
     beta1: float = field(default=0.9, metadata=BETA1)
     tau: float = field(default=1e-3, metadata=require_number("server_step tau", low=0.0, open_low=True))
 
     def follow(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return the new v; `square`: d squared."""
+        """Return the new v from `v` and `square`, which is d squared."""
         raise NotImplementedError
 
     def move(self, change: Tensor, memory: Memory) -> Tensor:
@@ -85,7 +86,7 @@ class FedAdagrad(AdaptiveStep):
     beta1: float = field(default=0.0, metadata=BETA1)
 
     def follow(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return the sum of all squares."""
+        """Return v + d^2, the sum of all squares."""
         return v + square
 
 
@@ -96,7 +97,7 @@ class FedAdam(AdaptiveStep):
     beta2: float = field(default=0.99, metadata=BETA2)
 
     def follow(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return the running mean of the squares."""
+        """Return the exponential moving average of the squares."""
         return self.beta2 * v + (1 - self.beta2) * square
 
 
@@ -107,7 +108,7 @@ class FedYogi(AdaptiveStep):
     beta2: float = field(default=0.99, metadata=BETA2)
 
     def follow(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return v, moved towards the square by no more than a share of the square."""
+        """Return v moved towards the square by (1 - beta2) times the square."""
         return v - (1 - self.beta2) * square * torch.sign(v - square)
 
 
@@ -120,7 +121,7 @@ SERVER_STEPS: Mapping[str, type[ServerStep]] = {
 
 
 def server_step_of(given: object) -> ServerStep | None:
-    """Return the server step called so, or the one that a table with a name and parameters describes; None: none."""
+    """Return the server step of this name, or the one that a table with name and parameters describes, or None."""
     if given is None or isinstance(given, ServerStep):
         return given
     table = named_table("server_step", given, "a ServerStep, or None")

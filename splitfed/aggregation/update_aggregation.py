@@ -1,4 +1,4 @@
-"""How an aggregation server aggregates what the clients of a method upload: rule, secure sum, quorum, server step."""
+"""How an aggregation server aggregates the uploads of a federated method: rule, secure sum, quorum, server step."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from splitfed.secure_sum.base import SecureSumPlan
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateAggregation:
-    """How a federated method makes one update of its clients' uploads.
+    """Settings by which a federated method aggregates its clients' uploads.
 
     `rule`: a name among the aggregation rules, a table with the name and its parameters, or an `AggregationRule`.
 
-    `secure`: whether the aggregation server is to learn the sum of the uploads alone: true or "masks", "ckks", a table
-    with such a name and parameters, or a `SecureSumPlan`. `quorum`: how many clients, a number or a fraction of those
-    asked, must finish a round; where fewer do, nobody uploads and what the aggregation server holds stays what it was.
-    `server_step`: how the aggregation server moves towards the aggregate (a name, a table, or a `ServerStep`); None:
-    the aggregate is what it holds.
+    `secure`: whether the aggregation server learns the sum of the uploads only: true or "masks", "ckks", a table with
+    such a name and parameters, or a `SecureSumPlan`. `quorum`: how many clients, as a number or as a fraction of those
+    selected, must finish a round; if fewer do, no client uploads and the aggregation server's weights do not change.
+    `server_step`: how the aggregation server moves towards the aggregate (a name, a table, or a `ServerStep`); None: it
+    takes the aggregate itself.
     """
 
     rule: str | Mapping[str, Any] | AggregationRule = "mean"
@@ -35,13 +35,15 @@ class UpdateAggregation:
     server_step: str | Mapping[str, Any] | ServerStep | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what there is not, and a rule that reads what a secure sum hides; names and tables become values."""
+        """Raise `InvalidInput` for unknown settings, and for a rule that reads single uploads under a secure sum."""
         check_part("quorum", self.quorum)
         object.__setattr__(self, "rule", aggregation_of(self.rule))
         object.__setattr__(self, "secure", secure_of(self.secure))
         object.__setattr__(self, "server_step", server_step_of(self.server_step))
         if self.secure and self._rule.by_itself:
-            raise InvalidInput(f"rule={self.rule!r} reads every upload, of which secure shows the sum only: take one")
+            raise InvalidInput(
+                f"rule={self.rule!r} reads every upload, but secure shows the server their sum only: set one"
+            )
 
     @property
     def _rule(self) -> AggregationRule:
@@ -49,11 +51,11 @@ class UpdateAggregation:
 
     @property
     def sum(self) -> SecureSumPlan | None:
-        """The secure sum; None where uploads cross in the clear."""
+        """The secure sum; None where uploads are sent in the clear."""
         return secure_of(self.secure) or None
 
     def settings(self) -> dict[str, object]:
-        """Return what differs from a plain mean of all that finish, by name."""
+        """Return the settings that differ from a plain mean of all clients that finish: name -> value."""
         found: dict[str, object] = {"rule": self._rule} if self._rule.by_itself else {}
         if self.quorum != 1 or not is_count(self.quorum):
             found["quorum"] = self.quorum
@@ -61,13 +63,13 @@ class UpdateAggregation:
         return found | {name: one for name, one in others.items() if one is not None}
 
     def required(self, asked: int) -> int:
-        """Return how many of the clients `asked` must finish: the quorum, and what a secure sum needs."""
+        """Return how many of `asked` selected clients must finish: the larger of quorum and what a secure sum needs."""
         return max(part_of(self.quorum, asked), 0 if self.sum is None else self.sum.required_members(asked))
 
     def check(self, asked: int, leaving: bool) -> None:
-        """Refuse a quorum that can never be met, and a rule or a secure sum that cannot do with so few clients.
+        """Raise `InvalidInput` for a quorum that cannot be met, and for too few clients for the rule or the secure sum.
 
-        `asked`: how many clients take part in a round; `leaving`: whether some of them may drop out.
+        `asked`: the number of clients selected for a round; `leaving`: whether some of them may drop out.
         """
         if is_count(self.quorum) and self.quorum > asked:
             raise InvalidInput(f"quorum={self.quorum} is not allowed; {asked} clients take part in a round")
@@ -77,15 +79,16 @@ class UpdateAggregation:
             self.sum.check(asked)
 
     def start(self) -> Accumulator:
-        """Return an empty gathering of uploads."""
+        """Return an empty accumulator of uploads."""
         return self._rule.start()
 
     def move(
         self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], names: Iterable[str], memory: dict[str, Memory]
     ) -> dict[str, Tensor]:
-        """Return what the aggregation server holds after a round that led from `before` to the aggregate `after`.
+        """Return the aggregation server's tensors after a round, given those `before` it and the aggregate `after` it.
 
-        Weights in `names` take the server step, each with what `memory` keeps of it; all else is the aggregate.
+        Weights in `names` take the server step, whose state is read from and kept in `memory`; others are the
+        aggregate.
         """
         step, moved = server_step_of(self.server_step), dict(after)
         for name in names:
@@ -98,7 +101,7 @@ class UpdateAggregation:
 
 
 def update_aggregation_of(given: object) -> UpdateAggregation:
-    """Return the settings that `given` stands for; None: a plain mean.
+    """Return the aggregation settings that `given` describes; None: a plain mean.
 
     `given`: a rule, its name or its table, a table of settings, or the settings. Raises `InvalidInput` for others.
     """

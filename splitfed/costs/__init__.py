@@ -1,1 +1,1 @@
-"""What a run costs: bytes, operations, memory, simulated time, and the formulas of the papers."""
+"""Costs of a run: bytes, operations, memory, simulated time, and the formulas of the papers."""

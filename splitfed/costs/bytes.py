@@ -1,9 +1,9 @@
-"""Predicted bytes: what a step of a topology must send, from shapes and element sizes alone.
+"""Predicted bytes of a training step of a topology, from shapes and element sizes alone.
 
-Paper: Singh, Vepakomma, Gupta, Raskar, "Detailed comparison of communication efficiency of split learning and
-federated learning", 2019, counts (2p/K)q floats a client and epoch for p examples and a cut q wide; here also what
-else truly crosses: labels, the element size, the last short batch, weights handed over. Counted bytes equal these
-exactly; what a defense packs is counted by `planning.counting`.
+Paper: Singh, Vepakomma, Gupta, Raskar, "Detailed comparison of communication efficiency of split learning and federated
+learning", 2019, counts (2p/K)q floats a client and epoch for p examples and a cut of width q; here all other traffic is
+included: labels, the element size, the last short batch, weights handed over. Predicted bytes equal the counted ones
+exactly; data that a defense packs is counted by `planning.counting`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ def value_bytes(facts: TopologyFacts, value: str) -> int:
 
 
 def forward_bytes(topology: Topology, facts: TopologyFacts, rows: int) -> int:
-    """Return the bytes of all activations that cross for `rows` rows."""
+    """Return the bytes of all activations sent for `rows` rows."""
     return sum(value_bytes(facts, value) for edge in topology.crossings for value in edge.values) * rows
 
 
 def backward_bytes(topology: Topology, facts: TopologyFacts, rows: int) -> int:
-    """Return the bytes of all gradients that come back for `rows` rows."""
+    """Return the bytes of all gradients sent back for `rows` rows."""
     returned = (facts.returned(topology, edge) for edge in topology.crossings)
     return sum(value_bytes(facts, value) for values in returned for value in values) * rows
 
 
 def step_bytes(topology: Topology, facts: TopologyFacts, rows: int, label_bytes: int = 8) -> int:
-    """Return the bytes one training step of `rows` rows sends: activations, gradients that return, labels that cross.
+    """Return the bytes that one training step of `rows` rows sends: activations, gradients and labels.
 
     `label_bytes`: the size of one row's label (8 for class numbers); it counts once a hop.
     """
@@ -41,7 +41,7 @@ def step_bytes(topology: Topology, facts: TopologyFacts, rows: int, label_bytes:
 
 
 def weight_bytes(topology: Topology, role: str, buffers: bool = True, kept: Collection[str] = ()) -> int:
-    """Return the bytes of all weights of `role`, and of its buffers unless told not to: one hand-over.
+    """Return the bytes of one hand-over of `role`: all its weights, and its buffers if `buffers` is set.
 
     The segments in `kept` are left out.
     """

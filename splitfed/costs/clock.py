@@ -1,9 +1,9 @@
 """A simulated clock: the time training would take on given machines and links, by discrete events.
 
-A party computes one task at a time; its uplink and its downlink each carry one message at a time. A message of n
-bytes holds the uplink for n/up and the downlink for n/down seconds and arrives, if nothing is in its way, latency +
-max(n/up, n/down) after it left: it streams through. So clients that send to one server share the server's downlink.
-Whoever is ready first is served first; of those ready together, the lower replica. The clock draws no random numbers.
+A party computes one task at a time; its uplink and its downlink each carry one message at a time. A message of n bytes
+occupies the uplink for n/up and the downlink for n/down seconds and arrives, without waiting, latency + max(n/up,
+n/down) after it left, as it is streamed. So clients that send to one server share the server's downlink. Requests are
+served in the order in which they are ready, ties by the lower replica. The clock draws no random numbers.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def party_names(topology: Topology, replicas: int) -> dict[int, dict[str, str]]:
 
 
 class Clock:
-    """Seconds since the start of training.
+    """Simulated seconds since the start of training.
 
     `shapes`: the step of every replica, or one for all; `parties`: replica -> role -> party (see `party_names`), and
-    `others` who play no role but send and receive weights, such as a server that averages them. A role that keeps a
-    replica for each replica is one machine all the same. `InvalidInput` for a speed of somebody unknown.
+    `others`: parties without a role that send and receive weights, such as an aggregation server. A role with a copy
+    for each replica is a single machine. Raises `InvalidInput` for a speed of an unknown party.
     """
 
     def __init__(
@@ -48,30 +48,30 @@ class Clock:
 
     @property
     def now(self) -> float:
-        """Seconds until all that was begun is over."""
+        """Seconds until everything that was started has ended."""
         return max([self._floor, *self._ready.values()])
 
     @property
     def busy(self) -> dict[str, float]:
-        """Seconds each party has computed."""
+        """Computing time of each party, in seconds."""
         return dict(self._plant.busy)
 
     def train(self, batches: Mapping[int, Sequence[int]]) -> None:
-        """Train replicas side by side from now on: `batches` is replica -> the rows of each of its batches.
+        """Train replicas in parallel from now on: `batches` is replica -> the rows of each of its batches.
 
-        They begin when all that went before is over, and the clock moves on to the end of the slowest.
+        They start when everything before has ended, and the clock moves to the end of the slowest.
         """
         self._simulate(batches, together=False)
 
     def together(self, rows: Mapping[int, int]) -> None:
-        """Take one joint step (replica -> rows): no backward begins before every replica's forward is over."""
+        """Take one joint step (replica -> rows): backward passes start after the forward passes of all replicas."""
         self._simulate({replica: [count] for replica, count in rows.items()}, together=True)
 
     def transfer(self, sender: str, receiver: str, nbytes: float) -> float:
-        """Send `nbytes` from one party to another; return when they have arrived, in seconds.
+        """Send `nbytes` from one party to another; return the time of arrival, in seconds.
 
-        The sender begins as soon as it has all that was sent to it since the last training or barrier. Transfers run
-        side by side, and queue for links in the order of the calls.
+        The sender starts when it has received all that was sent to it since the last training or barrier. Transfers run
+        in parallel, and queue for links in the order of the calls.
         """
         check_number("nbytes", nbytes, low=0)
         begin = end = max(self._floor, self._ready.get(sender, 0.0))
@@ -81,7 +81,7 @@ class Clock:
         return end
 
     def barrier(self) -> None:
-        """Let no party begin anything before all computations and transfers that have begun are over."""
+        """Delay everything that follows until all started computations and transfers have ended."""
         self._floor = self.now
         self._ready.clear()
         self._plant.release()
@@ -91,7 +91,7 @@ class Clock:
         return {"floor": self._floor, "ready": dict(self._ready), "plant": self._plant.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restore `state`."""
         self._floor = float(state["floor"])
         self._ready = dict(state["ready"])
         self._plant.load_state(state["plant"])

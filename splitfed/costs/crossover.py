@@ -1,10 +1,10 @@
-"""When split learning sends fewer bytes than federated learning: both, over clients or over model sizes.
+"""Comparison of the bytes of split and federated learning, over numbers of clients or over model sizes.
 
-Paper: Singh, Vepakomma, Gupta, Raskar, "Detailed comparison of communication efficiency of split learning and
-federated learning", 2019.
+Paper: Singh, Vepakomma, Gupta, Raskar, "Detailed comparison of communication efficiency of split learning and federated
+learning", 2019.
 
-By their formulas: an epoch, activations and gradients of the cut and one hand-over a client against the model down
-and up for every client. The threshold is where the lines cross, as a number of clients or of parameters.
+By their formulas, for one epoch: activations and gradients of the cut and one hand-over a client, against the model
+sent down and up for every client. The threshold is the number of clients or of parameters at which both are equal.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _FLOAT = 4  # bytes of a float32, the paper's unit
 
 @dataclass(frozen=True)
 class Crossover:
-    """Bytes of an epoch for all clients, at each of `values` of what is varied (`over`: clients or parameters).
+    """Bytes of an epoch for all clients, at each of `values` of the varied quantity (`over`: clients or parameters).
 
-    `threshold`: the value from which on split learning sends fewer bytes; any number, not only a whole one.
+    `threshold`: the value above which split learning sends fewer bytes; a real number.
     """
 
     over: str
@@ -37,26 +37,26 @@ class Crossover:
 
 
 def over_clients(sizes: Sizes, clients: Sequence[int], hand_over: bool = True, itemsize: int = 4) -> Crossover:
-    """Return both costs over numbers of `clients`, with the same examples in all; `itemsize`: bytes of a float."""
+    """Return both costs over numbers of `clients`, with a fixed total of examples; `itemsize`: bytes of a float."""
     return _sweep("clients", clients, sizes, hand_over, itemsize, crossover(sizes, hand_over) / sizes.parameters)
 
 
 def over_parameters(sizes: Sizes, parameters: Sequence[float], hand_over: bool = True, itemsize: int = 4) -> Crossover:
-    """Return both costs over model sizes, with the same cut width and the same share at the client."""
+    """Return both costs over model sizes, with a fixed cut width and client share; `itemsize`: bytes of a float."""
     return _sweep("parameters", parameters, sizes, hand_over, itemsize, crossover(sizes, hand_over) / sizes.clients)
 
 
 def sizes_of(topology: Topology, facts: TopologyFacts, clients: int, examples: float) -> Sizes:
-    """Return the sizes of `topology`, its data owners' weights as the client's; buffers are left out.
+    """Return the sizes of `topology`, with its data owners' weights as the client's; buffers are left out.
 
-    All that crosses forward counts as the cut's width, in floats of 4 bytes. `InvalidInput` where no gradient comes
-    back over a cut (`topology.forward_only`), which the formulas cannot say.
+    The width of the cut is all forward traffic of a row, in floats of 4 bytes. Raises `InvalidInput` for cuts without a
+    gradient (`topology.forward_only`), to which the formulas do not apply.
     """
     if edges := ", ".join(sorted(topology.forward_only)):
-        raise InvalidInput(f"no gradient comes back on {edges} of topology {topology.name!r}; the formulas need one")
+        raise InvalidInput(f"no gradient is sent back on {edges} of topology {topology.name!r}; the formulas need one")
     at = {role: _weights(topology, role) for role in topology.roles}
     if not (total := sum(at.values())):
-        raise InvalidInput(f"topology {topology.name!r} has no weights to compare with what crosses")
+        raise InvalidInput(f"topology {topology.name!r} has no weights to compare with its activations")
     share = sum(at[role] for role in topology.data_roles) / total
     return Sizes(clients, total, share, examples, forward_bytes(topology, facts, 1) / _FLOAT)
 

@@ -1,7 +1,7 @@
-"""Steps of many replicas on shared machines, event by event in the order of time.
+"""Discrete-event simulation of the steps of many replicas on shared machines.
 
-Whoever is ready first asks first; of those ready together, the lower replica, then the earlier step and task. Since a
-machine serves in the order it is asked, the end of a task is known as soon as it asks.
+Requests are made in the order in which tasks are ready, ties by the lower replica, then the earlier step and task. As a
+machine serves requests in order, the end of a task is known when it is requested.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Event = tuple[float, int, int, int, bool]  # when, replica, step, task, whether 
 
 @dataclass(frozen=True)
 class ReplicaWork:
-    """What one replica does: the shape of its steps, role -> party, and the rows of each of its batches."""
+    """Work of one replica: the shape of its steps, role -> party, and the rows of each of its batches."""
 
     shape: StepShape
     parties: Mapping[str, str]
@@ -26,16 +26,16 @@ class ReplicaWork:
 
 
 def simulate(runs: Mapping[int, ReplicaWork], plant: MachineQueues, start: float, together: bool = False) -> float:
-    """Run all replicas of `runs` on `plant` from `start` on; return when the last task is over.
+    """Run all replicas of `runs` on `plant` from time `start`; return the end of the last task, in seconds.
 
-    `together`: no task of the way back begins before the way forward of every replica is over.
+    `together`: backward tasks start after the forward tasks of all replicas.
     """
     return _Simulation(runs, plant, start, together).end
 
 
 @dataclass
 class _Open:
-    """A step that has begun: for each task how many it still waits for, and until when at least."""
+    """A step in progress: for each task, how many tasks it still waits for, and its earliest start."""
 
     waits: list[int]
     ready: list[float]
@@ -92,7 +92,7 @@ class _Simulation:
             self._finish_forward(time)
 
     def _complete_dependency(self, replica: int, step: int, tasks: Iterable[int], time: float) -> None:
-        """Tell `tasks` that one of those they wait for is over at `time`."""
+        """Record for each of `tasks` that one of the tasks it waits for has ended at `time`."""
         open_step = self._open.get((replica, step)) or self._begin(replica, step)
         for task in tasks:
             open_step.ready[task] = max(open_step.ready[task], time)

@@ -1,8 +1,8 @@
-"""Arithmetic of a training step: floating-point operations of each segment, forward and backward, per row.
+"""Floating-point operations of a training step for each segment, forward and backward, per row.
 
-Counted on a real forward and backward by torch's own counter, which knows matrix products, convolutions and
-attention alone: activations, normalisation, pooling, losses and optimizer steps count as nothing. A product of
-(m, k) with (k, n) is 2mkn operations.
+Measured on a real forward and backward pass by torch's own counter, which counts only matrix products, convolutions and
+attention: activations, normalisation, pooling, losses and optimizer steps count zero. A product of (m, k) with (k, n)
+is 2mkn operations.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class SegmentCost(NamedTuple):
 
 
 def segment_flops(topology: Topology, facts: TopologyFacts, rows: int = 1) -> dict[str, SegmentCost]:
-    """Return the operations that a training step of `rows` rows takes in each segment, by its name.
+    """Return segment -> operations of a training step of `rows` rows.
 
-    Measured on two rows and scaled. The backward of a segment that reads raw data alone is cheaper than that of a
+    Measured on two rows and scaled. The backward pass of a segment that reads only raw data is cheaper than that of a
     later one, because no gradient of its input is needed.
     """
     check_count("rows", rows, low=1)
@@ -36,7 +36,7 @@ def segment_flops(topology: Topology, facts: TopologyFacts, rows: int = 1) -> di
 
 
 def role_flops(topology: Topology, facts: TopologyFacts, rows: int = 1) -> dict[str, float]:
-    """Return the operations that a training step of `rows` rows takes at each role, forward and backward."""
+    """Return role -> operations of a training step of `rows` rows, forward and backward."""
     costs = segment_flops(topology, facts, rows)
     return {role: sum((sum(costs[s.name]) for s in topology.segments_of(role)), 0.0) for role in topology.roles}
 

@@ -1,11 +1,11 @@
 """Latency, communication and computing of one global round, for federated, split, SplitFed and local-loss training.
 
-Paper: Han, Bhatti, Lee, Moon, "Accelerating federated learning with split learning on locally generated losses",
-ICML workshop on federated learning 2021, table 1 and its optimal cut.
+Paper: Han, Bhatti, Lee, Moon, "Accelerating federated learning with split learning on locally generated losses", ICML
+workshop on federated learning 2021, table 1 and its optimal cut.
 
-One operation a parameter and example, forward and backward together; K clients that send at once share the rate R
-of one. The stages are added up, as if nothing of one client's sending overlapped with another's computing: the
-simulated clock, which lets them overlap, is never slower for SplitFed.
+One operation a parameter and example, forward and backward together; K clients that send at once share the rate R. The
+times of the stages are added, without overlap of one client's sending with another's computing: the simulated clock,
+which allows overlap, is never slower for SplitFed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from splitfed.core.errors import InvalidInput, check_fields, require_count, requ
 
 @dataclass(frozen=True)
 class HanSetting:
-    """What the formulas are about.
+    """Quantities in the formulas.
 
     `parameters` |w|; `client_share` a in [0, 1], the fraction of them at the client; `cut_width` q, floats an example
     sends; `examples` |D| of each client; `clients` K; `client_power` P_C and `server_power` P_S, operations a second;
@@ -35,12 +35,12 @@ class HanSetting:
     forward_share: float = field(default=0.2, metadata=require_number("forward_share", low=0, high=1))
 
     def __post_init__(self) -> None:
-        """Refuse what is not positive, and fractions outside [0, 1]."""
+        """Raise `InvalidInput` for quantities that are not positive, and for fractions outside [0, 1]."""
         check_fields(self)
 
 
 def client_compute(s: HanSetting, whole: bool = False) -> float:
-    """Return the operations of one client: a |D| |w|, or |D| |w| where it trains the `whole` model."""
+    """Return the operations of one client: a |D| |w|, or |D| |w| if it trains the `whole` model."""
     return (1.0 if whole else s.client_share) * s.examples * s.parameters
 
 
@@ -55,7 +55,7 @@ def splitfed_communication(s: HanSetting) -> float:
 
 
 def local_loss_communication(s: HanSetting) -> float:
-    """Return the floats of all clients with local losses: (q|D| + 2a|w|) K, for no gradient comes back."""
+    """Return the floats of all clients with local losses: (q|D| + 2a|w|) K, as no gradient is sent back."""
     return (s.cut_width * s.examples + 2 * s.client_share * s.parameters) * s.clients
 
 
@@ -70,7 +70,7 @@ def splitfed_latency(s: HanSetting) -> float:
 
 
 def local_loss_latency(s: HanSetting) -> float:
-    """Return the seconds of a round with local losses; the client's way back and upload run beside the server.
+    """Return the seconds of a round with local losses; the client's backward and upload overlap with the server.
 
     (q|D| + a|w|)K/R + a beta |D||w|/P_C + max{a|w|K/R + a(1-beta)|D||w|/P_C, (1-a)|D||w|K/P_S}.
     """
@@ -82,10 +82,10 @@ def local_loss_latency(s: HanSetting) -> float:
 
 
 def split_latency(s: HanSetting) -> float:
-    """Return the seconds in which all clients have had one turn in vanilla split learning, with hand-over.
+    """Return the seconds of one turn of all clients in vanilla split learning, with hand-over.
 
-    K (2q|D|/R + a|D||w|/P_C + (1-a)|D||w|/P_S + a|w|/R): each client alone on the link and at the server. Not in
-    the paper's table; put together from its terms.
+    K (2q|D|/R + a|D||w|/P_C + (1-a)|D||w|/P_S + a|w|/R): one client at a time uses the link and the server. Not in the
+    paper's table; combined from its terms.
     """
     alone = replace(s, clients=1)
     sent = (2 * s.cut_width * s.examples + s.client_share * s.parameters) / s.rate
@@ -95,8 +95,8 @@ def split_latency(s: HanSetting) -> float:
 def inner_cut_pays(s: HanSetting) -> bool:
     """Return whether some client share a > 0 has a lower local-loss latency than a = 0.
 
-    That is so where P_S <= 1 / (1/(R|D|) + beta/(P_C K)): up to the optimal cut the latency then falls with a.
-    `s.client_share`, the a of the setting itself, does not enter.
+    This holds for P_S <= 1 / (1/(R|D|) + beta/(P_C K)): the latency then decreases in a up to the optimal cut.
+    `s.client_share`, the a of the setting itself, is not used.
     """
     per_row = 1 / (s.rate * s.examples)
     return s.server_power <= 1 / (per_row + s.forward_share / (s.client_power * s.clients))
@@ -105,9 +105,9 @@ def inner_cut_pays(s: HanSetting) -> bool:
 def optimal_client_share(s: HanSetting) -> float:
     """Return the a that minimises the local-loss latency: 1 / (P_S (1/(R|D|) + (1-beta)/(P_C K)) + 1).
 
-    There both sides of the maximum in `local_loss_latency` are equal, which follows from the table; the width of the
-    cut is taken to be the same wherever it is made. `InvalidInput` where `inner_cut_pays` does not hold: there the
-    latency rises with a, and the smallest client is the fastest. `s.client_share` does not enter.
+    At this a both sides of the maximum in `local_loss_latency` are equal, which follows from the table; the cut is
+    assumed to have the same width everywhere. Raises `InvalidInput` if `inner_cut_pays` does not hold: the latency then
+    increases in a, and the smallest client is the fastest. `s.client_share` is not used.
     """
     if not inner_cut_pays(s):
         raise InvalidInput(

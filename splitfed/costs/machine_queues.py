@@ -13,7 +13,7 @@ _KINDS = ("compute", "up", "down")
 class MachineQueues:
     """The parties' processors, uplinks and downlinks: when each is free, and how long each has computed.
 
-    `roles`: party -> role; a party that is not named there is alone in a role of its own name.
+    `roles`: party -> role; a party without an entry is the only one in a role of its own name.
     """
 
     def __init__(self, speeds: Speeds, roles: Mapping[str, str]) -> None:
@@ -23,15 +23,15 @@ class MachineQueues:
         self.busy: dict[str, float] = {}
 
     def compute(self, party: str, flops: float, asked: float) -> float:
-        """Let `party` compute `flops` from time `asked`, or from when it is free, in s; return the end."""
+        """Compute `flops` at `party` from time `asked` in s, or from when it is free; return the end, in s."""
         duration = flops / self._machine(party).compute
         self.busy[party] = self.busy.get(party, 0.0) + duration
         return self._serve("compute", party, asked, duration)
 
     def leave(self, sender: str, receiver: str, nbytes: float, asked: float) -> float:
-        """Send `nbytes` over the sender's uplink at time `asked`; return when the receiver's downlink can begin, in s.
+        """Send `nbytes` over the sender's uplink at time `asked`; return when the receiver's downlink can start, in s.
 
-        That is when its first byte gets there, or so much later that a fast downlink need not wait for a slow uplink.
+        That is the arrival of the first byte, delayed so that a fast downlink need not wait for a slow uplink.
         """
         near, far = self._machine(sender), self._machine(receiver)
         duration = nbytes / near.up
@@ -52,7 +52,7 @@ class MachineQueues:
         return {"free": {kind: dict(free) for kind, free in self._free.items()}, "busy": dict(self.busy)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restore `state`."""
         self._free = {kind: dict(state["free"][kind]) for kind in _KINDS}
         self.busy = dict(state["busy"])
 

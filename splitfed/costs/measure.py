@@ -1,7 +1,7 @@
-"""One segment run as training runs it, on made-up rows, so that its work and its memory can be measured.
+"""A copy of one segment run on artificial rows as in training, to measure its operations and its memory.
 
-Copies are run: modules, buffers and random state of the topology stay as they were. Gradients start from ones, not
-from a loss, so neither labels nor a task are needed; a loss costs next to nothing beside the segment.
+Modules, buffers and random state of the topology do not change. Gradients start from ones, not from a loss, so neither
+labels nor a task are needed; the cost of a loss is negligible beside the segment's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from splitfed.core.topology_facts import TopologyFacts
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A copy of one segment in training mode, what it reads, and which of its outputs a gradient comes back to."""
+    """A copy of one segment in training mode, its inputs, and which of its outputs receive a gradient."""
 
     module: nn.Module
     inputs: tuple[Tensor, ...]
@@ -28,12 +28,12 @@ class Rehearsal:
     rooted: tuple[bool, ...]
 
     def forward(self) -> tuple[Tensor, ...]:
-        """Run the segment; returns its outputs."""
+        """Run the segment; return its outputs."""
         result = self.module(*self.arguments)
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
     def backward(self, outputs: tuple[Tensor, ...]) -> None:
-        """Send gradients of ones back from those `outputs` that get one in training."""
+        """Backpropagate gradients of ones from those `outputs` that receive a gradient in training."""
         if roots := [z for z, rooted in zip(outputs, self.rooted, strict=True) if rooted and z.requires_grad]:
             # Sums, as torch compares the shapes of given gradients by symbolic algebra, which takes long to load.
             torch.autograd.backward([(z.abs() if z.is_complex() else z).sum() for z in roots])
@@ -41,14 +41,14 @@ class Rehearsal:
 
 @contextmanager
 def rehearsal(topology: Topology, segment: Segment, facts: TopologyFacts, rows: int) -> Iterator[Rehearsal]:
-    """Yield `segment` ready to run on `rows` rows of ones (zeros where values are whole numbers, such as words).
+    """Yield `segment` ready to run on `rows` rows of ones (zeros for integer values, such as token ids).
 
-    As in training, raw data asks for no gradient, nor does what came over an edge of `topology.forward_only`; an
-    input that the segment overwrites is a copy.
+    As in training, raw data needs no gradient, nor do values from an edge of `topology.forward_only`; an input that the
+    segment overwrites is copied.
     """
     module = copy.deepcopy(segment.module)
     if not module.training:
-        # A model given as a whole in evaluation mode is trained; parts frozen inside it stay frozen.
+        # A model in evaluation mode as a whole is trained all the same; frozen parts of it stay frozen.
         module.train()
     needy = set(segment.inputs) - set(topology.inputs) - _one_way_values(topology, segment.role)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():

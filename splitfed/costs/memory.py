@@ -1,8 +1,8 @@
-"""Memory that training needs at each role: an estimate, from one real forward of each segment.
+"""Estimated memory of training at each role, from one real forward pass of each segment.
 
 Counted are weights and buffers, a gradient of every weight that is trained, the optimizer's own copies, and what one
-batch leaves behind for the way back: inputs, outputs and what autograd saves, each piece of memory once. Left out
-are what a kernel needs while it runs, gradients of activations, data kept on the machine, and Python itself.
+batch keeps for the backward pass: inputs, outputs and tensors saved by autograd, each storage once. Left out are
+temporary memory of kernels, gradients of activations, the data set, and Python itself.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class RoleMemory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Total bytes."""
         return sum(self)
 
 
 def role_memory(
     topology: Topology, facts: TopologyFacts, batch_size: int, optim_copies: float | Mapping[str, float]
 ) -> dict[str, RoleMemory]:
-    """Return the memory of one party of each role, in bytes.
+    """Return role -> memory of one party, in bytes.
 
-    `batch_size`: rows; `optim_copies`: copies of each trained weight that the optimizer keeps (see `optim_copies`),
-    for all roles or by role. A party that serves several replicas in one joint step keeps their activations at once,
-    and one a replica where the schedule copies it: the caller multiplies.
+    `batch_size`: rows; `optim_copies`: copies of each trained weight that the optimizer keeps (see `optim_copies`), for
+    all roles or by role. A party that serves several replicas in one joint step keeps the activations of all, and a
+    copied role one set of weights for each replica: the caller multiplies.
     """
     check_count("batch_size", batch_size, low=1)
     copies = optim_copies if isinstance(optim_copies, Mapping) else dict.fromkeys(topology.roles, optim_copies)
@@ -65,11 +65,11 @@ COPIES: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
 def optim_copies(optim: Optim) -> int:
     """Return how many numbers `optim` keeps for each weight: 0 for plain SGD, 1 with momentum, 2 for Adam.
 
-    Of one that is not in `COPIES` it is found by taking a step with it. An optimizer that keeps less for matrices than
-    for vectors (Adafactor) is counted as for vectors, which is too much.
+    For one that is not in `COPIES` it is measured by a step. An optimizer that keeps less for matrices than for vectors
+    (Adafactor) is counted as for vectors, which overestimates it.
     """
     if isinstance(optim.name, str) and optim.name in COPIES:
-        # To make an optimizer loads torch's compiler, which takes longer than all the rest of a plan.
+        # Creating an optimizer imports torch's compiler, which takes longer than the rest of a plan.
         return COPIES[optim.name](optim.options)
     weight = nn.Parameter(torch.ones(16))
     optimizer, _ = Optim(optim.name, optim.options).build([weight])
@@ -82,15 +82,14 @@ def _of_role(topology: Topology, facts: TopologyFacts, role: str, batch_size: in
     segments = topology.segments_of(role)
     state = {id(t): t for s in segments for t in (*s.module.parameters(), *s.module.buffers())}
     gradients = sum(t.nbytes for t in state.values() if t.requires_grad)
-    # A straight line through two points: what a batch leaves behind grows by the row, over what does not (means and
-    # variances of batch norm).
+    # A line through two points: kept memory is linear in the rows, plus a constant (means and variances of batch norm).
     two, four = (sum(_activation_bytes(topology, s.name, facts, rows) for s in segments) for rows in (2, 4))
     activations = two + (four - two) * (batch_size - 2) // 2
     return RoleMemory(sum(t.nbytes for t in state.values()), gradients, round(gradients * copies), activations)
 
 
 def _activation_bytes(topology: Topology, name: str, facts: TopologyFacts, rows: int) -> int:
-    """Return the bytes that a forward of `rows` rows through a segment leaves behind, weights and buffers left out."""
+    """Return the bytes that a forward pass of `rows` rows through a segment keeps, without weights and buffers."""
     saved: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -106,5 +105,5 @@ def _activation_bytes(topology: Topology, name: str, facts: TopologyFacts, rows:
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
-    """Return the storages that the numbers of `tensors` lie in, by where they begin."""
+    """Return the storages of the numbers of `tensors`, by their address."""
     return {part.untyped_storage().data_ptr(): part.untyped_storage() for t in tensors for part in dense_parts(t)}

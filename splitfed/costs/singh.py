@@ -1,10 +1,10 @@
-"""Numbers that cross in one epoch of split and of federated learning, and when split learning sends fewer.
+"""Floats sent in one epoch of split and of federated learning, and when split learning sends fewer.
 
-Paper: Singh, Vepakomma, Gupta, Raskar, "Detailed comparison of communication efficiency of split learning and
-federated learning", 2019, table 1 (also table 19.1 of Vepakomma and Raskar's chapter on split learning, 2022).
+Paper: Singh, Vepakomma, Gupta, Raskar, "Detailed comparison of communication efficiency of split learning and federated
+learning", 2019, table 1 (also table 19.1 of Vepakomma and Raskar's chapter on split learning, 2022).
 
-All results are counts of floats: times four for bytes of float32. Labels, headers and buffers are left out, and an
-average of federated learning is taken once an epoch.
+All results are numbers of floats: multiply by four for bytes of float32. Labels, headers and buffers are left out, and
+federated learning averages once an epoch.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from splitfed.core.errors import check_fields, require_count, require_number
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the formulas are about.
+    """Quantities in the formulas.
 
-    `clients` K; `parameters` N of the whole model; `client_share` in [0, 1], the fraction of them that a client
-    holds; `examples` p of all clients together; `cut_width` q, floats an example sends at the cut.
+    `clients` K; `parameters` N of the whole model; `client_share` in [0, 1], the fraction of them that a client holds;
+    `examples` p of all clients together; `cut_width` q, floats an example sends at the cut.
     """
 
     clients: int = field(metadata=require_count("clients", low=1))
@@ -29,7 +29,7 @@ class Sizes:
     cut_width: float = field(metadata=require_number("cut_width", low=0, open_low=True))
 
     def __post_init__(self) -> None:
-        """Refuse a size that is not positive and a share outside [0, 1]."""
+        """Raise `InvalidInput` for a size that is not positive and a share outside [0, 1]."""
         check_fields(self)
 
 
@@ -54,9 +54,9 @@ def federated_total(s: Sizes) -> float:
 
 
 def crossover(s: Sizes, hand_over: bool = True) -> float:
-    """Return the number of clients times parameters, KN, from which on split learning sends fewer floats.
+    """Return the number of clients times parameters, KN, above which split learning sends fewer floats.
 
-    2pq / (2 - a) with hand-over, pq without: there the totals of both are equal. `s.clients` and `s.parameters` do
-    not enter.
+    2pq / (2 - a) with hand-over, pq without: there the totals of both are equal. `s.clients` and `s.parameters` are not
+    used.
     """
     return 2 * s.examples * s.cut_width / (2 - (s.client_share if hand_over else 0.0))

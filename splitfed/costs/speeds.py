@@ -1,4 +1,4 @@
-"""How fast machines and links are: by party, by role, or by default; with stragglers and a random spread."""
+"""Speeds of machines and links: by party, by role, or by default; with stragglers and a random spread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from splitfed.core.random import generator
 
 @dataclass(frozen=True)
 class Machine:
-    """One party's machine: `compute` in operations a second, `up` and `down` in bytes a second (math.inf: at once).
+    """One party's machine: `compute` in operations a second, `up` and `down` in bytes a second (math.inf: no delay).
 
     `latency`: the seconds a message takes beyond its bytes, one way.
     """
@@ -26,7 +26,7 @@ class Machine:
     latency: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse speeds that are not positive and a latency that is negative or endless."""
+        """Raise `InvalidInput` for speeds that are not positive and a latency that is negative or infinite."""
         for name in ("compute", "up", "down"):
             if not (isinstance(value := getattr(self, name), float) and value == math.inf):
                 check_number(name, value, low=0, open_low=True)
@@ -36,11 +36,11 @@ class Machine:
 @guard_constructor
 @dataclass(frozen=True)
 class Speeds:
-    """The machines of all parties: `named` holds those of single parties or of roles, `default` is everybody else's.
+    """The machines of all parties: `named` has those of single parties or of roles, `default` that of all others.
 
-    A party's own entry goes before its role's. `stragglers`: party -> how many times as long it computes. `spread`:
-    the deviation of the logarithm of every client's computing time (0: none), drawn once a party from `seed`;
-    parties that are alone in their role are not spread.
+    A party's own entry overrides its role's. `stragglers`: party -> factor on its computing time. `spread`: standard
+    deviation of the logarithm of every client's computing time (0: none), drawn once a party from `seed`; parties that
+    are the only one in their role are not spread.
     """
 
     default: Machine = Machine()
@@ -50,7 +50,7 @@ class Speeds:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse factors that are not positive, and a spread below 0 or above 10."""
+        """Raise `InvalidInput` for factors that are not positive, and for a spread below 0 or above 10."""
         for party, factor in self.stragglers.items():
             check_number(f"stragglers[{party!r}]", factor, low=0, open_low=True)
         check_number("spread", self.spread, low=0, high=10)
@@ -59,13 +59,13 @@ class Speeds:
                 raise InvalidInput(f"named[{name!r}]={machine!r} is not allowed; expected a Machine")
 
     def check(self, parties: Iterable[str], roles: Iterable[str]) -> None:
-        """Refuse a name that is neither one of `parties` nor of `roles`, and a straggler that is no party."""
+        """Raise `InvalidInput` for a name that is neither in `parties` nor in `roles`, and for an unknown straggler."""
         known = set(parties)
         check_names("party or role with a speed", known.union(roles), *self.named)
         check_names("straggler", known, *self.stragglers)
 
     def of(self, party: str, role: str | None = None) -> Machine:
-        """Return the machine of `party`, which plays `role` (None: one of its own name)."""
+        """Return the machine of `party` in `role` (None: a role of the party's name)."""
         machine = self.named.get(party) or self.named.get(role or party) or self.default
         slowness = self.stragglers.get(party, 1.0)
         if self.spread and role not in (None, party):

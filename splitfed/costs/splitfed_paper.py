@@ -1,11 +1,11 @@
-"""Floats that cross and time in one epoch of federated, split and SplitFed learning, as SplitFed's authors count.
+"""Floats sent and time of one epoch of federated, split and SplitFed learning, by the formulas of SplitFed's authors.
 
 Paper: Thapa, Chamikara, Camtepe, Sun, "SplitFed: When federated learning meets split learning", AAAI 2022, table of
 communication and training time.
 
-They count twice the client's weights where Singh et al. count a hand-over once (`singh.split_client`): theirs go to
-a server and come back. Links of all clients run side by side at `rate` floats a second each. That averaging takes half
-as long in version 2, where only the clients' segments are averaged, is given here from memory of their table.
+They count the client's weights twice, to a server and back, where Singh et al. count a hand-over once
+(`singh.split_client`). The links of all clients run in parallel at `rate` floats a second each. That averaging takes
+half as long in version 2, where only the clients' segments are averaged, is quoted from memory of their table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Times:
     average: float = field(default=0.0, metadata=require_number("average", low=0))
 
     def __post_init__(self) -> None:
-        """Refuse negative times and a rate that is not positive."""
+        """Raise `InvalidInput` for negative times and a rate that is not positive."""
         check_fields(self)
 
 
@@ -47,8 +47,8 @@ def communication_total(method: str, s: Sizes) -> float:
 def epoch_time(method: str, s: Sizes, t: Times) -> float:
     """Return the seconds of one epoch.
 
-    Federated: T + 2N/R + T_avg. Split: T + 2pq/R + 2aNK/R, one client after another. SplitFed: T + 2pq/(KR) + 2aN/R
-    and T_avg for version 1, half of it for version 2. T is given, the same for all: it holds no waiting for turns.
+    Federated: T + 2N/R + T_avg. Split: T + 2pq/R + 2aNK/R, one client after another. SplitFed: T + 2pq/(KR) + 2aN/R and
+    T_avg for version 1, half of it for version 2. T is given, the same for all: it excludes waiting for turns.
     """
     _check(method)
     sent = communication_total(method, s) if method == "split" else communication_client(method, s)

@@ -1,7 +1,7 @@
-"""The shape of one training step of a replica: who computes what, who sends what to whom, and what waits for what.
+"""The tasks of one training step of a replica, computations and transfers, and their dependencies.
 
-Worked out once from topology, shapes and operations; sizes are per row of a batch. Segments that do not read each
-other (the branches of a vertical topology) do not wait for each other.
+Derived once from topology, shapes and operations; sizes are per row of a batch. Segments that do not read each other
+(the branches of a vertical topology) do not wait for each other.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from splitfed.costs.flops import SegmentCost
 
 @dataclass(frozen=True)
 class WorkItem:
-    """A piece of work: `role` computes (`receiver` None, `size` operations a row) or sends `size` bytes a row.
+    """A task: `role` computes (`receiver` None, `size` operations a row) or sends `size` bytes a row to `receiver`.
 
-    It waits for the tasks `after` of the same step and for the tasks `previous` of the step before. `backward`:
-    whether it belongs to the way back.
+    It waits for the tasks `after` of the same step and for the tasks `previous` of the step before. `backward`: whether
+    it belongs to the backward pass.
     """
 
     name: str
@@ -44,7 +44,7 @@ class StepShape:
 
     @property
     def bytes(self) -> float:
-        """Bytes that cross in a step, per row."""
+        """Bytes sent in a step, per row."""
         return sum(t.size for t in self.tasks if t.receiver is not None)
 
     @property
@@ -59,7 +59,7 @@ class StepShape:
 
 
 def _invert(waits: Sequence[Iterable[int]]) -> list[list[int]]:
-    """Return, for each task, which ones wait for it, of `waits`: for each task, those that it waits for."""
+    """Return task -> the tasks that wait for it, from `waits`: task -> the tasks that it waits for."""
     followers: list[list[int]] = [[] for _ in waits]
     for index, awaited in enumerate(waits):
         for before in awaited:
@@ -72,10 +72,10 @@ def step_shape(
 ) -> StepShape:
     """Return the shape of a training step of `topology`.
 
-    `flops`: what `segment_flops` returned, per row; `label_bytes`: the size of one row's label at each head. Labels
-    leave their holder when the step begins. A party begins its next step when its own part of the last one is over,
-    so where no gradient comes back (`TopologyFacts.returned`) a client runs ahead of its server. Optimizer steps and
-    losses take no time. `InvalidInput` for a size that is negative or not finite.
+    `flops`: the result of `segment_flops`, per row; `label_bytes`: the size of one row's label at each head. Labels are
+    sent when the step starts. A party starts its next step when its own part of the last one has ended, so without
+    returned gradients (`TopologyFacts.returned`) a client runs ahead of its server. Optimizer steps and losses take no
+    time. Raises `InvalidInput` for a size that is negative or not finite.
     """
     check_number("label_bytes", label_bytes, low=0)
     for segment in topology.segments:
@@ -90,7 +90,7 @@ def step_shape(
 def _add_forward(
     tasks: list[WorkItem], topology: Topology, facts: TopologyFacts, flops: Mapping[str, SegmentCost]
 ) -> dict[str, set[int]]:
-    """Add the way forward; return segment -> its forward task."""
+    """Add the forward tasks; return segment -> its forward task."""
     forward_tasks: dict[str, set[int]] = {}
     task_of_value: dict[tuple[str, str], int] = {}  # (value, role) -> the task that made it there or brought it
     for segment in topology.segments:
@@ -108,7 +108,7 @@ def _add_forward(
 
 
 def _add_labels(tasks: list[WorkItem], topology: Topology, size: float) -> dict[str, set[int]]:
-    """Add the labels that cross, hop by hop; return head -> the task that brings them to the loss."""
+    """Add the transfers of labels, hop by hop; return head -> the task that brings them to the loss."""
     labelled: dict[str, set[int]] = {}
     for head in topology.heads:
         for sender, receiver in pairwise(head.path):
@@ -125,7 +125,7 @@ def _add_backward(
     forward_tasks: Mapping[str, set[int]],
     labelled: Mapping[str, set[int]],
 ) -> None:
-    """Add the way back: a segment waits for its forward, its labels and the gradients of all that left it."""
+    """Add the backward tasks: a segment waits for its forward pass, its labels and the gradients of its outputs."""
     waits = {name: set(own_tasks) for name, own_tasks in forward_tasks.items()}
     for head in topology.heads:
         maker = next(s.name for s in topology.segments if head.value in s.outputs)
@@ -140,7 +140,7 @@ def _add_backward(
             if edge.target == name and (returned := facts.returned(topology, edge)):
                 back = index
                 if edge in topology.crossings:
-                    # What a party keeps for several of its segments goes back once, when the last of them is done.
+                    # A gradient for several segments of a party is sent once, after the last of them.
                     awaited = set().union(*(readers[v, role] for v in edge.values))
                     to, size = topology.role_of(edge.source), _bytes(facts, returned)
                     back = _add(tasks, f"gradient {edge.name}", role, to, size, awaited, True)
@@ -148,7 +148,7 @@ def _add_backward(
 
 
 def _link_steps(tasks: Iterable[WorkItem]) -> tuple[WorkItem, ...]:
-    """Make what a role begins a step with wait for what it ended the last one with."""
+    """Make the first tasks of each role in a step wait for its last tasks in the step before."""
     items = tuple(tasks)
     ends = group_pairs(
         (task.role, index)
@@ -159,7 +159,7 @@ def _link_steps(tasks: Iterable[WorkItem]) -> tuple[WorkItem, ...]:
     ready = []
     for index, task in enumerate(items):
         begins = not task.backward if task.receiver is None else not task.after
-        # Somebody who only holds labels sends those of one step after those of the last.
+        # A party with labels only sends those of one step after those of the step before.
         ready.append(replace(task, previous=tuple(ends.get(task.role, [index]))) if begins else task)
     return tuple(ready)
 

@@ -1,4 +1,4 @@
-"""Real data by name, from files or from Python, split over clients; nothing is imported before use."""
+"""Data sets by name, from files or from Python, split over clients; each is imported on first use."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class ArrayRows(RowSource):
     """Rows of `array` (n, ...) as `dtype`, "float32" or "int64"; (n,) is read as one column.
 
     `pixels`: bytes are divided by 255, and images without a channel get one. `channels_last`: the rows of the array are
-    (height, width, channels). `what` begins errors.
+    (height, width, channels). `what`: the prefix of errors.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class ArrayRows(RowSource):
             raise InvalidInput(f"{what} has type {array.dtype}; expected real numbers")
         if array.ndim == 0 or array.size == 0:
             raise InvalidInput(f"{what} has shape {array.shape}; expected (rows, ...) with at least one row")
-        # As a plain array: operations on a memory map make memory maps of what is in memory.
+        # As a plain array: results of operations on a memory map would be memory maps, although they are in memory.
         self._what, self._array, self._kind = what, np.asarray(array), dtype
         self._pixels, self._channels_last = pixels, channels_last
         first = self._convert(self._array[:1])
@@ -35,7 +35,7 @@ class ArrayRows(RowSource):
         return len(self._array)
 
     def take(self, rows: Tensor, draw: Draw | None = None) -> Tensor:
-        """Return the rows of these numbers, which are read."""
+        """Return the rows of these numbers, read from the array."""
         if len(rows) == 0:
             return torch.empty(0, *self.shape, dtype=self.dtype)
         return self._convert(self._array[rows.numpy()])

@@ -1,6 +1,6 @@
-"""Arrays in .npy and .npz files, read without trust in what they claim: sizes are checked before anything is read.
+"""Reading of .npy and .npz files from untrusted sources: claimed sizes are checked before anything is read.
 
-A header may claim a shape of terabytes, and a small compressed file unpack to as much. Nothing is unpickled.
+A header may claim a shape of terabytes, and a small compressed file may unpack to as much. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import IO
 import numpy as np
 
 DEFLATE = 1032
-"""How many times its size deflate can make of something; more is a lie."""
+"""Largest compression ratio that deflate can reach; a higher claim is false."""
 
 LARGE, RATIO = 2**28, 100
-"""Bytes and ratio from which on a compressed array is taken for a trap."""
+"""Bytes and compression ratio from which on a compressed array is refused as a decompression bomb."""
 
 MALFORMED = (
     *(ValueError, EOFError, KeyError, SyntaxError, TypeError, OverflowError, NotImplementedError, RuntimeError),
     *(RecursionError, MemoryError, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
-"""What a file that is no such file, or only a part of one, may make of the libraries that read it."""
+"""Exceptions that reading a malformed or truncated file may raise."""
 
 
 def memory() -> int:
-    """Return the bytes of memory that this machine has; 64 GiB where it does not say."""
+    """Return the bytes of memory of this machine; 64 GiB where the system does not report it."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
@@ -37,20 +37,20 @@ def memory() -> int:
 
 
 def check_size(size: int) -> None:
-    """Refuse, with a ValueError, to read `size` bytes where the machine has less."""
+    """Raise ValueError for `size` bytes if the machine has less memory."""
     if size > memory():
         raise ValueError(f"it claims {size} bytes; this machine has {memory()} bytes of memory")
 
 
 def check_unpacked(size: int, packed: int) -> None:
-    """Refuse, with a ValueError, `size` bytes that are said to come out of `packed` compressed ones."""
+    """Raise ValueError for `size` bytes claimed to unpack from `packed` compressed ones, if that is implausible."""
     if size > DEFLATE * packed + 1024:
-        raise ValueError(f"it claims {size} bytes; {packed} compressed ones hold no more than {DEFLATE} times as many")
+        raise ValueError(f"it claims {size} bytes; {packed} compressed ones unpack to {DEFLATE} times as many at most")
     check_size(size)
     if size > LARGE and size > RATIO * packed:
         raise ValueError(
-            f"it unpacks to {size} bytes, {size // packed} times its size, as no data does; "
-            "pack it anew without compression if it is meant"
+            f"it unpacks to {size} bytes, {size // packed} times its size, which real data does not; save it without "
+            "compression if that is intended"
         )
 
 
@@ -61,11 +61,11 @@ def array_names(path: Path) -> list[str]:
 
 
 def read_member(path: Path, name: str) -> np.ndarray:
-    """Return the array `name` of a .npz file; raises one of `MALFORMED`."""
+    """Return the array `name` of a .npz file; raise one of `MALFORMED` for a bad file."""
     with zipfile.ZipFile(path) as archive:
         entry = archive.getinfo(f"{name}.npy" if f"{name}.npy" in archive.NameToInfo else name)
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"{name!r} is packed in another way than numpy does; write the file with numpy.savez")
+            raise ValueError(f"{name!r} is not compressed as numpy does it; write the file with numpy.savez")
         packed = min(entry.compress_size, path.stat().st_size)
         if entry.compress_type == zipfile.ZIP_STORED and entry.file_size > packed:
             raise ValueError(f"{name!r} claims {entry.file_size} bytes; there are {packed}")
@@ -75,7 +75,7 @@ def read_member(path: Path, name: str) -> np.ndarray:
 
 
 def map_array(path: Path) -> np.memmap:
-    """Return the array in a .npy file as a read-only memory map, unread; raises one of `MALFORMED`."""
+    """Return the array in a .npy file as a read-only memory map, without reading it; raise one of `MALFORMED`."""
     with path.open("rb") as file:
         shape, fortran, dtype = read_header(file, path.stat().st_size)
         offset = file.tell()
@@ -85,9 +85,9 @@ def map_array(path: Path) -> np.memmap:
 
 
 def read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Return shape, whether in Fortran's order, and type of the array in a .npy file of `size` bytes.
+    """Return shape, whether in Fortran order, and type of the array in a .npy file of `size` bytes.
 
-    The file is read up to its numbers. Raises one of `MALFORMED`, for a claim of more than the file holds too.
+    The file is read up to the array's data. Raises one of `MALFORMED`, also for a claim of more than the file holds.
     """
     version = np.lib.format.read_magic(file)
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -96,7 +96,7 @@ def read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.d
     try:
         shape, fortran, dtype = readers[version](file)
     except MALFORMED:
-        # What numpy says of one holds all of it, or an address.
+        # numpy's own message would contain the whole header, or an address.
         raise ValueError("its header does not say shape, order and type of an array") from None
     if dtype.hasobject:
         raise ValueError("Object arrays cannot be loaded, as their objects would have to be unpickled")
@@ -109,13 +109,13 @@ def read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.d
 
 
 def read_array(file: IO[bytes], size: int) -> np.ndarray:
-    """Return the array that a .npy file of `size` bytes holds; raises one of `MALFORMED`."""
+    """Return the array in a .npy file of `size` bytes; raise one of `MALFORMED` for a bad file."""
     shape, fortran, dtype = read_header(file, size)
     claimed = math.prod(shape) * dtype.itemsize
     check_size(claimed)
     raw = file.read(claimed)
     if len(raw) < claimed:
         raise EOFError(f"it holds {len(raw)} bytes of an array that takes {claimed}")
-    # Read on to the end, where a .npz file's checksum is looked at.
+    # Read to the end, where a .npz file's checksum is verified.
     file.read(1)
     return np.frombuffer(raw, dtype).reshape(shape, order="F" if fortran else "C").copy()

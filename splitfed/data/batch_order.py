@@ -1,4 +1,4 @@
-"""Which rows a step uses: a permutation cut into batches, or every row by chance; by seed, epoch and party only."""
+"""Rows of every training step: a permutation cut into batches, or Poisson sampling, by seed, epoch and party only."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from splitfed.core.random import generator, wide_generator
 def batches(
     count: int, size: int, seed: int, epoch: int, *words: str | int, drop_last: bool = False
 ) -> Iterator[Tensor]:
-    """Yield a random order of 0 to `count` - 1 in batches (size,), int64, drawn by `seed`, `epoch` and `words`.
+    """Yield a random permutation of 0 to `count` - 1 in batches (size,), int64, drawn by `seed`, `epoch` and `words`.
 
-    The last batch may be smaller; `drop_last` leaves it out then.
+    The last batch may be smaller; `drop_last` omits it then.
     """
     check_count("count", count)
     check_count("batch size", size, low=1)
@@ -27,10 +27,10 @@ def batches(
 
 
 def poisson_batches(count: int, size: int, seed: int, epoch: int, *words: str | int) -> Iterator[Tensor]:
-    """Yield ceil(count / size) batches of positions; each holds every one of `count` rows with chance size / count.
+    """Yield ceil(count / size) batches of positions; each has every one of `count` rows with probability size / count.
 
-    All draws are independent, so a batch may be of any size, and empty; where `size` exceeds `count` it holds all rows.
-    Who takes part is as secret as the noise of a private step, so it comes from the same generator.
+    All draws are independent, so a batch may have any size, including zero; if `size` exceeds `count` it has all rows.
+    Participation must be as secret as the noise of a private step, so it comes from the same generator.
     """
     check_count("count", count)
     check_count("batch size", size, low=1)

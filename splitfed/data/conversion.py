@@ -1,4 +1,4 @@
-"""Numbers of any kind (tensors, arrays, parts of rows) as rows of one of the two types that rows have."""
+"""Conversion of numbers of any kind (tensors, arrays, parts of rows) to rows of float32 or int64."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from splitfed.core.errors import InvalidInput, check_names
 from splitfed.data.features import Feature, adjacent_features
 
 _EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53}
-"""Magnitude up to which every whole number is one of a type with fractions."""
+"""Largest magnitude up to which a floating-point type represents every integer."""
 
 
 def as_tensor(what: str, value: Any, share: bool = False) -> Tensor:
     """Return numbers (a tensor, an array or one number) as a CPU tensor.
 
-    It has memory of its own; with `share` that of `value`, where its type is one that is kept and it may be written to.
+    The tensor is a copy; with `share` it uses the memory of `value`, if that has a kept type and is writable.
     """
     match value:
         case Tensor():
@@ -32,7 +32,7 @@ def as_tensor(what: str, value: Any, share: bool = False) -> Tensor:
                 raise InvalidInput(f"{what} has type {array.dtype}; expected real numbers")
             if array.dtype.kind == "u" and array.size and int(array.max()) >= 2**63:
                 raise InvalidInput(f"{what} holds {int(array.max())}; expected whole numbers below 2**63")
-            # torch knows neither the other byte order nor long doubles, and few operations on unsigned types.
+            # torch supports neither foreign byte order nor long doubles, and few operations on unsigned types.
             reals = np.float32 if array.itemsize <= 4 else np.float64
             tensor = torch.from_numpy(array.astype(reals if array.dtype.kind == "f" else np.int64, copy=False))
         case _:
@@ -45,7 +45,7 @@ def as_tensor(what: str, value: Any, share: bool = False) -> Tensor:
 
 
 def check_dense(what: str, tensor: Tensor) -> None:
-    """Refuse a tensor whose numbers do not all lie in memory, one after another."""
+    """Raise `InvalidInput` for a tensor that is not dense."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
         kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else "meta"
         kind = kind if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch.")
@@ -59,17 +59,17 @@ def as_rows(what: str, value: Any, dtype: str, share: bool = False) -> Tensor:
 
 
 def check_finite(what: str, tensor: Tensor) -> None:
-    """Refuse numbers (rows, ...) of which one is missing or infinite; the error names the row."""
+    """Raise `InvalidInput` for numbers (rows, ...) with a missing or infinite one; the error names the row."""
     if len(bad := (~torch.isfinite(tensor)).nonzero()):
         where = f" in row {int(bad[0, 0])}, counted from 0" if tensor.dim() else ""
-        raise InvalidInput(f"{what} is not finite{where}; fill missing values in as in the data, or leave the row out")
+        raise InvalidInput(f"{what} is not finite{where}; fill in missing values, or leave the row out")
 
 
 def as_type(what: str, tensor: Tensor, dtype: str) -> Tensor:
-    """Return `tensor`, as `as_tensor` returns it, as `dtype`: "float32" or "int64".
+    """Return `tensor`, a result of `as_tensor`, as `dtype`: "float32" or "int64".
 
-    Raises `InvalidInput` for real numbers that shall be "int64", and for a magnitude from which on the type that they
-    come in leaves whole numbers out.
+    Raises `InvalidInput` for integers that float32 cannot represent, and, with "int64", for fractions and for
+    floating-point numbers too large to represent every integer.
     """
     check_names("dtype of rows", ("float32", "int64"), dtype)
     if dtype == "float32":
@@ -77,7 +77,7 @@ def as_type(what: str, tensor: Tensor, dtype: str) -> Tensor:
         if not tensor.is_floating_point() and bool((rounded := made.to(torch.int64) != tensor).any()):
             where, whole = int(rounded.nonzero()[0, 0]) if rounded.dim() else 0, int(tensor[rounded][0])
             raise InvalidInput(
-                f"{what} holds {whole} in row {where}, counted from 0, which float32 rounds to another one; take "
+                f"{what} holds {whole} in row {where}, counted from 0, which float32 cannot represent; take "
                 "dtype='int64' for codes, or scale it"
             )
         return made
@@ -92,7 +92,7 @@ def as_type(what: str, tensor: Tensor, dtype: str) -> Tensor:
 
 
 def join_parts(name: str, parts: Mapping[str, Any], dtype: str) -> tuple[Tensor, dict[str, Feature]]:
-    """Return rows that hold `parts`, name -> (n, ...), and where in a flattened row each of them stands."""
+    """Return rows that join `parts`, name -> (n, ...), and the position of each part in a flattened row."""
     if not parts:
         raise InvalidInput(f"{name}: x has no part; expected name -> (n, ...), at least one")
     found = {part: as_tensor(f"{name}: {part!r}", value, share=True) for part, value in parts.items()}
@@ -101,7 +101,7 @@ def join_parts(name: str, parts: Mapping[str, Any], dtype: str) -> tuple[Tensor,
         whole = next(part for part in found if part not in real)
         raise InvalidInput(
             f"{name}: {real[0]!r} holds real numbers and {whole!r} whole ones; all parts of a row have one type, as "
-            f"float32 cannot tell whole numbers above {2**24} apart: convert one of them"
+            f"float32 cannot distinguish whole numbers above {2**24}: convert one of them"
         )
     rows = {part: as_rows(f"{name}: {part!r}", value, dtype, share=True) for part, value in found.items()}
     counts = {part: len(value) if value.dim() else 0 for part, value in rows.items()}

@@ -1,4 +1,4 @@
-"""A data set is rows, in memory or read by index, with labels and a task; a federation says who holds which of them."""
+"""Data sets, which are rows in memory or read by index, with labels and a task; and federations, which divide them."""
 
 from __future__ import annotations
 
@@ -42,18 +42,17 @@ from splitfed.data.vertical import columns as columns_by_party, strips
 class Dataset:
     """Rows `x` with labels `y`, all finite, all of one shape.
 
-    x: (n, ...) float32, or int64 for whole numbers that stand for things, such as token ids: a tensor, which is shared
-    and not copied, or a `RowSource`, whose rows are read by index and checked when they are read. y: (n,) int64
-    classes, or (n,) or (n, targets) float32, in memory. `value_range` are the least and the greatest value that a
-    float32 x may take (images: 0 and 1), None where there is no such bound. domains: (n,) int64, where a row comes
-    from, or None. groups: (n,) int64, rows of one number show the same thing, such as one image at several angles, or
-    None: `clients` never divides a group between training and test. `features` are named parts of a row, such as the
-    columns that one party holds; they may overlap and need not cover the row. `targets` are further label sets beside
-    y. `columns`: where rows are columns of a table, the name of each (those that were made of one column of text share
-    its name); empty: they have none. `categories`: name of such a column of text -> its values, in the order of the
-    0/1 columns made of it, by which new rows are converted alike. `label_holder`: the party that holds
-    y, where features are those of several. `source`: x as a `RowSource`. A data set has at least one row; only the
-    parts that `rows` returns may be empty. Raises `InvalidInput` that names the first bad row.
+    x: (n, ...) float32, or int64 for codes such as token ids: a tensor, which is shared and not copied, or a
+    `RowSource`, whose rows are read by index and checked when they are read. y: (n,) int64 classes, or (n,) or (n,
+    targets) float32, in memory. `value_range`: the smallest and the largest value that a float32 x may take (images: 0
+    and 1), None without bounds. domains: (n,) int64, the origin of each row, or None. groups: (n,) int64, equal for
+    rows that show the same thing, such as one image at several angles, or None: `clients` never divides a group between
+    training and test. `features`: named parts of a row, such as the columns that one party holds; they may overlap and
+    need not cover the row. `targets`: further label sets. `columns`: names of the columns of a table (those made from
+    one column of text share its name); empty otherwise. `categories`: name of such a column of text -> its values, in
+    the order of the 0/1 columns made from it, by which new rows are converted alike. `label_holder`: the party that
+    holds y, if features belong to several. `source`: x as a `RowSource`. A data set has at least one row; only parts
+    returned by `rows` may be empty. Raises `InvalidInput` that names the first bad row.
     """
 
     name: str
@@ -86,7 +85,7 @@ class Dataset:
         label_holder: str | None = None,
         source: RowSource | None = None,
     ) -> None:
-        """Take x, y and task, which are all needed; `source` stands for x in `dataclasses.replace`."""
+        """Create a data set; x, y and task are required. `source` replaces x in `dataclasses.replace`."""
         given = source if x is None else x
         if given is None or y is None or task is None:
             raise InvalidInput(f"{name}: a Dataset needs x, y and task")
@@ -120,13 +119,13 @@ class Dataset:
                 )
 
     def _checked(self, x: Tensor | RowSource) -> RowSource:
-        """Return `x` as rows, all checked where they are in memory, else each to be checked when it is read."""
+        """Return `x` as a row source whose rows are checked now if they are in memory, otherwise when they are read."""
         _check_kind(self.name, x)
         rows = as_rows_by_index(x)
         if not rows.resident:
             if isinstance(rows, CheckedRows):
                 rows = rows.source
-            # What is made of rows of a data set was checked there, and coupled rows must stay outside of all others.
+            # Rows of another data set were checked there, and mixed rows must stay outermost.
             made = isinstance(rows, (SelectedRows, JoinedRows, TransformedRows, MixedRows))
             return rows if made else CheckedRows(self.name, rows, self.value_range)
         start = 0
@@ -149,17 +148,17 @@ class Dataset:
 
     @property
     def x(self) -> Tensor:
-        """All rows as one tensor (n, ...); refused where they are read by index and take more than a gibibyte."""
+        """All rows as one tensor (n, ...); raises `InvalidInput` for rows read by index that take more than 1 GiB."""
         return read_rows(self.name, self.source)
 
     @property
     def discrete(self) -> bool:
-        """Whether x holds whole numbers (int64), such as token ids, whose differences mean nothing."""
+        """True if x holds int64 codes, such as token ids, whose differences have no meaning."""
         return self.source.dtype == torch.int64
 
     @property
     def unscaled(self) -> bool:
-        """Whether rows are images, (channels, height, width), of which no `value_range` is known."""
+        """True if rows are images, (channels, height, width), without a `value_range`."""
         return len(self.shape) == 3 and not self.discrete and self.value_range is None
 
     @property
@@ -175,10 +174,10 @@ class Dataset:
         return self.targets[name].y
 
     def rows(self, indices: Tensor | Sequence[int]) -> Dataset:
-        """Return these rows, in this order, as a data set that reads them where they are.
+        """Return the rows `indices`, in this order, as a data set that reads them in place.
 
-        `indices`: whole numbers, which may be none, or a truth value for each row, such as `data.y == 3`. Raises
-        `InvalidInput` for others.
+        `indices`: row numbers, possibly none, or a bool for each row, such as `data.y == 3`. Raises `InvalidInput` for
+        others.
         """
         chosen = row_numbers(self.name, indices, len(self))
         return self._replace_fields(
@@ -190,7 +189,7 @@ class Dataset:
         )
 
     def join(self, others: Iterable[Dataset]) -> Dataset:
-        """Return the rows of this data set and of `others`, parts of the same source, one after another."""
+        """Return the rows of this data set followed by those of `others`, which must be parts of the same source."""
         parts = [self, *others]
         for part in parts:
             for what in ("features", "targets"):
@@ -220,36 +219,36 @@ class Dataset:
         )
 
     def with_features(self, features: Mapping[str, Feature]) -> Dataset:
-        """Return these rows with `features`, and no others: which part of a row each party holds."""
+        """Return the same rows with `features` in place of their own: the part of a row that each party holds."""
         check_features(self.name, self.shape, features)
         return self._replace_fields(features=dict(features))
 
     def with_target(self, name: str, y: Tensor, task: Task) -> Dataset:
-        """Return these rows with one more label set: y as in a data set, `name` not taken yet."""
+        """Return the same rows with a further label set `y`, as in a data set, under the new name `name`."""
         if not name or name in self.targets:
             raise InvalidInput(f"target name {name!r} of {self.name} is not allowed; expected a new one, not empty")
         check_labels(f"{self.name}: target {name!r}", y, len(self), task)
         return self._replace_fields(targets={**self.targets, name: LabelSet(y, task)})
 
     def with_transform(self, transform: Transform) -> Dataset:
-        """Return these rows, of which training sees what `transform` makes of each: a row of the same shape and type.
+        """Return the same rows with `transform` applied in training: it maps a row to one of the same shape and type.
 
         `transform(row, generator)` draws from the generator, and `transform(row)` from the default generators of torch,
         NumPy and `random`, seeded for the row: by the seed of the run, the number of the row here, and the epoch. Rows
-        that are scored or attacked stay as they are. Raises `InvalidInput` for draws that cannot be repeated.
+        that are scored or attacked are not transformed. Raises `InvalidInput` for draws that cannot be repeated.
         """
         return self._replace_fields(source=TransformedRows(self.name, self.source, transform))
 
     def with_mixup(self, alpha: float = 0.2) -> Dataset:
-        """Return these rows, of which training sees each mixed with another one of the same client: see `mixup`.
+        """Return the same rows, each mixed in training with another one of the same client: see `mixup`.
 
-        `alpha` > 0, the larger the more. Take the transform first, where there is one. Promises about rows, and attacks
-        on what a client sent of them, are refused beside it.
+        `alpha` > 0: larger values mix more. Apply a transform first, if there is one. Privacy guarantees by row, and
+        attacks on what a client sent of its rows, are refused with it.
         """
         return self._replace_fields(source=MixedRows(self.name, self.source, alpha))
 
     def vertical(self, parties: int | Mapping[str, Sequence[int | str]], *, overlap: bool = False) -> Dataset:
-        """Return these rows, of columns, with a feature a party: see `vertical.columns`.
+        """Return the same rows, of columns, with a feature for each party: see `vertical.columns`.
 
         A number of parties divides the columns in order among party0, party1, ...; a mapping names them, and their
         columns by number or, where columns have names, by name.
@@ -257,18 +256,18 @@ class Dataset:
         return self.with_features(columns_by_party(self.name, self.shape, parties, overlap, self.columns))
 
     def strips(self, count: int, names: Sequence[str] | None = None) -> Dataset:
-        """Return these images with `count` upright strips as features, left to right: see `vertical.strips`."""
+        """Return these images with `count` vertical strips as features, left to right: see `vertical.strips`."""
         return self.with_features(strips(self.name, self.shape, count, names))
 
     def halves(self, names: Sequence[str] = ("left", "right")) -> Dataset:
-        """Return these images with their left and right half as features; of an odd width the left gets more."""
+        """Return these images with their left and right half as features; for an odd width the left is wider."""
         return self.strips(2, names)
 
     def rotated(self, angles: Sequence[float] = ANGLES) -> Dataset:
-        """Return a copy of these images for each of `angles`, in degrees clockwise; `domains` say which: see `rotated`.
+        """Return a copy of these images for each of `angles`, in degrees clockwise, with the angle's number as domain.
 
-        One copy after another, each in the order of these rows. `groups` say of which row each is a copy, so that
-        `clients` divides the images once for all angles.
+        Copies follow one another, each in the order of these rows; see `rotated`. `groups` number the original rows, so
+        that `clients` divides the images once for all angles.
         """
         return self._replace_fields(
             source=as_rows_by_index(rotated(self.name, self.x, angles, self.value_range)),
@@ -295,7 +294,7 @@ class Dataset:
         public: float = 0.0,
         seed: int = 0,
     ) -> Federation:
-        """Split the rows over `count` clients, auxiliary rows for an attacker, and victims: see `split`."""
+        """Return the rows split over `count` clients, with auxiliary rows for an attacker, and victims: see `split`."""
         rows = RowsToSplit(self.name, len(self), self.y, self.groups, self.domains, self.task.name)
         sources, shown = split(
             rows,
@@ -331,10 +330,10 @@ class Dataset:
 @guard_constructor
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """What one client holds; `validation` and `test` may be empty, `train` is not.
+    """Rows of one client; `validation` and `test` may be empty, `train` not.
 
-    `shown`: (rows,) int64, which of its training rows it shows to others, each once; none unless given. Raises
-    `InvalidInput` for others.
+    `shown`: (rows,) int64, the numbers of its public training rows, each once; empty by default. Raises `InvalidInput`
+    for others.
     """
 
     name: str
@@ -359,19 +358,19 @@ class ClientData:
 
     @property
     def public(self) -> Dataset:
-        """The training rows that the client shows to others; they stay in `train`."""
+        """The training rows that the client sends to other clients; they are also in `train`."""
         return self.train.rows(self.shown)
 
 
 @guard_constructor
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
-    """One data set split into disjoint parts: row numbers of rows that they all read where these are.
+    """One data set split into disjoint parts, stored as row numbers of the common rows.
 
-    `auxiliary` is what an attacker may know beforehand, `victims` are the rows whose privacy is measured; no
-    client trains on either. `sources` says where each part came from: "auxiliary", "victims",
-    "client0/train", "client0/validation", "client0/test", ... -> (rows,) int64 positions in the data set.
-    Raises `InvalidInput` when a client has no training row, or when two parts share a row.
+    `auxiliary`: rows that an attacker may know beforehand; `victims`: rows whose privacy is measured; no client trains
+    on either. `sources`: part -> (rows,) int64 positions in the data set, for "auxiliary", "victims", "client0/train",
+    "client0/validation", "client0/test", ... Raises `InvalidInput` if a client has no training row, and if two parts
+    share a row.
     """
 
     name: str
@@ -417,7 +416,7 @@ class Federation:
         return self.victims.tasks
 
     def test_union(self) -> Dataset:
-        """Return the test rows of all clients, client by client; empty when no client has any."""
+        """Return the test rows of all clients, client by client; empty if no client has any."""
         first, *others = self.clients
         return first.test.join(client.test for client in others)
 
@@ -425,7 +424,9 @@ class Federation:
 def _check_kind(name: str, x: Tensor | RowSource) -> None:
     if isinstance(x, Tensor):
         if x.device.type != "cpu":
-            raise InvalidInput(f"{name}: x is on {x.device}; expected cpu, batches move to a device when they are used")
+            raise InvalidInput(
+                f"{name}: x is on {x.device}; expected cpu; batches are moved to a device when they are used"
+            )
         check_dense(f"{name}: x", x)
         good, shape = x.dim() > 1 and x.numel() > 0, tuple(x.shape)
     else:

@@ -1,4 +1,4 @@
-"""Features: the named parts of a row that different parties hold, and which input of a topology gets which."""
+"""Features: named parts of a row that different parties hold, and their assignment to the inputs of a topology."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from splitfed.core.rows import Draw, RowSource, read_rows
 @guard_constructor
 @dataclass(frozen=True, eq=False, repr=False)
 class Feature:
-    """A part of one row of x: where its numbers stand in the flattened row, and the shape the part has.
+    """A part of one row of x: its positions in the flattened row, and its shape.
 
-    positions: (k,) int64 on the CPU, each different, at least one, into `x.flatten(1)`; `shape` holds k numbers.
-    Raises `InvalidInput`.
+    positions: (k,) int64 on the CPU, all different, at least one, into `x.flatten(1)`; `shape` holds k numbers. Raises
+    `InvalidInput`.
     """
 
     positions: Tensor
@@ -40,7 +40,7 @@ class Feature:
             raise InvalidInput(f"position {int(found.min())} of a feature is not allowed; expected 0 or more")
         values, counts = found.unique(return_counts=True)
         if len(values) < len(found):
-            raise InvalidInput(f"position {int(values[counts > 1][0])} stands twice in a feature; expected once")
+            raise InvalidInput(f"position {int(values[counts > 1][0])} occurs twice in a feature; expected once")
         if not self.shape or min(self.shape) < 1 or math.prod(self.shape) != len(found):
             raise InvalidInput(f"a feature of {len(found)} positions cannot have shape {self.shape}")
 
@@ -49,20 +49,20 @@ class Feature:
 
     @cached_property
     def end(self) -> int:
-        """The least length of a flattened row that has all the positions."""
+        """Smallest length of a flattened row that has all the positions."""
         return int(self.positions.max()) + 1
 
     @cached_property
     def _start(self) -> int | None:
-        """The first position where they follow one another without a gap, else None."""
+        """The first position if positions are consecutive, otherwise None."""
         first = int(self.positions[0])
         run = torch.arange(first, first + len(self.positions))
         return first if torch.equal(self.positions, run) else None
 
     def select(self, x: Tensor) -> Tensor:
-        """Return this part of every row of x (n, ...): (n, *shape), differentiable, with memory of its own.
+        """Return this part of every row of x (n, ...): (n, *shape), differentiable, as a copy.
 
-        Never a view: whoever holds a view of x holds all of x.
+        It is never a view, whose storage would hold all of x.
         """
         if x.dim() < 2 or math.prod(x.shape[1:]) < self.end:
             raise InvalidInput(
@@ -77,12 +77,12 @@ class Feature:
 
 
 def feed(x: Tensor, names: Mapping[str, str], features: Mapping[str, Feature]) -> dict[str, Tensor]:
-    """Return what each input of a topology gets of x (n, ...): input name -> tensor.
+    """Return input name -> tensor: the part of x (n, ...) that each input of a topology receives.
 
-    `names`: input name -> role that owns it (a topology's `inputs`). Inputs that are named after features get those
-    parts. Where none is, the only input gets the whole x. Raises `InvalidInput` for several inputs then, as the raw
-    data of one party would be given to another, or one part of a row to every argument of a model, and for an input
-    that is no feature where others are.
+    `names`: input name -> role that owns it (a topology's `inputs`). An input with the name of a feature receives that
+    part. If no input has one, the only input receives the whole x. Raises `InvalidInput` for several inputs without
+    features, which would give the raw data of one party to another, or a part of a row to every argument of a model,
+    and for an input that is no feature where others are.
     """
     strangers = [name for name in names if name not in features]
     if not strangers:
@@ -93,14 +93,14 @@ def feed(x: Tensor, names: Mapping[str, str], features: Mapping[str, Feature]) -
     if len(roles) > 1:
         input_roles = ", ".join(f"{name!r} of {role}" for name, role in names.items())
         raise InvalidInput(
-            f"inputs {input_roles}: the data has no features, so every role would get the whole of each row; "
-            "say which part each holds with Dataset.vertical, halves, strips or with_features"
+            f"inputs {input_roles}: the data has no features, so every role would get each whole row; define the part "
+            "of each with Dataset.vertical, halves, strips or with_features"
         )
     if len(names) > 1:
         listed = ", ".join(map(repr, names))
         raise InvalidInput(
-            f"inputs {listed} of {roles[0]}: the data has no features of these names, so each would get the whole of "
-            "each row; give the parts by name, from_arrays({name: array, ...}, y), or with_features"
+            f"inputs {listed} of {roles[0]}: the data has no features of these names, so each would get each whole "
+            "row; give the parts by name, from_arrays({name: array, ...}, y), or with_features"
         )
     return dict.fromkeys(names, x)
 
@@ -108,13 +108,13 @@ def feed(x: Tensor, names: Mapping[str, str], features: Mapping[str, Feature]) -
 def feed_rows(
     rows: RowSource, names: Mapping[str, str], features: Mapping[str, Feature]
 ) -> Mapping[str, Tensor | RowSource]:
-    """Return what `feed` returns of all `rows`, to be read by batch; an input that gets whole rows shares them.
+    """Return the result of `feed` for all `rows`, to be read by batch; an input that receives whole rows shares them.
 
-    A party that holds a part of each row gets memory of its own with that part alone, where the rows are in memory.
+    A party that holds a part of each row gets a copy of that part alone, if the rows are in memory.
     """
     if rows.resident and any(name in features for name in names):
         return feed(read_rows("rows", rows), names, features)
-    # Of no rows: refuses what does not go together.
+    # With no rows: raises for inputs and features that do not match.
     feed(torch.zeros(0, *rows.shape, dtype=rows.dtype), names, features)
     return {name: FeatureRows(rows, features[name]) if name in features else rows for name in names}
 
@@ -130,12 +130,12 @@ class FeatureRows(RowSource):
         return len(self.source)
 
     def take(self, rows: Tensor, draw: Draw | None = None) -> Tensor:
-        """Return that part of the rows of these numbers."""
+        """Return this feature of the rows of these numbers."""
         return self.feature.select(self.source.take(rows, draw))
 
 
 def adjacent_features(parts: Mapping[str, Tensor]) -> dict[str, Feature]:
-    """Return where each of `parts`, name -> (n, ...), stands in a row that has them flattened and side by side."""
+    """Return the positions of `parts`, name -> (n, ...), in a row that joins them flattened."""
     ends = itertools.accumulate(math.prod(part.shape[1:]) for part in parts.values())
     return {
         name: Feature(torch.arange(end - math.prod(part.shape[1:]), end), tuple(part.shape[1:]))
@@ -144,13 +144,13 @@ def adjacent_features(parts: Mapping[str, Tensor]) -> dict[str, Feature]:
 
 
 def places(shape: tuple[int, ...], names: Iterable[str], features: Mapping[str, Feature]) -> dict[str, Tensor]:
-    """Return where in a flattened row of `shape` the numbers stand that each input in `names` gets from `feed`."""
+    """Return the positions, in a flattened row of `shape`, that each input in `names` receives from `feed`."""
     everything = torch.arange(math.prod(shape))
     return {name: features[name].positions if name in features else everything for name in names}
 
 
 def check_features(name: str, shape: tuple[int, ...], features: Mapping[str, Feature]) -> None:
-    """Refuse features that are not inside the rows, of `shape`, of the data set called `name`."""
+    """Raise `InvalidInput` for features outside of the rows, of `shape`, of the data set `name`."""
     width = math.prod(shape)
     for part, feature in features.items():
         if not part:

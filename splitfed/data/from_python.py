@@ -1,4 +1,4 @@
-"""Data sets made from what a program already holds: arrays, tensors, or any torch data set."""
+"""Data sets from arrays, tensors, or any torch data set in a program."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from splitfed.data.features import Feature
 from splitfed.data.item_rows import Collate, Column, ItemRows, item_of
 
 _SPARSE = 10
-"""So many classes for each that occurs are warned of."""
+"""Ratio of classes to classes that occur from which on a warning is given."""
 CLASSES = 2**24
-"""The most classes that labels may make; more are taken for codes that nobody has numbered."""
+"""Largest number of classes; larger labels are taken for codes that were not numbered."""
 TaskLike: TypeAlias = Task | Literal["classification", "binary", "regression"] | None
 Array: TypeAlias = Tensor | np.ndarray
 RowType: TypeAlias = Literal["float32", "int64"]
-"""The types that rows may have: real numbers, or whole numbers that stand for things, such as token ids."""
+"""The types that rows may have: real numbers, or codes such as token ids."""
 
 
 def from_arrays(
@@ -43,16 +43,15 @@ def from_arrays(
 ) -> Dataset:
     """Return a data set of these rows, as `dtype`.
 
-    x: (n, ...) numbers; (n,) is read as one column. Where its type is `dtype` already and its numbers lie in order, its
+    x: (n, ...) numbers; (n,) is read as one column. If its type is `dtype` already and its memory contiguous, the
     memory is shared: do not write into it while the data set is used. A memory-mapped array (`numpy.memmap`) is read by
-    batch, and each row is checked when it is read. Anything else is converted once. A mapping, name -> (n, ...), gives
+    batch, and each row is checked when it is read. Other types are converted once. A mapping, name -> (n, ...), gives
     the parts of a row, one an argument of the model: each is a feature of its name, and a row is the parts stacked, (n,
-    parts, ...), or, where their shapes differ, flattened and side by side, (n, total). dtype: "float32", or "int64" for
-    whole numbers that stand for things, such as token ids. y: (n,) or (n, 1) whole numbers, or (n,) or (n, targets)
-    real ones, copied. Without a `task`, whole-number labels mean classification (of max + 1 classes) and real ones
-    regression; "classification", "binary" and "regression" name one. domains: (n,) whole numbers. columns: a
-    name, each once, for the columns of rows (n, columns). Raises `InvalidInput`, for a number that is none of "int64"
-    too, and for parts of which some are whole numbers and some real ones.
+    parts, ...), or, if their shapes differ, flattened and joined, (n, total). dtype: "float32", or "int64" for codes
+    such as token ids. y: (n,) or (n, 1) whole numbers, or (n,) or (n, targets) real ones, copied. Without a `task`,
+    whole-number labels mean classification (of max + 1 classes) and real ones regression; "classification", "binary"
+    and "regression" name one. domains: (n,) whole numbers. columns: names, each once, of the columns of rows (n,
+    columns). Raises `InvalidInput`, also for fractions with "int64", and for parts that mix whole and real numbers.
     """
     features: dict[str, Feature] = {}
     inputs: Tensor | RowSource
@@ -77,7 +76,7 @@ def labelled(
     features: Mapping[str, Feature] | None = None,
     columns: Sequence[str] = (),
 ) -> Dataset:
-    """Return a data set of the rows `x`, as they are, with copies of labels and domains read as in `from_arrays`.
+    """Return a data set of the rows `x`, unchanged, with copies of labels and domains read as in `from_arrays`.
 
     The value range of images in memory is that of `pixel_range` unless one is given.
     """
@@ -101,7 +100,7 @@ def labelled(
 
 
 def _mention_layouts(name: str, x: Tensor | RowSource, labels: Tensor, task: TaskLike) -> None:
-    """Refuse one-hot labels for classes, and say where they mean regression, or where channels seem to come last."""
+    """Raise for one-hot labels of classes; warn if they mean regression, or if channels seem to come last."""
     shape = tuple(x.shape) if isinstance(x, Tensor) else (len(x), *x.shape)
     if labels.dim() == 2 and bool(((labels == 0) | (labels == 1)).all() & (labels.sum(1) == 1).all()):
         said = f"{name}: y has one-hot rows, (n, {labels.shape[1]}) with a single 1 each"
@@ -116,11 +115,11 @@ def _mention_layouts(name: str, x: Tensor | RowSource, labels: Tensor, task: Tas
 
 
 def _told_range(data: Dataset) -> Dataset:
-    """Return `data`; warn of images whose reconstructions nobody could score, before anything is trained on them."""
+    """Return `data`; warn, before anything is trained, of images whose reconstructions cannot be scored."""
     if data.unscaled:
         warnings.warn(
-            f"{data.name} holds images that are read by index, of which no value range is known, so that no "
-            "reconstruction of them is attacked or scored; give value_range=(0, 1), or whatever holds",
+            f"{data.name} holds images that are read by index and have no known value range, so that reconstructions "
+            "of them cannot be attacked or scored; give value_range=(0, 1), or the actual one",
             UserWarning,
             stacklevel=3,
         )
@@ -128,10 +127,9 @@ def _told_range(data: Dataset) -> Dataset:
 
 
 def pixel_range(x: Tensor | RowSource) -> tuple[float, float] | None:
-    """Return the range that the numbers of images in memory keep to; None for rows that are none, or are not in memory.
+    """Return the value range of images in memory; None for rows that are no images or not in memory.
 
-    The first of (0, 1), (-1, 1), for whole numbers (0, 255), and the nearest whole numbers below and above, that holds
-    them all.
+    The first of (0, 1), (-1, 1), for whole numbers (0, 255), and the bounding integers, that contains all values.
     """
     if not isinstance(x, Tensor) or x.dim() != 4 or x.dtype != torch.float32 or not x.numel():
         return None
@@ -156,16 +154,16 @@ def from_torch(
     labels: Array | None = None,
     collate: Collate | None = None,
 ) -> Dataset:
-    """Return the (x, y) items of a map-style torch data set: all read once, or by index as they are needed.
+    """Return the (x, y) items of a map-style torch data set: all read once, or by index when needed.
 
-    x and y of an item are tensors, arrays or numbers, of one shape each; a transform that draws at random is
-    drawn once. x may be a mapping, name -> such a value. Task, labels, parts and `dtype` are read as in `from_arrays`.
+    x and y of an item are tensors, arrays or numbers, of one shape each; a random transform is drawn once. x may be a
+    mapping, name -> such a value. Task, labels, parts and `dtype` are read as in `from_arrays`.
 
-    in_memory=False keeps labels alone and asks `dataset` for the items of a batch: `labels` (n,) or (n, targets) save
-    reading every item once for its y, and for the value range of images, which is then to be given. What an item's x
-    holds must not depend on when it is asked for: a transform that draws belongs into `Dataset.with_transform`.
-    `collate`: makes one tensor (rows, ...) of a list of x of several
-    shapes, such as `PadSequences(64)`; all batches get rows of one shape.
+    in_memory=False keeps only labels and reads the items of each batch from `dataset`: `labels` (n,) or (n, targets)
+    save reading every item once for its y, and for the value range of images, which must then be given. An item's x
+    must be the same each time it is read: use `Dataset.with_transform` for a random transform. `collate` makes one
+    tensor (rows, ...) from a list of x of several shapes, such as `PadSequences(64)`; all batches get rows of one
+    shape.
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise InvalidInput(f"{name}: {type(dataset).__name__} has no length and no items by number; expected both")
@@ -174,7 +172,7 @@ def from_torch(
     if count == 0:
         raise InvalidInput(f"{name}: the data set is empty; expected at least one item")
     if in_memory and labels is not None:
-        raise InvalidInput(f"{name}: labels are for items that are read by index; give in_memory=False too")
+        raise InvalidInput(f"{name}: labels apply to items that are read by index; set in_memory=False too")
     if not in_memory or collate is not None:
         source = ItemRows(name, dataset, dtype, collate)
         y = source.labels() if labels is None else as_tensor(f"{name}: y", labels)
@@ -205,9 +203,9 @@ def from_torch(
 
 
 def as_task(task: TaskLike, labels: Tensor) -> Task:
-    """Return the task given, or called by that name, or that `labels` (n, ...) suggest: see `from_arrays`.
+    """Return the task given, or of that name, or inferred from `labels` (n, ...): see `from_arrays`.
 
-    Labels that are likely meant otherwise are warned of.
+    Warns of labels that are likely meant otherwise.
     """
     if isinstance(task, Task):
         return task
@@ -215,7 +213,7 @@ def as_task(task: TaskLike, labels: Tensor) -> Task:
     match kind:
         case "classification":
             if (most := int(labels.max())) >= CLASSES:
-                raise InvalidInput(f"label {most} of y makes more than {CLASSES} classes; number them from 0 on")
+                raise InvalidInput(f"label {most} of y implies more than {CLASSES} classes; number them from 0 on")
             found = classification(max(2, int(labels.max()) + 1))
         case "binary":
             found = binary()
@@ -228,14 +226,14 @@ def as_task(task: TaskLike, labels: Tensor) -> Task:
 
 
 def _mention_numbering(labels: Tensor, task: TaskLike, found: Task) -> None:
-    """Say what was made of labels likely meant otherwise: repeated whole real numbers, and classes from 1 on."""
+    """Warn how ambiguous labels were read: repeated whole numbers of a real type, and classes from 1 on."""
     if labels.dim() != 1:
         return
     kinds = len(labels.unique())
     if task is None and labels.is_floating_point() and 2 <= kinds <= len(labels) // 2:
         if not bool((labels == labels.round()).all()):
             return
-        said = "y holds whole numbers as real ones, which means regression; say task='classification' or 'regression'"
+        said = "y holds whole numbers of a real type, which means regression; set task='classification' or 'regression'"
     elif found.name == "classification" and kinds > 1 and int(labels.min()) >= 1:
         low, high = int(labels.min()), int(labels.max())
         said = f"labels are {low} to {high}, which makes {found.outputs} classes, of which {low} are empty: number "

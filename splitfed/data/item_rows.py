@@ -1,4 +1,4 @@
-"""Rows of a map-style data set, asked for by number when they are needed, and how lists of x become tensors."""
+"""Rows of a map-style data set, read by number when needed, and collation of lists of x into tensors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from splitfed.data.conversion import as_rows, as_tensor, join_parts
 from splitfed.data.features import Feature
 
 Collate: TypeAlias = Callable[[Sequence[Any]], Any]
-"""What makes rows (n, ...), or name -> (n, ...), of a list of x."""
+"""Function from a list of x to rows (n, ...), or name -> (n, ...)."""
 
 
 class ItemRows(RowSource):
-    """The x of the items (x, y) of a map-style `dataset`, as `dtype`; nothing is kept.
+    """The x of the items (x, y) of a map-style `dataset`, as `dtype`; items are not kept in memory.
 
-    `collate`: makes rows of a list of x that have several shapes; None: they are stacked. `features`: of x that are
-    mappings, where the parts stand. `name` begins errors.
+    `collate`: makes rows from a list of x of several shapes; None: they are stacked. `features`: positions of the parts
+    of x that are mappings. `name`: the prefix of errors.
     """
 
     def __init__(self, name: str, dataset: Any, dtype: str, collate: Collate | None = None) -> None:
@@ -35,7 +35,7 @@ class ItemRows(RowSource):
         return len(self._dataset)
 
     def take(self, rows: Tensor, draw: Draw | None = None) -> Tensor:
-        """Return the x of these items, which are asked for."""
+        """Return the x of the items of these numbers, read from the data set."""
         if len(rows) == 0:
             return torch.empty(0, *self.shape, dtype=self.dtype)
         numbers = rows.tolist()
@@ -50,7 +50,7 @@ class ItemRows(RowSource):
     def labels(self) -> Tensor:
         """Return the y of all items, each read once: (n,) or (n, targets).
 
-        Of images `extremes` are then those numbers by which `pixel_range` knows the range of all.
+        For images, `extremes` then holds the values by which `pixel_range` determines the range of all.
         """
         column: Column | None = None
         for i in range(len(self)):
@@ -64,14 +64,14 @@ class ItemRows(RowSource):
         return column.rows
 
     def _note(self, row: Tensor) -> None:
-        """Keep the least and the greatest number so far, and one that is not whole, if there is any."""
+        """Keep the smallest and the largest number so far, and one fraction, if there is any."""
         fractions = row[row != row.round()][:1]
         found = torch.cat([self.extremes, torch.stack(row.aminmax()), fractions])
         kept = found[found != found.round()][:1]
         self.extremes = torch.cat([torch.stack(found.aminmax()), kept])
 
     def _make(self, xs: list[Any], numbers: Sequence[int]) -> tuple[Tensor, dict[str, Feature]]:
-        """Return the rows of `xs`, and where their parts stand; `numbers` of the items, for errors."""
+        """Return the rows of `xs`, and the positions of their parts; `numbers` of the items, for errors."""
         name = self._name
         if self._collate is not None:
             joined = self._collate(xs)
@@ -96,9 +96,9 @@ class ItemRows(RowSource):
 
 
 class Column:
-    """Values of one shape for `count` items, put into one tensor as they come.
+    """Values of one shape for `count` items, collected into one tensor.
 
-    `dtype`: theirs (None: the one that all of them fit in). `first`: the number of the item that `like` is of.
+    `dtype`: of the tensor (None: the smallest that fits all). `first`: the number of the item that `like` belongs to.
     """
 
     def __init__(self, count: int, like: Tensor, dtype: torch.dtype | None = None, first: int = 0) -> None:
@@ -106,7 +106,7 @@ class Column:
         self._promotes, self._first = dtype is None, first
 
     def put(self, what: str, i: int, value: Tensor, place: int | None = None) -> None:
-        """Put the value of item `i` at `place` (None: i); refuse another shape than that of the first."""
+        """Store the value of item `i` at `place` (None: i); raise `InvalidInput` for another shape than the first's."""
         if value.shape != self.rows.shape[1:]:
             raise InvalidInput(
                 f"{what} of item {i} has shape {tuple(value.shape)}; "
@@ -118,7 +118,7 @@ class Column:
 
 
 def item_of(name: str, dataset: Any, i: int) -> tuple[Any, Any]:
-    """Return x and y of item `i`; refuse an item that is no pair."""
+    """Return x and y of item `i`; raise `InvalidInput` for an item that is no pair."""
     with others_code(lambda error: InvalidInput(f"{name}: dataset[{i}] raised {describe_error(error)}")):
         item = dataset[i]
     if not isinstance(item, (tuple, list)) or len(item) != 2:
@@ -140,12 +140,12 @@ class PadSequences:
         check_count("PadSequences length", self.length, low=1)
 
     def __call__(self, xs: Sequence[Any]) -> Tensor:
-        """Return the sequences `xs` as rows of one length."""
+        """Return the sequences `xs` as rows of one length: (rows, length, ...)."""
         tensors = [as_tensor("a sequence", x) for x in xs]
         if any(tensor.dim() == 0 or tensor.shape[1:] != tensors[0].shape[1:] for tensor in tensors):
             raise InvalidInput(
                 f"PadSequences got shapes {sorted({tuple(t.shape) for t in tensors})}; expected (steps, ...) that "
-                "differ in their steps alone"
+                "differ only in the number of steps"
             )
         if not tensors[0].is_floating_point() and self.value != int(self.value):
             raise InvalidInput(f"PadSequences value={self.value} is not allowed; the sequences hold whole numbers")

@@ -1,4 +1,4 @@
-"""Labels: checks of one label set, and a further one beside the main labels of a data set."""
+"""Checks of a label set, and label sets beside the main labels of a data set."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from splitfed.data.conversion import check_dense
 
 @dataclass(frozen=True, eq=False)
 class LabelSet:
-    """A label set and what is learnt from it: y is (n,) int64 classes, or (n,) or (n, targets) float32."""
+    """A label set with its task; y: (n,) int64 classes, or (n,) or (n, targets) float32."""
 
     y: Tensor
     task: Task
 
 
 def check_labels(name: str, y: Tensor, rows: int, task: Task) -> None:
-    """Refuse labels that are not one a row for `rows` rows, or that `task` cannot take; `name` begins the error."""
+    """Raise `InvalidInput` unless y has one label for each of `rows` rows, of a type and shape that `task` takes.
+
+    `name`: the prefix of the error.
+    """
     if y.device.type != "cpu":
         raise InvalidInput(f"{name}: y is on {y.device}; expected cpu, like x")
     check_dense(f"{name}: y", y)

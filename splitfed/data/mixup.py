@@ -1,11 +1,11 @@
-"""Mixup: training sees every row mixed with another row of the same client, drawn by the seed, the row and the epoch.
+"""Mixup: every training row is mixed with another row of the same client, drawn by the seed, the row and the epoch.
 
 Paper: Zhang, Cisse, Dauphin, Lopez-Paz, "mixup: beyond empirical risk minimization", ICLR 2018.
 
-Deviates: labels are not mixed. There a row i and a row j, mixed by lambda from Beta(alpha, alpha), are compared with
-both labels, by lambda and 1 - lambda. As i and j may change places, the expected gradient is the same where the label
-of row i alone stands and lambda comes from Beta(alpha + 1, alpha): for cross-entropy and logistic loss, and for squared
-error, whose mixed labels differ by what no weight changes. So labels stay what they were, wherever they are held.
+Deviates: labels are not mixed. The paper mixes rows i and j by lambda from Beta(alpha, alpha), and compares the result
+with both labels, weighted by lambda and 1 - lambda. By the symmetry of i and j the expected gradient is the same if
+only the label of row i is used and lambda comes from Beta(alpha + 1, alpha): for cross-entropy and logistic loss, and
+for squared error, where the difference does not depend on the weights. So labels are unchanged, wherever they are held.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from splitfed.core.rows import Draw, RowSource, layers, row_numbers
 
 
 class MixedRows(RowSource):
-    """The rows of `source`, and for a step of training each of them mixed with another one of these.
+    """The rows of `source`, each mixed with another of these rows in a training step.
 
-    `alpha` > 0: the larger, the more of the other row. `numbers`: (rows,) by which each row draws; None: 0, 1, ...
-    `select` chooses partners among the chosen alone, so that no client's row gets into another's.
+    `alpha` > 0: larger values mix more. `numbers`: (rows,) by which each row draws; None: 0, 1, ... `select` restricts
+    partners to the selected rows, so that no client's row is mixed into another's.
     """
 
     draws = True
@@ -32,7 +32,7 @@ class MixedRows(RowSource):
     def __init__(self, name: str, source: RowSource, alpha: float, numbers: Tensor | None = None) -> None:
         check_number("mixup", alpha, low=0.0, open_low=True)
         if not source.dtype.is_floating_point:
-            raise InvalidInput(f"{name} has rows of whole numbers, which stand for things and cannot be mixed")
+            raise InvalidInput(f"{name} has rows of whole numbers, which are codes and cannot be mixed")
         if source.couples:
             raise InvalidInput(f"{name} has a mixup already; expected one")
         self.name, self.source, self.alpha = name, source, alpha
@@ -48,7 +48,7 @@ class MixedRows(RowSource):
         return MixedRows(self.name, self.source.select(rows), self.alpha, self.numbers[rows])
 
     def take(self, rows: Tensor, draw: Draw | None = None) -> Tensor:
-        """Return the rows of these numbers, mixed where it is told whose numbers to draw."""
+        """Return the rows of these numbers, mixed if `draw` is given."""
         found = self.source.take(rows, draw)
         if draw is None or len(rows) == 0:
             return found
@@ -61,5 +61,5 @@ class MixedRows(RowSource):
 
 
 def mixup_of(rows: RowSource) -> float | None:
-    """Return the alpha of the mixup of `rows`, None where there is none."""
+    """Return the alpha of the mixup of `rows`; None if there is none."""
     return next((float(one.alpha) for one in layers(rows) if isinstance(one, MixedRows)), None)

@@ -1,7 +1,7 @@
-"""Sequences of unequal length as rows: padded to the longest, with a mask that says what is no padding.
+"""Sequences of unequal length as rows: padded to one length, with a mask of the positions that are no padding.
 
-All rows of a run have one shape, so that messages, counts of bytes and promises by row do not depend on which rows are
-drawn together; a mask beside the rows lets a model leave the padding out.
+All rows of a run have one shape, so that messages, counts of bytes and privacy guarantees by row do not depend on which
+rows are drawn together; the mask lets a model ignore the padding.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def from_sequences(
     task: TaskLike = None,
     name: str = "sequences",
 ) -> Dataset:
-    """Return a data set of `sequences` of unequal length, each padded behind its end.
+    """Return a data set of `sequences` of unequal length, each padded at its end.
 
-    sequences: (length, ...) numbers each, of one width beyond the length, at least one number long. y, `task` and
-    `dtype` as in `from_arrays`. `pad`: what stands behind the end; `longest`: to which length (default: that of the
-    longest sequence). `names`: of the two parts of a row, which are the arguments of the model: the sequence,
-    (longest, ...), and its mask, (longest,), 1 where it has numbers and 0 behind. Raises `InvalidInput` for a sequence
-    that is empty, longer than `longest` or of another width.
+    sequences: (length, ...) numbers each, length >= 1, of equal shape beyond the length. y, `task` and `dtype` as in
+    `from_arrays`. `pad`: the padding value; `longest`: the padded length (default: that of the longest sequence).
+    `names`: of the two parts of a row, which are the arguments of the model: the sequence, (longest, ...), and its
+    mask, (longest,), 1 for numbers and 0 for padding. Raises `InvalidInput` for a sequence that is empty, longer than
+    `longest` or of another width.
     """
     check_number("pad", pad)
     if len(sequences) == 0:
@@ -54,7 +54,8 @@ def from_sequences(
     if max(lengths) > longest:
         place = next(i for i, length in enumerate(lengths) if length > longest)
         raise InvalidInput(
-            f"{name}: sequence {place} has {lengths[place]} numbers, more than longest={longest}: cut it, or take more"
+            f"{name}: sequence {place} has {lengths[place]} numbers, more than longest={longest}: shorten it, or "
+            "raise longest"
         )
     padded = torch.full((len(rows), longest, *widths[0]), pad, dtype=rows[0].dtype)
     mask = torch.zeros(len(rows), longest, dtype=rows[0].dtype)
@@ -68,7 +69,7 @@ def from_sequences(
 
 
 def _read(name: str, i: int, given: Any) -> Tensor:
-    """Return sequence `i` as a tensor; a list of numbers is one too."""
+    """Return sequence `i`, which may be a list of numbers, as a tensor."""
     found = as_tensor(f"{name}: sequence {i}", torch.tensor(given) if isinstance(given, (list, tuple)) else given)
     if found.dim() == 0 or found.numel() == 0:
         raise InvalidInput(f"{name}: sequence {i} is empty; expected at least one number")

@@ -1,4 +1,4 @@
-"""Splits a data set: victims, auxiliary rows, and clients with training, validation and test rows each."""
+"""Split of a data set: victims, auxiliary rows, and clients with training, validation and test rows each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from splitfed.data.stratified import take
 
 
 class RowsToSplit(NamedTuple):
-    """What a split goes by: how many rows there are, their labels y, and the groups and domains, if they have any."""
+    """The properties of the rows to split: their number, labels y, and groups and domains, if there are any."""
 
     name: str
     length: int
@@ -29,12 +29,12 @@ class RowsToSplit(NamedTuple):
 
     @property
     def classes(self) -> Tensor | None:
-        """The class of each row, (rows,) int64; None where y is no class."""
+        """The class of each row, (rows,) int64; None if y is not a class."""
         return self.y if self.y.dim() == 1 and self.y.dtype == torch.int64 else None
 
 
 class SplitRows(NamedTuple):
-    """Which rows are whose: `sources` as in a `Federation`, and which of its training rows each client shows."""
+    """Row numbers of each part: `sources` as in a `Federation`, and the public training rows of each client."""
 
     sources: dict[str, Tensor]
     shown: list[Tensor]
@@ -59,17 +59,17 @@ def split(
 ) -> SplitRows:
     """Return the rows of `count` clients, auxiliary rows and victims, all disjoint; equal arguments give equal splits.
 
-    First `victims` rows, then `auxiliary` (a whole number of rows, or a fraction of all of them) are taken at
-    random, in proportion to the classes; victims come first so that they stay the same whatever an attacker
-    is given. The other rows go to the clients: by `dirichlet` (label skew of that concentration, redrawn
-    until every client has `minimum` rows), by `classes_per_client` (more or fewer by `class_spread`, and
-    `rows_per_class` of each: see `uneven_classes`), `by_domain`, or else at random in equal numbers. Each client
-    sets round(fraction x its rows) aside for `validation` and `test`, and trains on what is left; of that it shows
-    others round(`public` x all its rows), taken in proportion to the classes.
+    First `victims` rows, then `auxiliary` (a whole number of rows, or a fraction of all of them) are taken at random,
+    in proportion to the classes; victims come first so that they do not depend on the number of auxiliary rows. The
+    other rows go to the clients: by `dirichlet` (label skew of that concentration, redrawn until every client has
+    `minimum` rows), by `classes_per_client` (plus or minus `class_spread`, with `rows_per_class` of each: see
+    `uneven_classes`), `by_domain`, or otherwise at random in equal numbers. Each client sets round(fraction x its rows)
+    aside for `validation` and `test`, and trains on the remaining rows, of which round(`public` x all its rows) are
+    public, taken in proportion to the classes.
 
-    Where the clients' rows have groups of several rows (one image at several angles), whole groups are set aside, the
-    same for all clients, so that nobody trains on what another is tested on: round(fraction x groups) of them, which is
-    a client's fraction of its own rows where it holds each group once. Victims and auxiliary rows are taken row by row.
+    If the clients' rows have groups of several rows (one image at several angles), whole groups are set aside, the same
+    for all clients, so that no client trains on another's test images: round(fraction x groups) of them, which is a
+    client's fraction of its own rows if it holds each group once. Victims and auxiliary rows are taken row by row.
     """
     check_count("minimum", minimum)
     check_count("seed", seed)
@@ -105,7 +105,7 @@ def split(
 
 
 def _divide_client(rows: Tensor, validation: float, test: float, places: Tensor | None) -> dict[str, Tensor]:
-    """Return which of a client's shuffled `rows` are for validation, test and training; `places`: by their groups."""
+    """Return a client's shuffled `rows` for validation, test and training; `places`: their parts by group, if any."""
     if places is None:
         sizes = [round(validation * len(rows)), round(test * len(rows))]
         parts = torch.split(rows, [*sizes, len(rows) - sum(sizes)])
@@ -118,15 +118,15 @@ def _check_public(public: float, validation: float, test: float) -> None:
     check_number("public", public, low=0, high=1)
     if validation + test + public > 1 + 1e-9:
         raise InvalidInput(
-            f"public={public:g} is more than validation={validation:g} and test={test:g} leave to train on; "
-            f"expected at most {1 - validation - test:g}"
+            f"public={public:g} is more than validation={validation:g} and test={test:g} leave for training; expected "
+            f"at most {1 - validation - test:g}"
         )
 
 
 def _group_parts(data: RowsToSplit, order: Tensor, validation: float, test: float, seed: int) -> Tensor | None:
     """Return for each row of `data` whether its group is set aside for validation (0), test (1) or none of them (2).
 
-    None where none of the rows in `order` are of one group.
+    None if no two of the rows in `order` are in the same group.
     """
     if data.groups is None:
         return None
@@ -143,13 +143,13 @@ def _group_parts(data: RowsToSplit, order: Tensor, validation: float, test: floa
 def _check_sizes(
     data: RowsToSplit, count: int, auxiliary: float | int, victims: int, validation: float, test: float
 ) -> int:
-    """Refuse sizes that cannot be; return the number of auxiliary rows."""
+    """Return the number of auxiliary rows; raise `InvalidInput` for sizes that exceed the data."""
     check_count("clients", count, low=1)
     check_count("victims", victims)
     check_number("validation", validation, low=0, high=1, open_high=True)
     check_number("test", test, low=0, high=1, open_high=True)
     if validation + test >= 1:
-        raise InvalidInput(f"validation={validation:g} and test={test:g} leave nothing to train on; expected a sum < 1")
+        raise InvalidInput(f"validation={validation:g} and test={test:g} leave no training rows; expected a sum < 1")
     known = _auxiliary_rows(auxiliary, data.length)
     if (left := data.length - victims - known) < count:
         raise InvalidInput(
@@ -180,7 +180,7 @@ def _partition(
     rows: int | None,
     domains: bool,
 ) -> list[Tensor]:
-    """Return, for each client, its positions in `order` (the rows that are left), by the one rule given."""
+    """Return the positions of each client in `order`, the remaining rows, by the one given rule."""
     given = {
         "dirichlet": dirichlet is not None,
         "classes_per_client": classes is not None,
@@ -191,7 +191,7 @@ def _partition(
         raise InvalidInput(f"{' and '.join(names)} are two partitions; expected one")
     if classes is None and (spread != 0 or rows is not None):
         told = f"class_spread={spread}" if spread != 0 else f"rows_per_class={rows}"
-        raise InvalidInput(f"{told} is for clients that hold some classes; give classes_per_client too")
+        raise InvalidInput(f"{told} applies to clients that hold some classes; give classes_per_client too")
     labels = data.classes
     random = generator(seed, "data", "partition")
     if domains:

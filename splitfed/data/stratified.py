@@ -1,4 +1,4 @@
-"""Takes rows off a shuffled list in proportion to their classes."""
+"""Selection of rows from a shuffled list in proportion to their classes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from torch import Tensor
 def take(order: Tensor, count: int, labels: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return `count` rows of `order` and the others, both in the order given.
 
-    order: (n,) int64 row numbers, shuffled. labels: (rows,) int64 classes by row number; each class then
-    gives its share by the method of largest remainders (ties to the lower class). Without labels the first
-    are taken.
+    order: (n,) int64 row numbers, shuffled. labels: (rows,) int64 classes by row number; the number from each class is
+    its share by the method of largest remainders (ties to the lower class). Without labels the first rows are taken.
     """
     if labels is None:
         return order[:count], order[count:]
@@ -24,7 +23,7 @@ def take(order: Tensor, count: int, labels: Tensor | None) -> tuple[Tensor, Tens
 
 
 def apportion(count: int, sizes: list[int]) -> list[int]:
-    """Divide `count` in proportion to `sizes`, by largest remainders: sums to `count`, never above a size.
+    """Return `count` divided in proportion to `sizes`, by largest remainders: sums to `count`, none above its size.
 
     >>> apportion(5, [50, 30, 20])
     [3, 1, 1]

@@ -1,10 +1,10 @@
-"""Transforms of rows by training (augmentation): what a row becomes follows from the seed, its number and the epoch.
+"""Transforms of rows in training (augmentation), whose draws follow from the seed, the number of the row and the epoch.
 
-So a run that was resumed sees what one that never stopped sees, whatever the batches are, and a row stays one example
-of its client: its gradient is clipped, noised and counted as one. Rows that are scored or attacked stay as they are.
+So a resumed run sees the same rows as an uninterrupted one, for any batches, and a row remains one example of its
+client: its gradient is clipped, noised and counted as one. Rows that are scored or attacked are not transformed.
 
 Paper: none; after Krizhevsky, Sutskever, Hinton, "ImageNet classification with deep convolutional neural networks",
-NIPS 2012, section 4.1, with draws that are derived and not taken from a stream.
+NIPS 2012, section 4.1, with draws derived for each row instead of taken from one stream.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from splitfed.core.random import derive, stream
 from splitfed.core.rows import Draw, RowSource, layers, type_name
 
 Transform: TypeAlias = Callable[..., Any]
-"""Takes a row, or a row and a `torch.Generator`, and returns a row of the same shape and type."""
+"""Function of a row, or of a row and a `torch.Generator`, that returns a row of the same shape and type."""
 
 
 class TransformedRows(RowSource):
-    """The rows of `source`, and for a step of training what `transform` makes of each; `name` begins errors.
+    """The rows of `source`, with `transform` applied to each in a training step; `name` is the prefix of errors.
 
     A transform of one argument draws from the default generators of torch, NumPy and `random`, which are seeded for
-    each row and put back. Raises `InvalidInput` for one that cannot be called, changes a row's shape or type, or
-    draws from anything else: its draws could not be repeated.
+    each row and restored. Raises `InvalidInput` for one that cannot be called, changes a row's shape or type, or draws
+    from another source, so that its draws could not be repeated.
     """
 
     draws = True
@@ -47,15 +47,15 @@ class TransformedRows(RowSource):
         row, draw = torch.zeros(1, dtype=torch.int64), Draw(0, 0)
         if not torch.equal(self.take(row, draw), self.take(row, draw)):
             raise InvalidInput(
-                f"{name}: transform returned two results for one row and one seed; it may draw from the generator it "
-                "gets as second argument, or from torch, numpy.random and random, and remember nothing"
+                f"{name}: transform returned two results for one row and one seed; it may draw from the generator in "
+                "its second argument, or from torch, numpy.random and random, and keep no state"
             )
 
     def __len__(self) -> int:
         return len(self.source)
 
     def take(self, rows: Tensor, draw: Draw | None = None) -> Tensor:
-        """Return the rows of these numbers, transformed one by one where it is told whose numbers to draw."""
+        """Return the rows of these numbers, each transformed if `draw` is given."""
         found = self.source.take(rows)
         if draw is None or len(rows) == 0:
             return found
@@ -82,7 +82,7 @@ class TransformedRows(RowSource):
 
 
 def transform_of(rows: RowSource) -> Transform | None:
-    """Return the transform behind `rows`, None where there is none."""
+    """Return the transform of `rows`; None if there is none."""
     return next((one.transform for one in layers(rows) if isinstance(one, TransformedRows)), None)
 
 

@@ -1,4 +1,4 @@
-"""Vertical partitions: which columns of a table, or which strips of an image, each party holds of every row."""
+"""Vertical partitions: the columns of a table, or the strips of an image, that each party holds of every row."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def columns(
     overlap: bool,
     names: Sequence[str] = (),
 ) -> dict[str, Feature]:
-    """Return the columns of rows of shape (columns,) as a feature a party.
+    """Return the columns of rows of shape (columns,) as a feature for each party: party -> feature.
 
-    A number of parties gets neighboring columns in as equal numbers as can be, the first parties one more where
-    it does not come out even, called party0, party1, ... A mapping gives each party's columns, in the order it
-    wants them, by number or by one of `names`, (columns,), which means all columns of that name. Every column goes to
-    exactly one party; with `overlap` to one or more. `name` is for the errors.
+    A number of parties gives each neighbouring columns in numbers as equal as possible, the first parties one more if
+    needed; they are called party0, party1, ... A mapping gives each party's columns, in the party's order, by number or
+    by one of `names`, (columns,), which means all columns of that name. Every column goes to exactly one party; with
+    `overlap` to one or more. `name`: the prefix of errors. Raises `InvalidInput`.
     """
     if len(shape) != 1:
-        raise InvalidInput(f"{name} has rows of {shape}, which are no columns; take halves or strips of an image")
+        raise InvalidInput(f"{name} has rows of shape {shape}, which are no columns; take halves or strips of an image")
     (width,) = shape
     if not isinstance(parties, Mapping):
         names = _party_names("parties", parties, width, f"{name} has {width} columns")
@@ -40,11 +40,11 @@ def columns(
 def strips(name: str, shape: tuple[int, ...], count: int, names: Sequence[str] | None) -> dict[str, Feature]:
     """Return images of `shape` (..., height, width) as `count` strips of full height, from left to right.
 
-    The strips are as equally wide as can be, the first ones one pixel wider where it does not come out even, and
-    are called party0, party1, ... unless `names` are given. `name` is for the errors.
+    Widths are as equal as possible, the first strips one pixel wider if needed; strips are called party0, party1, ...
+    unless `names` are given. `name`: the prefix of errors. Raises `InvalidInput`.
     """
     if len(shape) < 2:
-        raise InvalidInput(f"{name} has rows of {shape}, which are no images; take vertical for columns")
+        raise InvalidInput(f"{name} has rows of shape {shape}, which are no images; take vertical for columns")
     called = _party_names("strips", count, shape[-1], f"{name} is {shape[-1]} pixels wide")
     if names is not None:
         called = list(names)
@@ -63,7 +63,7 @@ def _party_names(what: str, count: object, most: int, fact: str) -> list[str]:
 
 
 def _number_columns(name: str, names: Sequence[str], party: str, chosen: Sequence[int | str]) -> list[int]:
-    """Return the numbers of the columns that a party is given by number or by name, in its order."""
+    """Return the numbers of a party's columns, given by number or by name, in its order."""
     if isinstance(chosen, str):
         raise InvalidInput(f"{name}: party {party!r} is given {chosen!r}; expected a list of columns")
     found: list[int] = []
@@ -81,7 +81,7 @@ def _number_columns(name: str, names: Sequence[str], party: str, chosen: Sequenc
 def _check_columns(
     name: str, names: Sequence[str], width: int, parties: Mapping[str, Sequence[int]], overlap: bool
 ) -> None:
-    """Refuse columns that do not exist, that nobody holds, or that two hold without `overlap`."""
+    """Raise `InvalidInput` for columns that do not exist, that no party holds, or that two hold without `overlap`."""
     if not parties:
         raise InvalidInput(f"{name}: no party is given; expected at least one with its columns")
     holder: dict[int, str] = {}

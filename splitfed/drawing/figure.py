@@ -1,6 +1,6 @@
-"""The one way in which figures are drawn: panels described as data, in one style, as SVG to stand in a page.
+"""Figures as SVG for a page: panels described as data, drawn in one common style.
 
-A figure is a list of `Panel`s, a panel a list of `Series`; who draws knows what is shown and this module how it looks.
+A figure is a list of `Panel`s, a panel a list of `Series`; callers describe the data, this module the appearance.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from splitfed.drawing.inline_svg import inline_svg
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette without its yellow; told apart by people with any common colour blindness.
+# Okabe and Ito's palette without its yellow; distinguishable with any common colour blindness.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 INK, MUTED, GRID = "#1f2933", "#66727f", "#e4e8ec"
 MARKERS, DASHES = ("o", "s", "D", "^", "v", "P"), ("-", "--", ":", "-.")
@@ -46,11 +46,11 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 9.5,
 }
 LEAST_SHARE = (0.6, 0.6)
-"""The least share of a panel's width and height that its axes have."""
+"""Smallest share of a panel's width and height for its axes."""
 CLIPPED = 0.15
-"""How far beyond its points a clipped panel reaches, in parts of their extent."""
+"""Margin of a clipped panel around its points, as a fraction of their extent."""
 CROWDED = 40
-"""From how many characters on the names of ticks are turned."""
+"""Number of characters from which on tick names are rotated."""
 HANDLE, CHARACTER = 0.6, 0.078  # inches that a legend's handle and a character of its text take, about
 ROW, LINE = 0.2, 0.17  # inches of a row with a name, and of each line of the name
 _PANELS: WeakKeyDictionary[Any, tuple[float, float, int, int]] = WeakKeyDictionary()
@@ -60,11 +60,11 @@ Ends = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """Points (n,) that belong together, in the `look` that matplotlib's `plot` takes: color, marker, ls, lw, ...
+    """Points (n,) of one series, in the `look` that matplotlib's `plot` takes: color, marker, ls, lw, ...
 
     `x_ends`, `y_ends`: the interval (low, high) of each point, drawn as whiskers, or as a shaded band if `band`.
-    `notes`: text beside each point, `aside` in points of 1/72 inch. `bars`: bars that stand at x and are y "high", or
-    that lie at y and are x "wide", from `starts` on; else points joined by a line.
+    `notes`: text beside each point, `aside` in points of 1/72 inch. `bars`: vertical bars at x of height y ("high"), or
+    horizontal ones at y of length x ("wide"), from `starts` on; otherwise points joined by a line.
     """
 
     x: Sequence[Any]
@@ -82,7 +82,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Rule:
-    """A straight line through the whole panel: at the height `value`, or `upright` at that place."""
+    """A straight line through the whole panel: horizontal at `value`, or vertical there if `upright`."""
 
     value: float
     label: str | None = None
@@ -92,11 +92,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Panel:
-    """What one panel shows: `series` over `rules`; `axes` as `Axes.set` takes them: title, xlabel, ylabel, xlim, ...
+    """Contents of one panel: `series` over `rules`; `axes` as for `Axes.set`: title, xlabel, ylabel, xlim, ...
 
-    `x_axis`: "few ticks", "whole numbers", "log", or "powers of ten" for a logarithmic one with no other ticks named.
-    `x_names`: place -> name, the ticks of an axis without numbers. `rows`: names of rows, the first (y = 0) at the top.
-    `clipped`: intervals do not widen the panel; one far wider than all that is to be seen runs out of the frame.
+    `x_axis`: "few ticks", "whole numbers", "log", or "powers of ten" for a logarithmic axis with only these ticks.
+    `x_names`: position -> name, the ticks of an axis without numbers. `rows`: names of rows, the first (y = 0) at the
+    top. `clipped`: intervals do not widen the panel; one far wider than the points leaves the frame.
     """
 
     series: Sequence[Series]
@@ -107,13 +107,13 @@ class Panel:
     rows: Sequence[str] | None = None
     clipped: bool = False
     bare: bool = False
-    """Whether neither axis has ticks, as where places alone mean something."""
+    """True if neither axis has ticks, for plots in which only relative positions matter."""
 
 
 def draw_svg(panels: Sequence[Panel], name: str, width: float = 5.3, height: float = 3.9, columns: int = 2) -> Markup:
     """Return the figure of `panels` in rows of `columns`, `width` by `height` inches each, as an SVG element.
 
-    `name` begins its ids, so that those of two figures never meet. Without a panel it is empty.
+    `name` is the prefix of its ids, so that those of two figures differ. Without a panel it is empty.
     """
     if not panels:
         return Markup("")
@@ -125,7 +125,7 @@ def draw_svg(panels: Sequence[Panel], name: str, width: float = 5.3, height: flo
 
 
 def make_figure(panels: Sequence[Panel], width: float = 5.0, height: float = 3.6) -> Figure:
-    """Return the same as matplotlib's figure, which a notebook shows and `savefig` writes."""
+    """Return the figure of `panels` as matplotlib's `Figure`, for a notebook or `savefig`."""
     with canvas(len(panels), width, height) as (figure, axes):
         fill_panels(figure, axes, panels)
     figure._repr_png_ = partial(_png, figure)
@@ -141,31 +141,31 @@ def fill_panels(figure: Any, axes: Sequence[Any], panels: Sequence[Panel]) -> No
 
 
 def staircase(points: Sequence[tuple[float, float]], label: str | None = None) -> list[Series]:
-    """Return the steps through `points`, as a front or the best so far are drawn; nothing for fewer than two."""
+    """Return the series of the steps through `points`, such as a front or a best-so-far curve; empty for one point."""
     look = {"drawstyle": "steps-post", "color": "#c3cad1", "lw": 6, "alpha": 0.55}
     return [Series([x for x, _ in points], [y for _, y in points], label, look)] if len(points) > 1 else []
 
 
 def row_height(names: Sequence[str]) -> float:
-    """Return the height in inches of a panel with rows of these names, as they are wrapped."""
+    """Return the height in inches of a panel with rows of these names, with line breaks."""
     return 1.2 + sum(ROW + LINE * (name.count("\n") + 1) for name in names)
 
 
 def numbered_look(number: int) -> dict[str, Any]:
-    """Return colour, dashes and marker of the line with this number, where nothing else gives it any."""
+    """Return colour, dashes and marker of line `number`, for lines without a look of their own."""
     dashes = DASHES[number // len(PALETTE) % len(DASHES)]
     return {"color": PALETTE[number % len(PALETTE)], "ls": dashes, "marker": MARKERS[number % len(MARKERS)]}
 
 
 def wrap_label(text: str, width: int, lines: int = 3) -> str:
-    """Break `text` into at most `lines` lines of `width` characters; of a longer one the middle is left out."""
+    """Return `text` in at most `lines` lines of `width` characters; the middle of a longer one is left out."""
     limit = width * lines
     if len(text) > limit:
-        # Names of one family differ at their ends as often as at their beginnings.
+        # Related names differ at their ends as often as at their beginnings.
         head = (limit - 3) // 2
         text = f"{text[:head]}...{text[len(text) - (limit - 3 - head) :]}"
     found = textwrap.wrap(text, width) or [""]
-    # Words that do not fill their lines may need one more than the characters do.
+    # Words that do not fill their lines may need one line more than their characters.
     return "\n".join(
         found if len(found) <= lines else [text[i : i + width].strip() for i in range(0, len(text), width)]
     )
@@ -180,7 +180,7 @@ def canvas(panels: int, width: float = 5.3, height: float = 3.9, columns: int = 
     with matplotlib.rc_context(STYLE):
         across = min(panels, columns)
         down = -(-panels // across)
-        # No pyplot: a bare figure is known to nobody else, and goes when it is dropped.
+        # No pyplot: a bare figure has no other references, and is freed with the last one here.
         figure = Figure(figsize=(width * across, height * down), layout="constrained")
         axes = list(figure.subplots(down, across, squeeze=False).flat)
         for axis in axes[panels:]:
@@ -190,7 +190,7 @@ def canvas(panels: int, width: float = 5.3, height: float = 3.9, columns: int = 
 
 
 def as_svg(figure: Any, name: str) -> str:
-    """Return the figure as an SVG element to stand in a page; `name` begins its ids, so that two never meet.
+    """Return the figure as an SVG element for a page; `name` is the prefix of its ids, to make them unique.
 
     Its alternative text has the titles of panels and axes.
     """
@@ -204,7 +204,7 @@ def as_svg(figure: Any, name: str) -> str:
 
 
 def add_legend(figure: Any, *axes: Any) -> None:
-    """Put one legend, of what `axes` show, below all panels, in as many columns as fit; the figure grows by it."""
+    """Add one legend, of the labels on `axes`, below all panels, in as many columns as fit; the figure grows by it."""
     shown: dict[str, Any] = {}
     for axis in axes:
         shown = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True)) | shown
@@ -215,16 +215,16 @@ def add_legend(figure: Any, *axes: Any) -> None:
         columns = max(1, min(len(labels), int(figure.get_figwidth() / inches)))
         placed = figure.legend(shown.values(), labels, loc="outside lower center", ncols=columns)
         for text in placed.get_texts():
-            # Before it is measured: a broken formula raises there.
+            # Before the measurement, in which a broken formula would raise.
             text.set_parse_math(False)
         figure.set_figheight(figure.get_figheight() + placed.get_window_extent().height / figure.dpi)
 
 
 def keep_room(figure: Any) -> None:
-    """Widen and heighten the figure until every panel has its share of it, whatever stands around the panels.
+    """Enlarge the figure until every panel has its share of it, beside all labels, titles and the legend.
 
-    Labels, titles and the legend take what they need; a figure of fixed size would take it from the axes. The panels
-    stay where they are then: saving would lay them out once more, which takes longer than to draw them.
+    A figure of fixed size would take their space from the axes. The layout is fixed afterwards: saving would repeat it,
+    which takes longer than drawing.
     """
     width, height, across, down = _PANELS[figure]
     for _ in range(3):  # an axis of another size may take fewer ticks, so that once is not always enough
@@ -284,7 +284,7 @@ def _draw_ends(axis: Any, series: Series) -> None:
 
 
 def _bars(values: Sequence[float], ends: Sequence[Ends]) -> list[list[float]] | None:
-    """Return how far each interval reaches below its value, and above it; a percentile interval need not hold it."""
+    """Return the extent of each interval below and above its value; a percentile interval need not contain it."""
     if not ends:
         return None
     pairs = list(zip(values, ends, strict=True))
@@ -313,7 +313,7 @@ def _set_ticks(axis: Any, panel: Panel) -> None:
 
 
 def _disable_math_text(figure: Any) -> None:
-    """Show every name as it is written; only the powers of ten at a logarithmic axis are formulas."""
+    """Show every name literally; only the powers of ten at a logarithmic axis are formulas."""
     from matplotlib.text import Text
 
     axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis) if axis.get_scale() == "log"]

@@ -1,4 +1,4 @@
-"""Tables of HTML for notebooks; every text is escaped, and nothing in them loads or runs anything."""
+"""HTML tables for notebooks; all text is escaped, and the tables load and run nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 
 
 def html_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table: `columns` as its head (none where empty), floats with four digits, None as a dash."""
+    """Return an HTML table: `columns` as its head (none if empty), floats with four digits, None as a dash."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(f"<tr>{''.join(f'<td>{escape(_text(cell))}</td>' for cell in row)}</tr>" for row in rows)
     top = f"<thead><tr>{head}</tr></thead>" if head else ""

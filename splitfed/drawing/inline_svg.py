@@ -1,4 +1,4 @@
-"""Makes an SVG file into an element of a page whose policy forbids styles written at elements."""
+"""Conversion of an SVG file into an element for a page whose policy forbids inline styles."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ text-anchor text-decoration text-rendering vector-effect visibility
 PRESENTATION = frozenset(_WRITTEN.split())
 """The properties of CSS that SVG also takes as attributes of an element."""
 
-# What matplotlib writes into a style sheet of every figure: for every element, where it says nothing else.
+# Defaults that matplotlib writes into the style sheet of every figure.
 _DEFAULTS = {"stroke-linejoin": "round", "stroke-linecap": "butt"}
 _DROPPED = (f"{{{SVG}}}style", f"{{{SVG}}}metadata")
 
 
 def inline_svg(text: str, name: str, alt: str = "") -> str:
-    """Return the SVG file `text` as one element without styles; `name` begins its ids, so that two never meet.
+    """Return the SVG file `text` as one element without styles; `name` is the prefix of its ids, to make them unique.
 
-    `alt`: what it shows, for whoever cannot see it.
-    Styles become attributes that mean the same; text gets the page's own font, which every machine has. Names are
-    changed where they stand as ids and references, never in what is written in the picture.
+    `alt`: its alternative text. Styles become equivalent attributes; text gets the page's own font, which every machine
+    has. Names are changed only as ids and references, never in the text of the picture.
     """
     root = ElementTree.fromstring(text)
     for parent in root.iter():
@@ -45,14 +44,14 @@ def inline_svg(text: str, name: str, alt: str = "") -> str:
 
 
 def _styles_to_attributes(element: ElementTree.Element) -> None:
-    """Put what `element` says in its style into attributes."""
+    """Move the style of `element` into attributes."""
     for key, value in _parse_style(element.attrib.pop("style", "")):
         if key in PRESENTATION:
             element.set(key, FONT if key == "font-family" else value)
 
 
 def _parse_style(style: str) -> Iterator[tuple[str, str]]:
-    """Yield property and value of each declaration, the shorthand of fonts in its parts."""
+    """Yield property and value of each declaration; the font shorthand is split into its parts."""
     for declaration in style.split(";"):
         key, _, value = (part.strip() for part in declaration.partition(":"))
         shorthand = re.fullmatch(r"(.*?)([\d.]+px)\s+\S.*", value) if key == "font" else None
@@ -66,7 +65,7 @@ def _parse_style(style: str) -> Iterator[tuple[str, str]]:
 
 
 def _prefix_ids(element: ElementTree.Element, name: str) -> None:
-    """Put `name` before the element's id, and before the ids that it refers to."""
+    """Add the prefix `name` to the element's id, and to the ids that it refers to."""
     for key, value in element.attrib.items():
         if key == "id":
             element.set(key, f"{name}-{value}")

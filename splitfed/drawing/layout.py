@@ -1,8 +1,8 @@
-"""Where everything stands in the picture of a topology: a lane a role, a column a step, and wires around boxes.
+"""Layout of the picture of a topology: a lane for each role, a column for each step, and wires around boxes.
 
-Columns follow the order segments run; between two columns lies a gutter, wide enough for what is written on the
-wires that leave there. A wire turns only in gutters and runs only along free stretches of a lane or along the
-corridor at a lane's top, so it never passes behind a box.
+Columns follow the order in which segments run; between two columns is a gutter, wide enough for the text on the wires
+that leave there. A wire turns only in gutters and runs only along free stretches of a lane or along the corridor at a
+lane's top, so it never passes behind a box.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Node:
-    """A box: `kind` is segment, input, loss, label or pass (of labels, on their way); `text` its lines.
+    """A box: `kind` is segment, input, loss, label or pass (labels being relayed); `text` its lines.
 
-    `below` marks labels that stay at a loss.
+    `below`: for labels that stay at a loss, the key of its box.
     """
 
     key: str
@@ -39,7 +39,7 @@ class Node:
 
     @property
     def low(self) -> bool:
-        """Whether it stands in the lower row of its lane, out of the way of what leaves the segments."""
+        """True if it is in the lower row of its lane, out of the way of wires that leave the segments."""
         return bool(self.below) or self.kind == "pass"
 
 
@@ -57,7 +57,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class Box:
-    """The place of a node: its middle, its width and its height."""
+    """Position of a node: its centre, its width and its height."""
 
     x: float
     y: float
@@ -67,7 +67,7 @@ class Box:
 
 @dataclass(frozen=True)
 class DrawingLayout:
-    """The finished layout: boxes by node key, points by wire, lanes as (role, top, height), and the whole size."""
+    """The finished layout: boxes by node key, points by wire, lanes as (role, top, height), and the total size."""
 
     nodes: tuple[Node, ...]
     wires: tuple[Wire, ...]
@@ -85,18 +85,18 @@ def lane_order(topology: Topology) -> tuple[str, ...]:
 
 
 def text_width(lines: Sequence[str]) -> float:
-    """Return about how wide the longest of `lines` is, in pixels."""
+    """Return the approximate width of the longest of `lines`, in pixels."""
     return CHARACTER * max((len(line) for line in lines), default=0)
 
 
 def _node_width(node: Node) -> float:
-    """Return about how wide the text of `node` is; the name of a segment is larger and bold."""
+    """Return the approximate width of the text of `node`, in pixels; the name of a segment is larger and bold."""
     name, *rest = node.text
     return max(text_width([name]) * (1.22 if node.kind == "segment" else 1.0), text_width(rest))
 
 
 def plan(topology: Topology, nodes: Sequence[Node], wires: Sequence[Wire], left: float) -> DrawingLayout:
-    """Place `nodes` and `wires` of `topology`, with `left` pixels kept free for the names of the lanes."""
+    """Return the layout of `nodes` and `wires` of `topology`, with `left` pixels free for the names of the lanes."""
     by_key = {n.key: n for n in nodes}
     lanes = {role: i for i, role in enumerate(lane_order(topology))}
     routes = [_route(w, by_key, nodes) for w in wires]
@@ -126,7 +126,7 @@ def plan(topology: Topology, nodes: Sequence[Node], wires: Sequence[Wire], left:
 
 
 def _route(wire: Wire, by_key: Mapping[str, Node], nodes: Sequence[Node]) -> str:
-    """Name the way a wire takes: straight, up, over, early (turns where it leaves), late, or along a corridor."""
+    """Return the route of a wire: straight, up, over, early (turns where it leaves), late, or along a corridor."""
     source, target = by_key[wire.source], by_key[wire.target]
     if source.below:
         return "up"
@@ -145,7 +145,7 @@ def _route(wire: Wire, by_key: Mapping[str, Node], nodes: Sequence[Node]) -> str
 def _ports(
     by_key: Mapping[str, Node], wires: Sequence[Wire], routes: Sequence[str], lanes: Mapping[str, int]
 ) -> list[tuple[float, float]]:
-    """Return how far above (-) or below (+) the middle each wire leaves its source and reaches its target."""
+    """Return for each wire the offsets, above (-) or below (+) the centre, at which it leaves and arrives."""
     leaving: dict[int, float] = {}
     arriving: dict[int, float] = {}
     level = [i for i, route in enumerate(routes) if route not in ("over", "up")]
@@ -156,7 +156,7 @@ def _ports(
 
         there = [(drop(wires[i].target), by_key[wires[i].target].column, i) for i in level if wires[i].source == key]
         here = [(drop(wires[i].source), by_key[wires[i].source].column, i) for i in level if wires[i].target == key]
-        # What comes down from nearby arrives above what comes from further left, so that the two do not cross.
+        # A wire from nearby arrives above one from further left, so that the two do not cross.
         here = [(lane, column if lane > 0 else -column, i) for lane, column, i in here]
         wide = node.kind == "segment"
         leaving.update(_stack_ports(sorted(there), PORT_OUT if wide else PORT_SMALL))
@@ -165,13 +165,13 @@ def _ports(
 
 
 def _stack_ports(sides: Sequence[tuple[int, int, int]], gap: float) -> dict[int, float]:
-    """Stack wires from the highest lane to the lowest; one that stays in its lane keeps to the middle."""
+    """Return the offsets of wires, stacked from the highest lane to the lowest; one in its own lane is centred."""
     middle = next((i for i, (lane, _, _) in enumerate(sides) if lane == 0), (len(sides) - 1) / 2)
     return {number: (i - middle) * gap for i, (_, _, number) in enumerate(sides)}
 
 
 def _heights(nodes: Sequence[Node], wires: Sequence[Wire], ports: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Every box has its kind's height; a segment grows with its wires."""
+    """Return the height of every box: fixed by its kind, for a segment growing with its wires."""
     heights = {n.key: HEIGHTS[n.kind] for n in nodes}
     for wire, (leaving, arriving) in zip(wires, ports, strict=True):
         for key, offset in ((wire.source, leaving), (wire.target, arriving)):
@@ -181,7 +181,7 @@ def _heights(nodes: Sequence[Node], wires: Sequence[Wire], ports: Sequence[tuple
 
 
 def _tracks(by_key: Mapping[str, Node], wires: Sequence[Wire], routes: Sequence[str]) -> list[list[tuple[int, int]]]:
-    """Return, for each wire, the gutters in which it turns, and its place among those who turn there."""
+    """Return for each wire the gutters in which it turns, with its index among the wires that turn there."""
     used: Counter[int] = Counter()
     tracks = []
     for wire, route in zip(wires, routes, strict=True):
@@ -199,7 +199,7 @@ def _columns(
     tracks: Sequence[Sequence[tuple[int, int]]],
     left: float,
 ) -> tuple[list[tuple[float, float]], float]:
-    """Return the middle and width of every column, and the width of the whole."""
+    """Return the centre and width of every column, and the total width."""
     columns, x = [], left + 18
     for column in range(max(n.column for n in nodes) + 1):
         wide = max((_node_width(n) + 32 for n in nodes if n.column == column), default=40.0)
@@ -218,7 +218,7 @@ def _lanes(
     by_key: Mapping[str, Node],
     lanes: Mapping[str, int],
 ) -> tuple[dict[str, tuple[float, float, float]], float]:
-    """Return the top, the middle line and the height of every role's lane, and the height of all."""
+    """Return the top, the centre line and the height of every role's lane, and the total height."""
     lane_boxes, y = {}, 0.0
     for role in lanes:
         over = sum(
@@ -234,7 +234,7 @@ def _lanes(
 
 
 def _gutter_end(columns: Sequence[tuple[float, float]], gutter: int) -> float:
-    """Return the right end of a gutter: where the next column begins."""
+    """Return the right end of a gutter, where the next column starts."""
     middle, wide = columns[gutter + 1]
     return middle - wide / 2
 

@@ -1,4 +1,4 @@
-"""Draw a topology as SVG, with a lane for every role."""
+"""Drawing of a topology as SVG, with a lane for every role."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from splitfed.core.errors import check_names
 from splitfed.core.topology import Edge, Head, Segment, Topology
 from splitfed.drawing.layout import DrawingLayout, Node, Point, Wire, lane_order, plan, text_width
 
-# Tints on which dark text reads well, told apart by lightness as well as by hue.
+# Tints on which dark text is legible, which differ in lightness as well as in hue.
 TINTS = ("#e3eef8", "#fdf0d9", "#e0f2ea", "#f8e6ef", "#f1efe6", "#e9e6f5", "#ddf1f3", "#f9e5df")
 STRONG = ("#0072b2", "#b06a00", "#00795a", "#a34d7d", "#6b6440", "#5a4fa0", "#0e6f7c", "#a0401f")
 COLOURS = {"inside": "#6b7280", "crossing": "#c2410c", "one way": "#c2410c", "label": "#7c3aed"}
@@ -22,8 +22,8 @@ LOOKS = {
     "label": 'stroke-width="1.8" stroke-dasharray="5 3"',
 }
 SAID = {
-    "crossing": "crosses: activation there, gradient back",
-    "one way": "crosses one way: no gradient comes back",
+    "crossing": "between parties: activation forward, gradient back",
+    "one way": "between parties, forward only: no gradient back",
     "label": "labels cross",
     "inside": "stays within a party",
 }
@@ -32,11 +32,11 @@ SHIELD = "M0 -6 L5 -4 V0 C5 4 2.5 6 0 7 C-2.5 6 -5 4 -5 0 V-4 Z"
 
 
 def to_svg(topology: Topology, defended: Mapping[str, str] | None = None) -> str:
-    """Return a picture of `topology` as one SVG element that needs nothing from outside.
+    """Return a picture of `topology` as one self-contained SVG element.
 
-    A lane a role, segments from left to right as they run, what crosses in colour, labels where they live.
-    `defended`: name of an edge -> what stands there, say "noise(0.5)"; a shield marks it. An edge that is not in
-    the topology raises `InvalidInput`.
+    It has a lane for each role, segments from left to right as they run, messages between parties in colour, and labels
+    at their holders. `defended`: name of an edge -> text such as "noise(0.5)", marked by a shield. Raises
+    `InvalidInput` for an edge that is not in the topology.
     """
     layout = plan(topology, *_nodes_and_wires(topology, _check_defended(topology, defended)), LEFT)
     width, height = max(layout.width, 580.0), layout.height + LEGEND
@@ -63,7 +63,7 @@ def _check_defended(topology: Topology, defended: Mapping[str, str] | None) -> M
 
 @dataclass
 class _Sheet:
-    """The boxes placed so far: no two of a role stand in one column."""
+    """The boxes placed so far: no two of a role are in the same column."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
     taken: set[tuple[str, int]] = field(default_factory=set)
@@ -77,7 +77,7 @@ class _Sheet:
 
 
 def _nodes_and_wires(topology: Topology, defended: Mapping[str, str]) -> tuple[tuple[Node, ...], tuple[Wire, ...]]:
-    """Return all boxes with their columns, and all lines between them."""
+    """Return all boxes with their columns, and all wires between them."""
     sheet, wires = _Sheet(), list[Wire]()
     for value, role in topology.inputs.items():
         sheet.put(f"input {value}", "input", role, 0, f"raw data {_shorten(value)}")
@@ -95,10 +95,10 @@ def _nodes_and_wires(topology: Topology, defended: Mapping[str, str]) -> tuple[t
 
 
 def _put_head(sheet: _Sheet, head: Head, made: str) -> list[Wire]:
-    """Place the loss of `head` after the box `made`, and its labels with whoever passes them on; return the lines."""
+    """Place the loss of `head` after the box `made`, and its labels with parties that relay them; return the wires."""
     loss, label, stops = f"loss {head.value}", f"label {head.value}", head.path[:-1]
     column = max(sheet.nodes[made].column + 1, len(stops))
-    # Labels on their way take a column a party, so that every hop is a line of its own.
+    # Relayed labels take one column a party, so that every hop is a separate wire.
     while any((role, column - i) in sheet.taken for i, role in enumerate(reversed(head.path))):
         column += 1
     sheet.put(loss, "loss", head.role, column, "loss" if head.weight == 1 else f"loss x {head.weight:g}")
@@ -199,7 +199,7 @@ def _arrow(before: Point, tip: Point, colour: str) -> str:
 
 
 def _wire_labels(wire: Wire, points: tuple[Point, ...]) -> str:
-    """Return what is written on a wire: above and below its first level stretch, with a shield where defended."""
+    """Return the text on a wire: above and below its first horizontal stretch, with a shield where defended."""
     if not wire.text:
         return ""
     colour = COLOURS[wire.kind]
@@ -222,7 +222,7 @@ def _wire_labels(wire: Wire, points: tuple[Point, ...]) -> str:
 
 
 def _legend(layout: DrawingLayout) -> str:
-    """Return a sample of every kind of wire there is, drawn as the wires are, with what it means."""
+    """Return a sample of every kind of wire in the picture, with its meaning."""
     x, y, parts = 8.0, layout.height + 22, []
     for kind in [kind for kind in SAID if any(w.kind == kind for w in layout.wires)]:
         parts += [

@@ -1,7 +1,7 @@
-"""Sums and squares of encrypted tensors, with an account of levels, magnitudes and noise.
+"""Sums and products of encrypted tensors, with bookkeeping of levels, magnitudes and noise.
 
-Scales are kept exactly: a rescaling divides by a prime, not by the power of two next to it, and two ciphertexts are
-added only once their scales are equal. TenSEAL's own vectors take the two for equal, an error of some 5e-7 at 2^40.
+Scales are exact: a rescaling divides by a prime, not by the nearby power of two, and two ciphertexts are added only if
+their scales are equal. TenSEAL's own vectors treat the two as equal, which causes an error of some 5e-7 at 2^40.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from splitfed.encryption.noise import rounding_noise, vector_noise
 
 
 def square(x: EncryptedTensor) -> EncryptedTensor:
-    """Return the square of every number of `x`, one level lower; needs no key for rotations."""
+    """Return the square of every number of `x`, one level lower; needs no rotation keys."""
     check_level(x, "a square")
     bound = check_bound(x.context, x.bound**2, "a square")
     ciphertexts = _each(x.context.evaluator.square, x.ciphertexts)
@@ -32,9 +32,10 @@ def square(x: EncryptedTensor) -> EncryptedTensor:
 
 
 def multiply(x: EncryptedTensor, y: EncryptedTensor) -> EncryptedTensor:
-    """Return the products of the numbers of two encrypted tensors of one shape, one level below the lower of them.
+    """Return the element-wise product of two encrypted tensors of the same shape, one level below the lower of the two.
 
-    Both are in the layout "batch". Raises `InvalidInput` for other keys, shapes or layouts, and where no level is left.
+    Both are in the layout "batch". Raises `InvalidInput` for different keys, shapes or layouts, and if no level is
+    left.
     """
     _check_alike(x, y, "multiplied")
     if x.layout != BATCH:
@@ -51,7 +52,7 @@ def multiply(x: EncryptedTensor, y: EncryptedTensor) -> EncryptedTensor:
 
 
 def add_plain(x: EncryptedTensor, values: Tensor) -> EncryptedTensor:
-    """Return `x` plus `values` in plain, (rows, features), at the level of `x`, which has the layout "batch".
+    """Return `x` plus the plaintext `values`, (rows, features), at the level of `x`, which has the layout "batch".
 
     Raises `InvalidInput` for another layout or shape, and for sums beyond the scale.
     """
@@ -73,11 +74,11 @@ def add_plain(x: EncryptedTensor, values: Tensor) -> EncryptedTensor:
 
 
 def add(x: EncryptedTensor, y: EncryptedTensor) -> EncryptedTensor:
-    """Return the sum of two encrypted tensors of one shape and layout, at the lower of their levels.
+    """Return the sum of two encrypted tensors of the same shape and layout, at the lower of their levels.
 
-    Fresh updates of weights cost no level: weights and updates are both at the top. Of two that are at different
-    levels the higher one is multiplied by 1 until level and scale agree, which loses nothing. Raises `InvalidInput`
-    for other keys, shapes or layouts, and where no level is left to bring two scales together.
+    If levels differ, the higher one is multiplied by 1 until level and scale agree, which is exact. Fresh weights and
+    fresh updates of them are both at the top level, so their sum costs no level. Raises `InvalidInput` for different
+    keys, shapes or layouts, and if no level is left to bring two scales together.
     """
     _check_alike(x, y, "added")
     bound = check_bound(x.context, x.bound + y.bound, "a sum")
@@ -87,7 +88,7 @@ def add(x: EncryptedTensor, y: EncryptedTensor) -> EncryptedTensor:
 
 
 def concatenate(x: EncryptedTensor, y: EncryptedTensor) -> EncryptedTensor:
-    """Return the features of `x` and `y` side by side, in the layout "batch", at the lower of their levels."""
+    """Return the features of `x` and `y` joined, in the layout "batch", at the lower of their levels."""
     rows = replace(x, shape=(x.shape[0], 1)), replace(y, shape=(y.shape[0], 1))
     _check_alike(*rows, "put side by side")
     if x.layout != BATCH:
@@ -99,7 +100,7 @@ def concatenate(x: EncryptedTensor, y: EncryptedTensor) -> EncryptedTensor:
 
 
 def take_features(x: EncryptedTensor, first: int, end: int) -> EncryptedTensor:
-    """Return the features of `x` from `first` up to `end`, which is left out; the layout is "batch"."""
+    """Return the features of `x` from `first` up to, not including, `end`; the layout is "batch"."""
     if x.layout != BATCH or not 0 <= first < end <= x.shape[1]:
         raise InvalidInput(f"features {first} to {end} cannot be taken of a {x.layout!r} tensor of shape {x.shape}")
     return replace(x, ciphertexts=x.ciphertexts[first:end], shape=(x.shape[0], end - first))
@@ -117,7 +118,7 @@ def lower(x: EncryptedTensor, level: int, scale: float) -> EncryptedTensor:
         evaluator.mod_switch_to(ciphertext, above.parms_id, result)
         evaluator.multiply_plain_inplace(result, one)
         evaluator.rescale_to_next_inplace(result)
-        # The same but for the last bit of a float.
+        # Equal up to the last bit of a float.
         result.scale = scale
         ciphertexts.append(result)
     noise = math.hypot(x.noise, rounding_noise(x.context.parameters.degree, scale))
@@ -125,7 +126,7 @@ def lower(x: EncryptedTensor, level: int, scale: float) -> EncryptedTensor:
 
 
 def check_level(x: EncryptedTensor, what: str) -> None:
-    """Refuse a product where no multiplication is left; `what` names it."""
+    """Raise `InvalidInput` if `x` has no multiplication left; `what` names the operation."""
     if x.level == 0:
         raise InvalidInput(
             f"{what} needs a multiplication and none is left of {x.context.parameters.depth}: the scale is exhausted; "
@@ -134,7 +135,7 @@ def check_level(x: EncryptedTensor, what: str) -> None:
 
 
 def check_bound(context: PublicContext, bound: float, what: str) -> float:
-    """Return `bound`, the largest magnitude of a result; refuse one beyond what the scale holds."""
+    """Return `bound`, the largest magnitude of a result; raise `InvalidInput` for one beyond the scale."""
     largest = context.parameters.largest
     if not bound <= largest:
         raise InvalidInput(
@@ -145,13 +146,13 @@ def check_bound(context: PublicContext, bound: float, what: str) -> float:
 
 
 def finish_product(context: PublicContext, product: Any) -> None:
-    """Bring a product of ciphertexts back to two polynomials and to a usual scale, in place."""
+    """Relinearise a product of ciphertexts to two polynomials and rescale it, in place."""
     context.evaluator.relinearize_inplace(product, context.relinearization_keys)
     context.evaluator.rescale_to_next_inplace(product)
 
 
 def _each(operation: Callable[..., None], *operands: Sequence[Any]) -> tuple[Any, ...]:
-    """Return what SEAL's `operation` makes of each ciphertext, and of the second operand beside it where it has one."""
+    """Apply SEAL's `operation` to each ciphertext, with the matching element of a second operand if there is one."""
     made = []
     for given in zip(*operands, strict=True):
         result = import_seal().Ciphertext()
@@ -161,7 +162,7 @@ def _each(operation: Callable[..., None], *operands: Sequence[Any]) -> tuple[Any
 
 
 def _check_alike(x: EncryptedTensor, y: EncryptedTensor, how: str) -> None:
-    """Refuse two tensors of other keys, shapes or layouts; `how`: what cannot be done to them."""
+    """Raise `InvalidInput` for tensors of different keys, shapes or layouts; `how` names the refused operation."""
     if x.context.fingerprint != y.context.fingerprint:
         raise InvalidInput(f"two ciphertexts of different key pairs cannot be {how}")
     if (x.layout, x.shape, x.width) != (y.layout, y.shape, y.width):

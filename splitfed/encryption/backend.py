@@ -1,8 +1,8 @@
-"""TenSEAL and the SEAL evaluator in it: imported when encryption is first used, and bytes of what SEAL makes.
+"""Import of TenSEAL and of the SEAL evaluator in it, and serialisation of SEAL's objects.
 
-TenSEAL (0.3.16 or newer) brings the whole interface of SEAL as `tenseal.sealapi`. Keys are made and kept by TenSEAL's
-contexts; products are computed by SEAL's evaluator, which leaves it to the caller when to rescale. SEAL's objects save
-themselves to a path only, so that bytes pass through a file in memory where the system has one.
+TenSEAL (0.3.16 or newer) contains the whole interface of SEAL as `tenseal.sealapi`. Keys are made and kept by TenSEAL's
+contexts; products are computed by SEAL's evaluator, which lets the caller decide when to rescale. SEAL's objects save
+to a path only, so bytes pass through a file, in memory where the system has an in-memory file system.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from splitfed.core.errors import InvalidInput
 
 FAILURES = (ValueError, RuntimeError, IndexError, OverflowError)
-"""What TenSEAL and SEAL raise for bytes and numbers that they do not take."""
+"""Exceptions that TenSEAL and SEAL raise for bytes and numbers that they refuse."""
 
 
 def import_tenseal() -> Any:
@@ -25,7 +25,7 @@ def import_tenseal() -> Any:
     try:
         import tenseal
 
-        # Without it SEAL's numbers have no type in Python.
+        # Registers the Python types of SEAL's numbers.
         import tenseal.sealapi
     except ImportError:
         raise InvalidInput("encryption needs the package tenseal: pip install 'tenseal>=0.3.16'") from None
@@ -39,7 +39,7 @@ def import_seal() -> Any:
 
 @contextmanager
 def _scratch_file() -> Iterator[str]:
-    """Yield the path of an empty file for this process alone, in memory where the system can, gone afterwards."""
+    """Yield the path of a new empty file, in memory where the system allows it; the file is deleted afterwards."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("splitfed")
         path = f"/proc/self/fd/{descriptor}"
@@ -54,7 +54,7 @@ def _scratch_file() -> Iterator[str]:
 
 
 def to_bytes(stored: Any) -> bytes:
-    """Return what SEAL writes of `stored`, a ciphertext or a key."""
+    """Return the serialised bytes of `stored`, a ciphertext or a key of SEAL."""
     with _scratch_file() as path:
         stored.save(path)
         return Path(path).read_bytes()

@@ -1,4 +1,4 @@
-"""Work on ciphertexts, counted on shapes: how many there are, at which level, and how often each operation is done.
+"""Counts of ciphertexts, their levels and the operations on them, from shapes alone.
 
 Every operation of `splitfed.encryption` that a run uses has its counterpart here, which computes nothing.
 """
@@ -24,7 +24,7 @@ RESCALING, ROTATION = "rescaling", "rotation"
 
 
 class CiphertextOperation(NamedTuple):
-    """A `kind` of work on one ciphertext that has `level` multiplications left before it."""
+    """Operation of a `kind` on one ciphertext that has `level` multiplications left before it."""
 
     kind: str
     level: int
@@ -32,7 +32,7 @@ class CiphertextOperation(NamedTuple):
 
 @dataclass(frozen=True)
 class CiphertextShape:
-    """What is known of an encrypted (`rows`, `features`) tensor without its ciphertexts.
+    """Shape and level of an encrypted (`rows`, `features`) tensor, without its ciphertexts.
 
     `scale`: equal for two tensors of one level whose numbers are encoded at the same scale.
     """
@@ -45,14 +45,14 @@ class CiphertextShape:
     scale: tuple[object, ...] = ()
 
     def count(self, parameters: CkksParameters) -> int:
-        """Return how many ciphertexts it has."""
+        """Return the number of ciphertexts of the tensor."""
         return ciphertext_count(parameters, self.layout, (self.rows, self.features), self.width)
 
 
 class CiphertextCounter:
-    """Does on shapes what the two parties of a step do on ciphertexts; `operations`: how often each was done.
+    """Counter of the ciphertext operations of both parties in a step; `operations`: operation -> how often it occurs.
 
-    The operations of a server's program are those of an `Arithmetic`.
+    It implements `Arithmetic`, so that a server's program runs on it.
     """
 
     def __init__(self, parameters: CkksParameters) -> None:
@@ -60,17 +60,17 @@ class CiphertextCounter:
         self.operations: Counter[CiphertextOperation] = Counter()
 
     def send_fresh(self, x: CiphertextShape) -> int:
-        """Count encryption, writing and reading of `x`; return the bytes of its message, within 1 %."""
+        """Count encryption, serialisation and parsing of `x`; return the bytes of its message, within 1 %."""
         self._add(ENCRYPTION, x.level, x.count(self.parameters))
         return self._send(x)
 
     def send_back(self, x: CiphertextShape) -> int:
-        """Count writing, reading and decryption of `x`; return the bytes of its message, within 1 %."""
+        """Count serialisation, parsing and decryption of `x`; return the bytes of its message, within 1 %."""
         self._add(DECRYPTION, x.level, x.count(self.parameters))
         return self._send(x)
 
     def linear(self, x: CiphertextShape, weight: Tensor, bias: Tensor | None = None) -> CiphertextShape:
-        """Return the product with `weight` (results, features) in plain."""
+        """Return the shape of the product with the plaintext `weight`, (results, features); count its operations."""
         if x.layout == ROWS:
             return self._linear_rows(x, weight)
         # Weights that would be encoded as zero are left out.
@@ -79,26 +79,26 @@ class CiphertextCounter:
         return replace(x, features=len(weight), level=x.level - 1)
 
     def square(self, x: CiphertextShape) -> CiphertextShape:
-        """Return the square of `x`."""
+        """Return the shape of the square of `x`, and count its operations."""
         self._add(CIPHERTEXT_PRODUCT, x.level, x.count(self.parameters))
         return replace(x, level=x.level - 1, scale=("square", x.scale, x.level))
 
     def multiply(self, x: CiphertextShape, y: CiphertextShape) -> CiphertextShape:
-        """Return the product of two tensors of one shape."""
+        """Return the shape of the product of two tensors of the same shape, and count its operations."""
         x, y = self._align(x, y)
         self._add(CIPHERTEXT_PRODUCT, x.level, x.count(self.parameters))
         return replace(x, level=x.level - 1, scale=("product", x.scale, y.scale, x.level))
 
     def add(self, x: CiphertextShape, y: CiphertextShape) -> CiphertextShape:
-        """Return the sum of two tensors of one shape, at the lower of their levels."""
+        """Return the shape of the sum of two tensors of the same shape, at the lower of their levels."""
         return self._align(x, y)[0]
 
     def concatenate(self, x: CiphertextShape, y: CiphertextShape) -> CiphertextShape:
-        """Return the features of `x` and `y` side by side, at the lower of their levels."""
+        """Return the shape of the joined features of `x` and `y`, at the lower of their levels."""
         return replace(self._align(x, y)[0], features=x.features + y.features)
 
     def take_features(self, x: CiphertextShape, first: int, end: int) -> CiphertextShape:
-        """Return the features of `x` from `first` up to `end`."""
+        """Return the shape of the features of `x` from `first` up to, not including, `end`."""
         return replace(x, features=end - first)
 
     def _linear_rows(self, x: CiphertextShape, weight: Tensor) -> CiphertextShape:
@@ -109,7 +109,7 @@ class CiphertextCounter:
         place, number = torch.arange(x.width), torch.arange(results)[:, None]
         largest = padded[place % results, (place + number) % x.width].abs().amax(1)
         diagonals = int((largest * 2.0**self.parameters.scale_bits >= 1).sum())
-        # Baby steps of the input, giant steps of the sums, and halves of the rows that are added to each other.
+        # Rotations: baby steps of the input, giant steps of the sums, and those that add halves of the rows.
         rotations = min(steps, results) - 1 + -(-results // steps) - 1 + int(math.log2(x.width // results))
         count = x.count(self.parameters)
         self._add(PACKED_WEIGHTS, x.level, diagonals)
@@ -119,7 +119,7 @@ class CiphertextCounter:
         return replace(x, layout=ROW_RESULTS, features=len(weight), level=x.level - 1)
 
     def _align(self, x: CiphertextShape, y: CiphertextShape) -> tuple[CiphertextShape, CiphertextShape]:
-        """Return `x` and `y` at one level and one scale, as `splitfed.encryption.arithmetic` brings them there."""
+        """Return `x` and `y` at one level and one scale, as `splitfed.encryption.arithmetic` aligns them."""
         if x.level != y.level:
             low = x if x.level < y.level else y
             return self._lower(x, low.level, low.scale), self._lower(y, low.level, low.scale)
@@ -129,7 +129,7 @@ class CiphertextCounter:
 
     def _lower(self, x: CiphertextShape, level: int, scale: tuple[object, ...]) -> CiphertextShape:
         if x.level > level:
-            # A product with the number 1, one level above the one that is wanted.
+            # A product with the number 1, one level above the target level.
             for kind in (NUMBER_PRODUCT, RESCALING):
                 self._add(kind, level + 1, x.count(self.parameters))
         return replace(x, level=level, scale=scale)

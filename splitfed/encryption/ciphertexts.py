@@ -1,21 +1,20 @@
-"""Encrypted tensors, and how they cross: bytes with a header that says whose they are and how numbers lie in them.
+"""Encrypted tensors and their messages: bytes with a header that states key pair, layout, level and noise.
 
 Layouts of a (rows, features) tensor:
 - "batch": one ciphertext a feature, whose slots are the rows;
 - "rows": as many rows in a ciphertext as fit, each twice in a row in a block of 2 `width` slots, so that a rotation
   brings every feature to every place;
-- "row results": what a linear layer makes of "rows": the numbers of a row at the beginning of its block. The other
+- "row results": the output of a linear layer on "rows": the numbers of a row at the beginning of its block. The other
   slots of the block hold partial sums, which the key holder can read;
-- "constants": one ciphertext a number, which fills all slots: weights that meet a batch;
-- "slots": one number a slot, row after row, in as few ciphertexts as there can be: numbers that are only added. A
-  message of it is filled up with zeros to one length for all messages of its shape, half a per cent more than SEAL
+- "constants": one ciphertext a number, which fills all slots: weights to be multiplied with a batch;
+- "slots": one number a slot, row after row, in as few ciphertexts as possible: numbers that are only added. A
+  message of it is padded with zeros to one length for all messages of its shape, half a per cent more than SEAL
   writes on average.
 
-With each tensor goes what is known of it without a key: `bound`, the largest magnitude it can have, and `noise`, the
-standard deviation of its error. Both come from declared limits and public weights, never from the encrypted numbers.
+Each tensor carries two figures that need no key: `bound`, the largest magnitude it can have, and `noise`, the standard
+deviation of its error. Both are computed from declared limits and public weights, never from the encrypted numbers.
 
-A digest in the header tells a corrupted message from a whole one. It has no key: whoever forges a message on purpose
-can make it match.
+A digest in the header detects corrupted messages. It uses no key, so it does not detect forged ones.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ _LENGTH = struct.Struct("<I")
 class EncryptedTensor:
     """A (rows, features) tensor as ciphertexts of SEAL under one public context.
 
-    `level`: multiplications that are left. `bound`: largest magnitude that a number can have. `noise`: standard
-    deviation of a number's error. `width`: features that a row has room for in a "rows" layout, a power of two.
+    `level`: remaining multiplications. `bound`: largest magnitude that a number can have. `noise`: standard deviation
+    of a number's error. `width`: slots for the features of a row in a "rows" layout, a power of two.
     """
 
     context: PublicContext
@@ -96,11 +95,11 @@ class EncryptedTensor:
 def encrypt(
     x: Tensor, context: PublicContext, *, bound: float, layout: str = BATCH, width: int | None = None
 ) -> EncryptedTensor:
-    """Return `x` (rows, features) encrypted with a public key, fresh: all multiplications are left.
+    """Return `x`, (rows, features), freshly encrypted with a public key, so that all multiplications are left.
 
-    `bound`: the largest magnitude that any batch can have, declared once, since it crosses in plain; > 0. `layout`:
-    "batch", "rows", "constants" or "slots". `width`: for "rows", the most features that go in or come out of the layer.
-    Raises `InvalidInput` for numbers beyond `bound`, a bound beyond the scale, and for more than the slots hold.
+    `bound` > 0: the largest magnitude of any batch, declared in advance because it is sent in the clear. `layout`:
+    "batch", "rows", "constants" or "slots". `width`: for "rows", the larger of the layer's inputs and outputs. Raises
+    `InvalidInput` for numbers beyond `bound`, a bound beyond the scale, and for more numbers than slots.
     """
     check_kind("x", x, Tensor, "a tensor of real numbers")
     check_kind("context", context, PublicContext, "a public context, such as holder.public")
@@ -137,15 +136,15 @@ def encrypt(
 
 
 def decrypt(x: EncryptedTensor, holder: KeyHolder) -> Tensor:
-    """Return the numbers of `x`: (rows, features) of float64.
+    """Return the decrypted numbers of `x`: (rows, features) of float64.
 
-    What is decrypted is approximate, and its error depends on the secret key: numbers that are shared with others must
-    be rounded to the precision first (Li, Micciancio, EUROCRYPT 2021). Raises `InvalidInput` for another key pair.
+    Decryption is approximate, and its error depends on the secret key: round numbers to the precision before you share
+    them (Li, Micciancio, EUROCRYPT 2021). Raises `InvalidInput` for another key pair.
     """
     check_kind("x", x, EncryptedTensor, "what encrypt returns")
     check_kind("holder", holder, KeyHolder, "the key holder, who has the secret key")
     if x.context.fingerprint != holder.fingerprint:
-        raise InvalidInput("the ciphertext is of another key pair than the one that should decrypt it")
+        raise InvalidInput("the ciphertext belongs to another key pair than the key holder's")
     seal, encoder = import_seal(), holder.public.encoder
     plaintext, decoded = seal.Plaintext(), []
     for ciphertext in x.ciphertexts:
@@ -156,7 +155,7 @@ def decrypt(x: EncryptedTensor, holder: KeyHolder) -> Tensor:
     if x.layout == BATCH:
         return slots[:, :rows].T.contiguous()
     if x.layout == CONSTANTS:
-        # Every slot has the same number and an error of its own: the mean has less.
+        # All slots hold the same number with independent errors: the mean has a smaller error.
         return slots.mean(1).view(rows, features)
     if x.layout == SLOTS:
         return slots.flatten()[: rows * features].view(rows, features)
@@ -165,21 +164,21 @@ def decrypt(x: EncryptedTensor, holder: KeyHolder) -> Tensor:
 
 
 def load_ciphertexts(content: Tensor, context: PublicContext) -> EncryptedTensor:
-    """Return the encrypted tensor that `content` (bytes,) of uint8 holds, which must be of this public context.
+    """Return the encrypted tensor in `content`, (bytes,) of uint8, which must belong to this public context.
 
-    Raises `InvalidInput` for bytes that are foreign, corrupted or truncated, and for ciphertexts of other keys.
+    Raises `InvalidInput` for bytes of another format, corrupted or truncated, and for ciphertexts of other keys.
     """
     raw = from_uint8(content)
     start = len(_MAGIC) + _HEADER.size + _DIGEST_BYTES
     if not raw.startswith(_MAGIC):
-        raise InvalidInput(f"{len(raw)} bytes are no ciphertexts of this package")
+        raise InvalidInput(f"{len(raw)} bytes are not ciphertexts of this package")
     header, digest, body = raw[len(_MAGIC) : start - _DIGEST_BYTES], raw[start - _DIGEST_BYTES : start], raw[start:]
     if len(raw) < start or _digest(header, body) != digest:
         raise InvalidInput(f"ciphertexts of {len(raw)} bytes are corrupted or truncated: their digest does not match")
     fingerprint, place, level, rows, features, width, count, bound, noise = _HEADER.unpack(header)
     if fingerprint != context.fingerprint:
         raise InvalidInput(
-            f"the ciphertexts are of another key pair ({fingerprint.hex()[:8]}) than the context here "
+            f"the ciphertexts belong to another key pair ({fingerprint.hex()[:8]}) than the context here "
             f"({context.fingerprint.hex()[:8]})"
         )
     parameters = context.parameters
@@ -204,7 +203,7 @@ def load_ciphertexts(content: Tensor, context: PublicContext) -> EncryptedTensor
 
 
 def ciphertext_count(parameters: CkksParameters, layout: str, shape: tuple[int, int], width: int = 0) -> int:
-    """Return how many ciphertexts a tensor of `shape` (rows, features) takes in `layout`."""
+    """Return the number of ciphertexts for a tensor of `shape`, (rows, features), in `layout`."""
     rows, features = shape
     if layout == BATCH:
         return features
@@ -223,10 +222,9 @@ def message_bytes(
     level: int | None = None,
     width: int | None = None,
 ) -> int:
-    """Return the bytes that `EncryptedTensor.to_tensor` has, without encrypting anything: exactly for "slots", else
-    within 1 %.
+    """Return the bytes of `EncryptedTensor.to_tensor` without encrypting: exact for "slots", else within 1 %.
 
-    `level`: multiplications that are left (default: all, as of a fresh ciphertext). `width`: as `encrypt` takes it.
+    `level`: remaining multiplications (default: all, as in a fresh ciphertext). `width`: as in `encrypt`.
     """
     if layout not in LAYOUTS:
         raise unknown("layout", layout, LAYOUTS)
@@ -237,17 +235,17 @@ def message_bytes(
 
 
 def block_slots(parameters: CkksParameters, width: int) -> int:
-    """Return the slots that one row takes in a "rows" layout: twice its width, or all there are."""
+    """Return the slots of one row in a "rows" layout: twice its width, or all slots if these are fewer."""
     return min(2 * width, parameters.slots)
 
 
 def next_power_of_two(count: int) -> int:
-    """Return the smallest power of two that is no smaller than `count`."""
+    """Return the smallest power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()
 
 
 def _width(parameters: CkksParameters, layout: str, features: int, width: int | None) -> int:
-    """Return the width of a row in slots, 0 for layouts without; refuse rows that do not fit."""
+    """Return the width of a row in slots, 0 for layouts without; raise `InvalidInput` for rows that do not fit."""
     if layout not in (ROWS, ROW_RESULTS):
         if width:
             raise InvalidInput(f"width={width} is not allowed; only a 'rows' layout has one")
@@ -265,7 +263,7 @@ def _is_width(parameters: CkksParameters, layout: str, features: int, width: int
 
 
 def _slots(values: Tensor, layout: str, parameters: CkksParameters, width: int) -> Sequence[list[float] | float]:
-    """Return what goes into the slots of each ciphertext; a single number fills all of them."""
+    """Return the values for the slots of each ciphertext; a single number stands for all slots."""
     if layout == CONSTANTS:
         return [float(value) for value in values.flatten()]
     if layout == BATCH:
@@ -290,12 +288,12 @@ def _digest(header: bytes, body: bytes) -> bytes:
 
 
 def _split(body: bytes, count: int, is_padded: bool) -> list[bytes]:
-    """Return the parts of `body`, whose lengths stand in front of them; refuse lengths that do not add up."""
+    """Return the parts of `body`, each preceded by its length; raise `InvalidInput` for lengths that do not add up."""
     place = _LENGTH.size * count
     lengths = [found for (found,) in _LENGTH.iter_unpack(body[:place])] if place <= len(body) else []
     end = place + sum(lengths)
     if len(lengths) != count or end > len(body) or any(body[end:]) or (end < len(body) and not is_padded):
-        raise InvalidInput(f"the lengths of {count} ciphertexts do not add up to the {len(body)} bytes that came")
+        raise InvalidInput(f"the lengths of {count} ciphertexts do not add up to the {len(body)} bytes received")
     parts = []
     for length in lengths:
         parts.append(body[place : place + length])

@@ -1,7 +1,7 @@
-"""A convolution on ciphertexts, as the linear layer that it is: its matrix has a number for each input and each output.
+"""A convolution on ciphertexts, computed as the linear layer whose matrix maps all inputs to all outputs.
 
-Weights of zero are left out of a product of batches, so that a convolution of k weights a patch costs k products an
-output there, as if every patch were laid out by itself (im2col), without the copies that this makes of the ciphertexts.
+Zero weights are left out of a product in the layout "batch", so that a convolution with k weights a patch costs k
+products an output, as with one row a patch (im2col), but without im2col's copies of ciphertexts.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def convolution(
     stride: int = 1,
     padding: int = 0,
 ) -> EncryptedTensor:
-    """Return the convolution of every row of `x`, one level lower: (rows, out channels * places), as `flatten` orders.
+    """Return the convolution of every row of `x`, one level lower: (rows, out channels * positions), flattened.
 
-    `x`: (rows, features), each row a flattened tensor of `shape` (channels, length) or (channels, height, width).
-    `weight`: (out channels, channels, kernel sizes) in plain, `bias`: (out channels,). Raises `InvalidInput` as
-    `linear` does, and for shapes that do not fit.
+    `x`: (rows, features), each row a flattened tensor of `shape`, (channels, length) or (channels, height, width).
+    `weight`: plaintext (out channels, channels, kernel sizes), `bias`: (out channels,). Raises `InvalidInput` as
+    `linear` does, and for shapes that do not match.
     """
     shape = tuple(shape)
     if len(shape) not in (2, 3) or math.prod(shape) != x.shape[1]:
@@ -52,7 +52,7 @@ def convolution(
         raise InvalidInput(f"a bias of shape {tuple(bias.shape)} does not fit; expected ({len(weight)},)")
     convolve = functional.conv1d if len(shape) == 2 else functional.conv2d
     features = torch.eye(x.shape[1], dtype=torch.float64).view(-1, *shape)
-    # What each feature alone becomes is a column of the matrix.
+    # Column j of the matrix is the convolution of unit vector j.
     columns = convolve(features, weight.detach().double().cpu(), stride=stride, padding=padding)
     places = math.prod(columns.shape[2:])
     shift = None if bias is None else bias.detach().double().cpu().repeat_interleave(places)

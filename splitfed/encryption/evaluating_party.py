@@ -1,7 +1,7 @@
-"""The party that computes on ciphertexts: it has a public context of every client, weights of its own, and no key.
+"""The party that computes on ciphertexts: it has every client's public context and its own weights, but no key.
 
-Under "weight_shares" its weights do not learn and gradients are ciphertexts as well. Under the protocols that leak it
-has one linear layer that learns in plain, from gradients that it reads.
+Under "weight_shares" its weights are fixed and gradients are encrypted as well. Under the protocols that leak it trains
+one linear layer with gradients that it receives in the clear.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from splitfed.encryption.settings import CONSTANT_MASK, MASKED_WEIGHTS, PLAIN_GR
 from splitfed.encryption.weight_shares import ServerShare
 
 MASK = 1.0
-"""What the protocol "constant_mask" adds to every weight: one number, which the server knows, as published."""
+"""Number that the protocol "constant_mask" adds to every weight, known to the server, as published."""
 
 
 class EvaluatingParty(Party):
-    """Runs its segments on ciphertexts; `shapes`: of a row of every value."""
+    """Party that evaluates its segments on ciphertexts; `shapes`: value -> shape of one row."""
 
     def __init__(self, state: PartyState, settings: Encryption, shapes: Mapping[str, tuple[int, ...]]) -> None:
         super().__init__(state)
@@ -38,16 +38,16 @@ class EvaluatingParty(Party):
         self._contexts: dict[str, PublicContext] = {}
         # By segment, with the versions of its weights.
         self._programs: dict[str, tuple[tuple[int, ...], ServerProgram | JoinProgram]] = {}
-        # Of this step of each replica: ciphertexts that have arrived or were computed, by value; what each segment
-        # has computed; and the gradients of values that its own segments have read.
+        # For the current step of each replica: received and computed ciphertexts, by value; the forward pass of each
+        # segment; and the gradients of values that pass between its own segments.
         self._values: dict[int, dict[str, EncryptedTensor]] = {}
         self._passes: dict[int, dict[str, ForwardPass[EncryptedTensor]]] = {}
         self._gradients: dict[int, dict[str, EncryptedTensor]] = {}
-        # The layer's new weights behind the mask, as they left in this step, and the gradient that made them.
+        # For the current step of each replica: the segment, and the message with its masked new weights.
         self._masked: dict[int, tuple[str, Message]] = {}
 
     def accept_context(self, message: Message, clients: Collection[str]) -> None:
-        """Take the public context in `message`, under which what the parties `clients` send is encrypted."""
+        """Store the public context in `message`, under which the parties `clients` encrypt."""
         context = load_public_context(message.tensors[CONTEXT])
         self._contexts |= dict.fromkeys(clients, context)
 
@@ -59,7 +59,7 @@ class EvaluatingParty(Party):
         peers: Mapping[str, str],
         edges: Collection[str] | None = None,
     ) -> list[Message]:
-        """Evaluate `segment` on the ciphertexts that were `received`; return those that leave, one message an edge."""
+        """Evaluate `segment` on the ciphertexts in `received`; return one message for each outgoing edge."""
         plan = self.state.segment_plans[segment]
         values = self._values.setdefault(stamp.replica, {})
         for message in received:
@@ -77,7 +77,7 @@ class EvaluatingParty(Party):
     def backpropagate(
         self, segment: str, received: Sequence[Message], stamp: Stamp, peers: Mapping[str, str]
     ) -> list[Message]:
-        """Send the gradients `received` back through `segment`; return those of what it has read."""
+        """Backpropagate the gradients in `received` through `segment`; return the gradients of its received inputs."""
         plan = self.state.segment_plans[segment]
         if self._settings.leaks:
             return self._backpropagate_plain(plan, received, stamp, peers)
@@ -102,17 +102,17 @@ class EvaluatingParty(Party):
         ]
 
     def forget(self, replica: int) -> None:
-        """Forget what is kept of the step of `replica`."""
+        """Delete the state of the current step of `replica`."""
         super().forget(replica)
         for kept in (self._values, self._passes, self._gradients, self._masked):
             kept.pop(replica, None)
 
     def ask(self, replica: int) -> Message | None:
-        """Return its question at the end of the step of `replica`, None where it has none."""
+        """Return the masked weights to be decrypted at the end of the step of `replica`; None if there are none."""
         return self._masked[replica][1] if replica in self._masked else None
 
     def hear(self, message: Message) -> None:
-        """Take the weights behind the mask, decrypted: the gradient that made them is what they differ by."""
+        """Receive the decrypted masked weights, and derive the weight gradient from their change."""
         segment, _ = self._masked[message.stamp.replica]
         weight, _ = _linear_weights(self.state.modules[segment])
         rate = self.state.rate
@@ -122,7 +122,7 @@ class EvaluatingParty(Party):
     def _backpropagate_plain(
         self, plan: SegmentPlan, received: Sequence[Message], stamp: Stamp, peers: Mapping[str, str]
     ) -> list[Message]:
-        """Take gradients in plain, as the published protocols have it."""
+        """Backpropagate gradients in the clear, as the published protocols do."""
         tensors = {name: tensor for message in received for name, tensor in message.tensors.items()}
         weight, bias = _linear_weights(self.state.modules[plan.segment])
         slope = tensors[plan.outputs[0]].flatten(1).to(weight)
@@ -160,7 +160,7 @@ class EvaluatingParty(Party):
         return {name: load_ciphertexts(content, context) for name, content in message.tensors.items()}
 
     def _program(self, plan: SegmentPlan) -> ServerProgram | JoinProgram:
-        """Return what the segment does; worked out anew only where its weights have changed."""
+        """Return the program of the segment, rebuilt only if its weights have changed."""
         segment, module = plan.segment, self.state.modules[plan.segment]
         versions = tuple(weight._version for weight in module.parameters())
         known = self._programs.get(segment)
@@ -172,13 +172,13 @@ class EvaluatingParty(Party):
 def _read_program(
     plan: SegmentPlan, module: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]]
 ) -> ServerProgram | JoinProgram:
-    # The client's share of a layer, which a segment may read besides, is none of the values that it joins.
+    # The first input alone: a segment with shares may also read the client's share, which it does not join.
     given = plan.inputs[:1] if isinstance(module, ServerShare) else plan.inputs
     return program_of(plan.segment, module, *(shapes[name] for name in given))
 
 
 def _gather(found: dict[str, EncryptedTensor], more: Mapping[str, EncryptedTensor]) -> None:
-    """Add gradients to those that there are."""
+    """Add the gradients in `more` to those in `found`."""
     for name, gradient in more.items():
         found[name] = add(found[name], gradient) if name in found else gradient
 
@@ -188,7 +188,7 @@ def _to_tensors(made: Mapping[str, EncryptedTensor], names: Sequence[str]) -> di
 
 
 def _linear_weights(module: torch.nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias of the one linear layer in `module`."""
+    """Return weight and bias of the only linear layer in `module`."""
     (layer,) = (m for m in module.modules() if isinstance(m, torch.nn.Linear))
     return layer.weight, layer.bias
 

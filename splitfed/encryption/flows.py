@@ -1,7 +1,7 @@
-"""The messages of an encrypted run and its work on ciphertexts, from shapes alone, for plans.
+"""The messages of an encrypted run and its operations on ciphertexts, computed from shapes alone, for plans.
 
-Messages are counted exactly. Bytes of a ciphertext are those that one of its parameters and level has on average: SEAL
-compresses what it writes, and single ciphertexts lie within 1 % of that.
+Messages are counted exactly. The size of a ciphertext is the average for its parameters and level: SEAL compresses what
+it writes, and single ciphertexts deviate by less than 1 %.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from splitfed.encryption.settings import CONSTANT_MASK, MASKED_WEIGHTS, PLAIN_GR
 
 
 class EncryptedMessage(NamedTuple):
-    """A message of a step between two roles: its bytes of ciphertexts, and its bytes of numbers in plain.
+    """Message of a step between two roles: its bytes of ciphertexts, and its bytes of plain numbers.
 
-    `ahead`: whether rows that pass forward without a training step send it too.
+    `ahead`: whether a forward pass without a training step sends it too.
     """
 
     kind: str
@@ -36,19 +36,19 @@ class EncryptedMessage(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """All its bytes."""
+        """Total bytes of the message."""
         return self.ciphertext_bytes + self.plain_bytes
 
 
 class EncryptedStep(NamedTuple):
-    """What a training step takes: its messages, in an order that rows do not change, and its operations."""
+    """A training step: its messages, in an order that does not depend on the number of rows, and its operations."""
 
     messages: tuple[EncryptedMessage, ...]
     operations: Mapping[CiphertextOperation, int]
 
 
 class EncryptedSteps:
-    """The steps of a replica of `topology`, which validation has settled; `facts`: of it."""
+    """The steps of a replica of `topology`, which validation has completed; `facts`: those of the topology."""
 
     def __init__(self, topology: Topology, facts: TopologyFacts) -> None:
         self._topology, self._facts = topology, facts
@@ -58,7 +58,7 @@ class EncryptedSteps:
         self._steps: dict[int, EncryptedStep] = {}
 
     def step(self, rows: int) -> EncryptedStep:
-        """Return what a training step of `rows` >= 1 rows takes."""
+        """Return the messages and operations of a training step of `rows` >= 1 rows."""
         if rows not in self._steps:
             self._steps[rows] = self._count(rows)
         return self._steps[rows]
@@ -74,7 +74,7 @@ class EncryptedSteps:
         return EncryptedStep(tuple(messages), {one: times for one, times in counter.operations.items() if times})
 
     def _walk(self, counter: CiphertextCounter, rows: int) -> dict[tuple[str, str], CiphertextShape]:
-        """Return what the server makes, by kind and value: activations, and gradients where it sends ciphertexts."""
+        """Return the server's encrypted results, by (kind, value): activations, and gradients if encrypted."""
         made: dict[tuple[str, str], CiphertextShape] = {}
         passes: dict[str, ForwardPass[CiphertextShape]] = {}
         for name, program in self._programs.items():
@@ -95,14 +95,14 @@ class EncryptedSteps:
         done: ForwardPass[CiphertextShape],
         rows: int,
     ) -> None:
-        """Add the gradients of what the server's segment `name` has read to what it `made`."""
+        """Add the gradients of the inputs of the server's segment `name` to `made`."""
         segment, program = self._topology.segment(name), self._programs[name]
         leaving = [edge for edge in self._topology.crossings if edge.source == name]
         sent = {value for edge in leaving for value in self._facts.returned(self._topology, edge)}
         slopes: list[CiphertextShape] = []
         for value in segment.outputs:
             arrived = [self._fresh(name, value, rows)] if value in sent else []
-            # Of what other segments of the server have read, the gradient is the server's own.
+            # Gradients of values that pass between the server's own segments are not sent.
             found = [*arrived, *([made["gradient", value]] if ("gradient", value) in made else [])]
             slopes += [found[0] if len(found) == 1 else counter.add(*found)] if found else []
         if not slopes:
@@ -115,7 +115,7 @@ class EncryptedSteps:
     def _messages(
         self, counter: CiphertextCounter, edge: Edge, made: Mapping[tuple[str, str], CiphertextShape], rows: int
     ) -> Iterator[EncryptedMessage]:
-        """Yield the messages that cross on `edge` in a step."""
+        """Yield the messages on `edge` in a step."""
         source, target = self._topology.role_of(edge.source), self._topology.role_of(edge.target)
         ahead = not self._topology.serving.isdisjoint(self._topology.readers(edge))
         returned = self._facts.returned(self._topology, edge)
@@ -140,26 +140,26 @@ class EncryptedSteps:
     def _masked_weights(
         self, counter: CiphertextCounter, segment: str, holder: str, rows: int
     ) -> Iterator[EncryptedMessage]:
-        """Yield the weights behind the mask on their way to the key holder, and their numbers on the way back."""
+        """Yield the message with the masked weights to the key holder, and the one with the decrypted weights back."""
         server, (given,) = self._topology.segment(segment).role, self._topology.segment(segment).inputs
         results = self._features(self._topology.segment(segment).outputs[0])
-        # What the slopes of the rows are is not known: none of them is taken for zero.
+        # The gradients of the rows are unknown in a plan: none is taken to be zero.
         stepped = counter.linear(self._transposed(given, rows), torch.ones(results, rows))
         yield EncryptedMessage(MASKED_WEIGHTS, server, holder, counter.send_back(stepped))
         numbers = results * self._features(given)
         yield EncryptedMessage(MASKED_WEIGHTS, holder, server, 0, numbers * torch.float32.itemsize)
 
     def _beside(self, segment: str) -> int:
-        """Return the bytes of the gradients of weight and bias that the key holder sends beside that of the result."""
+        """Return the bytes of the gradients of weight and bias that the key holder sends with that of the result."""
         assert self._settings.protocol == PLAIN_GRADIENT
         (given,), (result,) = self._topology.segment(segment).inputs, self._topology.segment(segment).outputs
         return self._features(result) * (self._features(given) + 1) * self._facts.dtypes[result].itemsize
 
     def _fresh(self, segment: str, value: str, rows: int) -> CiphertextShape:
-        """Return `value` as the key holder encrypts it for the server's `segment`."""
+        """Return the shape of `value` as the key holder encrypts it for the server's `segment`."""
         layout, width = self._settings.layout, 0
         if layout == ROWS:
-            # As `splitfed.encryption.party_maker` has it: what goes in or comes out, whichever is wider.
+            # As in `splitfed.encryption.party_maker`: the larger of inputs and outputs.
             ends = (*self._topology.segment(segment).inputs, *self._topology.segment(segment).outputs)
             width = next_power_of_two(max(self._features(end) for end in ends))
         return CiphertextShape(layout, rows, self._features(value), self.parameters.depth, width)

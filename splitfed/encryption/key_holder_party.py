@@ -1,8 +1,9 @@
-"""The party that has the secret key: what it sends to a server is encrypted, what comes back is decrypted.
+"""The party that has the secret key: it encrypts what it sends to a server and decrypts what the server returns.
 
-Between the two it is a party like any other: segments, losses, optimizer and defenses are in plain.
+Apart from that it is an ordinary party: its segments, losses, optimizer and defenses work on plain numbers.
 
-Gradients are encrypted times the rows of the batch, since those of a mean loss are small and errors are not.
+Gradients are multiplied by the number of rows of the batch before encryption, as gradients of a mean loss are small
+compared with the errors of encryption.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ TRANSPOSED, WEIGHT, BIAS, CONTEXT = "transposed", "weight", "bias", "context"
 
 
 class KeyHolderParty(Party):
-    """A party that encrypts what leaves to the parties `servers` and decrypts what they return, with `keys`.
+    """Party that encrypts its messages to the parties `servers` and decrypts theirs, with `keys`.
 
-    `shapes`, `dtypes`: of a row of every value. `widths`: edge -> features that a row has room for, in "rows".
+    `shapes`, `dtypes`: value -> shape and type of one row. `widths`: edge -> width of a packed row, for layout "rows".
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class KeyHolderParty(Party):
         super().__init__(state)
         self._settings, self._keys, self._servers = settings, keys, frozenset(servers)
         self._shapes, self._dtypes, self._widths = dict(shapes), dict(dtypes), dict(widths)
-        # What has been sent in this step of each replica, for the protocols whose clients take the gradient of weights.
+        # Plain releases in the current step of each replica, for the protocol whose clients send weight gradients.
         self._released: dict[int, dict[str, Tensor]] = {}
 
     def forward(
@@ -53,19 +54,19 @@ class KeyHolderParty(Party):
         peers: Mapping[str, str],
         edges: Collection[str] | None = None,
     ) -> list[Message]:
-        """Run `segment` as any party does, on what was `received`, decrypted; return what leaves, encrypted."""
+        """Decrypt the messages `received`, run `segment`, and return its outputs, encrypted for the servers."""
         messages = super().forward(segment, [self._decrypted(m) for m in received], stamp, peers, edges)
         return [self._encrypted(message) if message.receiver in self._servers else message for message in messages]
 
     def backpropagate(
         self, segment: str, received: Sequence[Message], stamp: Stamp, peers: Mapping[str, str]
     ) -> list[Message]:
-        """Send the gradients `received`, decrypted, back through `segment`; return those that leave, encrypted."""
+        """Decrypt the gradients `received`, backpropagate them, and return gradients, encrypted for the servers."""
         messages = super().backpropagate(segment, [self._decrypted(m) for m in received], stamp, peers)
         return [self._guarded(message) if message.receiver in self._servers else message for message in messages]
 
     def forget(self, replica: int) -> None:
-        """Forget what is kept of the step of `replica`."""
+        """Delete the state of the current step of `replica`."""
         super().forget(replica)
         self._released.pop(replica, None)
 
@@ -74,7 +75,7 @@ class KeyHolderParty(Party):
         return Message(self.name, receiver, PUBLIC_CONTEXT, edge, {CONTEXT: self._keys.public.to_tensor()}, stamp)
 
     def answer(self, message: Message) -> Message:
-        """Return the weights that `message` holds, decrypted, to their sender: the protocol "constant_mask"."""
+        """Return a message to the sender with the decrypted weights of `message`, for the protocol "constant_mask"."""
         weight = decrypt(load_ciphertexts(message.tensors[WEIGHT], self._keys.public), self._keys)
         plain = {WEIGHT: weight.T.float().contiguous()}
         return message._replace(sender=self.name, receiver=message.sender, tensors=plain)
@@ -91,7 +92,7 @@ class KeyHolderParty(Party):
         return message._replace(tensors=tensors, layouts=None)
 
     def _guarded(self, message: Message) -> Message:
-        """Return a gradient as the protocol has it leave."""
+        """Return a gradient message in the form that the protocol sends: encrypted, or in the clear."""
         if not self._settings.leaks:
             return self._encrypted(message, factor=_rows(message))
         if self._settings.protocol == CONSTANT_MASK:
@@ -111,7 +112,7 @@ class KeyHolderParty(Party):
         return sealed.to_tensor()
 
     def _decrypted(self, message: Message) -> Message:
-        """Return `message` with numbers in place of ciphertexts; one from anybody but a server is in plain already."""
+        """Return `message` with decrypted numbers; messages from other parties than servers are already plain."""
         if message.sender not in self._servers or (message.kind == "gradient" and self._settings.leaks):
             return message
         tensors = {}

@@ -1,10 +1,10 @@
-"""Looks for secret keys in what somebody holds: in all objects that can be reached, in bytes and in files.
+"""Search for secret keys in all objects reachable from one, in bytes and in files.
 
-Objects are known by their type: a context with a secret key, a secret key, a key generator, a decryptor; an encryptor
-as well, since it may hold either key and does not tell which. Bytes are known by
-what SEAL writes: each place where its header begins is loaded as a secret key of the given parameters, which succeeds
-for nothing else, wherever in a message, checkpoint or file it stands. Bytes that were compressed or encoded once more
-are not seen through, nor keys of other parameters; objects of such keys are found all the same.
+Objects are recognised by type: a context with a secret key, a secret key, a key generator, a decryptor; also an
+encryptor, which may hold either key and does not reveal which. Bytes are recognised by SEAL's format: at each
+occurrence of its header, loading a secret key of the given parameters is tried, which succeeds for nothing else,
+wherever in a message, checkpoint or file it stands. Not found are bytes that were compressed or encoded again, and
+serialised keys of other parameters; objects with such keys are found.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from splitfed.core.payload import not_dense
 from splitfed.encryption.backend import FAILURES, from_bytes, import_seal, import_tenseal
 from splitfed.encryption.keys import PublicContext
 
-# Code, classes and imported modules are the program, not what somebody holds.
+# Code, classes and imported modules belong to the program, not to a party's data.
 _PROGRAM = (types.ModuleType, type, types.CodeType, types.BuiltinFunctionType, types.FrameType)
 _HEADER = b"\x5e\xa1\x10"
 _HEADER_BYTES = 16
 
 
 def find_secret_keys(held: object, context: PublicContext) -> list[str]:
-    """Return what among `held`, and all that can be reached from it, is or contains a secret key; empty if nothing.
+    """Return descriptions of the secret keys in `held` and in all objects reachable from it; empty if there are none.
 
-    `context`: a public context with the parameters of the keys that are looked for. Tensors, arrays and byte strings
-    are searched as bytes.
+    `context`: a public context with the parameters of the keys to search for. Tensors, arrays and byte strings are
+    searched as bytes.
     """
     found = []
     for thing in _reachable(held):
@@ -47,16 +47,16 @@ def find_secret_keys(held: object, context: PublicContext) -> list[str]:
 
 
 def find_secret_key_files(folder: Path, context: PublicContext) -> list[str]:
-    """Return the files below `folder`, hidden ones too, that contain a secret key, and where in them.
+    """Return the files below `folder`, hidden ones too, that contain a secret key, with its position.
 
-    `context`: a public context with the parameters of the keys that are looked for.
+    `context`: a public context with the parameters of the keys to search for.
     """
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return [f"{path}, at byte {place}" for path in files for place in _places(path.read_bytes(), context)]
 
 
 def _places(content: bytes, context: PublicContext) -> Iterator[int]:
-    """Yield where in `content` a serialised secret key begins."""
+    """Yield the positions in `content` at which a serialised secret key begins."""
     place = content.find(_HEADER)
     while place >= 0:
         size = int.from_bytes(content[place + 8 : place + _HEADER_BYTES], "little")
@@ -78,7 +78,7 @@ def _content(thing: object) -> bytes | None:
     if isinstance(thing, np.ndarray):
         return thing.tobytes() if not thing.dtype.hasobject else None
     if isinstance(thing, Tensor) and thing.device.type != "meta" and not_dense(thing) is None:
-        # The whole storage: a window on it can be widened.
+        # The whole storage, not only the view.
         storage = thing.detach().cpu().untyped_storage()
         return torch.tensor([], dtype=torch.uint8).set_(storage).numpy().tobytes()
     return None
@@ -93,7 +93,7 @@ def _has_secret_key(thing: Any) -> bool:
         return True
     if isinstance(thing, tenseal.Context) or name == "TenSEALContext":
         return bool(thing.has_secret_key())
-    # An encrypted vector or tensor decrypts itself where its context has the key.
+    # An encrypted vector or tensor can be decrypted if its context has the key.
     linked = getattr(thing, "context", None)
     try:
         return callable(linked) and _has_secret_key(linked())
@@ -103,7 +103,7 @@ def _has_secret_key(thing: Any) -> bool:
 
 
 def _reachable(start: object) -> Iterator[object]:
-    """Yield every object that can be reached from `start`, graphs and closures included, each once."""
+    """Yield every object reachable from `start`, through graphs and closures as well, each once."""
     seen: dict[int, object] = {}
     waiting = [start]
     while waiting:
@@ -113,7 +113,7 @@ def _reachable(start: object) -> Iterator[object]:
         seen[id(thing)] = thing  # held, so that no address is used twice
         yield thing
         if isinstance(thing, types.FunctionType):
-            # Not its globals: those are the program.
+            # Without its globals, which belong to the program.
             waiting += [*(thing.__closure__ or ()), thing.__defaults__, thing.__kwdefaults__, thing.__dict__]
         elif isinstance(thing, Tensor):
             waiting += [thing.grad if thing.is_leaf else None, thing._base, *gc.get_referents(thing)]

@@ -1,14 +1,14 @@
-"""Keys by role: a key holder has the secret key, everybody else a public context in which there never was one.
+"""Keys by role: a key holder has the secret key, all other parties a public context that never contained it.
 
-Keys are drawn by SEAL's own generator, which the operating system seeds: no seed of a run reproduces them, on purpose.
-A run that is resumed loads them from their file. That file belongs to the key holder alone (mode 600), and never lies
-in the folder of a run or a study, which people copy and hand on.
+Keys are drawn by SEAL's own generator, seeded by the operating system: no seed of a run reproduces them, on purpose. A
+resumed run loads them from their file. That file is readable by the key holder's user only (mode 600), and is refused
+inside the folder of a run or a study, which may be copied and shared.
 
-A public context is made from bytes that were written without the secret key, and refuses a context that has one. What
-else reaches a server is searched by `splitfed.encryption.key_search`.
+A public context is made from bytes that were written without the secret key, and a context that has one is refused.
+`splitfed.encryption.key_search` searches everything else that reaches a server.
 
-Clients may share a key pair. Then each of them reads what any of them encrypts: one that colludes with the server reads
-everything.
+Clients may share a key pair. Then each of them can decrypt what any of them encrypts, and one that colludes with the
+server reveals everything.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class ModulusLevel(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PublicContext:
-    """What everybody may have: the parameters, the public key, and the keys for products and rotations.
+    """Public part of a key pair: the parameters, the public key, and the keys for products and rotations.
 
-    `fingerprint`: 16 bytes that tell one key pair from all others. See `KeyHolder.public`, `load_public_context`.
+    `fingerprint`: 16 bytes that identify the key pair. See `KeyHolder.public`, `load_public_context`.
     """
 
     parameters: CkksParameters
@@ -54,13 +54,13 @@ class PublicContext:
     context: Any
 
     def __post_init__(self) -> None:
-        """Refuse a context that has a secret key."""
+        """Raise `InvalidInput` for a context that has a secret key."""
         if self.context.has_secret_key():
             raise InvalidInput("a public context must not have a secret key")
 
     @property
     def has_rotations(self) -> bool:
-        """True if the keys for rotations are there, which products of packed rows need."""
+        """True if the rotation keys are included, which products of packed rows need."""
         return bool(self.context.has_galois_keys())
 
     def to_tensor(self) -> Tensor:
@@ -75,33 +75,33 @@ class PublicContext:
 
     @cached_property
     def evaluator(self) -> Any:
-        """What adds, multiplies and rotates ciphertexts."""
+        """SEAL's evaluator, which adds, multiplies and rotates ciphertexts."""
         return import_seal().Evaluator(self.seal_context)
 
     @cached_property
     def encoder(self) -> Any:
-        """What turns numbers into plaintexts."""
+        """SEAL's encoder, which converts numbers into plaintexts."""
         return import_seal().CKKSEncoder(self.seal_context)
 
     def make_encryptor(self) -> Any:
-        """Return what encrypts plaintexts with the public key; it is not kept, as nobody can see which key one has."""
+        """Return a new encryptor with the public key; not kept, as an encryptor does not reveal which key it has."""
         return import_seal().Encryptor(self.seal_context, self.context.public_key().data)
 
     @cached_property
     def relinearization_keys(self) -> Any:
-        """Keys that bring a product of two ciphertexts back to two polynomials."""
+        """Relinearisation keys, which reduce a product of two ciphertexts to two polynomials."""
         return self.context.relin_keys().data
 
     @cached_property
     def rotation_keys(self) -> Any:
-        """Keys for rotations of the slots; raises `InvalidInput` where the key holder made none."""
+        """Rotation keys of the slots; raises `InvalidInput` if the key holder made none."""
         if not self.has_rotations:
             raise InvalidInput("the row layout needs keys for rotations; make the keys with rotations=True")
         return self.context.galois_keys().data
 
     @cached_property
     def levels(self) -> tuple[ModulusLevel, ...]:
-        """The moduli by the multiplications that are left, from 0 to the depth."""
+        """The moduli by remaining multiplications, from 0 to the depth."""
         found, data = [], self.seal_context.first_context_data()
         while data is not None:
             found.append(ModulusLevel(data.parms_id(), data.parms().coeff_modulus()[-1].value()))
@@ -126,14 +126,14 @@ class KeyHolder:
 
     @cached_property
     def decryptor(self) -> Any:
-        """What decrypts ciphertexts into plaintexts."""
+        """SEAL's decryptor, which turns ciphertexts into plaintexts."""
         secret = self._context.secret_key().data
         return import_seal().Decryptor(self._context.seal_context().data, secret)
 
     def save(self, path: str | Path) -> None:
-        """Write the keys to the new file `path`, which only this user can read.
+        """Write the keys to the new file `path`, readable by this user only.
 
-        Raises `InvalidInput` for a file that exists, and for a place inside the folder of a run or a study.
+        Raises `InvalidInput` for a file that exists, and for a path inside the folder of a run or a study.
         """
         path = _outside_runs(path)
         rotations = bool(self._context.has_galois_keys())
@@ -155,7 +155,7 @@ class KeyHolder:
 def make_keys(parameters: CkksParameters, *, rotations: bool = False) -> KeyHolder:
     """Return a new key pair for `parameters`, from the operating system's randomness.
 
-    `rotations`: True to make the keys that the row layout needs as well, `parameters.galois_key_bytes` more bytes.
+    `rotations`: True to make the rotation keys of the "rows" layout too, `parameters.galois_key_bytes` more bytes.
     """
     tenseal = import_tenseal()
     context = tenseal.context(
@@ -168,7 +168,7 @@ def make_keys(parameters: CkksParameters, *, rotations: bool = False) -> KeyHold
 
 
 def load_keys(path: str | Path) -> KeyHolder:
-    """Return the key pair kept in `path`.
+    """Return the key pair in the file `path`.
 
     Raises `InvalidInput` for a file that is missing, no key file, corrupted, or open to other users, and for one inside
     the folder of a run or a study.
@@ -180,7 +180,9 @@ def load_keys(path: str | Path) -> KeyHolder:
         with open(descriptor, "rb") as file:
             about, content = os.fstat(descriptor), file.read()
     except FileNotFoundError:
-        raise InvalidInput(f"{name} is missing; what was encrypted under its keys can be read by nobody else") from None
+        raise InvalidInput(
+            f"{name} is missing; without it, data encrypted under its keys cannot be decrypted"
+        ) from None
     except OSError as error:
         raise InvalidInput(f"{name} cannot be read ({error.strerror})") from None
     if sys.platform != "win32" and (about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o077):
@@ -194,9 +196,9 @@ def load_keys(path: str | Path) -> KeyHolder:
 
 
 def load_public_context(content: Tensor) -> PublicContext:
-    """Return the public context that `content` (bytes,) of uint8 holds.
+    """Return the public context in `content`, (bytes,) of uint8.
 
-    Raises `InvalidInput` for bytes that are foreign, corrupted or truncated, and where there is a secret key in them.
+    Raises `InvalidInput` for bytes of another format, corrupted or truncated, and for a context with a secret key.
     """
     parameters, context, _ = _open_frame(_PUBLIC, from_uint8(content), "the public context")
     return PublicContext(parameters, _fingerprint(parameters, context), context)
@@ -211,7 +213,7 @@ def from_uint8(tensor: Tensor) -> bytes:
     """Return the bytes of a uint8 tensor; raise `InvalidInput` for any other tensor."""
     if tensor.dtype != torch.uint8 or tensor.dim() != 1:
         raise InvalidInput(
-            f"a {tuple(tensor.shape)} tensor of {tensor.dtype} is no ciphertext or key; expected one row of uint8"
+            f"a {tuple(tensor.shape)} tensor of {tensor.dtype} is not a ciphertext or key; expected (bytes,) of uint8"
         )
     return tensor.detach().cpu().numpy().tobytes()
 
@@ -234,7 +236,7 @@ def _frame(kind: str, parameters: CkksParameters, fingerprint: bytes, rotations:
 
 
 def _open_frame(kind: str, content: bytes, name: str) -> tuple[CkksParameters, Any, dict[str, Any]]:
-    """Return what `content` holds: parameters, TenSEAL's context, and the header; `name` is what errors call it."""
+    """Return the parameters, TenSEAL's context and the header in `content`; `name` describes the source in errors."""
     start = _MAGIC + kind.encode() + b"\n"
     if not content.startswith(start):
         other = next((k for k in (_PUBLIC, _SECRET) if content.startswith(_MAGIC + k.encode())), None)
@@ -258,18 +260,18 @@ def _open_frame(kind: str, content: bytes, name: str) -> tuple[CkksParameters, A
     except FAILURES as error:
         raise InvalidInput(f"{name} is corrupted: {error}") from None
     if not same or fingerprint != _fingerprint(parameters, context):
-        raise InvalidInput(f"{name} is corrupted: its keys are not those that its header names")
+        raise InvalidInput(f"{name} is corrupted: its keys do not match the fingerprint in its header")
     return parameters, context, header
 
 
 def _outside_runs(path: str | Path) -> Path:
-    """Return `path`, absolute; refuse one inside the folder of a run or a study."""
+    """Return `path`, absolute; raise `InvalidInput` for a path inside the folder of a run or a study."""
     path = Path(path).expanduser().absolute()
     for folder in path.resolve().parents:
         study = (folder / "study.toml").is_file() and (folder / "config.toml").is_file()
         if study or any((folder / name).is_file() for name in _RUN_FILES):
             raise InvalidInput(
-                f"key file {str(path)!r} lies in {str(folder)!r}, the folder of a run or a study, which is copied and "
-                "handed on; keep keys elsewhere"
+                f"key file {str(path)!r} lies in {str(folder)!r}, the folder of a run or a study, which may be copied "
+                "and shared; keep keys elsewhere"
             )
     return path

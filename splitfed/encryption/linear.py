@@ -1,15 +1,15 @@
-"""A linear layer on ciphertexts: batches packed in slots, or rows packed in slots, and weights in plain or encrypted.
+"""A linear layer on ciphertexts: layouts "batch" and "rows", with weights in plain or encrypted.
 
-Batch layout: a result is a sum of ciphertexts, each times a number. One rescaling a result, after the sum, where
-TenSEAL's own product rescales every term; the cost does not depend on the rows, up to all slots.
+Batch layout: a result is a sum of ciphertexts, each times a number. Each result is rescaled once, after the sum, where
+TenSEAL's own product rescales every term; the cost does not depend on the number of rows, up to the number of slots.
 
 Rows layout: the hybrid of the diagonal method (Halevi, Shoup, "Algorithms in HElib", CRYPTO 2014) for matrices with
 fewer results than features (Juvekar, Vaikuntanathan, Chandrakasan, "Gazelle", USENIX Security 2018), by baby steps and
-giant steps. With b results, rounded up to a power of two, and f features it takes about 2 sqrt(b) + log2(f/b)
-rotations a ciphertext. It sends fewer ciphertexts, and holds one layer: rows are not laid out for a second one.
+giant steps. With b results, rounded up to a power of two, and f features it takes about 2 sqrt(b) + log2(f/b) rotations
+a ciphertext. It sends fewer ciphertexts, but computes a single layer: its results are not laid out for a second one.
 
-Weights are encoded at the prime by which the result is rescaled, so that the scale stays what it was, to the bit.
-Which weights are zero shows in the time that a product takes; they are the server's own.
+Weights are encoded at the prime by which the result is rescaled, so that the scale does not change, to the bit. The
+time of a product reveals which weights are zero; these weights are the server's own.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from splitfed.encryption.noise import baby_steps, rotation_noise, rounding_noise
 def linear(x: EncryptedTensor, weight: Tensor, bias: Tensor | None = None) -> EncryptedTensor:
     """Return x W' + b, one level lower: (rows, results) in the layout of `x`, "row results" from "rows".
 
-    `x`: (rows, features) in the layout "batch" or "rows". `weight`: (results, features) in plain. `bias`: (results,).
-    Raises `InvalidInput` where no level is left, for results beyond the scale, and for shapes that do not fit.
+    `x`: (rows, features) in the layout "batch" or "rows". `weight`: plaintext (results, features). `bias`: (results,).
+    Raises `InvalidInput` if no level is left, for results beyond the scale, and for shapes that do not match.
     """
     if x.layout not in (BATCH, ROWS):
         raise InvalidInput(f"a linear layer takes ciphertexts in the layout 'batch' or 'rows', not {x.layout!r}")
@@ -68,10 +68,10 @@ def linear(x: EncryptedTensor, weight: Tensor, bias: Tensor | None = None) -> En
 def linear_encrypted(
     x: EncryptedTensor, weight: EncryptedTensor, bias: EncryptedTensor | None = None
 ) -> EncryptedTensor:
-    """Return x W' + b for weights that are encrypted under the same keys, one level below the lower of the two.
+    """Return x W' + b for weights encrypted under the same keys, one level below the lower of the two.
 
-    `x`: (rows, features) in the layout "batch". `weight`: (results, features), `bias`: (results, 1), both "constants".
-    Weights to which only fresh updates are added stay at the top level. Raises `InvalidInput` as `linear` does.
+    `x`: (rows, features) in the layout "batch". `weight`: (results, features), `bias`: (results, 1), both in the layout
+    "constants". Weights to which only fresh updates are added stay at the top level. Raises `InvalidInput` as `linear`.
     """
     if x.layout != BATCH or weight.layout != CONSTANTS or (bias is not None and bias.layout != CONSTANTS):
         raise InvalidInput(
@@ -99,7 +99,7 @@ def linear_encrypted(
             evaluator.multiply(value, factor, term if place else total)
             if place:
                 evaluator.add_inplace(total, term)
-        # Once a result: a sum of products of three polynomials each is one as well.
+        # Relinearised once a result: a sum of products of three polynomials has three as well.
         finish_product(x.context, total)
         ciphertexts.append(total)
     variance = features * ((weight.bound * x.noise) ** 2 + (x.bound * weight.noise) ** 2)
@@ -115,7 +115,7 @@ def linear_encrypted(
 
 
 def _checked(x: EncryptedTensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return weight (results, features) and bias (results,) in float64; refuse shapes that do not fit, and NaN."""
+    """Return weight (results, features) and bias (results,) in float64; raise `InvalidInput` for bad shapes and NaN."""
     features = x.shape[1]
     if weight.dim() != 2 or not len(weight) or weight.shape[1] != features:
         raise InvalidInput(f"weights of shape {tuple(weight.shape)} do not fit; expected (results, {features})")
@@ -133,7 +133,7 @@ def _checked(x: EncryptedTensor, weight: Tensor, bias: Tensor | None) -> tuple[T
 
 
 def _multiply_batch(x: EncryptedTensor, w: Tensor, b: Tensor) -> tuple[tuple[Any, ...], float, float]:
-    """Return a ciphertext a result; the noise that encoding the weights adds, and the noise added before them."""
+    """Return one ciphertext a result, the noise from encoding the weights, and the noise added before rescaling."""
     seal, context, level = import_seal(), x.context, x.context.levels[x.level]
     evaluator, encoder, scale = context.evaluator, context.encoder, float(level.last_prime)
     plaintext, term, ciphertexts = seal.Plaintext(), seal.Ciphertext(), []
@@ -141,7 +141,7 @@ def _multiply_batch(x: EncryptedTensor, w: Tensor, b: Tensor) -> tuple[tuple[Any
         total = None
         for value, ciphertext in zip(row, x.ciphertexts, strict=True):
             if abs(value) * scale < 1:
-                # It would be encoded as zero, which SEAL refuses to multiply with: the product hides nothing.
+                # It would be encoded as zero, and SEAL refuses a product with zero, which would not be encrypted.
                 continue
             encoder.encode(value, level.parms_id, scale, plaintext)
             total = _add_product(evaluator, total, ciphertext, plaintext, term)
@@ -150,7 +150,7 @@ def _multiply_batch(x: EncryptedTensor, w: Tensor, b: Tensor) -> tuple[tuple[Any
 
 
 def _add_product(evaluator: Any, total: Any, ciphertext: Any, plaintext: Any, term: Any) -> Any:
-    """Return `total` with the product added in place, the product alone where it is None; `term` is overwritten."""
+    """Return `total` plus the product, added in place; the product alone if `total` is None. `term` is overwritten."""
     if total is None:
         total = import_seal().Ciphertext()
         evaluator.multiply_plain(ciphertext, plaintext, total)
@@ -161,7 +161,7 @@ def _add_product(evaluator: Any, total: Any, ciphertext: Any, plaintext: Any, te
 
 
 def _multiply_rows(x: EncryptedTensor, w: Tensor, b: Tensor) -> tuple[tuple[Any, ...], float, float]:
-    """Return as many ciphertexts as `x` has; noise as `_multiply_batch` does."""
+    """Return as many ciphertexts as `x` has, and the two noises that `_multiply_batch` returns."""
     context, level = x.context, x.context.levels[x.level]
     results = next_power_of_two(len(w))
     steps = baby_steps(results)
@@ -177,10 +177,10 @@ def _multiply_rows(x: EncryptedTensor, w: Tensor, b: Tensor) -> tuple[tuple[Any,
 
 
 def _diagonals(x: EncryptedTensor, w: Tensor, results: int, steps: int) -> list[list[Any]]:
-    """Return plaintexts of the diagonals of the padded weights: one a giant step and a baby step, None for zeros.
+    """Return the encoded diagonals of the padded weights, one a giant step and a baby step; None for zeros.
 
-    Diagonal d has W[i mod results, (i + d) mod width] at place i, and lies as many slots later as its giant step takes
-    back after the product.
+    Diagonal d has W[i mod results, (i + d) mod width] at position i, shifted by the number of slots that its giant step
+    rotates back after the product.
     """
     parameters, level, width = x.context.parameters, x.context.levels[x.level], x.width
     padded = torch.zeros(results, width, dtype=torch.float64)
@@ -204,7 +204,7 @@ def _diagonals(x: EncryptedTensor, w: Tensor, results: int, steps: int) -> list[
 
 
 def _rotate_sum(x: EncryptedTensor, ciphertext: Any, diagonals: list[list[Any]], results: int, steps: int) -> Any:
-    """Return the products of one ciphertext with all diagonals, rotated and summed, not rescaled; None for zero."""
+    """Return the sum of the rotated products of one ciphertext with all diagonals, not rescaled; None for zero."""
     seal, evaluator, keys = import_seal(), x.context.evaluator, x.context.rotation_keys
     rotated = [ciphertext]
     for _ in range(1, min(steps, results)):
@@ -227,7 +227,7 @@ def _rotate_sum(x: EncryptedTensor, ciphertext: Any, diagonals: list[list[Any]],
 
 
 def _finish(x: EncryptedTensor, total: Any, bias: list[float] | float | None) -> Any:
-    """Rescale a sum of products, and add the bias of every slot; an encryption of zero where there is no product."""
+    """Rescale a sum of products and add the bias of every slot; an encryption of zero if there is no product."""
     seal, context = import_seal(), x.context
     below = context.levels[x.level - 1]
     if total is None:
@@ -235,7 +235,7 @@ def _finish(x: EncryptedTensor, total: Any, bias: list[float] | float | None) ->
         context.make_encryptor().encrypt_zero(below.parms_id, total)
     else:
         context.evaluator.rescale_to_next_inplace(total)
-    # The scale of the input, to the last bit of a float.
+    # Equal to the scale of the input up to the last bit of a float.
     total.scale = x.scale
     if bias is not None:
         plaintext = seal.Plaintext()
@@ -245,7 +245,7 @@ def _finish(x: EncryptedTensor, total: Any, bias: list[float] | float | None) ->
 
 
 def _switched(context: PublicContext, ciphertext: Any, parms_id: Any) -> Any:
-    """Return `ciphertext` modulo the moduli of `parms_id`, itself where it is so already."""
+    """Return `ciphertext` switched to the moduli of `parms_id`; the same object if it has them already."""
     if ciphertext.parms_id() == parms_id:
         return ciphertext
     result = import_seal().Ciphertext()

@@ -1,4 +1,4 @@
-"""Which parameters of CKKS an encrypted topology needs: what its server computes on ciphertexts, and how deep that is.
+"""Choice of CKKS parameters for an encrypted topology, from the programs of its server segments and their depth.
 
 Nothing here needs TenSEAL.
 """
@@ -20,20 +20,20 @@ from splitfed.encryption.weight_shares import ServerShare
 
 
 def programs_of(topology: Topology, facts: TopologyFacts) -> dict[str, ServerProgram | JoinProgram]:
-    """Return the program of every segment that is evaluated on ciphertexts, by its name; refuse whole numbers."""
+    """Return the program of every segment evaluated on ciphertexts, by name; raise `InvalidInput` for integers."""
     for segment in evaluated(topology):
         if not all(facts.dtypes[v].is_floating_point for v in (*segment.inputs, *segment.outputs)):
             raise InvalidInput(f"segment {segment.name!r} reads or returns whole numbers; CKKS encrypts real numbers")
     found = {}
     for segment in evaluated(topology):
-        # The client's share of a layer, which a segment may read besides, is none of the values that it joins.
+        # The first input alone: a segment with shares may also read the client's share, which it does not join.
         given = segment.inputs[:1] if isinstance(segment.module, ServerShare) else segment.inputs
         found[segment.name] = program_of(segment.name, segment.module, *(facts.shapes[value] for value in given))
     return found
 
 
 def parameters_of(topology: Topology) -> CkksParameters:
-    """Return the parameters of a topology that `fit_parameters` has returned."""
+    """Return the CKKS parameters of a topology that `fit_parameters` has returned."""
     return PRESETS[settings_of(topology.computation).parameters]
 
 
@@ -43,9 +43,9 @@ def evaluated(topology: Topology) -> list[Segment]:
 
 
 def fit_parameters(topology: Topology, programs: Mapping[str, ServerProgram | JoinProgram], rows: int) -> Topology:
-    """Return `topology` with parameters by name that hold all `programs` on batches of `rows`.
+    """Return `topology` with parameters, by preset name, that suffice for all `programs` on batches of `rows` rows.
 
-    Raises `InvalidInput` for given ones that are too shallow, too coarse, too small or too few in slots.
+    Raises `InvalidInput` for given parameters that are too shallow, imprecise, small in magnitude or slots.
     """
     settings, depth = settings_of(topology.computation), _find_depth(topology, programs)
     return replace(topology, computation=_with_parameters(settings, programs, rows, depth))
@@ -54,7 +54,7 @@ def fit_parameters(topology: Topology, programs: Mapping[str, ServerProgram | Jo
 def _with_parameters(
     settings: Encryption, programs: Mapping[str, ServerProgram | JoinProgram], rows: int, depth: int
 ) -> Encryption:
-    """Return `settings` with a preset that holds all `programs`, `depth` in sequence, on batches of `rows`."""
+    """Return `settings` with a preset that suffices for `programs` of total `depth` on batches of `rows` rows."""
     needs = [_need(settings, program, rows, depth) for program in programs.values()]
     if settings.parameters == AUTO:
         best = max((choose_parameters(**need) for need in needs), key=lambda p: (p.depth, p.degree))
@@ -81,7 +81,7 @@ def _with_parameters(
 
 
 def _find_depth(topology: Topology, programs: Mapping[str, ServerProgram | JoinProgram]) -> int:
-    """Return how many multiplications any ciphertext takes: those of segments that hand ciphertexts on, added up."""
+    """Return the largest number of multiplications on one ciphertext, added up over segments that pass it on."""
     total: dict[str, int] = {}
     for segment in evaluated(topology):
         before = [total[edge.source] for edge in topology.edges if edge.target == segment.name and edge.source in total]
@@ -90,7 +90,7 @@ def _find_depth(topology: Topology, programs: Mapping[str, ServerProgram | JoinP
 
 
 def _need(settings: Encryption, program: ServerProgram | JoinProgram, rows: int, depth: int) -> dict[str, Any]:
-    """Return what `choose_parameters` asks for a program, where `depth` multiplications follow one another."""
+    """Return the arguments of `choose_parameters` for a program within `depth` multiplications in sequence."""
     if settings.layout == "rows" and (len(program.maps) != 1 or settings.protocol == CONSTANT_MASK):
         raise InvalidInput("layout='rows' holds one linear layer, under 'weight_shares'; take 'batch'")
     maps = [affine for affine in program.maps if affine is not None]

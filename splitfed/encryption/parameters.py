@@ -1,13 +1,14 @@
-"""Parameters of CKKS: how secure, how deep, how precise and how large; presets, and those that lose precision.
+"""Parameters of CKKS: security, depth, precision and magnitude; presets, and which of them lose precision.
 
 A ciphertext of degree N holds N/2 numbers, its slots, at a scale 2^s, modulo a product of primes. A multiplication
-squares the scale; dropping one prime of s bits ("rescaling") brings it back. The first prime stays, the last one, the
-special prime, carries the keys alone, so that each prime between them pays for one multiplication: the depth.
+squares the scale; dropping one prime of s bits ("rescaling") restores it. The first prime is never dropped, and the
+last one, the special prime, is used by the keys alone, so that each prime between them allows one multiplication: their
+number is the depth.
 
 Security: the moduli of all primes together have at most the bits that the table of the homomorphic encryption standard
 allows for 128 bits against classical attacks and secrets of -1, 0, 1. SEAL refuses more as well.
 
-Precision is stated by the formulas of `splitfed.encryption.noise`.
+Precision follows the formulas of `splitfed.encryption.noise`.
 
 Papers: Cheon, Kim, Kim, Song, "Homomorphic encryption for arithmetic of approximate numbers", ASIACRYPT 2017; Albrecht
 et al., "Homomorphic encryption security standard", HomomorphicEncryption.org, 2018, table 1; the scales 2^20 and 2^21
@@ -32,7 +33,7 @@ LARGEST_MODULUS: Mapping[int, int] = MappingProxyType({4096: 109, 8192: 218, 163
 """Degree -> the most bits that all moduli may have together at 128 bits of security."""
 
 LOSSY = 1e-3
-"""Parameters whose stated precision is larger lose too much for training: no plan takes them, and they warn."""
+"""Largest error acceptable for training: parameters beyond it are never chosen, and cause a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +41,8 @@ class CkksParameters:
     """Parameters of the CKKS scheme at 128 bits of security.
 
     `degree`: N of the polynomial modulus X^N + 1, one of 4096, 8192, 16384, 32768. `moduli`: bits of the primes, each
-    in [20, 60]: the first, one of `scale_bits` a multiplication, and the special one, which is no smaller than another.
-    `scale_bits`: a number x is encoded as the whole number nearest to x 2^scale_bits.
+    in [20, 60]: the first, one of `scale_bits` for each multiplication, and the special one, no smaller than any.
+    `scale_bits`: a number x is encoded as the integer nearest to x 2^scale_bits.
     """
 
     degree: int
@@ -49,7 +50,7 @@ class CkksParameters:
     scale_bits: int
 
     def __post_init__(self) -> None:
-        """Refuse what is less secure than 128 bits, and moduli between which the scale would not stay what it is."""
+        """Raise `InvalidInput` for less than 128 bits of security, and for moduli that do not preserve the scale."""
         if self.degree not in LARGEST_MODULUS:
             allowed = ", ".join(map(str, LARGEST_MODULUS))
             raise InvalidInput(f"degree={self.degree!r} is not allowed; expected one of {allowed}")
@@ -76,12 +77,12 @@ class CkksParameters:
 
     @property
     def slots(self) -> int:
-        """How many numbers a ciphertext holds."""
+        """Number of slots: how many numbers a ciphertext holds."""
         return self.degree // 2
 
     @property
     def depth(self) -> int:
-        """How many multiplications in sequence a fresh ciphertext allows."""
+        """Number of multiplications in sequence that a fresh ciphertext allows."""
         return len(self.moduli) - 2
 
     @property
@@ -91,22 +92,22 @@ class CkksParameters:
 
     @property
     def largest(self) -> float:
-        """Largest magnitude of a number, a result included: half of what would wrap round the first modulus."""
+        """Largest magnitude of a number, a result included: half the range of the first modulus."""
         return 2.0 ** (self.moduli[0] - self.scale_bits - 2)
 
     @property
     def noise(self) -> float:
-        """Standard deviation of a slot's error after encryption, and of what a rescaling adds."""
+        """Standard deviation of a slot's error after encryption, and of the error that a rescaling adds."""
         return rounding_noise(self.degree, 2.0**self.scale_bits)
 
     @property
     def precision(self) -> float:
-        """Largest error of a number of magnitude 1 or less that was squared `depth` times, or less often."""
+        """Largest error of a number of magnitude at most 1 after up to `depth` squarings."""
         return TAIL * accumulate_noise(self.noise, [2.0] * self.depth, self.noise)
 
     @property
     def ciphertext_bytes(self) -> tuple[int, ...]:
-        """Mean bytes of a serialised ciphertext by the multiplications that it has left, from 0 to `depth`."""
+        """Mean bytes of a serialised ciphertext by its remaining multiplications, from 0 to `depth`."""
         return self._sizes.ciphertext
 
     @property
@@ -116,12 +117,12 @@ class CkksParameters:
 
     @property
     def relinearization_key_bytes(self) -> int:
-        """Bytes of the serialised keys that a product of two ciphertexts needs."""
+        """Bytes of the serialised relinearisation keys, which a product of two ciphertexts needs."""
         return self._sizes.relinearization
 
     @property
     def galois_key_bytes(self) -> int:
-        """Bytes of the serialised keys that rotations need: one key for each power of two, either way."""
+        """Bytes of the serialised rotation keys: one for each power of two, in both directions."""
         return 2 * (self.degree.bit_length() - 2) * self._sizes.relinearization
 
     @property
@@ -135,7 +136,7 @@ class CkksParameters:
         return measure_sizes(self.degree, self.moduli, self.scale_bits) if stored is None else stored
 
     def describe(self) -> str:
-        """Return the parameters as one line."""
+        """Return the parameters as one line of text."""
         return (
             f"degree {self.degree}, moduli {list(self.moduli)}, scale 2^{self.scale_bits}: depth {self.depth}, "
             f"{self.slots} slots, magnitude at most {self.largest:g}, precision {self.precision:.1e}, "
@@ -164,13 +165,13 @@ PRESETS: Mapping[str, CkksParameters] = MappingProxyType(
 
 
 def preset(name: str) -> CkksParameters:
-    """Return the preset called `name`; warn where it loses precision, raise `InvalidInput` where there is none."""
+    """Return the preset called `name`; warn if it loses precision, raise `InvalidInput` for an unknown name."""
     if name not in PRESETS:
         raise unknown("encryption preset", name, PRESETS)
     found = PRESETS[name]
     if found.is_lossy:
         warnings.warn(
-            f"encryption preset {name!r} loses precision: numbers of magnitude 1 come back with errors up to "
+            f"encryption preset {name!r} loses precision: numbers of magnitude 1 are decrypted with errors up to "
             f"{found.precision:.1g}",
             UserWarning,
             stacklevel=2,

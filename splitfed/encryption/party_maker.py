@@ -1,4 +1,4 @@
-"""The parties of an encrypted run, and their key pairs: kept in files of their own where the run is to be resumed."""
+"""Construction of the parties of an encrypted run, and storage of their key pairs in a key folder for resumed runs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SHARED = "clients"
 
 
 class EncryptedPartyMaker(PartyMaker):
-    """Makes parties that hold keys and parties that compute without; key pairs are one a client, or one for all.
+    """Builds key holders and evaluating parties of a run; key pairs are one a client, or one for all.
 
-    They are loaded from the key folder where they are there. Raises `InvalidInput` for a key file that is of other
-    parameters, corrupted, or open to other users.
+    Keys are loaded from the key folder if they are there. Raises `InvalidInput` for a key file of other parameters, a
+    corrupted one, and one open to other users.
     """
 
     def __init__(self, topology: Topology, replicas: int) -> None:
@@ -44,7 +44,7 @@ class EncryptedPartyMaker(PartyMaker):
         return self._pairs[self._name_of[party]]
 
     def make(self, topology: Topology, facts: TopologyFacts, state: PartyState) -> Party:
-        """Return the party that has `state`: one that holds keys, or one that computes without."""
+        """Return the party with `state`: a key holder, or an evaluating party without keys."""
         settings = settings_of(topology.computation)
         if state.role not in settings.holders:
             return EvaluatingParty(state, settings, facts.shapes)
@@ -53,7 +53,7 @@ class EncryptedPartyMaker(PartyMaker):
         return KeyHolderParty(state, settings, self.keys_of(state.name), servers, *held)
 
     def introduce(self, parties: Mapping[str, Party], deliver: Callable[[Message], Message], stamp: Stamp) -> None:
-        """Let a holder of every key pair send its public context to every party that computes on ciphertexts."""
+        """Send the public context of every key pair to every party that computes on ciphertexts."""
         servers = [party for party in parties.values() if isinstance(party, EvaluatingParty)]
         for name in self._pairs:
             first, *others = (party for party, key in self._name_of.items() if key == name)
@@ -64,7 +64,7 @@ class EncryptedPartyMaker(PartyMaker):
                 server.accept_context(deliver(message), [first, *others])
 
     def write_keys(self) -> None:
-        """Write the keys that are in no file yet into the key folder, where there is one."""
+        """Write the keys that are in no file yet into the key folder, if there is one."""
         for name, pair in self._pairs.items():
             if self._folder is not None and name not in self._loaded:
                 try:
@@ -76,19 +76,19 @@ class EncryptedPartyMaker(PartyMaker):
                 self._loaded.add(name)
 
     def state(self) -> dict[str, Any]:
-        """Write the keys that are in no file yet, and return which they are, for a checkpoint: no secret is in it."""
+        """Write unsaved keys to the key folder; return party -> fingerprint for a checkpoint, without any secret."""
         self.write_keys()
         return {name: pair.fingerprint.hex() for name, pair in self._pairs.items()}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse to go on from a checkpoint that was written under other keys."""
+        """Raise `InvalidInput` for a checkpoint that was written under other keys."""
         for name, pair in self._pairs.items():
             if state.get(name) == pair.fingerprint.hex():
                 continue
             if self._folder is None:
                 raise InvalidInput(
-                    "the run was encrypted under keys that lasted as long as its process; give key_folder before the "
-                    "first round of a run that is to be resumed"
+                    "the run was encrypted under keys that were not saved; give key_folder before the first round of "
+                    "a run that is to be resumed"
                 )
             what = "holds other keys" if name in self._loaded else "is missing"
             raise InvalidInput(
@@ -116,7 +116,7 @@ class EncryptedPartyMaker(PartyMaker):
 
 
 def _widths(topology: Topology, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Return for each edge how wide a packed row is: what goes in or comes out of the server's layer, if wider."""
+    """Return edge -> width of a packed row: the larger of inputs and outputs of the server's layer."""
     settings, widths = settings_of(topology.computation), {}
     for segment in topology.segments:
         if segment.role in settings.holders:

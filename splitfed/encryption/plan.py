@@ -1,7 +1,7 @@
-"""The plan of an encrypted run: who may hold keys, which schedules and optimizers go with it, what it sends and takes.
+"""The plan of an encrypted run: key holders, schedules and optimizers that it supports, its messages and its cost.
 
-All that does not go together is refused, in a line, before anything is computed. Nothing here needs TenSEAL but the
-seconds of a batch.
+Whatever does not fit is refused in one line before anything is computed. Only the estimated seconds of a batch need
+TenSEAL.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ from splitfed.secure_sum.base import Flow
 SCORED_ROWS = 256
 """Rows of a batch in evaluation."""
 
-# The header of a public context, and the parameters that stand before its keys.
+# Bytes of the header of a public context and of the parameters before its keys.
 _CONTEXT_FRAME = 350
 
 
 class EncryptedPlan(ComputationPlan):
-    """What a plan asks of an encrypted computation."""
+    """Checks, parameters and messages of an encrypted run, for its plan."""
 
     def divide(self, topology: Topology, schedule: Schedule, method: Method | None, clients: int) -> Topology:
-        """Return `topology` as it is trained: its server's weights in shares, where that is the protocol.
+        """Return `topology` as it is trained, with the server's weights divided into shares under "weight_shares".
 
-        Raises `InvalidInput` for a topology, a schedule or a method that does not go with encryption.
+        Raises `InvalidInput` for a topology, a schedule or a method that encryption does not support.
         """
         settings = settings_of(topology.computation)
         _check_graph(topology, settings)
         _check_schedule(topology, settings, schedule, clients)
         if method is not None:
             raise InvalidInput(
-                f"method {type(method).__name__} reads weights and values of clients in plain, beside an encrypted "
-                "server: leave one of them out"
+                f"method {type(method).__name__} reads weights and values of clients in plain; leave out the method "
+                "or the encryption"
             )
         return share_weights(topology, settings) if settings.protocol == WEIGHT_SHARES else topology
 
@@ -77,10 +77,10 @@ class EncryptedPlan(ComputationPlan):
         placement: Placement,
         clients: int,
     ) -> Topology:
-        """Return a divided topology with the parameters of its encryption by name; refuse what they do not hold.
+        """Return a divided topology with CKKS parameters by preset name.
 
         Raises `InvalidInput` for a server segment that is not linear, optimizers other than SGD, defenses that act on
-        what is encrypted, and for parameters that are too shallow, too coarse, too small or too few in slots.
+        encrypted values, and for parameters that are too shallow, imprecise, small in magnitude or slots.
         """
         settings = settings_of(topology.computation)
         _check_defenses(topology, defenses)
@@ -106,10 +106,10 @@ class EncryptedPlan(ComputationPlan):
         return fit_parameters(topology, programs, max(training.batch_size, SCORED_ROWS))
 
     def fit_inference(self, topology: Topology, facts: TopologyFacts, rows: int) -> Topology:
-        """Return `topology` for inference alone on batches of `rows`: nothing learns, and no gradient takes a level.
+        """Return `topology` for inference only, on batches of `rows` rows, without gradients and without training.
 
         As many layers and squares are evaluated as the depth of the parameters allows; the protocol plays no part.
-        Raises `InvalidInput` for what cannot be encrypted, and for parameters that do not hold it.
+        Raises `InvalidInput` for segments that cannot be encrypted, and for parameters that do not suffice.
         """
         settings = settings_of(topology.computation)
         _check_graph(topology, settings)
@@ -120,7 +120,7 @@ class EncryptedPlan(ComputationPlan):
         return fit_parameters(topology, needs, rows)
 
     def placement(self, topology: Topology, placement: Placement) -> Placement:
-        """Return `placement` without copies of a server that does not learn: one computes for all clients."""
+        """Return `placement` without copies of a server with fixed weights: one server computes for all clients."""
         return (
             replace(placement, copied=()) if settings_of(topology.computation).protocol == WEIGHT_SHARES else placement
         )
@@ -136,7 +136,7 @@ class EncryptedPlan(ComputationPlan):
         ]
 
     def setup_flows(self, topology: Topology, replicas: int) -> Iterator[Flow]:
-        """Yield the public contexts of a run of `replicas` clients, which are sent before its first step."""
+        """Yield the messages with public contexts that a run of `replicas` clients sends before its first step."""
         settings, parameters = settings_of(topology.computation), parameters_of(topology)
         size = _CONTEXT_FRAME + parameters.public_key_bytes + parameters.relinearization_key_bytes
         if settings.layout == ROWS:
@@ -148,16 +148,16 @@ class EncryptedPlan(ComputationPlan):
                     yield PUBLIC_CONTEXT, member(first, replica), role, size
 
     def estimate_batch(self, topology: Topology, facts: TopologyFacts, rows: int) -> dict[str, Any]:
-        """Return what a batch takes; see `splitfed.encryption.seconds.estimate_batch`."""
+        """Return the cost of a batch; see `splitfed.encryption.seconds.estimate_batch`."""
         return estimate_batch(topology, facts, rows)
 
     def model_state(self, topology: Topology, modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-        """Return the state of the undivided model: the parties' shares of a layer, added up."""
+        """Return the state of the undivided model, in which the parties' shares of a layer are added up."""
         return merge_weight_shares(topology, modules)
 
 
 def _check_graph(topology: Topology, settings: Encryption) -> None:
-    """Refuse a topology in which anything but a segment's one value passes between the key holder and one server."""
+    """Raise `InvalidInput` unless key holders and one server exchange a single value in each direction."""
     check_names("role that holds the keys:", topology.roles, *settings.holders)
     holders, others = ", ".join(settings.holders), set(topology.roles) - set(settings.holders)
     if len(others) != 1:
@@ -184,7 +184,7 @@ def _check_graph(topology: Topology, settings: Encryption) -> None:
 
 
 def _check_schedule(topology: Topology, settings: Encryption, plan: Schedule, clients: int) -> None:
-    """Refuse a schedule that trains the server's layer otherwise than the protocol can."""
+    """Raise `InvalidInput` for a schedule that trains the server's layer as the protocol does not support."""
     name, place = type(plan).__name__, plan.placement(topology)
     if not plan.independent or topology.forward_only or topology.training_only:
         raise InvalidInput(
@@ -202,8 +202,8 @@ def _check_schedule(topology: Topology, settings: Encryption, plan: Schedule, cl
         return
     if isinstance(plan, SegmentHandover) and plan.hand_over == "server":
         raise InvalidInput(
-            "hand_over='server' shows the server the clients' shares at successive times, and their difference tells "
-            "activations; encryption takes 'peer'"
+            "hand_over='server' shows the server the clients' shares at successive times, and their difference "
+            "reveals activations; encryption takes 'peer'"
         )
     servers = set(topology.roles) - set(settings.holders)
     handed = isinstance(plan, SegmentHandover) and plan.hand_over == "peer" and plan.binds(clients) is not None
@@ -222,17 +222,18 @@ def _check_defenses(topology: Topology, defenses: Sequence[Defense]) -> None:
         name = type(defense).__name__
         if isinstance(defense, acting) and crossings.intersection(defense.edges(topology)):
             raise InvalidInput(
-                f"{name} acts on what crosses, which is encrypted: the server cannot read it, and has nothing to be "
-                "defended against there; leave one of them out"
+                f"{name} acts on messages that are encrypted, which the server cannot read anyway; leave out the "
+                "defense or the encryption"
             )
         if isinstance(defense, WeightDefense) and roles.intersection(defense.guards(topology)):
             raise InvalidInput(
-                f"{name} guards the weights of {sorted(roles)[0]!r}, which do not learn there; name the key holder's"
+                f"{name} protects the weights of {sorted(roles)[0]!r}, which are not trained there; name the key "
+                "holder's role"
             )
 
 
 def _check_optimizers(topology: Topology, settings: Encryption, optims: Mapping[str, Optim]) -> None:
-    """Refuse what is not the same step on a share as on the whole layer."""
+    """Raise `InvalidInput` for optimizers whose step on a share differs from that on the whole layer."""
     servers = dict.fromkeys(s.role for s in evaluated(topology))
     for role in (*servers, *(() if settings.leaks else settings.holders)):
         optim = optims[role]
@@ -245,8 +246,8 @@ def _check_optimizers(topology: Topology, settings: Encryption, optims: Mapping[
             )
         if optim.clip_norm is not None:
             raise InvalidInput(
-                f"clip_norm={optim.clip_norm:g} of {role!r} is not allowed beside encryption: nobody there knows the "
-                "norm of the whole gradient"
+                f"clip_norm={optim.clip_norm:g} of {role!r} is not allowed beside encryption: no party knows the norm "
+                "of the whole gradient"
             )
         for option in ("weight_decay", "nesterov", "maximize", "dampening"):
             if options.get(option):
@@ -264,7 +265,7 @@ def _check_optimizers(topology: Topology, settings: Encryption, optims: Mapping[
 
 
 def _check_one_linear(name: str, module: nn.Module) -> None:
-    """Refuse what the published protocols do not train: anything but one linear layer."""
+    """Raise `InvalidInput` for anything but one linear layer, which is all that the published protocols train."""
     weighted = [m for m in module.modules() if any(True for _ in m.parameters(recurse=False))]
     if len(weighted) != 1 or not isinstance(weighted[0], nn.Linear):
         kinds = ", ".join(type(m).__name__ for m in weighted) or "no layer with weights"

@@ -1,6 +1,6 @@
-"""Which parameters a model needs: the cheapest preset that is deep, wide, large and precise enough.
+"""Choice of parameters for a model: the cheapest preset of sufficient depth, slots, magnitude and precision.
 
-Noise is added up by the formulas that travel with every ciphertext, so that what was planned is not exceeded.
+Noise is added up by the formulas that every ciphertext carries, so that a run does not exceed the planned error.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ def choose_parameters(
     encrypted_weights: bool = False,
     layout: str = BATCH,
 ) -> CkksParameters:
-    """Return the cheapest preset that fits, in bytes of a fresh ciphertext.
+    """Return the cheapest preset that suffices, by bytes of a fresh ciphertext.
 
-    `depth`: multiplications in sequence (a linear layer is one, a square another), >= 0. `precision`: largest error of
-    a result that is accepted, > 0. `rows`: rows of a batch, >= 1. `features`, `results`: of the widest linear layer,
-    >= 1. `largest`: largest magnitude of any input, result or encrypted weight, > 0. `gain`: largest Euclidean norm of
-    a row of weights, by which a layer enlarges errors, > 0; of no account where weights are encrypted. `squares`: how
-    many of the multiplications are squares. `encrypted_weights`: True if weights are encrypted as well. `layout`:
-    "batch" or "rows".
-    Raises `InvalidInput` for what no preset holds.
+    `depth`: multiplications in sequence (a linear layer is one, a square another), >= 0. `precision`: largest accepted
+    error of a result, > 0. `rows`: rows of a batch, >= 1. `features`, `results`: of the widest linear layer, >= 1.
+    `largest`: largest magnitude of any input, result or encrypted weight, > 0. `gain`: largest Euclidean norm of a row
+    of weights, by which a layer multiplies errors, > 0; unused if weights are encrypted. `squares`: how many of the
+    multiplications are squares. `encrypted_weights`: True if weights are encrypted as well. `layout`: "batch" or
+    "rows". Raises `InvalidInput` if no preset suffices.
     """
     check_count("depth", depth)
     check_count("squares", squares)
@@ -90,9 +89,9 @@ def choose_parameters(
 def _largest_error(
     p: CkksParameters, layout: str, features: int, results: int, largest: float, factors: Sequence[float]
 ) -> float:
-    """Return the error of a result that is hardly ever exceeded; `factors`: how much each multiplication enlarges it.
+    """Return the error of a result that is hardly ever exceeded; `factors`: growth of errors by each multiplication.
 
-    The rest is as in `choose_parameters`.
+    The other arguments are those of `choose_parameters`.
     """
     scale = 2.0**p.scale_bits
     fresh, encoding = p.noise, scalar_noise(features, largest, scale)

@@ -1,4 +1,4 @@
-"""Encrypted runs in plans and reports: what they cost beside runs in plain, and what their server could read."""
+"""Encrypted runs in plans and reports: their cost compared with plain runs, and what their server can read."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ WHAT_PLAIN_TELLS: Mapping[tuple[str, str], str] = {
     (CONSTANT_MASK, "gradient"): "the gradient of the layer's result: labels",
     (CONSTANT_MASK, "masked weights"): "its weights after every step, behind a mask that it knows: activations",
 }
-"""Protocol and kind of message -> what numbers in plain are, and what the server works out from them."""
+"""(protocol, kind of message) -> what its plain numbers are, and what the server can compute from them."""
 
 ALWAYS = (
     "sizes (rows, features, layout, levels), when messages are sent and in which order, and the bound that encryptions "
     "declare"
 )
-"""What every server reads, whatever is encrypted."""
+"""Metadata that every server reads, whatever is encrypted."""
 
 TRUST: Mapping[str, str] = {
-    "own": "{holder} parties hold a key pair each; one that colludes with the server gives away what it encrypted "
-    "itself",
-    "shared": "{holder} parties hold one key pair together; one that colludes with the server gives away what all of "
-    "them encrypted",
+    "own": "{holder} parties hold a key pair each; one that colludes with the server reveals what it encrypted itself",
+    "shared": "{holder} parties share one key pair; one that colludes with the server reveals what all of them "
+    "encrypted",
 }
-"""Kind of keys -> who holds them, and what a client that colludes with the server gives away."""
+"""Kind of keys -> who holds them, and what a client that colludes with the server reveals."""
 
 MOVED = ("weights", "masked")
 
@@ -42,14 +41,14 @@ LABEL = 20
 
 
 def report_section(study: Study, summary: Summary) -> Json:
-    """Return what a report's page shows of encrypted runs, by name: a table of values, and a figure."""
+    """Return the report's section on encrypted runs, by name: a table of values, and a figure."""
     section = encryption_section(study, summary)
     figure = plot_encrypted_costs(section["rows"], summary["utility"]["metric"], "encrypted") if section else ""
     return {"encryption": section, "encrypted_costs": figure}
 
 
 def describe_batch(found: Json) -> str:
-    """Tell in a sentence or two what a batch of an encrypted run takes, and what the other figures leave out."""
+    """Return a sentence or two on the cost of a batch of an encrypted run, and on what the other figures leave out."""
     work = ", ".join(f"{times:,} x {kind}" for kind, times in found["operations"].items())
     took = (
         "seconds cannot be estimated without the package tenseal"
@@ -66,8 +65,8 @@ def describe_batch(found: Json) -> str:
 def encryption_section(study: Study, summary: Summary) -> Json | None:
     """Return the rows of the section's tables; None for a study without encrypted runs.
 
-    "rows": the encrypted settings, and beside them those in plain that are undefended or promise privacy. "readings":
-    an entry an encryption, with what reaches its server by kind of message.
+    "rows": the encrypted settings, and for comparison plain ones that are undefended or have a privacy guarantee.
+    "readings": one entry for each encryption, with what reaches its server by kind of message.
     """
     pairs = list(zip(study.settings, summary["settings"], strict=True))
     if not any(_batch(setting) for setting, _ in pairs):
@@ -78,7 +77,7 @@ def encryption_section(study: Study, summary: Summary) -> Json | None:
     for setting, _ in pairs:
         if _batch(setting):
             first.setdefault(setting.computation, setting)
-    # What does not differ between two encryptions of one protocol is told once.
+    # Rows that do not differ between two encryptions of one protocol appear once.
     readings: list[Json] = []
     for name, setting in first.items():
         new = _reading(setting)
@@ -91,7 +90,7 @@ def encryption_section(study: Study, summary: Summary) -> Json | None:
 
 
 def _batch(setting: Setting) -> Json | None:
-    """Return what was predicted of a batch of an encrypted setting; None of one in plain."""
+    """Return the predicted cost of a batch of an encrypted setting; None for a plain one."""
     found: Json | None = (setting.runs[0].predicted or {}).get("encryption")
     return found
 
@@ -129,7 +128,7 @@ def _reading(setting: Setting) -> Json:
 
 
 def _describe_content(message: Mapping[str, Any]) -> str:
-    """Tell what is in a message and how long it is."""
+    """Return the contents and the length of a message, as text."""
     parts = [
         *([f"ciphertexts, {format_bytes(message['ciphertext_bytes'])}"] if message["ciphertext_bytes"] else []),
         *([f"plain numbers, {format_bytes(message['plain_bytes'])}"] if message["plain_bytes"] else []),
@@ -143,7 +142,7 @@ def _largest_message(run: RunResult, kind: str) -> str:
 
 
 def _weights_sentence(run: RunResult, protocol: str) -> str:
-    """Say who has the clients' weights at successive times, where weights move."""
+    """Return a sentence on which party sees the clients' weights at successive times; empty if weights do not move."""
     if not any(run.bytes_by_kind.get(kind) for kind in MOVED):
         return ""
     if protocol != WEIGHT_SHARES:
@@ -155,10 +154,10 @@ def _weights_sentence(run: RunResult, protocol: str) -> str:
 
 
 def plot_encrypted_costs(rows: Sequence[Mapping[str, Any]], metric: str, name: str) -> Markup:
-    """Plot the settings `rows` (as `encryption_section` returns them), a panel each for utility, bytes and seconds.
+    """Plot the settings `rows`, as `encryption_section` returns them, with a panel each for utility, bytes and seconds.
 
-    Bytes and seconds are on logarithmic axes; bars are intervals. `metric`: what the utility is. `name` begins the ids
-    of the SVG.
+    Bytes and seconds are on logarithmic axes; bars are intervals. `metric`: the measure of utility. `name` is the
+    prefix of the ids in the SVG.
     """
     names = [wrap_label(row["name"], LABEL) for row in rows]
     titles = {"utility": f"test {metric}", "bytes": "bytes of training", "seconds": "seconds of training"}
@@ -179,7 +178,7 @@ def plot_encrypted_costs(rows: Sequence[Mapping[str, Any]], metric: str, name: s
 
 
 def _look(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return label and look: encrypted, defended, or neither."""
+    """Return label and marker style: encrypted, defended, or neither."""
     label, colour, marker = "in plain, private", PALETTE[1] if row["setting"]["privacy"] else MUTED, "D"
     if row["batch"]:
         label, colour, marker = "encrypted", PALETTE[0], "s"

@@ -1,8 +1,8 @@
-"""Seconds that a batch of an encrypted run takes on this machine: operations counted, times what each one takes here.
+"""Estimated seconds of a batch of an encrypted run on this machine: operation counts times measured unit costs.
 
-Unit costs are CPU time of one thread, the least of a few repetitions with keys that are thrown away; they are measured
-once a process for each set of parameters, in a fraction of a second, and hold for the machine alone on which they were
-measured. Plain arithmetic, and what Python adds around an operation, are left out.
+Unit costs are CPU time of one thread, the minimum of a few repetitions with temporary keys; they are measured once a
+process for each set of parameters, in a fraction of a second, and hold only for the machine on which they were
+measured. Arithmetic on plain numbers, and Python's overhead, are left out.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _REPEATS = 3
 
 
 def estimate_batch(topology: Topology, facts: TopologyFacts, rows: int) -> dict[str, Any]:
-    """Return what a batch of `rows` of a client takes whose topology this is, with `facts` of it.
+    """Return the cost of a batch of `rows` rows of a client with this topology and its `facts`.
 
-    "bytes" of its messages, of ciphertexts within 1 %; "messages": an entry each, with bytes of ciphertexts and of
-    plain numbers; "operations": kind -> how many; "seconds": the estimate, None without the package tenseal;
-    "machine": whose seconds these are.
+    "bytes" of its messages, of ciphertexts within 1 %; "messages": one entry each, with bytes of ciphertexts and of
+    plain numbers; "operations": kind -> count; "seconds": the estimate, None without the package tenseal; "machine":
+    the machine on which unit costs were measured.
     """
     settings, steps = settings_of(topology.computation), EncryptedSteps(topology, facts)
     step = steps.step(rows)
@@ -96,7 +96,7 @@ def unit_seconds(
 
 
 def _least(work: Callable[[], object]) -> float:
-    """Return the least CPU time of `work`, which has been done once before."""
+    """Return the minimum CPU time of `work` in seconds, which has been done once before."""
     work()
     found = []
     for _ in range(_REPEATS):
@@ -107,7 +107,7 @@ def _least(work: Callable[[], object]) -> float:
 
 
 class _Workload:
-    """One operation of each kind on ciphertexts under throwaway keys, as `splitfed.encryption` does it."""
+    """One operation of each kind on ciphertexts under temporary keys, as `splitfed.encryption` computes it."""
 
     def __init__(self, keys: KeyHolder) -> None:
         self._keys, self._context = keys, keys.public
@@ -116,7 +116,7 @@ class _Workload:
         self._numbers = [0.5] * keys.parameters.slots
 
     def of(self, operation: CiphertextOperation) -> Callable[[], object]:
-        """Return what does `operation` once."""
+        """Return a function that does `operation` once."""
         evaluator, seal = self._context.evaluator, self._seal
         if operation.kind == ENCRYPTION:
             return self._encrypt
@@ -170,7 +170,7 @@ class _Workload:
         return plaintext
 
     def _multiply(self, ciphertext: Any, plaintext: Any, result: Any, total: Any) -> None:
-        """Multiply, and add to a sum."""
+        """Multiply, and add the product to a sum."""
         self._context.evaluator.multiply_plain(ciphertext, plaintext, result)
         self._context.evaluator.add(result, result, total)
 

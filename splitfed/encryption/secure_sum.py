@@ -1,41 +1,41 @@
-"""A secure sum by encryption under CKKS: the server adds ciphertexts, one client decrypts what they add up to.
+"""A secure sum by encryption under CKKS: the server adds ciphertexts, and one client decrypts their sum.
 
-All of it happens once it is known who has finished, so that whoever left before takes nothing along and nothing has to
-be recovered. The first of those who finished is the key holder: it makes a key pair for this sum alone, and its public
-context goes to the server and by it to the others. The secret key never leaves the key holder, and is forgotten with
-the sum: a resumed run makes new ones, and there is no key file. Then:
+All messages are sent once it is known which clients have finished, so that a client that drops out earlier cannot
+interrupt the sum. The first of the clients that finished is the key holder: it makes a key pair for this sum only, and
+sends the public context to the server, which forwards it to the others. The secret key never leaves the key holder, and
+is deleted after the sum: a resumed run makes new keys, and there is no key file. Then:
 
-1. Every client encrypts its weight, the server adds, the key holder decrypts the total weight and tells the server,
-   which tells the others.
+1. Every client encrypts its weight, the server adds, the key holder decrypts the total weight and sends it to the
+   server, which sends it to the others.
 2. Every client encrypts its tensors times its share of that weight, rounded to multiples of 2^-bits; the server adds
    and sends the sum to the key holder, which decrypts the mean, rounds it to such multiples and sends it to the server.
 
 Shares add up to one, so that the mean of numbers up to `limit` in magnitude never exceeds it, and the scale is as large
-as `limit` allows. As every client rounds before it encrypts, the key holder's rounding takes away the whole error of
-decryption, and the mean is the same in every run, whatever the keys. It differs from the mean before rounding by
-n 2^-(bits + 1) at most for n clients, and then by the rounding of its own type.
+as `limit` allows. As every client rounds before it encrypts, the key holder's rounding removes the whole error of
+decryption, and the mean is the same in every run, whatever the keys. It differs from the mean before rounding by at
+most n 2^-(bits + 1) for n clients, and then by the rounding of its own type.
 
 Who sees what, beside sizes and who has finished:
 
 | party | sees |
 |---|---|
-| aggregation server | ciphertexts, the public context, the total weight, and the mean: schedules have it hold that |
-| key holder | the mean and the total weight: what the server tells everybody anyway |
+| aggregation server | ciphertexts, the public context, the total weight, and the mean, which schedules let it hold |
+| key holder | the mean and the total weight, which the server sends to all clients anyway |
 | other clients | the public context and the total weight |
 
-Whoever gets the mean back knows with its own upload the weighted sum of the others': of two clients, the upload of the
-other. A key holder that colludes with the server reads every upload. Other clients that do learn no more than the sum
-of those who do not, as under masks. The server is honest but curious: one that lies could hand out keys of its own, or
-send a single upload to be decrypted as if it were the sum.
+A client that receives the mean can compute from it and its own upload the weighted sum of the others': of two clients,
+the upload of the other. A key holder that colludes with the server reads every upload. Other clients that collude learn
+no more than the sum over the remaining ones, as with masks. The server is honest but curious: a malicious one could
+distribute keys of its own, or have a single upload decrypted as if it were the sum.
 
-Numbers lie one a slot, 2048 in a ciphertext. Degree and moduli are those of the preset `sums`; the scale is as large as
-the largest magnitude of a sum allows: 2^46 for 64.
+Each number takes one slot, 2048 in a ciphertext. Degree and moduli are those of the preset `sums`; the scale is as
+large as the largest magnitude of a sum allows: 2^46 for 64.
 
 Vectors are encrypted as multiples of a step that exceeds twice the stated error of their sum, so that the key holder
-rounds the decrypted sum to the multiple that it is, and not to one near by. What it hands on is then the sum of what
-was encrypted, without the error of decryption, from which the key could be computed by whoever has the ciphertexts as
-well (Li, Micciancio, "On the security of homomorphic encryption on approximate numbers", EUROCRYPT 2021). A number in
-seven billion has an error beyond the stated one.
+rounds the decrypted sum to the correct multiple. The result is then the sum of the encrypted numbers, without the error
+of decryption, from which anyone with the ciphertexts could compute the key (Li, Micciancio, "On the security of
+homomorphic encryption on approximate numbers", EUROCRYPT 2021). One number in seven billion has an error beyond the
+stated one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from splitfed.encryption.sizes import padded_bytes
 from splitfed.secure_sum.base import Carrier, Flow, SecureSumPlan
 
 TOTAL_WEIGHT = 2.0**31
-"""What the weights of all clients may add up to."""
+"""Largest allowed sum of the weights of all clients."""
 
 WHOLE = 2.0**-14
 """Whole numbers, such as counts of batches, are encrypted in this unit; they may reach 2^14 times the limit."""
@@ -73,8 +73,8 @@ _HEADER_BYTES = 512
 class EncryptedSum(SecureSumPlan):
     """Parameters of a secure sum under CKKS; see `SecureSumPlan`.
 
-    More bits and a larger limit leave room for fewer clients, and are refused where the error of decryption could reach
-    half a digit.
+    More bits and a larger limit allow fewer clients; values with which the error of decryption could reach half a digit
+    are refused.
     """
 
     sums: ClassVar[frozenset[str]] = frozenset(("encrypted", "mean"))
@@ -83,26 +83,26 @@ class EncryptedSum(SecureSumPlan):
     bits: int = field(default=26, metadata=require_count("secure bits", low=1))
 
     def __post_init__(self) -> None:
-        """Refuse numbers that leave no room to add or for the noise of a sum."""
+        """Raise `InvalidInput` for parameters without room for a sum or for its noise."""
         super().__post_init__()
         self._check_noise(2)
 
     @property
     def parameters(self) -> CkksParameters:
-        """The parameters of the scheme, at the largest scale that `limit` allows."""
+        """The CKKS parameters of the sum, at the largest scale that `limit` allows."""
         return sum_parameters(self.limit)
 
     def precision(self, members: int) -> float:
-        """Return the largest error of a mean over so many clients, before it is rounded to its own type."""
+        """Return the largest error of a mean over `members` clients, before rounding to its own type."""
         return members * 2.0 ** -(self.bits + 1)
 
     def check(self, asked: int) -> None:
-        """Refuse too few clients, and more than the scale has room for."""
+        """Raise `InvalidInput` for too few clients, and for more than the scale allows."""
         super().check(asked)
         self._check_noise(asked)
 
     def check_weights(self, weights: Iterable[float]) -> None:
-        """Refuse weights in the mean that are not whole, or add up to more than 2^31."""
+        """Raise `InvalidInput` for weights in the mean that are not whole numbers, or add up to more than 2^31."""
         weight_list = list(weights)
         super().check_weights(weight_list)
         if sum(weight_list) > TOTAL_WEIGHT:
@@ -113,7 +113,7 @@ class EncryptedSum(SecureSumPlan):
     def start(
         self, names: Mapping[int, str], seed: int, purpose: Sequence[str | int], carrier: Carrier
     ) -> EncryptedSummation:
-        """Return one sum; raise `InvalidInput` where TenSEAL is not installed. No seed gives its keys."""
+        """Return one sum with new keys, which no seed reproduces; raise `InvalidInput` if TenSEAL is not installed."""
         import_tenseal()
         return EncryptedSummation(self, names, carrier)
 
@@ -124,7 +124,7 @@ class EncryptedSum(SecureSumPlan):
     def upload_flows(
         self, members: Sequence[int], survivors: Sequence[int], numbers: int, name: Callable[[int], str], server: str
     ) -> Iterator[Flow]:
-        """Yield the public context, weights, ciphertexts, their sums and the mean."""
+        """Yield the messages with the public context, weights, ciphertexts, their sums and the mean."""
         holder, others = name(survivors[0]), [name(number) for number in survivors[1:]]
         public = public_context_bytes(self.parameters)
         yield "public context", holder, server, public
@@ -140,7 +140,7 @@ class EncryptedSum(SecureSumPlan):
                 yield "total weight", server, other, 8
 
     def encode(self, tensors: Mapping[str, Tensor], sender: str) -> Tensor:
-        """Return `tensors`, one after another, in double precision: (numbers,).
+        """Return `tensors`, flattened and joined, in double precision: (numbers,).
 
         Raises `InvalidInput`, naming the `sender`, for numbers beyond the limit.
         """
@@ -162,11 +162,11 @@ class EncryptedSum(SecureSumPlan):
         return found
 
     def share(self, numbers: Tensor, part: float) -> Tensor:
-        """Return `numbers` times a client's `part` of the weight, rounded to what is encrypted."""
+        """Return `numbers` times a client's `part` of the weight, rounded to multiples of the encrypted step."""
         return torch.round(numbers * (part * 2.0**self.bits)) * 2.0**-self.bits
 
     def decode(self, steps: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the mean that `steps` (numbers,) of 2^-bits stand for, with the shapes and types of `like`."""
+        """Return the mean encoded in `steps`, (numbers,) multiples of 2^-bits, with names, shapes, types of `like`."""
         mean = steps.double() * 2.0**-self.bits
         tensors = {}
         for (name, tensor), piece in zip(
@@ -177,7 +177,7 @@ class EncryptedSum(SecureSumPlan):
         return tensors
 
     def _check_noise(self, members: int) -> None:
-        """Refuse so many clients that the error of decryption could reach half a digit."""
+        """Raise `InvalidInput` for so many clients that the error of decryption could reach half a digit."""
         error = TAIL * self.parameters.noise * math.sqrt(members)
         if error >= 2.0 ** -(self.bits + 1):
             raise InvalidInput(
@@ -187,22 +187,27 @@ class EncryptedSum(SecureSumPlan):
 
 
 class EncryptedSummation:
-    """One sum of some of the members in `names`, number -> party."""
+    """One sum over the members in `names`, number -> party."""
 
     def __init__(self, plan: EncryptedSum, names: Mapping[int, str], carrier: Carrier) -> None:
         self._plan, self._names, self._carrier = plan, dict(names), carrier
 
     def open(self) -> None:
-        """Nothing: keys are made once it is known who has finished."""
+        """Do nothing: keys are made once it is known which clients have finished."""
 
     def close(self, uploads: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> dict[str, Tensor]:
-        """Return the mean of `uploads`, of the members that finished, weighted; the server sees no upload."""
+        """Return the weighted mean of `uploads`, member -> tensors of those that finished.
+
+        The server sees no single upload.
+        """
         plan, carrier = self._plan, self._carrier
         needed = plan.required_members(len(self._names))
         if len(uploads) < needed:
-            raise InvalidInput(f"{len(uploads)} clients are left of a secure sum that needs {needed}: it is lost")
+            raise InvalidInput(
+                f"{len(uploads)} clients remain in a secure sum that needs {needed}: the sum cannot be recovered"
+            )
         plan.check_weights(weights.values())
-        # Nothing leaves before everybody's numbers are known to fit.
+        # All uploads are checked before the first is sent.
         numbers = {member: plan.encode(tensors, self._names[member]) for member, tensors in uploads.items()}
         holder, *others = uploads
         keys = make_sum_keys(plan.parameters)
@@ -211,11 +216,11 @@ class EncryptedSummation:
         contexts, passed_on = {holder: keys.public}, public_context_message(server)
         for member in others:
             arrived = carrier.from_server("public context", member, passed_on)
-            # The same bytes are the same context, which is public: parsing takes longer than an encryption.
+            # Parsed once: equal bytes give the same public context, and parsing takes longer than an encryption.
             contexts[member] = server if torch.equal(arrived, passed_on) else read_public_context(arrived)
 
         def add_up(kind: str, vectors: Mapping[int, Tensor], step: float) -> Tensor:
-            """Return what the key holder reads of the sum, in steps."""
+            """Return the decrypted sum of the clients' vectors in multiples of `step`."""
             arrived = (
                 load_ciphertexts(carrier.to_server(kind, member, encrypt_vector(vector, contexts[member])), server)
                 for member, vector in vectors.items()
@@ -233,7 +238,7 @@ class EncryptedSummation:
 
 
 def sum_parameters(limit: float) -> CkksParameters:
-    """Return the parameters that add up numbers to a magnitude of `limit` > 0: those of `sums`, at the largest scale.
+    """Return the parameters to add up numbers to a magnitude of `limit` > 0: those of `sums`, at the largest scale.
 
     Raises `InvalidInput` for a limit that leaves no scale.
     """
@@ -246,7 +251,7 @@ def sum_parameters(limit: float) -> CkksParameters:
 
 
 def make_sum_keys(parameters: CkksParameters) -> KeyHolder:
-    """Return a new key pair without the keys for products, which sums do not need; 20 ms."""
+    """Return a new key pair without relinearisation keys, which sums do not need; takes about 20 ms."""
     tenseal = import_tenseal()
     context = tenseal.context(
         tenseal.SCHEME_TYPE.CKKS, parameters.degree, coeff_mod_bit_sizes=list(parameters.moduli), n_threads=1
@@ -265,7 +270,7 @@ def public_context_message(context: PublicContext) -> Tensor:
 
 
 def read_public_context(message: Tensor) -> PublicContext:
-    """Return the public context in `message` (bytes,); raise `InvalidInput` for any other bytes."""
+    """Return the public context in `message`, (bytes,); raise `InvalidInput` for any other bytes."""
     content = from_uint8(message)
     size = int.from_bytes(content[:4], "little")
     return load_public_context(to_uint8(content[4 : 4 + size] or b"\0"))
@@ -277,7 +282,7 @@ def public_context_bytes(parameters: CkksParameters) -> int:
 
 
 def vector_bytes(parameters: CkksParameters, numbers: int) -> int:
-    """Return the bytes of a message with `numbers` >= 1 encrypted numbers, and of one with their sum."""
+    """Return the bytes of a message with `numbers` >= 1 encrypted numbers, which is also that of their sum."""
     return message_bytes(parameters, SLOTS, (1, numbers))
 
 
@@ -290,10 +295,10 @@ def encrypt_vector(numbers: Tensor, context: PublicContext) -> Tensor:
 
 
 def add_vectors(vectors: Iterable[EncryptedTensor]) -> EncryptedTensor:
-    """Return the sum of one or more encrypted `vectors`, of one length and one key pair.
+    """Return the sum of one or more encrypted `vectors` of the same length and key pair.
 
-    That the sum stays within the scale is the senders' matter: they encrypt shares that add up to one at most. Raises
-    `InvalidInput` for vectors of several lengths, layouts or key pairs.
+    The senders must keep the sum within the scale: they encrypt shares that add up to one at most. Raises
+    `InvalidInput` for vectors of different lengths, layouts or key pairs.
     """
     parts = iter(vectors)
     total = next(parts)
@@ -306,9 +311,9 @@ def add_vectors(vectors: Iterable[EncryptedTensor]) -> EncryptedTensor:
 
 
 def decrypt_steps(total: EncryptedTensor, holder: KeyHolder, step: float) -> Tensor:
-    """Return a sum of multiples of `step` > 0 as whole numbers of steps: (numbers,) int64, without an error.
+    """Return a sum of multiples of `step` > 0 as whole numbers of steps, exactly: (numbers,) int64.
 
-    Raises `InvalidInput` where the stated error reaches half a step, and for ciphertexts of another key pair.
+    Raises `InvalidInput` if the stated error reaches half a step, and for ciphertexts of another key pair.
     """
     if not total.precision < step / 2:
         raise InvalidInput(

@@ -1,6 +1,6 @@
-"""A server segment on ciphertexts: forward through its stages, and the gradient of its input back through them.
+"""Program of a server segment on ciphertexts: forward through its stages, and backward to the gradient of its input.
 
-What it does is the same on what stands for ciphertexts in a plan: an `Arithmetic` says what each operation makes.
+The same program runs on the shapes of a plan: an `Arithmetic` defines the result of each operation.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ T = TypeVar("T")
 
 
 class Arithmetic(Protocol[T]):
-    """The operations of a program on encrypted tensors (rows, features), or on what stands for them."""
+    """The operations of a program on encrypted (rows, features) tensors, or on their shapes in a plan."""
 
     def linear(self, x: T, weight: Tensor, bias: Tensor | None = None) -> T:
-        """Return x W' + b for `weight` (results, features) in plain."""
+        """Return x W' + b for a plaintext `weight`, (results, features)."""
 
     def square(self, x: T) -> T:
         """Return the square of every number."""
 
     def multiply(self, x: T, y: T) -> T:
-        """Return the products of the numbers of two tensors of one shape."""
+        """Return the element-wise product of two tensors of the same shape."""
 
     def add(self, x: T, y: T) -> T:
-        """Return the sums of the numbers of two tensors of one shape."""
+        """Return the element-wise sum of two tensors of the same shape."""
 
     def concatenate(self, x: T, y: T) -> T:
-        """Return the features of both side by side."""
+        """Return the features of both tensors joined."""
 
     def take_features(self, x: T, first: int, end: int) -> T:
-        """Return the features from `first` up to `end`, which is left out."""
+        """Return the features from `first` up to, not including, `end`."""
 
 
 class CiphertextArithmetic:
-    """The operations on ciphertexts."""
+    """The operations of a program on ciphertexts."""
 
     linear, square, multiply = staticmethod(linear), staticmethod(square), staticmethod(multiply)
     add, concatenate, take_features = staticmethod(add), staticmethod(concatenate), staticmethod(take_features)
@@ -56,7 +56,7 @@ class CiphertextArithmetic:
 
 @dataclass
 class ForwardPass(Generic[T]):
-    """The `result` of a forward pass, the `inner` input that is returned too, and what each stage was `given`."""
+    """A forward pass: its `result`, the `inner` input that is returned too, and `given`, the input of each stage."""
 
     result: T
     inner: T | None
@@ -65,10 +65,10 @@ class ForwardPass(Generic[T]):
 
 @dataclass(frozen=True)
 class ServerProgram:
-    """The stages of a `ServerShare`: an affine map each, None for a square; see there for `joins`, `returns_inner`.
+    """The stages of a `ServerShare`: an affine map each, None for a square; `joins`, `returns_inner` as there.
 
-    Rows are flattened. `shapes`: of a row in front of every stage, and behind the last one.
-    `trains`: whether gradients come back.
+    Rows are flattened. `shapes`: of a row before every stage, and after the last one. `trains`: whether gradients are
+    computed.
     """
 
     maps: tuple[AffineMap | None, ...]
@@ -79,7 +79,7 @@ class ServerProgram:
 
     @property
     def depth(self) -> int:
-        """How many multiplications any ciphertext takes: a gradient meets what a square has read, which is lower."""
+        """Largest number of multiplications on one ciphertext; the gradient of a square is a product with its input."""
         left = here = len(self.maps)
         if not self.trains:
             return here
@@ -91,11 +91,11 @@ class ServerProgram:
 
     @property
     def squares(self) -> int:
-        """How many of the stages are squares."""
+        """Number of stages that are squares."""
         return sum(affine is None for affine in self.maps)
 
     def forward(self, on: Arithmetic[T], x: T, share: T | None = None) -> ForwardPass[T]:
-        """Return what the segment makes of `x`, and of the client's `share` of its first layer where there is one."""
+        """Return the output for `x`, and for the client's `share` of the first layer's result if there is one."""
         given, inner = [], None
         for number, affine in enumerate(self.maps):
             given.append(x)
@@ -109,9 +109,9 @@ class ServerProgram:
     def send_back(
         self, on: Arithmetic[T], done: ForwardPass[T], gradient: T, inner: T | None = None
     ) -> tuple[T, T | None]:
-        """Return the gradient of the segment's input, and that of the client's share where there is one.
+        """Return the gradient of the segment's input, and that of the client's share if there is one.
 
-        `gradient`: of the result; `inner`: of the second layer's input, which the client has added to by itself.
+        `gradient`: of the result; `inner`: of the second layer's input, including the client's part of it.
         """
         of_share = None
         for number, affine in reversed(tuple(enumerate(self.maps))):
@@ -129,7 +129,7 @@ class ServerProgram:
 
 @dataclass(frozen=True)
 class JoinProgram:
-    """What a segment without weights makes of several values: their "sum", or "concat", side by side as they lie flat.
+    """Join of several values by a segment without weights: their "sum", or "concat" of their flattened rows.
 
     `shapes`: of a row of every value. Neither takes a multiplication.
     """
@@ -142,14 +142,14 @@ class JoinProgram:
     maps: tuple[AffineMap | None, ...] = ()
 
     def forward(self, on: Arithmetic[T], *values: T) -> ForwardPass[T]:
-        """Return the values joined."""
+        """Return the joined values."""
         joined = values[0]
         for value in values[1:]:
             joined = on.add(joined, value) if self.how == "sum" else on.concatenate(joined, value)
         return ForwardPass(joined, None)
 
     def send_back(self, on: Arithmetic[T], done: ForwardPass[T], gradient: T, inner: T | None = None) -> tuple[T, ...]:
-        """Return the gradient of every value: all of it, or the features that are its own."""
+        """Return the gradient of every value: the whole gradient for a sum, its own features for a concatenation."""
         if self.how == "sum":
             return (gradient,) * len(self.shapes)
         ends = list(accumulate(map(row_features, self.shapes)))
@@ -157,10 +157,10 @@ class JoinProgram:
 
 
 def program_of(name: str, module: nn.Module, *given: Sequence[int]) -> ServerProgram | JoinProgram:
-    """Return the program of segment `name`, a `ServerShare` or one affine module, for rows of the shape `given`.
+    """Return the program of segment `name`, a `ServerShare` or one affine module, for rows of the shapes `given`.
 
     A module that takes several values, one shape each, joins them. Raises `InvalidInput` for a stage that is neither
-    affine nor a square, and for values that are joined by anything but a sum or side by side.
+    affine nor a square, and for a join that is neither a sum nor a concatenation.
     """
     if len(given) > 1:
         return _join_of(name, module, tuple(tuple(shape) for shape in given))
@@ -191,8 +191,8 @@ def _join_of(name: str, module: nn.Module, shapes: tuple[tuple[int, ...], ...]) 
     ):
         return JoinProgram("sum", shapes)
     raise InvalidInput(
-        f"segment {name!r} joins {len(shapes)} values by {type(module).__name__}; on ciphertexts they can be added, or "
-        "stand side by side as they lie flat: fusion='sum' or 'concat'"
+        f"segment {name!r} joins {len(shapes)} values by {type(module).__name__}; on ciphertexts they can be added, "
+        "or concatenated after flattening: fusion='sum' or 'concat'"
     )
 
 

@@ -1,6 +1,6 @@
-"""What is encrypted in a run, under whose key and by which protocol: plain data that a topology carries.
+"""Settings of encryption that a topology carries: what is encrypted, under whose key and by which protocol.
 
-Nothing here needs any package; what does is named, and imported where it is first used.
+Nothing here needs an optional package; those are imported where they are first used.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ WEIGHT_SHARES, PLAIN_GRADIENT, CONSTANT_MASK = "weight_shares", "plain_gradient"
 
 PROTOCOLS: Mapping[str, str] = MappingProxyType(
     {
-        WEIGHT_SHARES: "the server reads sizes and times alone",
+        WEIGHT_SHARES: "the server reads only sizes and times",
         PLAIN_GRADIENT: "leaks labels and activations: the server reads the gradient of the logits and of its weights",
         CONSTANT_MASK: "leaks labels and activations: the server reads the gradient of the logits and, behind a mask "
         "that it knows, its weights after every step",
     }
 )
-"""Protocol -> what it gives away to the server."""
+"""Protocol -> what it reveals to the server."""
 
 PAPERS: Mapping[str, str] = MappingProxyType(
     {
-        WEIGHT_SHARES: "none; this project's answer to what the two others give away",
+        WEIGHT_SHARES: "none; designed here against what the two others reveal",
         PLAIN_GRADIENT: 'Khan, Nguyen, Michalas, "Split ways: privacy-preserving training of encrypted data using '
         'split learning", 2023',
         CONSTANT_MASK: 'Khan, Nguyen, Michalas, "Split without a leak: reducing privacy leakage in split learning", '
@@ -39,32 +39,31 @@ PAPERS: Mapping[str, str] = MappingProxyType(
 """Protocol -> where it was published."""
 
 MASKED_WEIGHTS, PUBLIC_CONTEXT = "masked weights", "public context"
-"""Kinds of messages that encrypted runs have besides: a layer behind a mask, and a public context."""
+"""Kinds of messages that only encrypted runs have: masked weights of a layer, and a public context."""
 
 LEAKING = (PLAIN_GRADIENT, CONSTANT_MASK)
-"""The protocols that give labels and activations away."""
+"""The protocols that reveal labels and activations."""
 
 KEYS, LAYOUTS, AUTO = ("own", "shared"), ("batch", "rows"), "auto"
 
 
 def describe_protocols() -> list[dict[str, str]]:
-    """Return name, summary (what it gives away) and paper of every protocol, as the registry tells of algorithms."""
+    """Return name, summary (what it reveals) and paper of every protocol, in the format of the registry."""
     return [{"name": name, "summary": text, "paper": PAPERS[name]} for name, text in PROTOCOLS.items()]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encryption(SecureComputation):
-    """How a server computes on ciphertexts of CKKS that it cannot read.
+    """Settings by which a server computes on CKKS ciphertexts that it cannot decrypt.
 
     `protocol`: one of `PROTOCOLS`; those that leak need `accept_leak=True`. `key_holder`: the role whose parties hold
-    the secret key, or several, which share one pair; segments of all others are evaluated on ciphertexts. `parameters`:
-    a preset of `splitfed.encryption.PRESETS`, or "auto" for the cheapest that fits. `precision`: largest error of a
-    decrypted number that is accepted, > 0. `bound`: the largest magnitude that any number to be encrypted can have, >
+    the secret key, or several, which share one pair; segments of all other roles are evaluated on ciphertexts.
+    `parameters`: a preset of `splitfed.encryption.PRESETS`, or "auto" for the cheapest that suffices. `precision`:
+    largest accepted error of a decrypted number, > 0. `bound`: the largest magnitude of any number to be encrypted, >
     0; the server learns it. `layout`: "batch", one ciphertext a feature, or "rows", many rows a ciphertext, for one
-    linear layer. `keys`: whether every client has a key pair of its "own", or all have a "shared" one, with which each
-    of them reads what any of them encrypts. `key_folder`: where the keys are kept (mode 600), and taken from where they
-    are there already, as for a run that is resumed or opened again; None: they last as long as the process. Raises
-    `InvalidInput`.
+    linear layer. `keys`: "own" for one key pair a client, or "shared" for one pair, with which each client can decrypt
+    what any of them encrypts. `key_folder`: where keys are saved (mode 600) and loaded from, as a resumed or reopened
+    run needs; None: keys are not saved. Raises `InvalidInput`.
     """
 
     name: ClassVar[str] = "encryption"
@@ -94,7 +93,7 @@ class Encryption(SecureComputation):
     accept_leak: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values of other kinds, and a protocol that leaks unless that is accepted."""
+        """Raise `InvalidInput` for values out of range, and for a protocol that leaks without `accept_leak=True`."""
         check_fields(self)
         check_kind("parameters", self.parameters, str, "a name")
         if not isinstance(self.key_holder, (str, tuple)):
@@ -117,7 +116,7 @@ class Encryption(SecureComputation):
 
     @property
     def label(self) -> str:
-        """The protocol."""
+        """The name of the protocol."""
         return self.protocol
 
     @property
@@ -127,28 +126,28 @@ class Encryption(SecureComputation):
 
     @property
     def leaks(self) -> bool:
-        """True if the server reads labels and activations all the same."""
+        """True if the server can read labels and activations in spite of encryption."""
         return self.protocol in LEAKING
 
     @property
     def hidden(self) -> frozenset[str]:
-        """Activations always; gradients too, but under the protocols that leak."""
+        """The kinds of encrypted messages: activations, and gradients unless the protocol leaks."""
         return frozenset(("activation",) if self.leaks else ("activation", "gradient"))
 
     def describe(self) -> str:
-        """Return by which protocol values cross."""
+        """Return a phrase that names the protocol by which values are encrypted."""
         return f"encrypted by {self.protocol}"
 
     def check_installed(self) -> None:
-        """Raise `InvalidInput` where TenSEAL is not installed."""
+        """Raise `InvalidInput` if TenSEAL is not installed."""
         import_tenseal()
 
     def with_key_folder(self, folder: str | os.PathLike[str] | None) -> Self:
-        """Return the same with its keys kept in `folder`, None for as long as the process lasts."""
+        """Return the same settings with `key_folder` set to `folder`; None: keys are not saved."""
         return replace(self, key_folder=folder)
 
 
 def settings_of(computation: SecureComputation | None) -> Encryption:
-    """Return the `computation` of a topology that is known to be encrypted."""
+    """Return `computation` as `Encryption`, for a topology that is known to be encrypted."""
     assert isinstance(computation, Encryption)
     return computation

@@ -1,7 +1,7 @@
-"""Bytes of ciphertexts and keys on the wire: measured for the presets, and for other parameters when asked for.
+"""Sizes of serialised ciphertexts and keys in bytes: stored for the presets, measured on demand for other parameters.
 
-SEAL compresses what it writes (zstd). Residues are uniform modulo a prime, so that a compressed ciphertext is always
-about as long as the next; moduli of 60 bits gain nothing, those of 40 bits a quarter.
+SEAL compresses what it writes (zstd). Residues are uniform modulo a prime, so compressed ciphertexts of the same kind
+have almost the same size; moduli of 60 bits gain nothing, those of 40 bits a quarter.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _MEASURED: Mapping[tuple[int, tuple[int, ...]], KeySizes] = MappingProxyType(
 
 
 def stored_sizes(degree: int, moduli: tuple[int, ...]) -> KeySizes | None:
-    """Return the sizes measured before for these moduli, None for moduli of no preset; no scale changes them."""
+    """Return the stored sizes for these moduli, None for moduli of no preset; sizes do not depend on the scale."""
     return _MEASURED.get((degree, moduli))
 
 
 def padded_bytes(mean: int) -> int:
-    """Return the room that is kept for what has `mean` bytes on average, half a per cent more.
+    """Return the bytes reserved for a message of `mean` bytes on average, half a per cent more.
 
     Of thousands of ciphertexts and keys none was more than a tenth of a per cent longer than the mean.
     """
@@ -57,7 +57,7 @@ def padded_bytes(mean: int) -> int:
 
 @lru_cache(maxsize=64)
 def measure_sizes(degree: int, moduli: tuple[int, ...], scale_bits: int) -> KeySizes:
-    """Return the sizes of a throwaway key pair, which takes tenths of a second; needs TenSEAL."""
+    """Return the sizes measured with a temporary key pair, which takes tenths of a second; needs TenSEAL."""
     tenseal, seal = import_tenseal(), import_seal()
     context = tenseal.context(tenseal.SCHEME_TYPE.CKKS, degree, coeff_mod_bit_sizes=list(moduli), n_threads=1)
     context.global_scale = 2.0**scale_bits

@@ -1,8 +1,8 @@
-"""What a server segment does, as stages that can be computed on ciphertexts: affine maps, and squares between them.
+"""Decomposition of a server segment into stages that can be computed on ciphertexts: affine maps and squares.
 
-A trace of the segment is split wherever a second layer with weights follows the first on some way through it, and at
-every square. Whether the parts are affine is not read off the names of layers: it is tried, in float64, on the matrix
-that the part makes of the unit vectors.
+A trace of the segment is split wherever a second layer with weights follows the first on a path through it, and at
+every square. Whether a part is affine is tested numerically, in float64, with the matrix that the part gives for the
+unit vectors, not inferred from the names of layers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from splitfed.core.errors import InvalidInput, describe_error
 from splitfed.core.random import generator
 
 _SQUARES = {torch.square, operator.mul, torch.mul, operator.pow, torch.pow, "square", "pow", "mul"}
-# Of float64: what the order of sums may change, with room for matrices of thousands of numbers.
+# Tolerance in float64 for the order of sums, sufficient for matrices of thousands of numbers.
 _TOLERANCE = 1e-9
 
 
@@ -35,7 +35,7 @@ class Square(nn.Module):
 
 @dataclass(frozen=True)
 class AffineMap:
-    """A map of rows: x W' + b. `weight`: (results, features) and `bias`: (results,), float64, of flattened rows."""
+    """Affine map of flattened rows, x W' + b. `weight`: (results, features) and `bias`: (results,), float64."""
 
     weight: Tensor
     bias: Tensor
@@ -47,10 +47,10 @@ class AffineMap:
 
 
 def read_stages(name: str, module: nn.Module) -> tuple[nn.Module, ...]:
-    """Return the stages of `module`, each a `Square` or a module that is left to be tried.
+    """Return the stages of `module`, each a `Square` or a module that is yet to be tested for being affine.
 
-    `name`: what errors call it. The stages hold the very weights of `module`. Raises `InvalidInput` for a module that
-    cannot be traced, reads or returns more than one value, or hands a value past a stage.
+    `name`: the segment's name in errors. The stages share the weights of `module`. Raises `InvalidInput` for a module
+    that cannot be traced, reads or returns more than one value, or passes a value around a stage.
     """
     try:
         graph = module if isinstance(module, fx.GraphModule) else fx.symbolic_trace(module)
@@ -67,8 +67,8 @@ def read_stages(name: str, module: nn.Module) -> tuple[nn.Module, ...]:
         made = _only([n for n in nodes if any(user not in inside for user in n.users)], name)
         if {n for node in nodes for n in node.all_input_nodes} - inside != {given}:
             raise InvalidInput(
-                f"segment {name!r} cannot be evaluated on ciphertexts: a value passes by one of its layers; expected "
-                "layers and squares one after another"
+                f"segment {name!r} cannot be evaluated on ciphertexts: a value bypasses one of its layers; expected "
+                "layers and squares in sequence"
             )
         stages.append(Square() if any(map(_is_square, nodes)) else _part(graph, nodes, given, made))
         given = made
@@ -76,7 +76,7 @@ def read_stages(name: str, module: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def _only(nodes: Sequence[fx.Node], name: str) -> fx.Node:
-    """Return the one node of `nodes`; refuse a segment `name` in which there are more, or none."""
+    """Return the single node of `nodes`; raise `InvalidInput` for a segment `name` with none or several."""
     if len(nodes) != 1:
         raise InvalidInput(
             f"segment {name!r} cannot be evaluated on ciphertexts: {len(nodes)} values go in or out of a layer"
@@ -85,7 +85,7 @@ def _only(nodes: Sequence[fx.Node], name: str) -> fx.Node:
 
 
 def _part(graph: fx.GraphModule, nodes: Sequence[fx.Node], given: fx.Node, made: fx.Node) -> fx.GraphModule:
-    """Return the part of `graph` that makes `made` of `given`; its weights keep their names."""
+    """Return the part of `graph` that computes node `made` from node `given`; its weights keep their names."""
     part = fx.Graph()
     copies = {given: part.placeholder("x")}
     for node in nodes:
@@ -95,9 +95,9 @@ def _part(graph: fx.GraphModule, nodes: Sequence[fx.Node], given: fx.Node, made:
 
 
 def affine_map(name: str, module: nn.Module, shape: Sequence[int]) -> AffineMap:
-    """Return the map that `module` makes of rows of `shape`; refuse one that is not affine, or not alike in training.
+    """Return the affine map that `module` computes on rows of `shape`.
 
-    Raises `InvalidInput` that names `name`.
+    Raises `InvalidInput`, naming `name`, for a module that is not affine, or behaves differently in training mode.
     """
     tried = copy.deepcopy(module).cpu().double()
     features = math.prod(shape)
@@ -123,7 +123,7 @@ def affine_map(name: str, module: nn.Module, shape: Sequence[int]) -> AffineMap:
 
 
 def check_linear_in_weights(name: str, module: nn.Module, shape: Sequence[int]) -> None:
-    """Refuse a `module` whose output for two sums of weights is not the sum of its outputs, for rows of `shape`."""
+    """Raise `InvalidInput` for a `module` whose output for rows of `shape` is not linear in its weights."""
     tried, drawn = copy.deepcopy(module).cpu().double().eval(), generator(0, "shares", *shape)
     rows = torch.randn(3, *shape, dtype=torch.float64, generator=drawn)
 
@@ -145,7 +145,7 @@ def check_linear_in_weights(name: str, module: nn.Module, shape: Sequence[int]) 
 
 
 def _find_places(graph: fx.GraphModule) -> dict[fx.Node, int]:
-    """Return in which stage each operation of `graph` is."""
+    """Return the stage of each operation of `graph`."""
     # A node's stage, and whether some way to it has passed weights in this stage.
     known: dict[fx.Node, tuple[int, bool]] = {}
     places: dict[fx.Node, int] = {}

@@ -1,7 +1,7 @@
-"""What an adversary reads where a server computes on ciphertexts, and what the scorer alone reads: the key holder's.
+"""What an adversary can read in an encrypted run, and the key holder's decrypted values for the scorer.
 
-An attack is refused where all that it would read is encrypted. Any other is handed what arrived in plain, so that it
-cannot take bytes of ciphertexts for numbers; one that asks for `Needs.ENCRYPTED_LAYER` is handed everything.
+An attack is refused if all messages that it would read are encrypted. Other attacks get only what arrived in the clear,
+so that they cannot take bytes of ciphertexts for numbers; one that needs `Needs.ENCRYPTED_LAYER` gets all messages.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class EncryptedViews(ComputationViews):
     """What the parties of an encrypted run can read."""
 
     def check_readable(self, name: str, attack: Attack, engine: Engine, party: str, client: int) -> None:
-        """Refuse an attack by `party` where what it would read is encrypted.
+        """Raise `InvalidInput` for an attack by `party` whose required messages are encrypted.
 
-        A party without keys reads the gradients that arrive in plain under the protocols that leak, and nothing else.
-        The view of a key holder has what it received as it crossed.
+        A party without keys reads only the gradients that arrive in the clear under the protocols that leak. The view
+        of a key holder holds its received messages as they were sent, before decryption.
         """
         if party == FED:
             return
@@ -49,7 +49,7 @@ class EncryptedViews(ComputationViews):
             )
 
     def check_learning(self, name: str, who: str, topology: Topology, role: str) -> None:
-        """Refuse an attack in the training at a party that computes on ciphertexts."""
+        """Raise `InvalidInput` for an attack during training at a party that computes on ciphertexts."""
         settings = settings_of(topology.computation)
         if role not in settings.holders:
             raise InvalidInput(
@@ -57,9 +57,9 @@ class EncryptedViews(ComputationViews):
             )
 
     def select(self, view: View, attack: Attack, topology: Topology) -> View:
-        """Return what of `view` is handed to `attack`: gradients of values in plain, or everything.
+        """Return the part of `view` that `attack` gets: gradients of values in the clear, or everything.
 
-        What is no ciphertext but belongs to the protocol, such as a gradient of weights, is left out as well.
+        Plain tensors that belong to the protocol, such as a gradient of weights, are left out as well.
         """
         if Needs.ENCRYPTED_LAYER in attack.requires:
             return view
@@ -72,7 +72,7 @@ class EncryptedViews(ComputationViews):
         return View(view.party, tuple(kept), view.segments)
 
     def knowledge(self, engine: Engine, party: str, client: int) -> dict[str, EncryptedLayer]:
-        """Return what `party` knows of its one layer that learns from gradients in plain; nothing where it has none."""
+        """Return `Knowledge` fields on the layer that `party` trains with plain gradients; empty if it has none."""
         topology, role = engine.topologies[client], engine.parties[party].role
         settings = settings_of(topology.computation)
         segments, rate = topology.segments_of(role), engine.parties[party].state.rate
@@ -98,7 +98,7 @@ class EncryptedViews(ComputationViews):
         return {"encrypted_layer": layer}
 
     def read_hidden(self, engine: Engine, view: View, knowledge: Knowledge) -> tuple[str, Tensor, float]:
-        """Return what the layer of `knowledge` has read in `view`, decrypted with the keys of who sent it."""
+        """Return value name, decrypted inputs and precision of the layer in `knowledge`, from messages in `view`."""
         maker, layer, found = engine.run_parties.maker, knowledge.encrypted_layer, []
         assert isinstance(maker, EncryptedPartyMaker)
         assert layer is not None

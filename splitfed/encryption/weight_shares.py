@@ -1,28 +1,29 @@
 """The protocol "weight_shares": the server's layer is the sum of a share that it holds and one that the client holds.
 
-W = W_server + W_client. The server's share is what its weights were before training, and stays so. The client's share
-is zero at first and takes every step. The server multiplies what it cannot read by its own share; the client adds what
-its share makes of the same numbers in plain. That sum, its gradients and every step of SGD, with momentum or without,
-are those of the undivided layer, up to rounding and the precision of the ciphertexts.
+W = W_server + W_client. The server's share is the initial weights and never changes. The client's share is zero at
+first and is trained. The server multiplies the ciphertexts by its own share; the client adds the product of the same
+numbers, in plain, with its share. That sum, its gradients and every step of SGD, with momentum or without, equal those
+of the undivided layer up to rounding and the precision of the ciphertexts.
 
-Security. All that the server gets is a public context and fresh encryptions under it: of releases, and of gradients of
-what it returned. Nothing that was decrypted comes back to it in plain, and its own weights do not depend on data or
-labels. Ciphertexts of CKKS tell nothing of what is in them (indistinguishable under chosen plaintexts, if ring learning
-with errors is hard, at 128 bits): a server that follows the protocol, whatever it computes from what it sees, could as
-well have been sent encryptions of zeros. It never holds a gradient of the logits nor two successive weight matrices.
+Security. The server receives only a public context and fresh encryptions under it: of releases, and of gradients of its
+results. It receives nothing decrypted, and its own weights do not depend on data or labels. Ciphertexts of CKKS reveal
+nothing about their content (indistinguishable under chosen plaintexts, if ring learning with errors is hard, at 128
+bits): to a server that follows the protocol, whatever else it computes, the messages are indistinguishable from
+encryptions of zeros. It never holds a gradient of the logits nor two successive weight matrices.
 
-Open: how many rows and features there are, when, and in which order (sizes, times, access pattern); declared bounds,
-which cross in plain; a malicious server, which may return something else and see from the client's later behaviour
-whether that mattered, as nothing proves what was computed; approximate decryptions that a client hands on to others,
-which tell of its key (Li, Micciancio, EUROCRYPT 2021: round them first); a client that shares its keys and colludes
-with the server; whoever averages or relays the clients' weights, which has the client's share at successive times.
+Not covered: how many rows and features there are, when, and in which order (sizes, times, access pattern); declared
+bounds, which are sent in the clear; a malicious server, which may return wrong results and see from the client's later
+behaviour whether that mattered, as nothing proves what was computed; approximate decryptions that a client gives to
+others, which reveal information on its key (Li, Micciancio, EUROCRYPT 2021: round them first); a client that shares its
+keys and colludes with the server; a party that averages or forwards the clients' weights, which has the client's share
+at successive times.
 
-The server saves the client no arithmetic of the gradients of weights, which the client computes itself. What it has is
-a part of the model, without which its clients cannot use theirs; they can find it out by as many queries as the layer
-has inputs, since results are linear in them.
+The server does not save the client the computation of weight gradients. Its role is to hold a part of the model without
+which the clients cannot use theirs; they can reconstruct that part by as many queries as the layer has inputs, since
+results are linear in them.
 
-The division into a share that stays and one that learns is this project's own answer to the leaks of the protocols
-of Khan et al., "Split Ways" and "Split Without a Leak" (2023); see `splitfed.encryption.settings.PROTOCOLS`.
+The division into a fixed and a trained share is this project's own design against the leaks of the protocols of Khan et
+al., "Split Ways" and "Split Without a Leak" (2023); see `splitfed.encryption.settings.PROTOCOLS`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ INPUT_SHARE, OUTPUT_SHARE, SERVER = "_input_share", "_output_share", "_server"
 
 
 class ServerShare(nn.Module):
-    """The stages of a server segment with the server's share of the weights, which does not learn.
+    """The stages of a server segment with the server's share of the weights, which is not trained.
 
     `joins`: the stage to whose result the client's share of the first layer is added, None if that is the last one.
     `returns_inner`: the stage whose input is returned too, for the client's share of the second layer.
@@ -56,7 +57,7 @@ class ServerShare(nn.Module):
         self.joins, self.returns_inner = joins, returns_inner
 
     def forward(self, x: Tensor, share: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the result, and the input of the second layer where that is asked for."""
+        """Return the result, and also the input of the second layer if `returns_inner` is set."""
         inner = x
         for number, stage in enumerate(self.stages):
             if number == self.returns_inner:
@@ -68,7 +69,7 @@ class ServerShare(nn.Module):
 
 
 class ClientShare(nn.Module):
-    """What the client's share of a layer, `layer`, makes of its input; added to `result` where there is one."""
+    """The client's share of a layer: applies `layer` to its input and adds the server's `result` if there is one."""
 
     def __init__(self, stages: Sequence[nn.Module], adds: bool) -> None:
         super().__init__()
@@ -81,7 +82,7 @@ class ClientShare(nn.Module):
                 weight.zero_()
 
     def forward(self, *values: Tensor) -> Tensor:
-        """Take the input of the layer alone, or the server's result before it."""
+        """Return the client's part for (input of the layer) or its sum with the result for (server's result, input)."""
         made: Tensor = self.layer(self.before(values[-1]))
         return values[0] + made if self.adds else made
 
@@ -89,8 +90,8 @@ class ClientShare(nn.Module):
 def share_weights(topology: Topology, settings: Encryption) -> Topology:
     """Return `topology` with every segment that is evaluated on ciphertexts divided into shares.
 
-    A server segment whose weights are all frozen needs none. Raises `InvalidInput` for a segment that reads or returns
-    several values, and for more layers than can be divided.
+    A server segment whose weights are all frozen is not divided. Raises `InvalidInput` for a segment that reads or
+    returns several values, and for more layers than can be divided.
     """
     segments: list[Segment] = []
     for segment in topology.segments:
@@ -106,7 +107,7 @@ def share_weights(topology: Topology, settings: Encryption) -> Topology:
 def merge_weight_shares(topology: Topology, modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """Return the state of the undivided model, by its own names, from `modules` (segment name -> module).
 
-    `topology`: as a run has it, with shares. Both parties' weights are in it: what neither of them could read alone.
+    `topology`: with shares, as a run has it. The result joins both parties' weights, which neither party has alone.
     """
     merged: dict[str, Tensor] = {}
     for segment in topology.segments:
@@ -128,22 +129,22 @@ def merge_weight_shares(topology: Topology, modules: Mapping[str, nn.Module]) ->
 
 
 def _holder_of_shares(topology: Topology, settings: Encryption) -> str:
-    """Return the role that learns in the server's place: the key holder, of several the one that has the labels."""
+    """Return the role that trains the server's weights: the key holder, of several the one that has the labels."""
     return settings.holders[0] if len(settings.holders) == 1 else topology.heads[0].role
 
 
 def _weightless(segment: Segment) -> Segment:
-    """Return a segment that joins several values; refuse one with weights of its own."""
+    """Return a segment that joins several values; raise `InvalidInput` if it has weights."""
     if any(True for _ in segment.module.parameters()):
         raise InvalidInput(
-            f"segment {segment.name!r} reads {len(segment.inputs)} values ({', '.join(segment.inputs)}); what joins "
-            "values on ciphertexts may have no weights"
+            f"segment {segment.name!r} reads {len(segment.inputs)} values ({', '.join(segment.inputs)}); a segment "
+            "that joins values on ciphertexts may have no weights"
         )
     return replace(segment, original=None)
 
 
 def _divide(segment: Segment, holder: str) -> list[Segment]:
-    """Return `segment` with the server's share, and those that `holder` needs before and behind it."""
+    """Return the segments that replace `segment`: the server's share, and `holder`'s segments before and after it."""
     for what, values in (("reads", segment.inputs), ("returns", segment.outputs)):
         if len(values) != 1:
             raise InvalidInput(
@@ -153,8 +154,8 @@ def _divide(segment: Segment, holder: str) -> list[Segment]:
     learning = [i for i, s in enumerate(stages) if any(p.requires_grad for p in s.parameters())]
     if len(learning) > 2:
         raise InvalidInput(
-            f"segment {segment.name!r} has {len(learning)} layers that learn, one after another; two can be evaluated "
-            "on ciphertexts under shared weights, put the others at the key holder"
+            f"segment {segment.name!r} has {len(learning)} trainable layers in sequence; two can be evaluated on "
+            "ciphertexts under shared weights, put the others at the key holder"
         )
     last = len(stages) - 1
     if len(learning) == 2 and learning[1] != last:
@@ -165,7 +166,7 @@ def _divide(segment: Segment, holder: str) -> list[Segment]:
     for place in learning:
         if any(not isinstance(s, Square) for s in stages[learning[0] + 1 if place != learning[0] else 0 : place]):
             raise InvalidInput(
-                f"segment {segment.name!r} has a frozen layer before one that learns; put it at the key holder"
+                f"segment {segment.name!r} has a frozen layer before a trainable one; put it at the key holder"
             )
     (given,), (returned,) = segment.inputs, segment.outputs
     joins = learning[0] if learning and learning[0] != last else None

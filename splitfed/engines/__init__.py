@@ -1,1 +1,1 @@
-"""Engines place parties and deliver messages: same interface, same results."""
+"""Engines, which place parties and deliver messages, all with the same interface and the same results."""

@@ -1,8 +1,8 @@
-"""Gradients of several batches added up before a step, as one backward pass after another adds them in the uncut model.
+"""Gradients accumulated over several batches, bit-identical to repeated backward passes of the uncut model.
 
-A weight's `grad` adds up by itself. One that several segments of a party share is reached by each of them in turn: in
-the uncut model the parts of a batch are added to each other first and to the batches before after that, and the order
-of sums decides the last bits.
+The `grad` of a weight accumulates by itself. A weight that several segments of a party share needs more: in the uncut
+model the parts of one batch are added to each other before they are added to earlier batches, and the order of sums
+determines the last bits.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from splitfed.core.party import Party
 
 
 class TiedGradients:
-    """The gradients, by batch, of weights that several segments of one of `parties` share."""
+    """Gradients, by batch, of weights that several segments of one of `parties` share."""
 
     def __init__(self, parties: Sequence[Party]) -> None:
         self._weights = [weight for party in parties for weight in tied_weights(party)]
         self._sums: list[Tensor | None] = [None] * len(self._weights)
 
     def add_batch(self) -> None:
-        """Add the gradients of the batch at hand to those of the batches before it, and take them off the weights."""
+        """Add the gradients of the current batch to those of earlier batches, and remove them from the weights."""
         for i, weight in enumerate(self._weights):
             gradient, before = weight.grad, self._sums[i]
             if gradient is not None:
@@ -31,7 +31,7 @@ class TiedGradients:
                 weight.grad = None
 
     def put_back(self) -> None:
-        """Let the weights have the sums as their gradients."""
+        """Set the accumulated sums as the gradients of the weights."""
         for weight, found in zip(self._weights, self._sums, strict=True):
             weight.grad = found
 
@@ -48,5 +48,5 @@ def tied_weights(party: Party) -> list[nn.Parameter]:
 
 
 def group_batches(batches: Sequence[Tensor], accumulate: int) -> list[Sequence[Tensor]]:
-    """Return `batches` in groups of `accumulate`, in order; the last one has those that are left."""
+    """Return `batches` in groups of `accumulate`, in order; the last group may be smaller."""
     return [batches[start : start + accumulate] for start in range(0, len(batches), accumulate)]

@@ -1,4 +1,4 @@
-"""What schedules and runs ask of an engine, in narrow contracts; `splitfed.engines.engine` has all of them."""
+"""The contracts of an engine as schedules and runs use it; `splitfed.engines.engine` joins all of them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from splitfed.secure_sum.base import SecureSumPlan
 
 Source = int | str | Mapping[str, Tensor]
-"""Whose client segments are meant: those of a replica, those that `FED` holds, or the client's own with other tensors
-in them, named `segment/name`."""
+"""Source of client segments: a replica's number, `FED`, or tensors `segment/name` to put into the client's own."""
 
 
 Batches = Sequence[Tensor]
@@ -37,13 +36,13 @@ ReplicaEpochs = Mapping[int, Sequence[tuple[int, Sequence[Tensor]]]]
 
 @dataclass(frozen=True)
 class Placement:
-    """What a schedule asks for beside one party a client and one a shared role.
+    """What a schedule needs beyond one party for each client and one for each shared role.
 
     `copied`: shared roles of which every replica trains a copy; the copies live at the role's own party. `averaged`:
-    roles of the clients whose weights the aggregation server averages. `buffers`: whether buffers (batch-norm
-    statistics) of averaged roles go along, or stay each client's own. `kept`: segments that never leave their client.
-    `aggregation_server`: whether there is one though no weights are averaged. `aggregation`: how both servers make one
-    of several (None: the mean). `secure`: the aggregation server learns the clients' sum alone.
+    client roles whose weights the aggregation server averages. `buffers`: True averages buffers (batch-norm statistics)
+    of these roles too, False leaves them with each client. `kept`: segments that never leave their client.
+    `aggregation_server`: True if one exists although no weights are averaged. `aggregation`: the rule by which both
+    servers combine several copies (None: the mean). `secure`: the secure sum that hides the clients' uploads.
     """
 
     copied: tuple[str, ...] = ()
@@ -57,9 +56,9 @@ class Placement:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Model outputs by head for a number of rows, and the labels that their holder has for them.
+    """Model outputs by head for a number of rows, and the labels of these rows.
 
-    `made`: values on the way to the outputs that were asked for besides.
+    `made`: intermediate values that were requested in addition.
     """
 
     outputs: Mapping[str, Tensor]
@@ -68,28 +67,28 @@ class Prediction:
 
 
 class Trainer(Protocol):
-    """What a schedule may ask for: steps over replicas, and weights moved between parties.
+    """The interface of a schedule to an engine: training steps of replicas, and weights moved between parties.
 
-    `topology`: that of the first replica; the others' have the same roles. `replicas`: how many clients there are.
+    `topology`: that of the first replica; the others' have the same roles. `replicas`: the number of clients.
     """
 
     topology: Topology
     replicas: int
 
     def rows(self, replica: int, part: str) -> int:
-        """Return how many rows `replica` has in `part`."""
+        """Return the number of rows of `replica` in `part`."""
 
     def train(self, replica: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
         """Train the client replica `replica` one step a batch; return the loss of each step whose batch is not empty.
 
-        `batches`: row numbers of the client's part "train", (rows,) int64 each. `first`: the number that the first
-        batch has in its epoch. A loss is the sum over heads, each times its weight.
+        `batches`: row numbers of the client's part "train", (rows,) int64 each. `first`: the number of the first batch
+        in its epoch. A loss is the sum over heads, each times its weight.
         """
 
     def train_at_once(self, turns: ReplicaEpochs) -> dict[int, list[float]]:
-        """Train several replicas, each on its turns, at the same time as a clock sees it; return the losses by replica.
+        """Train several replicas on their batches, in parallel on a simulated clock; return the losses by replica.
 
-        Computed one replica after another, which gives each the same bits.
+        They are computed one after another, with the same bits as in parallel.
         """
         return {
             replica: [x for epoch, steps in turn for x in self.train(replica, epoch, steps)]
@@ -115,16 +114,16 @@ class Trainer(Protocol):
         """Send the averaged roles' weights of these replicas to the aggregation server, which keeps their aggregate."""
 
     def branch(self, replicas: Sequence[int]) -> None:
-        """Let the copies of every copied role start from the newest merged one; nothing crosses."""
+        """Start the copies of every copied role from the newest merged one; sends no message."""
 
     def merge(self, weights: Mapping[int, float]) -> None:
-        """Replace every copied role's segments by the aggregate of its copies; nothing crosses."""
+        """Replace every copied role's segments by the aggregate of its copies; sends no message."""
 
 
 class RunSetup(Protocol):
-    """What a run was made from: topologies and shapes by replica, defenses, optimizers by role, seed and device.
+    """Settings of a run: topologies and shapes by replica, defenses, optimizers by role, seed and device.
 
-    `accumulate`: after how many batches the optimizers take a step.
+    `accumulate`: the number of batches in one optimizer step.
     """
 
     topologies: Sequence[Topology]
@@ -137,13 +136,13 @@ class RunSetup(Protocol):
 
 
 class Stateful(Protocol):
-    """Has a state that a checkpoint keeps: tensors and plain values."""
+    """Object with a state that a checkpoint saves: tensors and plain values."""
 
     def state(self) -> dict[str, Any]:
         """Return the state."""
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restore `state`."""
 
 
 Scales = Mapping[int, float]

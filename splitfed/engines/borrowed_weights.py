@@ -1,4 +1,4 @@
-"""Modules that are lent for the length of a block: with others' weights in them, or left as they were."""
+"""Modules with temporarily replaced weights, and restoration of modules after a block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from splitfed.core.topology import weights
 
 @contextmanager
 def preserve_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Put buffers back, also those that a module replaces, and leave no gradient, however the block ends."""
+    """Restore buffers, also replaced ones, and remove gradients at the end of the block, also after an exception."""
     inner = {id(m): m for module in modules for m in module.modules()}.values()
     saved = [(m, {name: None if b is None else b.clone() for name, b in m._buffers.items()}) for m in inner]
     try:
@@ -27,16 +27,16 @@ def preserve_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def with_tensors(own: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> dict[str, nn.Module]:
-    """Return modules like `own` with `tensors`, named `segment/name`, in them as far as they go.
+    """Return modules like `own` in which `tensors`, named `segment/name`, replace the tensors of the same names.
 
-    Weights are not copied, buffers are: nobody trains what is lent, but a forward pass may change statistics.
+    Weights are not copied, buffers are: the modules are not trained, but a forward pass may change statistics.
     """
     memo: dict[int, Any] = {}
     for segment, module in own.items():
         for name, weight in module.named_parameters(remove_duplicate=False):
             tensor = tensors.get(f"{segment}/{name}", weight).detach().to(weight.device)
             memo[id(weight)] = nn.Parameter(tensor, weight.requires_grad)
-    # Copied together, so that weights which a party shares between its segments stay shared.
+    # Copied together, so that weights shared between segments of a party stay shared.
     modules = copy.deepcopy(dict(own), memo)
     for segment, module in modules.items():
         for name, buffer in module.named_buffers():
@@ -46,7 +46,7 @@ def with_tensors(own: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) ->
 
 
 def with_weights(own: Mapping[str, nn.Module], lent: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return copies of `own` with the weights of `lent` and buffers of their own."""
+    """Return copies of `own`, with its buffers, in which the weights are those of `lent`."""
     made = copy.deepcopy(dict(own))
     for name, module in made.items():
         module.load_state_dict({**module.state_dict(), **weights(lent[name])})

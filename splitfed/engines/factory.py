@@ -16,4 +16,4 @@ def _as_contract(made_by: Callable[Arguments, Engine]) -> Callable[Arguments, En
 
 
 make_engine = _as_contract(LocalEngine)
-"""Makes a `LocalEngine`, of its arguments; to be used through the contract alone."""
+"""Function that makes a `LocalEngine` from its arguments; use the result only through the contract `Engine`."""

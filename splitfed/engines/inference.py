@@ -1,4 +1,4 @@
-"""Passes through the parties that move no weight: predictions, gradients; and the segments that they go through."""
+"""Passes through the parties that change no weight (predictions, gradients), and access to the parties' segments."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from splitfed.engines.borrowed_weights import preserve_buffers, with_tensors, wi
 from splitfed.engines.parties import RunParties
 
 ROWS_AT_ONCE = 256
-"""How many rows pass forward together where they are scored, predicted, or asked about by a method."""
+"""Number of rows in one forward pass of scoring, prediction, or a method's query."""
 
 
 class Inference(Protocol):
-    """Passes over the parties of `run_parties`, whose messages `link` carries."""
+    """Passes over the parties of `run_parties`, whose messages `link` delivers."""
 
     run_parties: RunParties
     link: LocalLink
@@ -39,13 +39,11 @@ class Inference(Protocol):
         head: str | None = None,
         also: Collection[str] = (),
     ) -> Prediction:
-        """Run `part` of `replica` forward through the parties in evaluation mode, to `head` (None: to all that answer).
+        """Run `part` of `replica` forward through the parties in evaluation mode, to `head` (None: to all heads).
 
-        `number` tells one pass from the next, so that the defenses draw afresh. `also`: values on the way to those
-        outputs that the experimenter wants too, before any defense.
-
-        `borrow`: whose client segments stand in for the replica's own, as when the experimenter scores the newest
-        model on everybody's data; nothing is counted for lending them.
+        `number` distinguishes passes, so that defenses draw new noise. `also`: intermediate values to return as well,
+        before any defense. `borrow`: the source of client segments to use in place of the replica's own, for example to
+        score the newest model on all clients' data; no message is counted for it.
         """
         place = self.run_parties.serving(replica)
         topology = place.topology
@@ -71,7 +69,7 @@ class Inference(Protocol):
         return Prediction(joined_outputs, labels, joined_values)
 
     def consult(self, replica: int, value: str, rows: Tensor, part: str, number: int) -> Tensor:
-        """Pass `rows` of `part` of `replica` forward in evaluation mode; return the output `value` of the model."""
+        """Pass `rows` of `part` of `replica` forward in evaluation mode; return the output `value`, (rows, ...)."""
         place = self.run_parties.replicas[replica]
         with self._kept(place):
             found = [
@@ -83,7 +81,7 @@ class Inference(Protocol):
     def rehearse(
         self, replica: int, part: str, number: int, borrow: Source | None = None, batch_size: int = 64
     ) -> None:
-        """Send `part` of `replica` through training steps that move no weight and leave no trace in buffer or gradient.
+        """Send `part` of `replica` through training steps that change no weight, buffer or gradient.
 
         They count as steps of the newest epoch of training.
         """
@@ -105,7 +103,7 @@ class Inference(Protocol):
     def gradient(self, replica: int, batches: Sequence[Tensor], part: str = "train") -> dict[str, Tensor]:
         """Return the gradient of the mean loss of `replica` over the rows of `batches`: `segment/name` -> tensor.
 
-        In training mode; no weight moves, no buffer changes, and nobody learns of it.
+        In training mode, without a change of weights or buffers, and without recorded or counted messages.
         """
         place, total = self.run_parties.serving(replica), sum(len(rows) for rows in batches)
         newest = self.run_parties.newest_epoch
@@ -122,7 +120,7 @@ class Inference(Protocol):
             }
 
     def _kept(self, place: ClientReplica) -> AbstractContextManager[None]:
-        """Leave those segments as they were that a pass in evaluation mode changes; nothing is copied of others."""
+        """Return a context that restores the segments that a pass in evaluation mode changes; others are not copied."""
         changed = self.run_parties.facts[place.index].changed_in_evaluation
         if not changed:
             return nullcontext()
@@ -131,7 +129,7 @@ class Inference(Protocol):
 
     @contextmanager
     def borrow_segments(self, replica: int, source: Source | None) -> Iterator[None]:
-        """Let the data owners of `replica` use the segments of `source` for the length of the block."""
+        """Let the data owners of `replica` use the segments of `source` within the block."""
         if source is None or source == replica:
             yield
             return
@@ -151,18 +149,18 @@ class Inference(Protocol):
                 borrowers[role].state.modules = modules
 
     def _lend(self, own: dict[str, nn.Module], lender: Party) -> dict[str, nn.Module]:
-        """Return what a party with the modules `own` uses of the `lender`'s: all but those that never leave it."""
+        """Return the modules `own` with the `lender`'s weights, except for segments that never leave their party."""
         place = self.run_parties.placement
         lent = {n: own[n] if n in place.kept else m for n, m in lender.state.modules.items()}
         return lent if place.buffers else with_weights(own, lent)
 
     def modules_of_party(self, party: str, replica: int) -> dict[str, nn.Module]:
-        """Return the segments that `party` holds for `replica`: the party's own modules, not copies."""
+        """Return the segments of `party` for `replica`: the party's own modules, not copies."""
         mine = {p.name: p for p in self.run_parties.serving(replica).parties.values()}
         return mine.get(party, self.run_parties.parties[party]).state.modules
 
     def modules(self, replica: int, borrow: Source | None = None) -> dict[str, nn.Module]:
-        """Return the modules `replica` would use by segment, for the experimenter: the parties' own, not copies."""
+        """Return segment -> module of `replica`, for the experimenter: the parties' own modules, not copies."""
         with self.borrow_segments(replica, borrow):
             return {
                 n: m

@@ -1,4 +1,4 @@
-"""The local engine: every party in this process, messages handed over in memory, or as bytes.
+"""The local engine: all parties in this process, with messages passed in memory or as bytes.
 
 It runs steps, and moves weights between parties: handed over, averaged by an aggregation server, copied and merged.
 """
@@ -35,8 +35,8 @@ from splitfed.engines.secure_summation import SecureSummation
 class LocalEngine(Engine):
     """Parties of `replicas` clients on one topology: data owners one a replica, the other roles shared by all replicas.
 
-    A list of topologies, one a replica, gives clients segments of different make on the same shared roles. `link`: what
-    carries the messages, such as `ByteLink`. `accumulate`: after how many batches the optimizers take a step.
+    A list of topologies, one a replica, allows client segments of different architectures on the same shared roles.
+    `link`: delivers the messages, such as `ByteLink`. `accumulate`: the number of batches in one optimizer step.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LocalEngine(Engine):
         self.defenses = tuple(defenses)
         self.optims = dict(optims or {})
         self.accumulate = accumulate
-        # By how many rows each replica divides a step's losses, where batches are drawn so that their size varies.
+        # Number of rows by which each replica divides a step's losses, with batches of random size.
         self._expected = None if expected is None else tuple(expected)
         self.device = torch.device(device)
         self.traffic = Traffic()
@@ -84,16 +84,16 @@ class LocalEngine(Engine):
     ) -> list[float]:
         """Train `replica` on `batches` of `part`; return the total loss of each step that had rows.
 
-        `task` multiplies the losses of the heads; at 0 no label crosses.
+        `task` multiplies the losses of the heads; at 0 no label is sent.
         """
         if self.accumulate > 1:
             return self._train_accumulated(replica, epoch, batches, first, part, task)
         place = self.run_parties.replicas[replica]
         losses = []
         self._participation[replica].add(epoch, batches, part)
-        # What a method has trained besides belongs to the epoch that the replica has come to.
+        # Further training by a method counts for the replica's current epoch.
         counts_as = None if part == "train" else self._participation[replica].newest
-        # Rows of another part than the client's own are not drawn by chance.
+        # Only batches of the client's own rows have a random size.
         expected = None if self._expected is None or part != "train" else self._expected[replica]
         for step, rows in enumerate(batches, first):
             stamp = place.stamp("train", epoch, step, part)
@@ -127,7 +127,7 @@ class LocalEngine(Engine):
         return {place.index: _total(place, found) for place, found in zip(places, values, strict=True)}
 
     def state(self) -> dict[str, Any]:
-        """Return the state of every party, recorder and counter; refuse what changed and no party's state holds."""
+        """Return the state of all parties, recorders and counters; raise `InvalidInput` for changes outside of it."""
         self._shared.check()
         return {
             "parties": {name: party.state.state_dict() for name, party in self.run_parties.members().items()},
@@ -140,7 +140,7 @@ class LocalEngine(Engine):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restore `state`."""
         self.run_parties.maker.check_state(state.get("keys", {}))
         for name, party in self.run_parties.members().items():
             party.state.load_state_dict(state["parties"][name])
@@ -168,7 +168,7 @@ class LocalEngine(Engine):
         receiver.state.adopt(arrived.tensors, kept)
 
     def download(self, replicas: Sequence[int], epoch: int) -> None:
-        """Send what the aggregation server holds to the parties of `replicas` in every averaged role."""
+        """Send the aggregation server's weights to the parties of `replicas` in every averaged role."""
         place = self.run_parties.placement
         for role, fed in self.run_parties.fed.items():
             for replica in replicas:
@@ -191,7 +191,7 @@ class LocalEngine(Engine):
             fed.state.adopt(averaged.value(), place.kept)
 
     def branch(self, replicas: Sequence[int]) -> None:
-        """Let the copies of every copied role start from the merged one."""
+        """Start the copies of every copied role from the merged one."""
         for role, copies in self.run_parties.copies.items():
             tensors = self.run_parties.shared[role].state.contents()
             for replica in replicas:
@@ -208,9 +208,9 @@ class LocalEngine(Engine):
     def _train_accumulated(
         self, replica: int, epoch: int, batches: Sequence[Tensor], first: int, part: str, task: float
     ) -> list[float]:
-        """Train as `train`, with one step behind every `accumulate` batches, on the mean of their losses.
+        """Train as `train`, with one step after every `accumulate` batches, on the mean of their losses.
 
-        Of the last batches, fewer than that, the mean is over those that there are.
+        The last step may have fewer batches; its loss is the mean over these.
         """
         place = self.run_parties.replicas[replica]
         self._participation[replica].add(epoch, batches, part)
@@ -228,14 +228,14 @@ class LocalEngine(Engine):
         return losses
 
     def _replace_batch(self, place: ClientReplica, batch: Batch, stamp: Stamp) -> Batch:
-        """Return the rows of a step, or what a detector at one of its parties puts in their place."""
+        """Return the rows of a step, or the replacement that a detector at one of its parties makes."""
         for party in place.members:
             if detector := self.detectors.get(party.name):
                 batch = detector.batch(party, batch, stamp)
         return batch
 
     def _update(self, places: Sequence[ClientReplica]) -> None:
-        """Let every party of a step learn, unless its detector objects; then let the training attacks act."""
+        """Let every party of a step update its weights unless its detector refuses; then run the training attacks."""
         for party in _distinct(places):
             detector = self.detectors.get(party.name)
             if detector is None or detector.keeps(party):
@@ -260,7 +260,7 @@ class LocalEngine(Engine):
         return SecureSummation(plan, role, names, epoch, self.seed, self.link.deliver).open()
 
     def _summed(self, role: str, weights: Mapping[int, float], epoch: int) -> dict[str, Tensor]:
-        """Return the weighted mean as a secure sum gives it; who misbehaves bends its upload before it is masked."""
+        """Return the weighted mean by a secure sum; poisoned clients change their uploads before these are masked."""
         summing = self._sums.pop(role, None) or self._open(role, weights, epoch)
         uploads = {}
         for replica in weights:
@@ -271,7 +271,7 @@ class LocalEngine(Engine):
 
 
 def _total(replica: ClientReplica, losses: Mapping[str, float]) -> float:
-    """The loss of a step: that of every head, times its weight."""
+    """Return the loss of a step: the sum over heads, each times its weight."""
     total = 0.0
     for head in replica.topology.heads:
         if head.value in losses:
@@ -280,7 +280,7 @@ def _total(replica: ClientReplica, losses: Mapping[str, float]) -> float:
 
 
 def _distinct(places: Sequence[ClientReplica]) -> Sequence[Party]:
-    """Every party of `places` once."""
+    """Return every party of `places` once."""
     if len(places) == 1:
         return places[0].members
     return list({id(party): party for place in places for party in place.members}.values())

@@ -1,6 +1,6 @@
-"""Who may live inside training beside the parties: an attack at one of them, a detector at a client; what they do.
+"""Contracts of attacks at a party and detectors at a client that take part in training.
 
-The engine knows no attack and no detector: it calls these at the moments of a step, and keeps their state.
+The engine knows no particular attack or detector: it calls these methods during a step, and saves their state.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from splitfed.engines.parties import RunParties
 
 
 class Observer(Stateful, Protocol):
-    """Reports numbers after every round, and has a state to resume from."""
+    """Reports metrics after every round, and has a state for resuming."""
 
     def metrics(self) -> dict[str, Any]:
-        """Return what is to be known of the round that ends."""
+        """Return the metrics of the round that ends."""
 
 
 class AttackObserver(Observer, Protocol):
-    """Sees what arrives at one party, and stands where that party sends."""
+    """Attack at one party: reads the messages that arrive there, and may change those that the party sends."""
 
     def receive(self, message: Message) -> None:
-        """Look at a message that has arrived."""
+        """Process a message that has arrived at the party."""
 
     def send(self, message: Message) -> Message:
-        """Return what leaves in place of `message`."""
+        """Return the message to send in place of `message`."""
 
     def step_ended(self) -> None:
         """Act after every party has taken its optimizer step."""
 
 
 class DetectorObserver(Observer, Protocol):
-    """Stands by one client: may send a batch of its own making, and may keep the client from learning of a step."""
+    """Detector at one client: may replace a batch, and may prevent the client's optimizer step."""
 
     def batch(self, party: Party, batch: Batch, stamp: Stamp) -> Batch:
         """Return the rows to use in place of `batch`."""
@@ -51,9 +51,9 @@ class DetectorObserver(Observer, Protocol):
 
 
 class Observable(Protocol):
-    """Parties and messages of a run as attacks, poisonings, detectors and recorders are let in on them.
+    """Access of attacks, poisonings, detectors and recorders to the parties and messages of a run.
 
-    `training_attacks` and `detectors`: who has been let in, by party.
+    `training_attacks` and `detectors`: those that were added, by party.
     """
 
     topology: Topology
@@ -66,22 +66,22 @@ class Observable(Protocol):
     detectors: dict[str, DetectorObserver]
 
     def party(self, replica: int, role: str) -> Party:
-        """Return the party that plays `role` for `replica`, as it trains."""
+        """Return the party in `role` of `replica`, as it is used in training."""
         return self.run_parties.party(replica, role)
 
     def join(self, party: str, attack: AttackObserver) -> None:
-        """Let `attack` see all that `party` receives, and stand where it sends."""
+        """Show `attack` all messages that `party` receives, and let it change those that it sends."""
         self.training_attacks[party] = attack
         self.link.listeners[party] = attack.receive
         self.link.taps[party] = attack.send
 
     def view(self, party: str) -> View:
-        """Return what was recorded of `party`, with the segments it holds."""
+        """Return the recorded messages of `party`, with the segments it holds."""
         return self.link.recorders.get(party, Recorder(party)).view(self.parties[party].state.modules)
 
     @contextmanager
     def record_party(self, party: str | None) -> Iterator[Recorder]:
-        """Record everything `party` receives inside the block (None: nobody); the run's own recorders rest."""
+        """Record all messages that `party` receives within the block (None: none); the run's recorders are paused."""
         recorders, outer = self.link.recorders, self.link.watched
         recorder = Recorder(party or "", budget=2**62)
         self.link.recorders = self.link.watched = {} if party is None else {**outer, party: recorder}

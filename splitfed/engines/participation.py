@@ -1,4 +1,4 @@
-"""What clients have taken part in: their steps, how often each of their rows was trained on, and the newest epoch."""
+"""Participation of clients in training: their steps, the number of steps of each row, and the newest epoch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Participation:
-    """Counts of one client. An epoch alone does not tell how often a row was used: a round may be counted in steps."""
+    """Step counts of one client, by row as well: with rounds counted in steps an epoch does not determine them."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -19,16 +19,16 @@ class Participation:
 
     @property
     def most(self) -> int:
-        """How many steps the row was in that was in most."""
+        """Largest number of training steps in which any single row took part."""
         return int(self._rows.max()) if len(self._rows) else 0
 
     def add(self, epoch: int, batches: Sequence[Tensor], part: str = "train") -> None:
-        """Count a step a batch of `epoch`; rows of another part than "train" are not those that are counted."""
+        """Count one step for each of `batches` in `epoch`; rows are counted only for the part "train"."""
         if not batches:
             return
         self.steps += len(batches)
         if part != "train":
-            # Numbered by whoever asks for them, in rounds it may be, which are no more than the epochs.
+            # The caller numbers these, possibly by rounds, which do not exceed the epochs.
             self.newest = max(self.newest, epoch)
             return
         self.newest = epoch
@@ -43,5 +43,5 @@ class Participation:
         return {"steps": self.steps, "newest": self.newest, "rows": self._rows.clone()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restore `state`."""
         self.steps, self.newest, self._rows = int(state["steps"]), int(state["newest"]), state["rows"].clone()

@@ -1,4 +1,4 @@
-"""Who is there: the parties of every replica, made from the topology, the defenses and what the schedule asks for."""
+"""The parties of every replica, built from the topology, the defenses and the schedule's placement."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from splitfed.engines.party_maker import PartyMaker, make_party_maker
 
 
 class RunParties:
-    """All parties of a run: `replicas` as they train, `parties` by name, `fed` and `copies` by role.
+    """All parties of a run: `replicas` as they train, `parties` by name, `fed` (aggregation server), `copies` by role.
 
     `topologies`, `facts` and `participation` are by replica.
     """
@@ -85,7 +85,7 @@ class RunParties:
         return max(0, *(counts.newest for counts in self.participation))
 
     def party(self, replica: int, role: str) -> Party:
-        """Return the party that plays `role` for `replica`, as it trains."""
+        """Return the party in `role` of `replica`, as it is used in training."""
         return self.replicas[replica].parties[role]
 
     def owners(self, replica: int) -> list[Party]:
@@ -94,7 +94,7 @@ class RunParties:
         return [place.parties[role] for role in place.topology.data_roles]
 
     def serving(self, replica: int) -> ClientReplica:
-        """Return the replica as it predicts: with the merged segments where it trains a copy."""
+        """Return the replica as it predicts: with the merged segments in place of its copies."""
         place = self.replicas[replica]
         if not self.copies:
             return place
@@ -102,7 +102,7 @@ class RunParties:
         return ClientReplica(place.index, place.topology, {**place.parties, **merged}, place.pseudonym)
 
     def members(self) -> dict[str, Party]:
-        """Return every party by a name of its own: copies and the aggregation server's roles have a suffix."""
+        """Return every party by a unique name: copies and the aggregation server's roles have a suffix."""
         found = {name: party for name, party in self.parties.items() if name != FED}
         found |= {
             f"{role}~{replica}": party for role, copies in self.copies.items() for replica, party in enumerate(copies)
@@ -140,7 +140,7 @@ def _party_factory(
             state.privatizer = defense.privatizer(
                 PrivatizedParty(name, role, state.modules, seed, position, state.device, tells)
             )
-        # The aggregation server's copy of a role takes part in no step.
+        # The aggregation server's copy of a role is never trained.
         return Party(state) if name == FED else maker.make(topology, facts, state)
 
     return make
@@ -157,8 +157,8 @@ def _index_by_name(parties: Sequence[Party], topology: Topology) -> dict[str, Pa
 def _pseudonyms(topology: Topology, replicas: int, seed: int) -> list[int]:
     """Return the number that the messages of each replica carry.
 
-    Where some party never hears from a client directly, the numbers are shuffled: it can tell one client's messages
-    from another's, as it must, but not whose they are.
+    If some party never receives from a client directly, the numbers are shuffled: the party can distinguish the
+    clients' messages, as it must, but not identify the clients.
     """
     heard = {
         topology.role_of(e.target) for e in topology.crossings if topology.role_of(e.source) in topology.data_roles

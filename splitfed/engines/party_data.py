@@ -1,4 +1,4 @@
-"""What the parties of a run hold: rows by the name of their part, weights to start from, optimizers."""
+"""Data of the parties of a run: rows by part, initial weights, and optimizers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from splitfed.engines.parties import RunParties
 
 
 class PartyData(Protocol):
-    """Rows, first weights and optimizers of the parties of `run_parties`; rows are their data owners' alone."""
+    """Rows, initial weights and optimizers of the parties of `run_parties`; only data owners have rows."""
 
     run_parties: RunParties
 
     def rows(self, replica: int, part: str) -> int:
-        """Return how many rows `replica` has in `part`."""
+        """Return the number of rows of `replica` in `part`."""
         return self.run_parties.owners(replica)[0].state.rows(part)
 
     def own(
@@ -30,9 +30,9 @@ class PartyData(Protocol):
         relabel: bool = True,
         origins: RowOrigins | None = None,
     ) -> None:
-        """Give each data owner of `replica` the inputs and labels that are its own.
+        """Give each data owner of `replica` its inputs and labels of `part`.
 
-        `relabel`: whether defenses change the labels to train on. `origins`: as in `PartyState.own`.
+        `relabel`: whether defenses change the labels used in training. `origins`: as in `PartyState.own`.
         """
         parties, topology = self.run_parties.replicas[replica].parties, self.run_parties.topologies[replica]
         for role in topology.data_roles:
@@ -41,22 +41,22 @@ class PartyData(Protocol):
             parties[role].state.own(part, own_inputs, own_labels, relabel, origins)
 
     def drop(self, replica: int, part: str) -> None:
-        """Let the data owners of `replica` forget the rows called `part`."""
+        """Delete the rows of `part` at the data owners of `replica`."""
         for party in self.run_parties.owners(replica):
             party.state.drop(part)
 
     def show(self, replica: int, part: str, rows: Tensor) -> None:
-        """Let `part` of `replica` be these `rows` of its part "train", as the data owners train on them."""
+        """Define `part` of `replica` as the `rows` of its part "train", with the labels used in training."""
         for party in self.run_parties.owners(replica):
             party.state.show(part, rows)
 
     def start_from(self, replica: int, tensors: Mapping[str, Tensor]) -> None:
-        """Let the client of `replica` start from `tensors`, `segment/name` -> tensor, in place of its topology's."""
+        """Set the initial weights of the client of `replica` to `tensors`, `segment/name` -> tensor."""
         for party in self.run_parties.owners(replica) if tensors else ():
             party.state.adopt({**party.state.contents(copies=False), **tensors})
 
     def restart_optimizers(self) -> None:
-        """Let every party's optimizer forget its state, such as momentum; weights and learning rates stay."""
+        """Clear the state of every party's optimizer, such as momentum; weights and learning rates are kept."""
         for party in self.run_parties.members().values():
             party.state.restart()
 

@@ -1,4 +1,4 @@
-"""The parties of a run, made one by one: in plain, or as the secure computation of its topology has them."""
+"""Construction of the parties of a run, plain or for the secure computation of its topology."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from splitfed.registry import resolve
 
 
 class PartyMaker:
-    """Makes the parties of a run of `replicas` clients, the first of whom has `topology`, and keeps their keys.
+    """Builds the parties of a run of `replicas` clients, the first with `topology`, and stores their keys.
 
-    In plain there are none; a subclass has what a secure computation needs.
+    Plain parties have no keys; a subclass adds what a secure computation needs.
     """
 
     def __init__(self, topology: Topology, replicas: int) -> None:
-        """Make or load the keys."""
+        """Make or load the keys, of which plain parties have none."""
 
     def make(self, topology: Topology, facts: TopologyFacts, state: PartyState) -> Party:
-        """Return the party that has `state`."""
+        """Return the party with `state`."""
         return Party(state)
 
     def introduce(self, parties: Mapping[str, Party], deliver: Callable[[Message], Message], stamp: Stamp) -> None:
-        """Let `parties`, by name, send each other what they need before the first step."""
+        """Let `parties`, by name, exchange what they need before the first step, such as public keys."""
 
     def write_keys(self) -> None:
-        """Write the keys that are in no file yet into the key folder, where there is one."""
+        """Write the keys that are in no file yet into the key folder, if there is one."""
 
     def state(self) -> dict[str, Any]:
-        """Write the keys, and return what a checkpoint must say of them: no secret is in it."""
+        """Write the keys, and return what a checkpoint needs to identify them, without any secret."""
         return {}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse to go on from a checkpoint that was written under other keys."""
+        """Raise `InvalidInput` for a checkpoint that was written under other keys."""
 
 
 def make_party_maker(topology: Topology, replicas: int) -> PartyMaker:
-    """Return who makes the parties of a run of so many clients, the first of whom has `topology`."""
+    """Return the builder of the parties of a run of `replicas` clients, the first with `topology`."""
     kind = PartyMaker if topology.computation is None else resolve(topology.computation.parties)
     maker: PartyMaker = kind(topology, replicas)
     return maker

@@ -1,4 +1,4 @@
-"""A secure sum over an engine's link: each exchange of a role's clients with the aggregation server is a message."""
+"""A secure sum over an engine's link: each exchange between clients and the aggregation server is a message."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Deliver = Callable[[Message], Message]
 
 
 class SecureSummation:
-    """One sum: `names` are the parties of the replicas that may take part in round `epoch`.
+    """One sum in round `epoch`; `names`: replica -> party, of all that may take part.
 
-    `deliver` carries a message; the two halves of the protocol are `open`, before they train, and `close`. `purpose`
-    tells several sums of one role in one round apart, which must not share masks.
+    `deliver` sends a message; call `open` before the clients train, and `close` after. `purpose` distinguishes several
+    sums of one role in one round, which must not use the same masks.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class SecureSummation:
         self._sum = plan.start(names, seed, (role, epoch, *purpose), self)
 
     def open(self) -> SecureSummation:
-        """Exchange what the sum needs before its clients train."""
+        """Exchange keys and shares before the clients train."""
         self._sum.open()
         return self
 
     def close(self, uploads: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> dict[str, Tensor]:
-        """Return the mean of `uploads`, of the replicas that finished, weighted; the server sees nothing else."""
+        """Return the weighted mean of `uploads`, replica -> tensors of those that finished."""
         return self._sum.close(uploads, weights)
 
     def from_server(self, kind: str, member: int, tensor: Tensor) -> Tensor:

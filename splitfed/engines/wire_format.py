@@ -1,12 +1,11 @@
-"""A link that turns every message into bytes and reads it back, as a network would: with a header, checked, no pickle.
+"""A link that serialises every message to bytes and parses it back, as a network would, with checksums, without pickle.
 
     magic "SFMS" | version, uint16 | length of the header, uint32 | CRC-32 of the header, uint32 | header | payload
 
-The three numbers are little-endian; the header is JSON in UTF-8. It says who sends what to whom, on which edge and
-when, in which byte order, and of every tensor its name, type, shape, strides, number of bytes and CRC-32; the payload
-is the tensors' numbers in the order they lie in memory, one tensor after another, and as long as the message is
-counted. What a defense packs is the
-exception: this link sends the tensors that the receiver unpacks, and the header says how many bytes count.
+The three numbers are little-endian; the header is JSON in UTF-8. It contains sender, receiver, kind, edge, stamp and
+byte order, and for every tensor its name, type, shape, strides, number of bytes and CRC-32. The payload is the tensors'
+numbers in memory order, one tensor after another; its length is the counted size of the message. Messages that a
+defense packs are the exception: this link sends the unpacked tensors, and the header gives the packed size.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ _DTYPES = {
 }
 _FIELDS = {"sender": str, "receiver": str, "kind": str, "edge": str, "stamp": list, "tensors": list}
 _LARGEST = 2**36
-"""Bytes of a tensor, gaps included, beyond which a header is not believed."""
+"""Largest size of a tensor in bytes, gaps included; a larger one in a header is refused."""
 _SPREAD = 4096
-"""Places of memory per number, beyond which a layout is neither written nor believed: its receiver fills the gaps."""
+"""Largest ratio of memory to numbers of a layout, which the receiver allocates with gaps; larger ones are refused."""
 
 
 class ByteLink(LocalLink):
-    """Carries every message as bytes; `headers` counts those of the headers, which are no part of the traffic."""
+    """Link that sends every message as bytes; `headers` counts the bytes of headers, which are not traffic."""
 
     headers = 0
 
     def carry(self, message: Message) -> Message:
-        """Return what arrives: the message as it is read back, on the devices that its tensors were on."""
+        """Return the received message, parsed from bytes, with tensors on their original devices."""
         sent = to_bytes(message)
         self.headers += len(sent) - sum(t.nbytes for t in message.tensors.values())
         arrived = from_bytes(sent)
@@ -57,9 +56,9 @@ class ByteLink(LocalLink):
 
 
 def to_bytes(message: Message) -> bytes:
-    """Return `message` as bytes: a header, and the numbers of its tensors; `from_bytes` reads them back.
+    """Return `message` as bytes: a header, and the numbers of its tensors; `from_bytes` parses them.
 
-    Raises `InvalidInput` for a tensor of a type that the header cannot name, and for one that lies too wide in memory.
+    Raises `InvalidInput` for a tensor of an unsupported type, and for one with large gaps in memory.
     """
     message = message.in_own_memory()
     entries, payload = [], []
@@ -71,8 +70,8 @@ def to_bytes(message: Message) -> bytes:
         layout = None if message.layouts is None else message.layouts.get(name)
         if layout is not None and _too_wide(tensor.shape, layout):
             raise InvalidInput(
-                f"{name!r} on {message.edge!r} lies in memory with over {_SPREAD} places for each of its numbers, "
-                "which this link does not carry; call .contiguous() before it is sent"
+                f"{name!r} on {message.edge!r} occupies over {_SPREAD} times the memory of its numbers, which this "
+                "link does not send; call .contiguous() first"
             )
         entries.append(
             {
@@ -99,9 +98,9 @@ def to_bytes(message: Message) -> bytes:
 
 
 def from_bytes(data: bytes) -> Message:
-    """Return the message that `to_bytes` wrote; raises `InvalidInput`, in a line, for anything else.
+    """Return the message that `to_bytes` wrote; raise `InvalidInput`, in one line, for anything else.
 
-    No number is read before the header has been checked against the length of `data`, and nothing is unpickled.
+    The header is checked against the length of `data` before any tensor is read, and nothing is unpickled.
     """
     header, start = _parse_header(data)
     tensors, layouts = {}, {}
@@ -114,7 +113,7 @@ def from_bytes(data: bytes) -> Message:
         raw = data[start : start + nbytes]
         if zlib.crc32(raw) != entry["crc32"]:
             raise InvalidInput(f"message: the bytes of {name!r} do not match their checksum; they were changed")
-        # Cloned to where torch aligns it: kernels round differently elsewhere.
+        # Cloned for torch's memory alignment, on which the rounding of kernels depends.
         flat = torch.frombuffer(bytearray(raw), dtype=dtype).clone() if nbytes else torch.empty(0, dtype=dtype)
         tensors[name] = _restore_strides(flat, shape, strides)
         if layout is not None:
@@ -136,9 +135,9 @@ def from_bytes(data: bytes) -> Message:
 
 
 def _parse_header(data: bytes) -> tuple[dict[str, Any], int]:
-    """Return the header and where the payload begins."""
+    """Return the header and the position of the payload."""
     if len(data) < _FIXED.size:
-        raise InvalidInput(f"message: {len(data)} bytes are too few; expected at least {_FIXED.size}")
+        raise InvalidInput(f"message: {len(data)} bytes are too short; expected at least {_FIXED.size}")
     magic, version, length, checksum = _FIXED.unpack_from(data)
     if magic != MAGIC:
         raise InvalidInput(f"message: it begins with {magic!r}; expected {MAGIC!r}")
@@ -152,9 +151,9 @@ def _parse_header(data: bytes) -> tuple[dict[str, Any], int]:
     try:
         header = json.loads(text)
     except (ValueError, RecursionError):
-        raise InvalidInput("message: the header is no JSON") from None
+        raise InvalidInput("message: the header is not JSON") from None
     if not isinstance(header, dict):
-        raise InvalidInput("message: the header is no table")
+        raise InvalidInput("message: the header is not a JSON object")
     for name, kind in _FIELDS.items():
         if not isinstance(header.get(name), kind):
             raise InvalidInput(f"message: {name}={header.get(name)!r} is not allowed; expected a {kind.__name__}")
@@ -174,7 +173,7 @@ def _parse_header(data: bytes) -> tuple[dict[str, Any], int]:
 
 
 def _parse_tensor_entry(entry: object) -> tuple[str, torch.dtype, list[int], list[int], int, Layout | None]:
-    """Return what the header says of a tensor, or refuse what cannot be."""
+    """Return the header's fields of one tensor; raise `InvalidInput` for impossible ones."""
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise InvalidInput(f"message: a tensor without a name is not allowed; the header has {str(entry)[:60]!r}")
     name, fields = entry["name"], cast("Mapping[str, Any]", entry)
@@ -206,19 +205,19 @@ def _parse_tensor_entry(entry: object) -> tuple[str, torch.dtype, list[int], lis
 
 
 def _too_wide(shape: Sequence[int], layout: Layout) -> bool:
-    """Return whether the numbers of `shape` lie too far apart; a tensor without numbers has no layout."""
+    """Return whether the numbers of `shape` are too far apart in memory; a tensor without numbers has no layout."""
     return layout.reach(shape) - layout.lead > _SPREAD * math.prod(shape)
 
 
 def _restore_strides(flat: Tensor, shape: list[int], strides: list[int]) -> Tensor:
-    """Return `flat` (numbers,) as a tensor that fills its memory in the order of `strides`; refuse other strides."""
+    """Return `flat`, (numbers,), as a tensor with `strides` without gaps; raise `InvalidInput` for other strides."""
     if flat.numel() and extent(shape, strides) != flat.numel():
         raise InvalidInput(f"message: strides {strides} leave gaps in shape {tuple(shape)}, or overlap")
     return flat.as_strided(shape, strides).detach()
 
 
 def _raw(tensor: Tensor) -> bytes:
-    """Return the numbers of a tensor that fills its storage, in the order they lie there."""
+    """Return the bytes of a tensor that fills its storage, in memory order."""
     flat = tensor.resolve_conj().resolve_neg().as_strided((tensor.numel(),), (1,)).cpu()
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 

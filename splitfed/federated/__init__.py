@@ -1,4 +1,4 @@
-"""Federated methods: how clients learn from each other beside what the schedule does; imported on first use."""
+"""Federated methods: what clients exchange in addition to the schedule; one method a file, imported on first use."""
 
 from typing import TYPE_CHECKING
 

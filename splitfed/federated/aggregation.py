@@ -3,12 +3,12 @@
 Paper: Zhou, Li, Chen, Ding, "Model agnostic federated mutual learning", 2023, whose baseline AGG it is; after Zhao, Li,
 Lai, Suda, Civin, Chandra, "Federated learning with non-IID data", 2018, who hand out a shared data set.
 
-Public rows are sent once, when a client first takes part, to the aggregation server and by it to everybody. A client
-takes as many steps, of as many rows, as the schedule asks for, but its rows are drawn anew every epoch, without
-repetition, from the union of its own and the others' public ones. So an epoch of the schedule is not all of the union;
-and where a schedule asks for batches one by one, the last of an epoch, if it is a shorter one, may repeat rows. Nothing
-else is exchanged; models may be of any make. Under a schedule that moves weights this is sharing of data on top of it.
-Clients start from the weights that the run's `starts` says.
+A client's public rows are sent once, when it first takes part, to the aggregation server, which sends them to all other
+clients. A client takes as many steps, of as many rows, as the schedule sets, but its rows are drawn anew every epoch,
+without repetition, from the union of its own and the others' public ones. So one epoch of the schedule does not cover
+the union; and where a schedule trains batch by batch, a shorter last batch of an epoch may repeat rows. Nothing else is
+exchanged, so models may differ in architecture. Under a schedule that moves weights, the rows are shared in addition.
+Clients start from the weights that the run's `starts` gives.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ PART = "own and shown"
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregation(Method):
-    """Own rows and others' public rows are one training set."""
+    """Clients train on the union of their own rows and the others' public rows."""
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """Rows are shown, and nothing else is sent."""
+        """Return the traits of a method that sends public rows and nothing else."""
         return replace(super().traits(topology), message_values=public_rows.SHOWN_VALUES)
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse clients that could not use each other's rows."""
+        """Raise `InvalidInput` for clients that cannot train on each other's rows."""
         public_rows.check("aggregation", topology, clients, classes=False)
 
     def check_run(self, context: MethodContext) -> None:
-        """Refuse a client that shows nothing."""
+        """Raise `InvalidInput` if a client has no public rows."""
         public_rows.check_public("aggregation", context.public)
 
     def objective(self, placement: ObjectivePlacement) -> public_rows.PublicRowsObjective | None:
@@ -48,7 +48,7 @@ class Aggregation(Method):
         return None if placement.replica is None else public_rows.PublicRowsObjective()
 
     def start(self, clients: int) -> State:
-        """Nobody has shown anything."""
+        """Return the state before any public rows are sent."""
         return public_rows.start()
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
@@ -57,7 +57,7 @@ class Aggregation(Method):
             public_rows.store_rows(learner, PART, public_rows.received_rows(learner, state), "train")
 
     def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
-        """Train on as many rows of the union as there are in `batches`."""
+        """Take as many training steps, of as many rows of the union, as `batches` has; return the loss of each step."""
         seed, size = derive(learner.seed, "aggregation", learner.replica, epoch), max(map(len, batches), default=0)
         starts = [(first + i) * size for i in range(len(batches))]
         count = learner.rows(PART)

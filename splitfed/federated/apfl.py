@@ -45,9 +45,8 @@ LEARNS = ("round", "step", "never")
 class Apfl(Averaging):
     """Adaptive personalized federated learning: every client uses a mixture of the average and weights of its own.
 
-    `alpha`, in [0, 1]: the share of a client's own weights at the start; `learns`: once a "round", "step", "never".
-
-    `rate` >= 0 of alpha's steps (None: the clients' learning rate).
+    `alpha`, in [0, 1]: the initial share of a client's own weights; `learns`: when alpha takes a step, once a "round",
+    every "step", or "never". `rate` >= 0: the learning rate of alpha (None: the clients' learning rate).
     """
 
     who: ClassVar[str] = "apfl"
@@ -57,9 +56,9 @@ class Apfl(Averaging):
     rate: float | None = field(default=None, metadata=require_number("apfl rate", low=0.0))
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """The second model learns from its own loss alone, and both start from what is sent: w is, and v starts at it.
+        """Return the traits of averaging: both models start from the broadcast weights, and w learns from its own loss.
 
-        The gradient of a mixture is not that of a layer, which a defense reads row by row.
+        It is no post-processing of defended gradients: a mixture has no per-row layer gradients that a defense reads.
         """
         off = "apfl with alpha=1 that never learns trains every client's own model alone"
         return replace(
@@ -71,7 +70,7 @@ class Apfl(Averaging):
         )
 
     def check_run(self, context: MethodContext) -> None:
-        """Refuse clients without a learning rate, where alpha's steps take theirs."""
+        """Raise `InvalidInput` for optimizers without a learning rate, if alpha is to take theirs."""
         super().check_run(context)
         check_rates(context, self.rate)
 
@@ -80,7 +79,7 @@ class Apfl(Averaging):
         check_second_model(self.who, topology)
 
     def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
-        """Return the topology with a second model, and mixtures in place of the first one."""
+        """Return the topology with a second model w, and with mixtures in place of the modules of the first one."""
         both = add_second_model(topology)
         # The parties of a group have one each: nobody reads another's.
         alphas = {
@@ -100,13 +99,13 @@ class Apfl(Averaging):
         return second_model(topology)
 
     def objective(self, placement: ObjectivePlacement) -> Learn | None:
-        """Return the gradient step on a client's mixing weight alpha."""
+        """Return the gradient step on a client's mixing weight alpha; None at a party that serves no client."""
         own = placement.topology.segments_of(placement.role)
         kept = tuple(s.name for s in own if s.name in self.traits(placement.topology).private_segments)
         return None if placement.replica is None or not kept else Learn(self.learns, kept)
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
-        """Alpha learns from the next batch."""
+        """Start the round from the weights that `arrived`, and let alpha take a step at the next batch."""
         super().begin(learner, arrived, number, state)
         if objective := objective_of(learner, Learn):
             objective.due, objective.rate = True, learner.rate if self.rate is None else self.rate
@@ -117,16 +116,16 @@ class Apfl(Averaging):
 
 
 class Mixture(nn.Module):
-    """What `own` computes with alpha times its weights plus (1 - alpha) times those of `other`, which do not learn."""
+    """Module `own` evaluated with weights alpha * own + (1 - alpha) * other, where `other` gets no gradient."""
 
     def __init__(self, own: nn.Module, other: nn.Module, alpha: nn.Parameter) -> None:
         super().__init__()
         self.own, self.alpha = own, alpha
-        # Held, and no part of this module: it is a segment of its own.
+        # In a tuple, so that it is not registered as a submodule: it is a segment of its own.
         self._other = (other,)
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Return what the module returns."""
+        """Return the output of `own` with the mixed weights."""
         pairs = zip(self.own.named_parameters(), self._other[0].parameters(), strict=True)
         mixed = {name: self.alpha * v + (1 - self.alpha) * w.detach() for (name, v), w in pairs}
         return functional_call(self.own, mixed, inputs)
@@ -134,7 +133,7 @@ class Mixture(nn.Module):
 
 @dataclass
 class Learn(NoObjective):
-    """Steps alpha down its slope, in place of the party's optimizer, which is left no gradient of it."""
+    """Gradient step on alpha, in place of the party's optimizer, for which the gradient of alpha is removed."""
 
     learns: str
     segments: tuple[str, ...]
@@ -142,7 +141,7 @@ class Learn(NoObjective):
     rate: float = 0.0
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
-        """Let alpha take a step where one is due."""
+        """Step alpha along its gradient if a step is due, clamp it to [0, 1], and remove its gradient."""
         alpha = modules[self.segments[0]].alpha
         assert isinstance(alpha, nn.Parameter)
         if alpha.grad is not None and self.due:

@@ -1,11 +1,11 @@
-"""The base of the methods that exchange weights: down before a round, up after it, averaged.
+"""The base of the methods that exchange weights: sent down before a round, sent up after it, and averaged.
 
-The average is a weighted mean, unless `aggregation` says otherwise: another rule, a secure sum, a quorum, a server
-step. Where a method's own formula rests on the mean, what would break it is refused by name.
+The average is a weighted mean, unless `aggregation` gives another rule, a secure sum, a quorum or a server step.
+Settings that would break a method's formula are refused by name.
 
-What clients share starts from one broadcast state, that of the first client asked in the first round, whatever the
-run's `starts` says: a mean of weights that were drawn apart is of no use. What a client keeps to itself starts as
-`starts` says.
+Shared segments start from one broadcast state, that of the first client selected in the first round, whatever the run's
+`starts` says, because a mean of weights with different initial values is of no use. Segments that a client does not
+share start as `starts` says.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Roles(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging(Method):
-    """Sends what clients share down in `query` and up in `aggregate`; a method writes what it does otherwise.
+    """Base of averaging methods: sends shared segments down in `query` and up in `aggregate`; a subclass adds the rest.
 
-    `buffers`: whether batch-norm statistics are averaged with the weights, or stay each client's own. `weighted`:
-    whether the mean weighs clients by their examples, or counts them alike. A client's optimizer goes on with its state
-    (momentum) where it takes new weights, as under a split schedule, unless the run restarts optimizers. `aggregation`:
-    a rule, by name, table or value, or an `UpdateAggregation` (a table of its settings); None: a plain mean.
+    `buffers`: whether batch-norm statistics are averaged with the weights, or kept by each client. `weighted`: whether
+    the mean weights clients by their examples, or equally. A client's optimizer keeps its state (momentum) when it
+    takes new weights, as under a split schedule, unless the run restarts optimizers. `aggregation`: a rule, by name,
+    table or value, or an `UpdateAggregation` (a table of its settings); None: a plain mean.
     """
 
     who: ClassVar[str] = "averaging"
@@ -57,25 +57,25 @@ class Averaging(Method):
     """Whether clients must hold the whole model."""
 
     refuses: ClassVar[Mapping[str, str]] = {}
-    """Setting of `UpdateAggregation` that the method cannot have -> why, in a line."""
+    """Setting of `UpdateAggregation` that the method refuses -> the reason, one line."""
 
     buffers: bool = True
     weighted: bool = True
     aggregation: str | Mapping[str, Any] | AggregationRule | UpdateAggregation | None = None
 
     def __post_init__(self) -> None:
-        """Refuse settings of the aggregation that there are not, or that break the method's formula."""
+        """Raise `InvalidInput` for unknown aggregation settings and for those in `refuses`."""
         super().__post_init__()
         object.__setattr__(self, "aggregation", update_aggregation_of(self.aggregation))
         refuse_settings(self.who, self.settings, self.refuses)
 
     @property
     def settings(self) -> UpdateAggregation:
-        """How the aggregation server aggregates."""
+        """The settings by which the aggregation server aggregates."""
         return update_aggregation_of(self.aggregation)
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """Weights go down and up, and are averaged here alone; what is not shared stays with its client."""
+        """Return the traits of averaging: weights are sent down and up; other segments stay at their client."""
         shared = self.shared(topology)
         own = [segment for role in topology.data_roles for segment in topology.segments_of(role)]
         sharing = {s.role for s in map(topology.segment, shared) if s.module.state_dict()}
@@ -84,9 +84,9 @@ class Averaging(Method):
             aggregates_weights=True,
             role_federations=tuple(r for r in topology.data_roles if r in sharing and len(topology.data_roles) > 1),
             aggregation=self.settings,
-            # Under a secure sum what comes back is masked.
+            # Under a secure sum the uploads are masked.
             returns_weights=self.settings.sum is None,
-            # A method that reads rows in another way than by steps says no.
+            # A subclass that reads rows otherwise than by training steps sets this to False.
             post_processing=True,
             message_values={"weights": FEATURES},
             private_segments=tuple(s.name for s in own if s.name not in shared),
@@ -98,44 +98,44 @@ class Averaging(Method):
         return tuple(s.name for s in topology.segments if s.role in topology.data_roles)
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse clients that have nothing to share, and those that hold a part of the model where it must be whole."""
+        """Raise `InvalidInput` for clients without weights to share, or, if `whole` is set, without the whole model."""
         if self.whole:
             check_whole(self.who, topology)
         if not trainable_names(topology, self.shared(topology)):
             raise InvalidInput(f"{self.who} averages weights; the clients of topology {topology.name!r} hold none")
 
     def check_run(self, context: MethodContext) -> None:
-        """Refuse segments that cannot be averaged, or that the schedule moves as well."""
+        """Raise `InvalidInput` for segments that cannot be averaged, and for a schedule that also moves weights."""
         check_unbound(self.who, "weights", context.bound)
         check_alike(self.who, self.what, context.topologies, [self.shared(t) for t in context.topologies])
 
     def start(self, clients: int) -> State:
-        """Nothing is known of the weights before the first client is asked."""
+        """Return the state before the first client sends its weights."""
         return {"weights": {}}
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
-        """Send every client that takes part what is shared."""
+        """Send the shared segments to every client that takes part in round `number`."""
         for learner in learners:
             state["weights"] = state["weights"] or self.shared_tensors(learner, copies=True)
             self.begin(learner, learner.receive("weights", state["weights"], number), number, state)
         open_round(self.settings, learners, number, state)
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
-        """Let one client start round `number` from what has `arrived`."""
+        """Start round `number` at one client from the tensors that `arrived`."""
         learner.adopt(arrived)
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
-        """Average what the clients that finished have learnt."""
+        """Average the shared segments of the clients that finished."""
         uploads = ((one, part, {"weights": self.shared_tensors(one)}) for one, part in self.parts(learners, shares))
         found = close_round(self.settings, uploads, number, state, self.weighted)
         state["weights"] = take_step(self, learners[0], found["weights"], state)
 
     def newest(self, learner: Learner, state: State) -> Mapping[str, Tensor] | None:
-        """Every client uses the newest average of what is shared."""
+        """Return the newest average of the shared segments; None if there is none yet."""
         return state["weights"] or None
 
     def shared_tensors(self, learner: LearnerWeights, copies: bool = False) -> dict[str, Tensor]:
-        """Return what the client shares, as it is sent: its weights, and buffers where these go along."""
+        """Return the tensors that a client sends: its shared weights, and buffers if `buffers` is set."""
         names = shared_at(self, learner)
         found = learner.contents(names, copies)
         if self.buffers:
@@ -144,7 +144,7 @@ class Averaging(Method):
         return {name: tensor for name, tensor in found.items() if name in own}
 
     def parts(self, learners: Sequence[Learner], shares: Mapping[int, float]) -> list[tuple[Learner, float]]:
-        """Return every client with its part in the mean; the parts add up to one."""
+        """Return every client with its weight in the mean; the weights add up to one."""
         even = 1.0 / len(learners)
         return [(learner, shares[learner.replica] if self.weighted else even) for learner in learners]
 
@@ -158,9 +158,9 @@ def shared_at(method: Averaging, parties: Roles) -> tuple[str, ...]:
 def take_step(
     method: Averaging, learner: Learner, after: Mapping[str, Tensor], state: State, rate: float = 1.0
 ) -> dict[str, Tensor]:
-    """Return what the aggregation server holds after the aggregate `after`: that, or a step from what it held.
+    """Return the aggregation server's tensors after a round: the aggregate `after`, or a server step towards it.
 
-    `rate`: how far towards `after` the weights go; 1: all the way.
+    `rate`: the fraction of the difference by which weights move towards `after`; 1 takes `after` itself.
     """
     shared, before, moved = shared_at(method, learner), state["weights"], dict(after)
     for name in trainable_names(learner.topology, shared) if rate != 1.0 else ():
@@ -169,7 +169,7 @@ def take_step(
 
 
 def check_whole(who: str, topology: Topology) -> None:
-    """Refuse a topology whose clients do not hold the whole model."""
+    """Raise `InvalidInput` for a topology whose clients do not hold the whole model."""
     only_client(who, topology)
     if not clients_hold_all(topology):
         others = [s.role for s in topology.segments if s.role not in topology.data_roles]

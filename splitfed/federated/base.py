@@ -1,11 +1,11 @@
 """The contract of a federated method: query, local objective, upload, aggregation, on any schedule and topology.
 
-A method is a frozen value. What a client adds to its own training is a `LocalObjective` at one of its parties; what a
-round brings, before and after the schedule has trained, happens between the clients' `Learner`s and the aggregation
-server. A whole local model is a topology of one party; a split one is any other: a method sees the same `Learner` in
-both cases.
+A method is a frozen value. It changes a client's training by a `LocalObjective` at one of the client's parties; before
+and after the schedule trains a round, it exchanges messages between the clients' `Learner`s and the aggregation server.
+A method sees the same `Learner` for a whole local model, a topology of one party, and for a split one.
 
-All that a method sends goes through `Learner.send` and `Learner.receive`: it is counted, recorded and can be attacked.
+A method sends through `Learner.send` and `Learner.receive` only, so everything it sends is counted, recorded and open
+to attacks.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class ObjectivePlacement:
-    """Where a local objective would stand: the party in `role` of `replica` (None: one party for all replicas).
+    """Position of a local objective: the party in `role` of `replica` (None: a party shared by all replicas).
 
-    `topology` and `facts` are the replica's, with whatever the method's `fit` has put in. `seed`: of what it draws.
+    `topology` and `facts` are the replica's, as the method's `fit` returned them. `seed`: for its random numbers.
     """
 
     party: str
@@ -53,12 +53,12 @@ class ObjectivePlacement:
 
 @dataclass(frozen=True)
 class MethodContext:
-    """What a method is to run on: the clients, what each has, and what the schedule does with them.
+    """Run on which a method is to train: its clients, their topologies and what the schedule does with them.
 
-    `topologies` and `facts`: one a client, with what `fit` has put in. `bound`: what the schedule does that takes
-    client segments of one make, such as "averages client segments"; None where it leaves them alone. `public`: how many
-    rows each client shows to others; `optimizers`: those of the clients, by role. A study's preflight knows neither of
-    these two, and gives none.
+    `topologies` and `facts`: one a client, as `fit` returned them. `bound`: what the schedule does that needs client
+    segments of the same architecture, such as "averages client segments"; None if it leaves them in place. `public`:
+    the number of public rows of each client; `optimizers`: those of the clients, by role. A study's preflight knows
+    neither of these two, and gives none.
     """
 
     topologies: Sequence[Topology]
@@ -70,39 +70,39 @@ class MethodContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """Base of all methods: everything is optional, the defaults add nothing.
+    """Base of all federated methods: every member is optional, and the defaults add nothing.
 
-    `restart`: whether optimizers forget their state at the start of every round (None: as the run's
-    `restart_optimizers` says, the same for every method).
+    `restart`: whether optimizers lose their state at the start of every round (None: as the run's `restart_optimizers`
+    says, the same for every method).
     """
 
     restart: bool | None = None
 
     def __post_init__(self) -> None:
-        """Refuse parameters that are not what their fields require."""
+        """Raise `InvalidInput` for parameters that the metadata of their fields do not allow."""
         check_fields(self)
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """Return what this method is on `topology`, as `fit` has left it.
+        """Return the traits of this method on `topology`, which is the one that `fit` returned.
 
-        A method says what differs: `return replace(super().traits(topology), aggregates_weights=True)`.
+        A subclass replaces those that differ: `return replace(super().traits(topology), aggregates_weights=True)`.
         """
         own_steps = type(self).train is not Method.train
         plain_update = type(self).objective is Method.objective and not own_steps
         return MethodTraits(own_steps=own_steps, plain_update=plain_update)
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse, before `fit`, a topology or a number of clients that this method cannot serve."""
+        """Raise `InvalidInput`, before `fit`, for a topology or a number of clients that this method cannot train."""
 
     def check_run(self, context: MethodContext) -> None:
-        """Refuse, before training, clients that do not go together, or a schedule, public rows or optimizers."""
+        """Raise `InvalidInput`, before training, for clients, schedule, public rows or optimizers that do not fit."""
 
     def for_rounds(self, rounds: int) -> Method:
-        """Return the method for a run of so many rounds: this one, unless something in it follows their number."""
+        """Return the method for a run of `rounds` rounds: `self`, unless a parameter depends on their number."""
         return self
 
     def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
-        """Return the topology to train: this one, unless the method adds segments or heads of its own to it."""
+        """Return the topology to train: `topology`, unless the method adds segments or heads to it."""
         return topology
 
     def objective(self, placement: ObjectivePlacement) -> LocalObjective | None:
@@ -110,32 +110,32 @@ class Method:
         return None
 
     def start(self, clients: int) -> State:
-        """Return what the aggregation server keeps, before the first round: tensors and plain values."""
+        """Return the aggregation server's state before the first round: tensors and plain values."""
         return {}
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
-        """Before round `number` is trained: tell the clients that take part what they need."""
+        """Send the clients that take part what they need, before round `number` is trained."""
 
     def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
-        """Train one client on these batches of an epoch, as the schedule asks; return the loss of each step.
+        """Train one client on these batches of an epoch, as the schedule sets; return the loss of each step.
 
-        A method that overrides it may train in other steps, or in several passes; see `MethodTraits.own_steps`.
+        A subclass that overrides it may train other steps or several passes; see `MethodTraits.own_steps`.
         """
         return learner.train(epoch, batches, first)
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
-        """After training: take from the clients that finished what they send, and aggregate it into `state`.
+        """Receive the messages of the clients that finished, after training, and aggregate them into `state`.
 
         `shares`: replica -> its share of the examples of all that finished; they add up to one.
         """
 
     def newest(self, learner: Learner, state: State) -> Mapping[str, Tensor] | None:
-        """Return the weights that the client would use now, named as `contents` names them; None: its own.
+        """Return the weights that the client would use now, named as in `Learner.contents`; None: its own.
 
-        They stand in for the client's own, as far as they go, whenever it is scored, asked for predictions or attacked.
+        They replace the client's own weights of the same names whenever it is scored, predicts, or is attacked.
         """
         return None
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
-        """Return further scores of one client on `part`, name -> value, from an inference of the method's own."""
+        """Return further scores of one client on `part`, name -> value, computed by the method's own inference."""
         return {}

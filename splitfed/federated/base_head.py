@@ -1,4 +1,4 @@
-"""Base and head of each client's model, of which a method averages one and leaves the client the other."""
+"""Split of each client's model into base and head, of which a method averages one and leaves the client the other."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ def split_base_head(who: str, topology: Topology, head: str | None) -> tuple[tup
     """Return the segments of the base and those of the head, in the order they run.
 
     `head`: the first segment of the head among those that the client holds (None: the last of them). Raises
-    `InvalidInput` for clients that hold a single piece, and for a head that is not there.
+    `InvalidInput` for clients that hold a single segment, and for an unknown `head`.
     """
     names = tuple(s.name for s in topology.segments_of(only_client(who, topology)))
     if len(names) < 2:
         raise InvalidInput(
-            f"{who} needs a border within what the client holds, which is {', '.join(names)} here: cut the "
+            f"{who} needs a cut between base and head within the client's segments, here {', '.join(names)}: cut the "
             "model there (splitfed.topologies.local(model, cuts=...))"
         )
     first_of_head = names[-1] if head is None else head

@@ -1,11 +1,11 @@
-"""Means by class under a secure sum: rows of all classes, zeros where a client has none, and each class's weight.
+"""Class means under a secure sum: each client uploads a row for every class, zero for absent ones, and class weights.
 
-A server that gets only the sum must not learn either which classes a client holds. Every client therefore uploads a
-row for each class there is, times the weight that it gives that class, and the weights; where it holds none of a class,
-both are zero. The sum of the rows over the sum of the weights is the mean over the clients that hold the class. The
-error of such a mean is that of the secure sum over the class's weight in it: a class with one row in a thousand has
-errors a thousand times as large. Of a class that one client alone holds the sum shows that client's mean, though not
-whose it is.
+Under a secure sum the server must not learn which classes a client holds. Every client therefore uploads, for each
+class of the task, its row times its weight of that class, and the weights; both are zero for a class that the client
+does not hold. The sum of the rows over the sum of the weights is the mean over the clients that hold the class. The
+error of this mean is that of the secure sum divided by the class's weight in it: a class with one row in a thousand has
+errors a thousand times as large. If one client alone holds a class, the sum is that client's mean, although the server
+does not learn which client it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MEANS, WEIGHTS = "means", "weights"
 
 
 def class_upload(means: Mapping[str, Tensor], weights: Mapping[str, float], head: Head) -> dict[str, Tensor]:
-    """Return what a client uploads: `means` (classes, width) times `weights`, and these (classes,), in float64.
+    """Return a client's upload in float64: its `means` times `weights`, (classes, width), and the weights, (classes,).
 
     `means`: class -> (width,) of the classes that it holds; `weights`: class -> weight in [0, 1].
     """
@@ -36,9 +36,9 @@ def class_upload(means: Mapping[str, Tensor], weights: Mapping[str, float], head
 
 
 def class_sums(mean: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Return class -> row and class -> weight of the mean of all uploads, of the classes that somebody holds.
+    """Return class -> row and class -> weight of the mean of all uploads, for classes that at least one client holds.
 
-    A class that nobody holds has weight 0 exactly: sums of zeros have no error.
+    A class that no client holds has weight exactly 0: sums of zeros have no error.
     """
     held = [label for label, weight in enumerate(mean[WEIGHTS].tolist()) if weight > 0]
     rows = {str(label): mean[MEANS][label] for label in held}

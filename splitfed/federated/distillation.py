@@ -1,4 +1,4 @@
-"""What distillation methods share: the divergence of two models' class scores, and its local objective."""
+"""Distillation: the divergence between two models' class scores, and the local objective that adds it to a loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from splitfed.federated.objectives import NoObjective
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """Return KL(teacher || student), of class scores before the softmax (batch, classes), the teacher's detached.
+    """Return KL(teacher || student) of class scores before the softmax, (batch, classes), with the teacher detached.
 
     Summed over the classes, averaged over the batch: a scalar.
     """
@@ -24,14 +24,14 @@ def divergence(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def accuracy(learner: Learner, value: str, part: str) -> float:
-    """Return how often the largest of the class scores `value`, (rows, classes), is the label, in `part`."""
+    """Return the accuracy in [0, 1] of the argmax of the class scores `value`, (rows, classes), on `part`."""
     return float((learner.compute(value, part).argmax(1) == learner.labels(value, part).view(-1)).double().mean())
 
 
 def score_second(learner: Learner, name: str, head: int, part: str, state: State) -> dict[str, float]:
-    """Return the accuracy, by its `name`, of head number `head` with the weights that the server keeps under that name.
+    """Return the accuracy, under `name`, of head number `head` with the weights that the server keeps under that name.
 
-    Empty before the server has any.
+    Empty before the server has such weights.
     """
     if not state[name]:
         return {}
@@ -41,7 +41,10 @@ def score_second(learner: Learner, name: str, head: int, part: str, state: State
 
 @dataclass(frozen=True)
 class TeachingPair:
-    """`segment` makes the class scores `student`, which follow those of `teacher`; both are at the same party."""
+    """One direction of mutual distillation: `segment` makes the scores `student`, which are to match `teacher`'s.
+
+    `weight` multiplies the divergence; both scores are available at the same party.
+    """
 
     segment: str
     student: str
@@ -51,7 +54,7 @@ class TeachingPair:
 
 @dataclass(frozen=True)
 class MutualDistillation(NoObjective):
-    """Adds the divergence of every pair to the loss of its student; remembers nothing."""
+    """Adds the weighted divergence of every pair to the loss of its student; keeps no state."""
 
     pairs: tuple[TeachingPair, ...]
 

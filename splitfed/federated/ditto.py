@@ -34,9 +34,9 @@ from splitfed.federated.objectives import Proximal, objective_of
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(Averaging):
-    """FedAvg, and beside it a model of every client's own that is held near the average.
+    """FedAvg, and a personal model at every client with a proximal term towards the average.
 
-    `weight` >= 0 (the paper's lambda): how strongly a client's own model is held.
+    `weight` >= 0 (the paper's lambda): the factor of the proximal term.
     """
 
     who = "ditto"
@@ -44,7 +44,7 @@ class Ditto(Averaging):
     weight: float = field(default=0.1, metadata=require_number("ditto weight", low=0.0))
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """The second model learns from its own loss alone; without the pull, clients' own ones learn from nobody."""
+        """Return the traits of averaging; with weight 0 the personal models are trained without any exchange."""
         off = "ditto with weight=0 trains every client's own model alone" if self.weight == 0 else None
         return replace(super().traits(topology), turned_off=off, plain_update=True)
 
@@ -67,7 +67,7 @@ class Ditto(Averaging):
         return None if placement.replica is None else Proximal(self.weight, kept)
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
-        """Remember what has arrived."""
+        """Keep the weights that `arrived` as the anchor of the proximal term."""
         super().begin(learner, arrived, number, state)
         if objective := objective_of(learner, Proximal):
             objective.anchor = {name.removeprefix(f"{PREFIX}_"): tensor for name, tensor in arrived.items()}

@@ -29,11 +29,11 @@ PREFIX = "shared"
 def check_second_model(who: str, topology: Topology) -> None:
     """Refuse names that are those of the second model."""
     if taken := [s.name for s in topology.segments if s.name.startswith(f"{PREFIX}_")]:
-        raise InvalidInput(f"{who} calls its second model {PREFIX}_...; rename segment {taken[0]!r}")
+        raise InvalidInput(f"{who} names the segments of its second model {PREFIX}_...; rename segment {taken[0]!r}")
 
 
 def add_second_model(topology: Topology) -> Topology:
-    """Return the topology with a second model and its heads."""
+    """Return the topology with the second model and its heads added."""
     own = copy.deepcopy({s.name: s.module for s in topology.segments if s.role in topology.data_roles})
     modules = {s.name: own.get(s.name, s.module) for s in topology.segments}
     twin = copy_with_modules(topology, list(modules), PREFIX, None, modules)

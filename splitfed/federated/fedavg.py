@@ -3,10 +3,10 @@
 Paper: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-efficient learning of deep networks from
 decentralized data", AISTATS 2017, algorithm 1.
 
-On whole models it equals schedule "splitfed_v1" to the bit, and is there for comparisons and as a base of others. On a
-split replica the clients' segments are averaged, beside a schedule that leaves them alone ("splitfed_v3", say). The run
-predicts with the average just made. Every client starts every round, the first one too, at what the aggregation server
-sends.
+On whole models it equals schedule "splitfed_v1" to the bit; it serves comparisons and as the base of other methods. On
+a split replica it averages the clients' segments, under a schedule that leaves them in place ("splitfed_v3", say). The
+run predicts with the newest average. Every client starts every round, also the first, from the weights that the
+aggregation server sends.
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ class FedAvg(Averaging):
     who = "fedavg"
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """The weights are sent, whatever a client's steps were."""
+        """Return the traits of averaging; the weights are sent whatever the client's steps were."""
         return replace(super().traits(topology), accumulates=True)

@@ -54,7 +54,7 @@ from splitfed.secure_sum.base import SecureSumPlan
 
 @dataclass(frozen=True, kw_only=True)
 class FedDistill(SummedUploads):
-    """`weight` >= 0 of the divergence from the others' mean scores.
+    """Clients distil from the others' mean class scores; `weight` >= 0 multiplies the divergence.
 
     `secure`: a secure sum of the clients' mean scores, as schedules take it.
     """
@@ -63,7 +63,7 @@ class FedDistill(SummedUploads):
     secure: bool | str | Mapping[str, Any] | SecureSumPlan = False
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """Scores are means of the model's output; which of them a row follows depends on its label."""
+        """Return the traits: messages are class means of the output, and a row's target depends on its label."""
         return replace(
             super().traits(topology),
             turned_off="feddistill with weight=0 adds nothing to a client's loss" if self.weight == 0 else None,
@@ -90,11 +90,11 @@ class FedDistill(SummedUploads):
         return Follow(self.weight, making_segment(placement.topology, head.value).name, head.value, count_classes(head))
 
     def start(self, clients: int) -> State:
-        """Nobody has sent scores yet: `means`, client -> class -> mean scores; `sums`, those of the newest sum."""
+        """Return the empty state: `means`, client -> class -> mean scores; `sums`, those of the newest secure sum."""
         return {"means": {}, "sums": {}}
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
-        """Send every client the mean of the others for each class, or what it needs to work it out."""
+        """Send every client the others' mean for each class, or under a secure sum what it needs to compute it."""
         if self.secure:
             for learner in learners if state["sums"] else ():
                 arrived = learner.receive("soft labels", state["sums"], number)
@@ -120,7 +120,7 @@ class FedDistill(SummedUploads):
                     objective.follow(learner.replica, arrived)
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
-        """Take every client's mean scores by class, or their sum."""
+        """Receive every client's mean scores by class, or their sum."""
         if self.secure:
             state["sums"] = self._sum(learners, number, state)
             return
@@ -166,7 +166,7 @@ class Follow(NoObjective):
         self._targets: dict[int, tuple[Tensor, Tensor]] = {}
 
     def others(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the mean scores of the others by class, from the sums of all and the numbers of clients in them."""
+        """Return the others' mean scores by class, from the sums and the numbers of clients over all clients."""
         own = self.own if self.told == int(sums["round"]) else {}
         found = {}
         for label in (name.removesuffix("/clients") for name in sums if name.endswith("/clients")):
@@ -188,7 +188,7 @@ class Follow(NoObjective):
             self._targets[client] = goals.to(device), there.to(device)
 
     def terms(self, made: Mapping[str, Tensor], labels: Mapping[str, Tensor], stamp: Stamp) -> Mapping[str, Tensor]:
-        """Return the weighted divergence of the batch from the goals of its labels."""
+        """Return the weighted divergence of the batch from the mean scores of its labels."""
         if stamp.replica not in self._targets or self.weight == 0:
             return {}
         scores, (goals, there) = made[self.value], self._targets[stamp.replica]
@@ -198,12 +198,12 @@ class Follow(NoObjective):
         return {self.segment: self.weight * (rows * there[y].to(found)).sum() / len(y)}
 
     def state(self) -> dict[str, Any]:
-        """Return the means, and what the client has put into a sum."""
+        """Return the stored means, and the client's own contribution to the newest sum."""
         means = {str(client): dict(known) for client, known in self.means.items()}
         return {"means": means, "own": dict(self.own), "told": self.told}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restore `state`."""
         for client, known in state["means"].items():
             self.follow(int(client), known)
         self.own, self.told = dict(state["own"]), int(state["told"])
@@ -220,6 +220,6 @@ def _mean_scores(learner: Learner, number: int) -> dict[str, Tensor]:
 
 
 def class_means(scores: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """Return the mean of scores (rows, classes) over the rows of each class that is there, by its name."""
+    """Return class -> mean of `scores`, (rows, classes), over the rows with that label; only for classes that occur."""
     y = y.view(-1).long()
     return {str(label): scores[y == label].mean(0) for label in y.unique().tolist()}

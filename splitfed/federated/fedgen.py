@@ -1,18 +1,19 @@
-"""FedGen: a server learns to generate embeddings by class from its clients' heads, and they learn from these.
+"""FedGen: a server trains a generator of embeddings by class on its clients' heads, and clients learn from its output.
 
 Paper: Zhu, Hong, Zhou, "Data-free knowledge distillation for heterogeneous federated learning", ICML 2021, algorithm 1.
 
 Each round clients send their weights, which are averaged by examples, and the number of rows they have of each class.
-The server steps its generator, which makes of noise and a label an embedding, on the cross-entropy of the label under
+The server trains its generator, which maps noise and a label to an embedding, on the cross-entropy of the label under
 every client's head, weighted by the client's share of the class's rows, plus `diversity` times a loss that falls when
-different noise makes different embeddings (both as in the authors' code; the paper writes the loss of the mean scores,
-without diversity). Clients get average and generator; in every step their heads also learn from generated rows: labels
-drawn evenly among the classes that somebody holds, with `weight`; a batch norm in a head sees them, too. The authors'
-code adds a second term, which ties predictions of true rows to those of generated ones of the same label, and lets both
-weights fall; neither is here.
+different noise gives different embeddings (both as in the authors' code; the paper writes the loss of the mean scores,
+without diversity). Clients receive average and generator; in every step their heads also learn, with `weight`, from
+generated rows, whose labels are drawn uniformly from the classes that at least one client holds; a batch norm in a head
+includes these rows. The authors' code adds a second term, between predictions of true and of generated rows of the same
+label, and lets both weights fall; neither is implemented here.
 
-`share`: "model" averages all that clients hold, so that they start each round alike; "head" what stands behind the
-embedding alone, so that clients of any make keep extractors of their own. For whole models, cut where the embedding is.
+`share`: "model" averages all segments of the clients, which so start each round alike; "head" averages only those
+behind the embedding, so that clients may have extractors of different architectures. For whole models, cut where the
+embedding is.
 """
 
 from __future__ import annotations
@@ -43,18 +44,19 @@ SHARES = ("model", "head")
 
 @dataclass(frozen=True, kw_only=True)
 class FedGen(Averaging):
-    """The server trains a generator of features from the clients' heads, and clients learn from what it generates.
+    """The server trains a generator of features on the clients' heads, and clients learn from generated features.
 
-    `weight` >= 0 of what heads learn from `rows` generated rows a step; `embedding`: its value (see `places`).
+    `weight` >= 0 of the loss on `rows` generated rows a step; `embedding`: the value to generate (see
+    `topology_values`).
 
-    The server's: `noise` and `hidden` numbers of the generator, `steps` of Adam at `rate` a round on `batch` rows, and
-    the weight of `diversity` >= 0.
+    At the server: `noise` and `hidden`, the widths of the generator; `steps` of Adam at `rate` a round on `batch` rows;
+    `diversity` >= 0, the weight of the diversity loss.
     """
 
     who: ClassVar[str] = "fedgen"
     what: ClassVar[str] = "shared part"
     refuses: ClassVar[Mapping[str, str]] = {
-        "secure": "its server learns from every client's own head, and a sum shows none",
+        "secure": "its server trains on every client's own head, which a secure sum hides",
     }
 
     share: str = field(default="model", metadata=require_name("fedgen share", SHARES))
@@ -69,14 +71,14 @@ class FedGen(Averaging):
     diversity: float = field(default=1.0, metadata=require_number("fedgen diversity", low=0.0))
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """Clients count their rows of each class for the server, unless a weight of zero leaves the averages alone."""
-        off = "fedgen with weight=0 lets nobody learn from what is generated" if self.weight == 0 else None
+        """Return the traits of averaging; with weight > 0 clients also send the number of their rows of each class."""
+        off = "fedgen with weight=0 does not use the generator" if self.weight == 0 else None
         base = super().traits(topology)
         told = {**base.message_values, "label counts": LABELS}
         return replace(base, turned_off=off, post_processing=self.weight == 0, message_values=told)
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse split models, a task without classes, and heads that read more than the embedding."""
+        """Raise `InvalidInput` for split models, a task without classes, or heads that read more than the embedding."""
         check_whole("fedgen", topology)
         only_head("fedgen", topology)
         head, value = self._head(topology)
@@ -108,12 +110,12 @@ class FedGen(Averaging):
         )
 
     def start(self, clients: int) -> State:
-        """There is no generator before the first heads have come."""
+        """Return the state before the server has a generator."""
         labels = torch.zeros(0, dtype=torch.bool)
         return {**super().start(clients), "generator": {}, "labels": labels, "adam": {}, "shape": []}
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
-        """Send the client the generator as well, and the classes that it was trained on."""
+        """Send the client the generator and the classes that it was trained on, in addition to the weights."""
         super().begin(learner, arrived, number, state)
         if state["generator"]:
             sent = learner.receive("generator", {**state["generator"], "labels": state["labels"]}, number)
@@ -145,7 +147,7 @@ class FedGen(Averaging):
     def _train(
         self, generator: Generator, heads: Sequence[ClientHead], counts: Tensor, state: State, random: torch.Generator
     ) -> None:
-        """Let the generator take its steps on the heads of this round; its optimizer goes on where it was."""
+        """Train the generator for this round on the clients' heads, continuing from the optimizer state in `state`."""
         optimizer = torch.optim.Adam(generator.parameters(), lr=self.rate)
         if state["adam"]:
             optimizer.load_state_dict(state["adam"])
@@ -163,7 +165,7 @@ class FedGen(Averaging):
         state["adam"] = copy.deepcopy(optimizer.state_dict())
 
     def _generator(self, learner: Learner, state: State) -> Generator:
-        """Return the generator as the server has it."""
+        """Return the server's generator, with the weights in `state`."""
         _, value = self._head(learner.topology)
         classes = count_classes(learner.topology.heads[0])
         state["shape"] = state["shape"] or list(learner.compute(value).shape[1:])
@@ -184,14 +186,14 @@ class FedGen(Averaging):
         return ClientHead(segments, modules, value, topology.heads[0].value)
 
     def _head(self, topology: Topology) -> tuple[tuple[Segment, ...], str]:
-        """Return the segments behind the embedding, and the embedding."""
+        """Return the segments behind the embedding, and the name of their output."""
         value = embedding("fedgen", topology, self.embedding)
         front = makers(topology, value)
         return tuple(s for s in topology.segments if s.name not in front), value
 
 
 class GeneratorObjective(NoObjective):
-    """Local objective of a client: adds its head's gradients on rows of the generator that it was sent."""
+    """Local objective of a client: adds the gradients of its head's loss on generated rows."""
 
     def __init__(
         self,
@@ -210,7 +212,7 @@ class GeneratorObjective(NoObjective):
         self.steps = 0
 
     def load_generator(self, sent: Mapping[str, Tensor]) -> None:
-        """Take the generator and the classes that it knows."""
+        """Load the generator and the classes that it was trained on from a message."""
         self.labels = sent["labels"].nonzero().view(-1).cpu()
         self.generator.load_state_dict({name: tensor for name, tensor in sent.items() if name != "labels"})
 
@@ -232,11 +234,11 @@ class GeneratorObjective(NoObjective):
             gradient.add_(slope)
 
     def state(self) -> dict[str, Any]:
-        """Return the generator, its classes, and how many steps were taken."""
+        """Return the generator, its classes, and the number of steps taken."""
         made = {name: tensor.clone() for name, tensor in self.generator.state_dict().items()}
         return {"generator": made, "labels": self.labels, "steps": self.steps}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restore `state`."""
         self.generator.load_state_dict(state["generator"])
         self.labels, self.steps = state["labels"], int(state["steps"])

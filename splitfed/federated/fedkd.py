@@ -87,7 +87,7 @@ class FedKD(Method):
     mentor: Topology | None = None
 
     def __post_init__(self) -> None:
-        """Refuse numbers that cannot be."""
+        """Raise `InvalidInput` for parameters out of range."""
         super().__post_init__()
         for name, given in (("mentee", self.mentee), ("mentor", self.mentor)):
             if given is not None and not isinstance(given, Topology):
@@ -96,17 +96,17 @@ class FedKD(Method):
                 )
 
     def for_rounds(self, rounds: int) -> FedKD:
-        """Let the energy follow the rounds of the run, unless it was told how many."""
+        """Return the method with `over` set to the rounds of the run, unless it was given."""
         return self if self.over is not None else replace(self, over=rounds)
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """Mentor and matrix stay with their client; how far an update is compressed depends on its values."""
+        """Return the traits: mentor and W are private, and the size of a compressed update depends on its values."""
         shared, fixed = _mentee(topology), self.rank is not None
         return replace(
             super().traits(topology),
             at_most=None if fixed else "fedkd: as if every matrix of an update were sent whole",
             varying_shapes=frozenset() if fixed else frozenset({"update"}),
-            # Both cross-entropies are worked out once more.
+            # The objective computes both cross-entropies a second time.
             reads_labels=True,
             message_values={"update": BOTH},
             private_segments=tuple(
@@ -133,7 +133,7 @@ class FedKD(Method):
                 raise InvalidInput(f"fedkd's {name} needs the inputs of the topology's model, and one output")
 
     def check_run(self, context: MethodContext) -> None:
-        """Refuse mentees that cannot be averaged, or are moved by the schedule as well."""
+        """Raise `InvalidInput` for mentees that cannot be averaged, and for a schedule that also moves them."""
         check_unbound("fedkd", "the mentees", context.bound)
         check_alike("fedkd", "mentee", context.topologies, [_mentee(t) for t in context.topologies])
 
@@ -173,11 +173,11 @@ class FedKD(Method):
         return MentorObjective((mentor, mentee), self._mentor_hidden(topology), segments)
 
     def start(self, clients: int) -> State:
-        """The server has no mentee yet; `seen`: client -> the number of the mentee it has."""
+        """Return the state without a mentee; `seen`: client -> version of the mentee that it holds."""
         return {"mentee": {}, "update": {}, "version": 0, "seen": {}}
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
-        """Bring every client up to the newest mentee: by the last update where it has the one before, else whole."""
+        """Send every client the newest mentee: the last update if it has the mentee before that, else all weights."""
         state["mentee"] = state["mentee"] or initial_weights(learners[0].topology, _mentee(learners[0].topology))
         for learner in learners:
             objective, seen = objective_of(learner, MentorObjective), state["seen"].get(str(learner.replica))
@@ -194,7 +194,7 @@ class FedKD(Method):
                 learner.adopt(base)
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
-        """Average the changes of the mentees, and take the mean, as it will be sent, into the server's."""
+        """Average the changes of the mentees, and add the mean, compressed as it is sent, to the server's mentee."""
         energy, mean = self.energy_of(number), RunningMean()
         for learner in learners:
             now, objective = learner.contents(_mentee(learner.topology)), objective_of(learner, MentorObjective)
@@ -206,9 +206,9 @@ class FedKD(Method):
         state["version"] += 1
 
     def energy_of(self, number: int) -> float:
-        """Return the share of energy that is kept at the end of round `number`, counted from 0.
+        """Return the fraction of energy kept at the end of round `number`, counted from 0.
 
-        Of a method that knows no number of rounds, as in a plan, where nothing is compressed by its values: the least.
+        The smallest of all rounds if the number of rounds is unknown, as in a plan, which compresses no values.
         """
         share = 0.0 if self.over is None else min(1.0, (number + 1) / self.over)
         return self.energy + share * (self.last_energy - self.energy)
@@ -243,14 +243,14 @@ class FedKD(Method):
 
 
 class Projection(nn.Module):
-    """W: all of a hidden value, flattened, to as many numbers a row as the mentor's has, without a constant."""
+    """Matrix W: maps a flattened hidden value to the width of the mentor's, without bias."""
 
     def __init__(self, narrow: int, wide: int) -> None:
         super().__init__()
         self.linear = nn.Linear(narrow, wide, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return (rows, wide)."""
+        """Return the projected hidden value, (rows, wide)."""
         found: Tensor = self.linear(hidden.flatten(1))
         return found
 
@@ -301,7 +301,7 @@ def _mentee(topology: Topology) -> tuple[str, ...]:
 
 
 def _mentor(topology: Topology) -> Topology:
-    """Return the topology as it was before the mentee came."""
+    """Return the topology without the mentee."""
     own = makers(topology, topology.heads[0].value)
     segments = tuple(s for s in topology.segments if s.name in own)
     return replace(topology, segments=segments, heads=topology.heads[:1], training_only=frozenset())

@@ -1,27 +1,27 @@
-"""FedMD: clients of any make follow the mean of everybody's class scores on public rows, then return to their own.
+"""FedMD: clients train towards the mean of all clients' class scores on public rows, then on their own rows.
 
 Paper: Li, Wang, "FedMD: heterogenous federated learning via model distillation", NeurIPS workshop on federated learning
 2019, algorithm 1.
 
-The public set is what the clients show of their own rows, each once, when it first takes part. In its first round a
-client makes `transfer` passes over the public set with its labels, and then only trains on its own rows. From then on
-every round begins so: the clients asked score the same public rows (communicate), the aggregation server averages the
-scores, counting clients alike (aggregate), and sends them back (distribute); each client takes steps towards them
-(digest), and the schedule trains it on its own rows (revisit). A client that has but one public row to see, its own,
-waits with the first for others to show theirs: batch norm takes no single row. The paper trains to convergence on the
-public and the private rows before the first round; here the first round does as much as it is given. `distance="l1"` is
-the authors' code: the mean absolute difference of class scores before the softmax; "kl" is KL(softmax of the mean ||
+The public set consists of the clients' public rows, which each sends once, when it first takes part. In its first round
+a client makes `transfer` passes over the public set with its labels, and then trains on its own rows only. Every later
+round begins as follows: the selected clients score the same public rows (communicate), the aggregation server averages
+the scores with equal weights (aggregate) and sends the mean back (distribute); each client takes steps towards it
+(digest), and the schedule trains it on its own rows (revisit). A client that knows a single public row, its own, delays
+its passes until others have sent theirs: batch norm needs two rows. The paper trains to convergence on the public and
+the private rows before the first round; here the first round trains as long as it is configured. `distance="l1"` is the
+authors' code: the mean absolute difference of class scores before the softmax; "kl" is KL(softmax of the mean ||
 student), averaged over rows.
 
-The authors' code digests with an optimizer of its own, beside the one of the own rows: `separate=True`. By default one
-optimizer takes both kinds of steps, and its momentum is carried from each into the other.
+The authors' code digests with a second optimizer: `separate=True`. By default one optimizer takes the steps on public
+and on private rows, and its momentum carries over between them.
 
-`secure`: the aggregation server learns the sum of the clients' scores alone, for whole models; the public rows
-themselves are shown as they are. Fewer clients than the sum needs follow nothing in that round.
+`secure`: the aggregation server learns only the sum of the clients' scores, for whole models; the public rows are sent
+in the clear. If fewer clients take part than the sum needs, no client digests in that round.
 
-Between split nodes (a schedule that leaves segments in place: "sequential" with hand_over="none") scores are told by
-the party that makes them and go back to it; digesting needs no labels, and none cross. Clients start from the weights
-that the run's `starts` says.
+Between split nodes (a schedule that leaves segments in place: "sequential" with hand_over="none") the party that makes
+the scores sends and receives them; digesting needs no labels, and none are sent. Clients start from the weights that
+the run's `starts` gives.
 """
 
 from __future__ import annotations
@@ -53,14 +53,12 @@ DISTANCES = ("l1", "kl")
 
 @dataclass(frozen=True, kw_only=True)
 class FedMD(SummedUploads):
-    """Clients with any models agree on scores of public rows, and learn from these.
+    """Clients of any architecture distil from their mean scores on public rows.
 
-    `rows`: how many public rows are scored a round (None: all); `batch`: how many of them a step of digesting has.
-
-    `passes`: over the rows scored, in digesting. `transfer`: passes over all public rows at first, in such batches too.
-    A single row that is left joins the batch before it. `separate`: whether steps of digesting have an optimizer state
-    of their own, such as momentum; a plan of memory counts one state alone. `secure`: a secure sum of the scores, as
-    schedules take it.
+    `rows`: the number of public rows scored a round (None: all); `batch`: rows a step of digesting; `passes`: passes
+    over the scored rows in digesting; `transfer`: initial passes over all public rows, in batches of the same size. A
+    single remaining row joins the batch before it. `separate`: whether digesting has an optimizer state (momentum) of
+    its own; a plan of memory counts one state only. `secure`: a secure sum of the scores, as schedules take it.
     """
 
     rows: int | None = field(default=None, metadata=require_count("fedmd rows", low=1))
@@ -72,8 +70,8 @@ class FedMD(SummedUploads):
     secure: bool | str | Mapping[str, Any] | SecureSumPlan = False
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """Clients digest before the schedule's round."""
-        # Under a secure sum nobody's scores are there to be read.
+        """Return the traits: clients send soft labels and take steps before the schedule's round."""
+        # Under a secure sum the scores of a single client cannot be read.
         batch = None if self.secure else self._public_batch
         return replace(
             super().traits(topology),
@@ -84,7 +82,7 @@ class FedMD(SummedUploads):
         )
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse clients that could not learn from each other's rows and class scores."""
+        """Raise `InvalidInput` for clients that cannot learn from each other's rows and class scores."""
         head = public_rows.check("fedmd", topology, clients)
         if self.secure and head.role not in topology.data_roles:
             raise InvalidInput(
@@ -92,7 +90,7 @@ class FedMD(SummedUploads):
             )
 
     def check_run(self, context: MethodContext) -> None:
-        """Refuse batches of one row where there is batch norm, and a client that shows nothing."""
+        """Raise `InvalidInput` for batches of one row with batch norm, and for a client without public rows."""
         public_rows.check_batch("fedmd", self.batch if self.rows is None else min(self.batch, self.rows), context.facts)
         public_rows.check_public("fedmd", context.public)
 
@@ -102,11 +100,11 @@ class FedMD(SummedUploads):
         return Follower(value, making_segment(placement.topology, value).name, self.distance)
 
     def start(self, clients: int) -> State:
-        """Nobody has shown anything, and nobody has been through the public rows."""
+        """Return the state before any public rows are sent, and before any client has trained on them."""
         return {**public_rows.start(), "met": []}
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
-        """Share public rows; new clients go through them, the others follow the mean of their scores."""
+        """Exchange public rows; new clients train on them with labels, the others towards the mean of their scores."""
         for learner in public_rows.exchange_rows(learners, number, state):
             public_rows.store_rows(learner, PART, public_rows.received_rows(learner, state), "public")
         known = [learner for learner in learners if learner.replica in state["met"]]
@@ -119,7 +117,7 @@ class FedMD(SummedUploads):
             self._reach_consensus(known, number, state)
 
     def _transfer(self, learner: Learner, number: int) -> None:
-        """Train a client on all public rows and their labels."""
+        """Train a client on all public rows with their labels."""
         count, steps = learner.rows(PART), 0
         for turn in range(self.transfer):
             order = public_rows.draw_row_numbers(
@@ -130,7 +128,7 @@ class FedMD(SummedUploads):
             steps += len(batches)
 
     def _reach_consensus(self, learners: Sequence[Learner], number: int, state: State) -> None:
-        """Let clients score the same public rows, and follow the mean of the scores."""
+        """Have clients score the same public rows, and train each towards the mean of the scores."""
         counts = {int(replica): len(shown["y"]) for replica, shown in sorted(state["shown"].items())}
         rows = self._public_batch(learners[0].seed, learners[0].replica, counts, number)
         if self.secure:
@@ -148,13 +146,13 @@ class FedMD(SummedUploads):
                 self._digest(learner, rows, goal, number)
 
     def _public_batch(self, seed: int, replica: int, counts: Mapping[int, int], number: int) -> Tensor:
-        """Return which of all public rows everybody scores in round `number`; see `public_rows.PublicBatch`."""
+        """Return which of all public rows the clients score in round `number`; see `public_rows.PublicBatch`."""
         count = sum(counts.values())
         size = count if self.rows is None else self.rows
         return public_rows.draw_row_numbers(derive(seed, "fedmd"), count, number * size, size)
 
     def _gather(self, learners: Sequence[Learner], rows: Tensor, number: int) -> Tensor:
-        """Return the mean of the scores that clients send."""
+        """Return the mean of the scores that clients send, (rows, classes)."""
         total: Tensor | None = None
         for learner in learners:
             head = learner.topology.heads[0]
@@ -165,7 +163,7 @@ class FedMD(SummedUploads):
         return total / len(learners)
 
     def _digest(self, learner: Learner, rows: Tensor, goal: Tensor, number: int) -> None:
-        """Take steps of one client towards the scores `goal` of `rows`."""
+        """Take steps of one client towards the mean scores `goal` of `rows`."""
         objective, steps = learner.objective(learner.topology.heads[0].role), 0
         for turn in range(self.passes):
             seed = derive(learner.seed, "fedmd digest", learner.replica, number)
@@ -186,7 +184,7 @@ class Follower(public_rows.PublicRowsObjective):
         self.goal: Tensor | None = None
 
     def terms(self, made: Mapping[str, Tensor], labels: Mapping[str, Tensor], stamp: Stamp) -> Mapping[str, Tensor]:
-        """Return, in a step of digesting, the distance from the goal."""
+        """Return the distance from the mean scores in a step of digesting, otherwise nothing."""
         if stamp.part != PART or self.goal is None or self.value not in made:
             return {}
         scores, goal, self.goal = made[self.value], self.goal, None

@@ -3,13 +3,13 @@
 Paper: Wang, Liu, Liang, Joshi, Poor, "Tackling the objective inconsistency problem in heterogeneous federated
 optimization", NeurIPS 2020, equation 6.
 
-A client's change x - y_i is divided by a_i, the sum of the weights that its steps give to the gradients that made it:
-the number of steps for plain SGD, more with momentum. The paper counts from an empty momentum, as its authors' code,
-which empties it every round (`restart=True`, or the run's `restart_optimizers`). Where the momentum lives on, what it
-holds of gradients of earlier rounds counts in a_i as well, so that a constant gradient is told whole in either case.
-The server steps by tau_eff = sum p_i a_i times the weighted mean of what comes out, so that who takes more steps (more
-rows, more batches) does not pull harder. Where all take as many, it is FedAvg. A client sends its weights and a_i.
-Batch-norm statistics are plainly averaged.
+A client's change x - y_i is divided by a_i, the sum of the weights with which its gradients enter that change: the
+number of steps for plain SGD, more with momentum. The paper and its authors' code start every round with empty momentum
+(`restart=True`, or the run's `restart_optimizers`). If momentum is kept, the part that stems from gradients of earlier
+rounds counts in a_i as well, so that a constant gradient is recovered exactly in either case. The server steps by
+tau_eff = sum p_i a_i times the weighted mean of the normalised changes, so that a client with more steps (more rows,
+more batches) has no more influence. If all take the same number of steps, it is FedAvg. A client sends its weights and
+a_i. Batch-norm statistics are averaged without normalisation.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from splitfed.federated.sgd_reach import check_sgd, sum_step_weights
 
 @dataclass(frozen=True, kw_only=True)
 class FedNova(Averaging):
-    """Normalised averaging."""
+    """Averaging of the clients' changes, each divided by the sum a_i of its step weights."""
 
     who: ClassVar[str] = "fednova"
     refuses: ClassVar[Mapping[str, str]] = {
-        "rule": "its server divides each client's change by its own a_i and steps by their mean, which only a mean has",
-        "secure": "its server divides each client's change by its own a_i, and a sum shows no client's",
+        "rule": "its server step tau_eff is defined for the mean of the normalised changes only",
+        "secure": "its server divides each client's change by its own a_i, and a secure sum hides the single changes",
     }
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """Steps are counted; it is the aggregation server that divides by them."""
+        """Return the traits of averaging; a client also sends a_i, by which the aggregation server divides."""
         base = super().traits(topology)
         told = {**base.message_values, "steps": PrivateValues.NONE}
         return replace(base, plain_update=True, message_values=told)
 
     def check_run(self, context: MethodContext) -> None:
-        """Refuse optimizers other than SGD: no formula for their a_i is known."""
+        """Raise `InvalidInput` for optimizers other than SGD, for which no formula of a_i is known."""
         super().check_run(context)
         for optim in context.optimizers.values():
             check_sgd("fednova", optim)
@@ -59,7 +59,7 @@ class FedNova(Averaging):
         return None if placement.replica is None else Count()
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
-        """Count from zero, with what the client's momentum holds by now."""
+        """Reset the step counter, and note how much the client's momentum holds of earlier gradients."""
         super().begin(learner, arrived, number, state)
         if objective := objective_of(learner, Count):
             objective.begin(learner.optim, bool(learner.momentum()))
@@ -75,7 +75,7 @@ class FedNova(Averaging):
             arrived = learner.send("weights", self.shared_tensors(learner), number)
             a = float(learner.send("steps", {"a": torch.tensor(steps, dtype=torch.float64)}, number)["a"])
             plain.add({n: t for n, t in arrived.items() if n not in names}, part)
-            # Who took no step, which batches of random size allow, has no change to normalise.
+            # A client without a step, possible with batches of random size, has no change to normalise.
             changes.add({n: before[n].double() - arrived[n].double() for n in names}, part / a if a else 0.0)
             reached += part * a
         stepped = {n: (before[n] - reached * change).to(before[n].dtype) for n, change in changes.value().items()}
@@ -85,7 +85,7 @@ class FedNova(Averaging):
 
 @dataclass
 class Count(NoObjective):
-    """Counts the steps of a round; `held`: what the momentum held before them, None where it was empty."""
+    """Counts the steps of a round; `held`: how much of a constant gradient the momentum held before, None if empty."""
 
     kept: ClassVar[tuple[str, ...]] = ("steps", "held")
 
@@ -93,10 +93,10 @@ class Count(NoObjective):
     held: float | None = None
 
     def begin(self, optim: Optim, remembers: bool) -> None:
-        """Start a round; `remembers`: whether there is a momentum, which steps of a client that left have moved too."""
+        """Start a round; `remembers`: whether momentum exists, be it from a round that the client did not finish."""
         self.held = sum_step_weights(optim, self.steps, self.held)[1] if remembers else None
         self.steps = 0
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
-        """Count one."""
+        """Count one step."""
         self.steps += 1

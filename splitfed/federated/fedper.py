@@ -2,10 +2,10 @@
 
 Paper: Arivazhagan, Aggarwal, Singh, Choudhary, "Federated learning with personalization layers", 2019, algorithm 1.
 
-The border is a cut: of a whole model one of `local(model, cuts=...)`, the last unless `head` names another; between
-split nodes of the U-shaped kind the client's last piece is the head. Everything trains together, as the optimizer says.
-Bases start from one broadcast state, heads as the run's `starts` says; they may differ from client to client. The run
-predicts with the newest base and the client's own head.
+Base and head meet at a cut: of a whole model one of `local(model, cuts=...)`, the last unless `head` names another;
+between split nodes of the U-shaped kind the client's last segment is the head. Base and head train together with the
+client's optimizer. Bases start from one broadcast state, heads as the run's `starts` says; heads may differ in
+architecture between clients. The run predicts with the newest base and the client's own head.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from splitfed.federated.base_head import split_base_head
 
 @dataclass(frozen=True, kw_only=True)
 class FedPer(Averaging):
-    """The mean of the clients' bases, every round.
+    """The clients' bases are averaged every round.
 
     `head`: the first segment of the head among those that the client holds (default: the last of them).
     """
@@ -31,7 +31,7 @@ class FedPer(Averaging):
     head: str | None = None
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """The weights are sent, whatever a client's steps were; what the base makes is read by a head that is not."""
+        """Return the traits of averaging; the gradient of the base's output comes from a head that is not sent."""
         base, head = split_base_head(self.who, topology, self.head)
         read = {value for name in head for value in topology.segment(name).inputs}
         hidden = tuple(v for name in base for v in topology.segment(name).outputs if v in read)

@@ -3,10 +3,11 @@
 Paper: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks", MLSys 2020,
 algorithm 2.
 
-A client's loss is its own plus mu / 2 times the squared distance of its weights to those of the start of the round, so
-its gradient gets mu (w - w_round). With mu = 0 it is FedAvg to the bit. The paper draws clients by their share of the
-examples and averages alike; here they are drawn alike and averaged by examples, as in FedAvg (`weighted=False`: alike).
-A client that is cut short in the paper sends what it has; here one that drops out sends nothing.
+A client's loss is the task's loss plus mu / 2 times the squared distance of its weights to those at the start of the
+round, so mu (w - w_round) is added to its gradient. With mu = 0 it is FedAvg to the bit. The paper samples clients by
+their share of the examples and averages with equal weights; here they are sampled uniformly and averaged by examples,
+as in FedAvg (`weighted=False`: equal weights). In the paper a client that stops early sends its partial result; here a
+client that drops out sends nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from splitfed.federated.objectives import Proximal, objective_of
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(Averaging):
-    """FedAvg whose clients are held near the weights that they were sent.
+    """FedAvg with a proximal term towards the weights that a client was sent.
 
-    `mu` >= 0: how strongly a client is held.
+    `mu` >= 0: the factor of the proximal term.
     """
 
     who = "fedprox"
@@ -36,7 +37,7 @@ class FedProx(Averaging):
     mu: float = field(default=0.01, metadata=require_number("fedprox mu", low=0.0))
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """The term vanishes at the weights that were sent, where the first step begins."""
+        """Return the traits of averaging; the proximal term is zero at the received weights, where training starts."""
         off = "fedprox with mu=0 is fedavg" if self.mu == 0 else None
         return replace(super().traits(topology), turned_off=off, plain_update=True, accumulates=True)
 
@@ -45,7 +46,7 @@ class FedProx(Averaging):
         return None if placement.replica is None else Proximal(self.mu, shared_at(self, placement))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
-        """Remember what has arrived."""
+        """Keep the weights that `arrived` as the anchor of the proximal term."""
         super().begin(learner, arrived, number, state)
         if objective := objective_of(learner, Proximal):
             objective.anchor = arrived

@@ -40,7 +40,7 @@ from splitfed.federated.uploads import Upload, close_round
 class FedSgd(Averaging):
     """Clients send gradients of all their rows, and the server takes one step a round.
 
-    `rate` > 0 of the server's step; None: the learning rate that the clients' optimizers stand at.
+    `rate` > 0: the server's learning rate; None: the current learning rate of the clients' optimizers.
     """
 
     who = "fedsgd"
@@ -48,7 +48,7 @@ class FedSgd(Averaging):
     rate: float | None = field(default=None, metadata=require_number("fedsgd rate", low=0.0, open_low=True))
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """The gradient itself is sent, one a round, in which each step's weighs as many rows as it had."""
+        """Return the traits: one gradient a round is sent, in which each step is weighted by its number of rows."""
         return replace(
             super().traits(topology),
             returns_weights=False,
@@ -58,7 +58,7 @@ class FedSgd(Averaging):
         )
 
     def check_run(self, context: MethodContext) -> None:
-        """Refuse what only a client's own step would do: here clients take none."""
+        """Raise `InvalidInput` for optimizer settings that act on a client's own step: clients take none here."""
         super().check_run(context)
         for role, optim in context.optimizers.items():
             own = not isinstance(optim.name, str)
@@ -87,13 +87,13 @@ class FedSgd(Averaging):
         return None if placement.replica is None else Collect(shared_at(self, placement))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
-        """Forget the gradients of the round before."""
+        """Start a round from the weights that `arrived`, and clear the gradients of the round before."""
         super().begin(learner, arrived, number, state)
         if objective := objective_of(learner, Collect):
             objective.sums, objective.rows = {}, 0
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
-        """Take one step on the averaged gradient."""
+        """Take one server step on the averaged gradient."""
         uploads = ((one, part, self._upload(one)) for one, part in self.parts(learners, shares))
         found = close_round(self.settings, uploads, number, state, self.weighted)
         first = learners[0]
@@ -103,7 +103,7 @@ class FedSgd(Averaging):
         state["weights"] = take_step(self, first, {**state["weights"], **found.get("weights", {}), **stepped}, state)
 
     def _upload(self, learner: Learner) -> Upload:
-        """Return the client's gradient, and beside it the buffers where they are shared."""
+        """Return the client's gradient, and its buffers if these are averaged."""
         shared, contents = shared_at(self, learner), self.shared_tensors(learner)
         objective, names = objective_of(learner, Collect), trainable_names(learner.topology, shared)
         gradients = {n: contents[n] if objective is None else objective.mean(n, contents[n]) for n in names.values()}
@@ -114,7 +114,7 @@ class FedSgd(Averaging):
 
 @dataclass
 class Collect(NoObjective):
-    """Adds up the gradients of `segments`, each times the rows of its batch, and leaves none to step on."""
+    """Accumulates the gradients of `segments`, each times the rows of its batch; the optimizer gets none."""
 
     segments: tuple[str, ...]
     sums: dict[str, Tensor] = field(default_factory=dict)
@@ -122,12 +122,12 @@ class Collect(NoObjective):
     batch: int = 0
 
     def terms(self, made: Mapping[str, Tensor], labels: Mapping[str, Tensor], stamp: Stamp) -> Mapping[str, Tensor]:
-        """Note how many rows the step has."""
+        """Record the number of rows of the step; add no loss term."""
         self.batch = len(next(iter(made.values())))
         return {}
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
-        """Keep the gradients."""
+        """Accumulate the gradients of the step and remove them."""
         self.rows += self.batch
         for name, weight, gradient in weights_with_gradients(modules, self.segments):
             if name in self.sums:
@@ -137,5 +137,5 @@ class Collect(NoObjective):
             weight.grad = None
 
     def mean(self, name: str, like: Tensor) -> Tensor:
-        """Return the gradient of the mean loss over the rows of the round; zero where there was none."""
+        """Return the gradient of the mean loss over the round's rows, of the shape of `like`; zero without steps."""
         return self.sums[name] / self.rows if name in self.sums else torch.zeros_like(like)

@@ -2,22 +2,23 @@
 
 Paper: Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu, "Federated mutual learning", 2020.
 
-The private model steps on `alpha` times its own loss plus (1 - alpha) KL(meme || private), the meme on `beta` times its
+The private model minimises `alpha` times its own loss plus (1 - alpha) KL(meme || private), the meme `beta` times its
 own plus (1 - beta) KL(private || meme); teachers are detached, the divergence is summed over classes and averaged over
 the batch. The meme alone is averaged, weighted by examples.
 
-Whole models (topology `local`, schedule "independent"): the topology's model is the private one; the meme stands beside
-it: its layout drawn anew, or any module given. The method sends the meme down before a round and averages it after.
-Between split nodes the topology's model, client and server segments, is the meme, and the private model is added at
-the client (the whole layout drawn anew, or a module), which it never leaves. Then the schedule shares the meme:
-"splitfed_v1" and "splitfed_v2" average it as the paper does, "splitfed_v3" the server's part of it, the others pass it
-on or train one. Where a student's party does not make the teacher's logits, these cross to it in training as messages
-of their own, on an edge that returns no gradient: in a vanilla topology the private logits go up and the meme's come
-down. In a U-shaped one all logits are at the client. What the run predicts and scores is the topology's own model: the
-private one on whole models (score "meme": the averaged one), the meme on split ones (score "private").
+Whole models (topology `local`, schedule "independent"): the topology's model is the private one; the meme is added to
+it, with the same architecture and new random weights, or as a given module. The method sends the meme down before a
+round and averages it after. Between split nodes the topology's model, client and server segments, is the meme, and the
+private model is added at the client, which it never leaves (the architecture of the whole model with new random
+weights, or a module). Then the schedule shares the meme: "splitfed_v1" and "splitfed_v2" average it as the paper does,
+"splitfed_v3" averages the server's part, the others hand it on or train a single one. Where a student's party does not
+compute the teacher's logits, they are sent to it in training as messages of their own, on an edge that returns no
+gradient: in a vanilla topology the private logits go up and the meme's come down. In a U-shaped one all logits are at
+the client. The run predicts with and scores the topology's own model: the private one on whole models (score "meme":
+the averaged one), the meme on split ones (score "private").
 
 All clients start from the same meme. Their private weights, drawn from other seeds than the meme's, start as the run's
-`starts` says; topologies of their own, one a client, give private models of any make and seed.
+`starts` says; with one topology a client, private models may have any architecture and seed.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ class FML(Method):
     aggregation: str | Mapping[str, Any] | AggregationRule | UpdateAggregation | None = None
 
     def __post_init__(self) -> None:
-        """Refuse weights and settings that cannot be."""
+        """Raise `InvalidInput` for parameters out of range and unknown aggregation settings."""
         super().__post_init__()
         object.__setattr__(self, "aggregation", update_aggregation_of(self.aggregation))
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """The private model never leaves its client; the meme goes down and up where no schedule moves it."""
+        """Return the traits: the private model is never sent, the meme is, unless the schedule moves it."""
         off = "fml with alpha=1 and beta=1 lets no model learn from another; memes are only averaged"
         whole, meme = clients_hold_all(topology), makers(topology, _meme(topology))
         return replace(
@@ -88,12 +89,12 @@ class FML(Method):
         )
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse what has no class scores for clients to compare, and a second model that has no place here."""
+        """Raise `InvalidInput` for a task without class scores, a single client, and a module that is not used."""
         only_client("fml", topology)
         if clients < 2:
-            raise InvalidInput("fml lets clients learn from each other through a meme; one client has no others")
+            raise InvalidInput("fml exchanges a meme between clients and needs two or more; here is one")
         if topology.forward_only:
-            raise InvalidInput("fml needs a way back through the whole of the meme; here a cut returns no gradient")
+            raise InvalidInput("fml needs gradients through the whole meme; here a cut returns no gradient")
         only_head("fml", topology)
         check_aggregates("fml", update_aggregation_of(self.aggregation), clients_hold_all(topology))
         wrong, where = ("private", "whole") if clients_hold_all(topology) else ("meme", "split")
@@ -101,13 +102,13 @@ class FML(Method):
             raise InvalidInput(f"fml takes no {wrong}= on {where} models: the topology's own model is that one")
 
     def check_run(self, context: MethodContext) -> None:
-        """Refuse memes that cannot be averaged, or would be averaged twice."""
+        """Raise `InvalidInput` for memes that cannot be averaged, or that the schedule would average as well."""
         if clients_hold_all(context.topologies[0]):
             check_unbound("fml", "the memes", context.bound)
             check_alike("fml", "meme", context.topologies, [makers(t, _meme(t)) for t in context.topologies])
 
     def fit(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
-        """Return the topology with the second model at the client, and with the logits where they are compared."""
+        """Return the topology with the second model at the client, and edges for the logits to be compared."""
         head, role = topology.heads[0], only_client("fml", topology)
         own, other = (self.alpha, self.beta) if clients_hold_all(topology) else (self.beta, self.alpha)
         second = self._second(topology, role, derive(seed, "fml"))
@@ -125,7 +126,7 @@ class FML(Method):
         return deliver(with_meme, {value: making_segment(with_meme, other).role for value, other in taught})
 
     def objective(self, placement: ObjectivePlacement) -> MutualDistillation | None:
-        """Return the mutual distillation losses of the models at a party, on each other's class scores."""
+        """Return the mutual distillation losses of the models at a party; None at a party that has none."""
         found = []
         for student, teacher, weight in self._pairs(placement.topology):
             segment = making_segment(placement.topology, student)
@@ -137,18 +138,18 @@ class FML(Method):
         return MutualDistillation(tuple(found)) if found else None
 
     def start(self, clients: int) -> State:
-        """Nobody has sent a meme yet."""
+        """Return the state before any client has sent a meme."""
         return {"meme": {}}
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
-        """Send the meme to every client, where no schedule does."""
+        """Send the meme to every client, unless the schedule does."""
         topology = learners[0].topology
         if clients_hold_all(topology):
             state["meme"] = broadcast_current(learners, makers(topology, _meme(topology)), number, state["meme"])
             open_round(update_aggregation_of(self.aggregation), learners, number, state)
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
-        """Average the memes, where no schedule does."""
+        """Average the memes, unless the schedule does."""
         topology = learners[0].topology
         if clients_hold_all(topology):
             settings, meme = update_aggregation_of(self.aggregation), makers(topology, _meme(topology))
@@ -169,7 +170,7 @@ class FML(Method):
         return replace_segments("fml", topology, part, name, role, module, topology.heads[0].value)
 
     def _pairs(self, topology: Topology) -> tuple[tuple[str, str, float], ...]:
-        """Return (student, teacher, weight of the student's own loss) of both ways, by their outputs."""
+        """Return (student, teacher, weight of the student's own loss) for both directions, as names of outputs."""
         private, meme = _private(topology), _meme(topology)
         return (private, meme, self.alpha), (meme, private, self.beta)
 

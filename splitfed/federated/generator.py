@@ -1,4 +1,4 @@
-"""A generator of embeddings by class, its diversity loss, and how a server trains it on the heads of its clients."""
+"""A generator of embeddings by class, its diversity loss, and the loss that trains it on the clients' heads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from splitfed.core.topology import Segment
 
 
 class Generator(nn.Module):
-    """Noise (rows, `noise`) and labels (rows,) to embeddings (rows, *`shape`): two layers, with batch norm between."""
+    """Two-layer generator with batch norm: noise (rows, `noise`), labels (rows,) -> embeddings (rows, *`shape`)."""
 
     def __init__(self, noise: int, classes: int, hidden: int, shape: Sequence[int]) -> None:
         super().__init__()
@@ -23,14 +23,14 @@ class Generator(nn.Module):
         self.last = nn.Linear(hidden, prod(self.shape))
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """Return one embedding a row."""
+        """Return one embedding for each row: (rows, *shape)."""
         told = functional.one_hot(labels, self.classes).to(noise.dtype)
         flat: Tensor = self.last(torch.relu(self.norm(self.first(torch.cat([noise, told], 1)))))
         return flat.reshape(len(labels), *self.shape)
 
 
 class ClientHead:
-    """The segments of one client behind the embedding, as functions of it: `value` -> `out`."""
+    """Segments of one client behind the embedding, as a function from value `value` to output `out`."""
 
     def __init__(self, segments: Sequence[Segment], modules: Mapping[str, nn.Module], value: str, out: str) -> None:
         self._steps = [(s.inputs, s.outputs, modules[s.name]) for s in segments]
@@ -40,16 +40,16 @@ class ClientHead:
         """Return the class scores of embeddings z (rows, ...): (rows, classes)."""
         made = {self._value: z}
         for inputs, outputs, module in self._steps:
-            # An operation in place may not touch what another head reads.
+            # A copy: an in-place operation must not change the input of another head.
             result = module(*(made[name].clone() for name in inputs))
             made.update(zip(outputs, result if isinstance(result, (tuple, list)) else (result,), strict=True))
         return made[self._out]
 
 
 def diversity(noise: Tensor, made: Tensor) -> Tensor:
-    """Return exp of minus the mean, over all pairs of rows, of the distance of their noise times that of what is made.
+    """Return exp(-mean over all pairs of rows of (distance of their noise * distance of their embeddings)).
 
-    Distances are mean absolute differences; rows of noise (rows, n), made (rows, ...): a scalar in (0, 1].
+    Distances are mean absolute differences; `noise`: (rows, n), `made`: (rows, ...). Returns a scalar in (0, 1].
     """
     flat = made.flatten(1)
     apart = (noise[:, None] - noise[None]).abs().mean(2) * (flat[:, None] - flat[None]).abs().mean(2)
@@ -57,10 +57,10 @@ def diversity(noise: Tensor, made: Tensor) -> Tensor:
 
 
 def ensemble_loss(heads: Sequence[ClientHead], z: Tensor, y: Tensor, counts: Tensor) -> Tensor:
-    """Return the mean over rows of the heads' cross-entropies, each weighted by its client's share of the label's rows.
+    """Return the mean over rows of the heads' cross-entropies, weighted by each client's share of the label's rows.
 
-    z: (rows, ...) inputs of the heads; y: (rows,) labels; `counts`: (heads, classes), rows of each class at each
-    head's client.
+    z: (rows, ...) inputs of the heads; y: (rows,) labels; `counts`: (heads, classes), rows of each class at each head's
+    client.
     """
     pairs = zip(heads, counts / counts.sum(0).clamp_min(1), strict=True)
     losses = [functional.cross_entropy(head(z), y, reduction="none") * part[y] for head, part in pairs]

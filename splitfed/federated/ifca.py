@@ -46,19 +46,19 @@ class Ifca(Averaging):
 
     who: ClassVar[str] = "ifca"
     refuses: ClassVar[Mapping[str, str]] = {
-        "rule": "how many clients a cluster has is left to their losses, and a rule may need more of them",
+        "rule": "the number of clients in a cluster depends on their losses and may be too small for a rule",
         "secure": "the sum of a cluster with one client is that client's upload",
     }
 
     clusters: int = field(default=2, metadata=require_count("ifca clusters", low=1))
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """Return the traits of averaging, but a client is sent all models and returns one, chosen by its rows' loss.
+        """Return the traits of averaging, except that a client receives all models and returns one, chosen by its loss.
 
-        With one cluster it is FedAvg. The choice reads the rows, so it is no post-processing of what was released.
+        With one cluster it is FedAvg. The choice reads the rows, so it is no post-processing of defended gradients.
         """
         off = "ifca with clusters=1 is fedavg" if self.clusters == 1 else None
-        # What a client goes on from was chosen by the loss on its labels as they are.
+        # The client's starting point was chosen by the loss on its true labels.
         told = {"cluster": BOTH, "weights": BOTH}
         base = super().traits(topology)
         return replace(base, turned_off=off, returns_weights=False, post_processing=False, message_values=told)
@@ -74,11 +74,11 @@ class Ifca(Averaging):
         return None if placement.replica is None else ClusterChoice()
 
     def start(self, clients: int) -> State:
-        """Nothing is known of the weights before the first client is asked."""
+        """Return the state before the first client sends its weights."""
         return {"clusters": [], "chosen": {}}
 
     def query(self, learners: Sequence[Learner], number: int, state: State) -> None:
-        """Send all models to every client, which goes on with the best."""
+        """Send all models to every client, which continues with the one of lowest loss."""
         for learner in learners:
             if not state["clusters"]:
                 first, topology = self.shared_tensors(learner, copies=True), learner.topology
@@ -129,7 +129,7 @@ class Ifca(Averaging):
         return models[last]
 
     def _draw_weights(self, topology: Topology, cluster: int, seed: int) -> dict[str, Tensor]:
-        """Return the weights that `cluster` starts from in a run with this seed."""
+        """Return the initial weights of `cluster` in a run with this seed."""
         modules = {name: topology.segment(name).module for name in self.shared(topology)}
         made = redraw_weights("ifca", modules, derive(seed, "ifca", cluster)) if cluster else modules
         return {f"{s}/{name}": t for s, module in made.items() for name, t in module.state_dict().items()}
@@ -137,7 +137,7 @@ class Ifca(Averaging):
 
 @dataclass
 class ClusterChoice(NoObjective):
-    """Remembers the cluster of the round."""
+    """Stores the cluster that the client chose in this round."""
 
     kept: ClassVar[tuple[str, ...]] = ("cluster",)
 

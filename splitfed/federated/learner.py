@@ -1,6 +1,6 @@
 """One client of a run as a federated method sees it: data, training, outputs, weights, and the link to the server.
 
-A method gets a `Learner`, which is all of these contracts together; a function that needs one of them names that one.
+A method gets a `Learner`, which joins the contracts below; a function that needs only one of them takes that one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class LearnerIdentity(Protocol):
-    """Who the client is, and the seed that what it draws is derived from."""
+    """Identity of the client, and the seed for its random numbers."""
 
     @property
     def replica(self) -> int:
-        """Which client it is."""
+        """The client's number."""
 
     @property
     def topology(self) -> Topology:
@@ -35,33 +35,33 @@ class LearnerIdentity(Protocol):
 
     @property
     def seed(self) -> int:
-        """The run's seed, to be derived from: by purpose, and by `replica` for what is one client's."""
+        """The run's seed; derive generators from it by purpose, and by `replica` for values of one client."""
 
 
 class LearnerData(LearnerIdentity, Protocol):
-    """The client's own rows and labels, and rows that others have shown it."""
+    """The client's own rows and labels, and the public rows received from other clients."""
 
     def rows(self, part: str = "train") -> int:
-        """Return how many rows the client has in `part`; "public" is the part of "train" that it shows to others."""
+        """Return the number of rows in `part`; "public" is the part of "train" that other clients receive."""
 
     @property
     def shown(self) -> Tensor:
-        """Which rows of "train" are the public ones: (rows,) int64, on the CPU."""
+        """Row numbers of the public rows in "train": (rows,) int64, on the CPU."""
 
     def inputs(self, part: str = "train") -> dict[str, Tensor]:
         """Return the client's raw inputs in `part`: name -> (rows, ...)."""
 
     def labels(self, head: str, part: str = "train") -> Tensor:
-        """Return the client's labels of `head` in `part`, as it trains on them: (rows,)."""
+        """Return the client's labels of `head` in `part`, as they are used in training: (rows,)."""
 
     def hold(
         self, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], origins: RowOrigins | None = None
     ) -> None:
-        """Keep further rows under the name `part`, such as those that others have shown: input or head -> (rows, ...).
+        """Store further rows as `part`, such as public rows of other clients: input or head -> (rows, ...).
 
-        `origins`: whose rows they are, so that what a private mechanism is used for is counted for the right ones
-        (default: all others'). Labels are trained on as they are given. The rows are no state of the run: who holds
-        such rows gives them again after a resume.
+        `origins`: the clients that own the rows, so that a private mechanism's use of them is counted for those clients
+        (default: all others). Labels are used unchanged. The rows are not part of the run's saved state: the caller
+        stores them again after a resume.
         """
 
 
@@ -71,30 +71,30 @@ class LearnerTraining(LearnerIdentity, Protocol):
     def train(
         self, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
     ) -> list[float]:
-        """Take a training step a batch (row numbers of `part`) over the client's topology; return the losses.
+        """Take one training step a batch (row numbers of `part`) over the client's topology; return the losses.
 
-        `task` multiplies the task's own losses: at 0 no label crosses, and only local objectives are learnt.
+        `task` multiplies the task's own losses: at 0 no label is sent, and only local objectives are trained.
         """
 
     def gradient(self, batches: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the gradient of the mean loss over the rows of `batches` of "train", as `segment/name` -> tensor.
 
-        Of a whole model, in training mode; no weight moves and no buffer changes.
+        For a whole model, in training mode; weights and buffers do not change.
         """
 
     @property
     def rate(self) -> float:
-        """The learning rate that the client's optimizers stand at (the first party's, where it has several)."""
+        """The current learning rate of the client's optimizers (the first party's, where it has several)."""
 
     @property
     def optim(self) -> Optim:
-        """The optimizer as it was asked for (the first party's, where the client has several)."""
+        """The optimizer settings of the client (the first party's, where it has several)."""
 
     def momentum(self) -> dict[str, Tensor]:
-        """Return the momentum that the client's optimizers hold, as `segment/name` -> tensor of the weight's shape.
+        """Return the momentum of the client's optimizers, as `segment/name` -> tensor of the weight's shape.
 
-        Their own tensors, which the next step changes. Empty for optimizers without one, before their first step, and
-        after a restart.
+        The optimizers' own tensors, which the next step changes. Empty for optimizers without momentum, before their
+        first step, and after a restart.
         """
 
     def separate_optimizer(self, name: str, rate: float | None = None) -> AbstractContextManager[None]:
@@ -107,27 +107,27 @@ class LearnerTraining(LearnerIdentity, Protocol):
 
     @property
     def objectives(self) -> Mapping[str, LocalObjective]:
-        """The local objectives at the client's own parties, by role; none where nothing is computed, as in a plan."""
+        """The local objectives at the client's own parties, by role; empty in a plan, where nothing is computed."""
 
     def objective(self, role: str) -> LocalObjective | None:
-        """Return the local objective at the client's party of `role`, its own or one of all; None in a plan."""
+        """Return the local objective of the party in `role`, the client's own or a shared one; None in a plan."""
 
 
 class LearnerOutputs(LearnerIdentity, Protocol):
-    """What the client's model says of rows, in evaluation mode."""
+    """Outputs of the client's model, in evaluation mode."""
 
     def consult(self, value: str, rows: Tensor, part: str, number: int) -> Tensor:
-        """Return the model's output `value` for some `rows` of `part`, (rows, ...), at the party that makes it.
+        """Return the model's output `value` for `rows` of `part`, (rows, ...), at the party that computes it.
 
-        In evaluation mode, with the segments as they train, and the defenses; what crosses is counted as training's.
-        Once a round `number` and part, so that defenses draw afresh.
+        In evaluation mode, with the current weights and the defenses; messages are counted as those of training. Call
+        it at most once a round `number` and part, so that defenses draw new noise.
         """
 
     def compute(self, value: str, part: str = "train") -> Tensor:
-        """Return `value` of all rows of `part`, (rows, ...), in evaluation mode, at the party that makes it.
+        """Return `value` of all rows of `part`, (rows, ...), in evaluation mode, at the party that computes it.
 
-        Only for what the client's own segments make of its own inputs: nothing crosses. Raises `InvalidInput` for
-        any other value.
+        Only for values that the client's own segments compute from its own inputs, so that no message is sent. Raises
+        `InvalidInput` for any other value.
         """
 
 
@@ -140,38 +140,39 @@ class LearnerWeights(LearnerIdentity, Protocol):
     def contents(self, segments: Sequence[str], copies: bool = True) -> dict[str, Tensor]:
         """Return copies of the weights and buffers of the client's `segments`, as `segment/name` -> tensor.
 
-        Without `copies` they are the client's own, to be sent at once (which copies them) and not to be kept.
+        Without `copies` they are the client's own tensors: send them at once (which copies them) and do not keep them.
         """
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put `tensors`, named as `contents` names them, in place of the client's; optimizer state stays."""
+        """Replace the client's tensors by `tensors`, named as in `contents`; optimizer state is kept."""
 
     def lend(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-        """Let the client's segments hold `tensors` inside the block; what they hold themselves is not touched.
+        """Within the block, let the client's segments use `tensors`; afterwards they have their own again.
 
-        Segments and buffers that are not among them stay the client's own. For `compute` and `gradient`, not to train.
+        Segments and buffers that are not among them keep the client's values. For `compute` and `gradient`, not to
+        train.
         """
 
 
 class LearnerMessages(LearnerIdentity, Protocol):
-    """The link between the client and the aggregation server: the only way to it."""
+    """The client's messages to and from the aggregation server, the only channel between them."""
 
     def send(
         self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
     ) -> Mapping[str, Tensor]:
-        """Send `tensors` to the aggregation server in round `number` as a message of `kind`; return what has arrived.
+        """Send `tensors` to the aggregation server in round `number` as a message of `kind`; return what it received.
 
-        `role`: who sends, of the parties that serve the client (default: the client itself).
+        `role`: the sender, among the parties that serve the client (default: the client itself).
         """
 
     def receive(
         self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
     ) -> Mapping[str, Tensor]:
-        """Send `tensors` from the aggregation server to the client as a message of `kind`; return what has arrived.
+        """Send `tensors` from the aggregation server to the client as a message of `kind`; return the received tensors.
 
-        `role`: who receives, as in `send`.
+        `role`: the receiver, among the parties that serve the client (default: the client itself).
         """
 
 
 class Learner(LearnerData, LearnerTraining, LearnerOutputs, LearnerWeights, LearnerMessages, Protocol):
-    """One client of a run as a method sees it: all narrow contracts together."""
+    """One client of a run as a method sees it: all contracts of this module together."""

@@ -1,13 +1,13 @@
-"""LG-FedAvg: every client learns representations of its own, of any make, and a head that all average.
+"""LG-FedAvg: every client learns representations of its own architecture, and a head that is averaged.
 
 Paper: Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think locally, act globally: federated
 learning with local and global representations", 2020, algorithm 1.
 
-The border is a cut: of a whole model one of `local(model, cuts=...)`, the last unless `head` names another; between
-split nodes of the U-shaped kind the client's last piece is the head. Both parts train together on the client's loss,
-which is the paper's plain form; its auxiliary losses of the representations are not here. Heads start from one
+Representation and head meet at a cut: of a whole model one of `local(model, cuts=...)`, the last unless `head` names
+another; between split nodes of the U-shaped kind the client's last segment is the head. Both parts train together on
+the client's loss, the paper's plain form without its auxiliary losses of the representations. Heads start from one
 broadcast state, representations as the run's `starts` says. The run predicts with a client's own representation and the
-newest head; the paper's ensemble for a client that nobody knows is not here either.
+newest head; the paper's ensemble for new clients is not implemented.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from splitfed.federated.base_head import split_base_head
 
 @dataclass(frozen=True, kw_only=True)
 class LgFedAvg(Averaging):
-    """The mean of the clients' heads, every round.
+    """The clients' heads are averaged every round.
 
     `head`: the first segment of the head among those that the client holds (default: the last of them).
     """
@@ -33,7 +33,7 @@ class LgFedAvg(Averaging):
     head: str | None = None
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """The weights are sent, whatever a client's steps were."""
+        """Return the traits of averaging; the weights are sent whatever the client's steps were."""
         return replace(super().traits(topology), accumulates=True)
 
     def shared(self, topology: Topology) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Updates of weights in fewer numbers: matrices by their largest singular values, everything else as it is."""
+"""Low-rank compression of weight updates: matrices by their largest singular values, other tensors unchanged."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MARKS = ("#u", "#s", "#v")
 def compress_update(
     update: Mapping[str, Tensor], energy: float | None = None, rank: int | None = None
 ) -> dict[str, Tensor]:
-    """Return `update` with every matrix (a kernel's first dimension against the others) in three factors.
+    """Return `update` with every matrix (kernels flattened behind their first dimension) replaced by three factors.
 
-    As many singular values are kept as `rank` says, or the fewest whose squares add up to a share of `energy` of all;
-    at least one. What takes no fewer numbers in factors stays whole, and so does all of other kinds. Of shapes alone
-    (tensors on "meta") the factors for `energy` are not known: there every matrix stays whole.
+    `rank` singular values are kept, or the fewest whose squares add up to a fraction `energy` of the total; at least
+    one. Tensors that factors would not make smaller, and those that are no matrices, stay whole. For tensors on "meta",
+    which have shapes only, the factors for `energy` are unknown, and every matrix stays whole.
     """
     factors_by_name: dict[str, Tensor] = {}
     for name, tensor in update.items():
@@ -31,7 +31,7 @@ def compress_update(
 
 
 def decompress_update(sent: Mapping[str, Tensor], shapes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the update that `sent` stands for; `shapes`: tensors of the names and shapes it had."""
+    """Return the update that `sent` encodes; `shapes`: tensors of its names and shapes."""
     found = {}
     for name, like in shapes.items():
         if name in sent:
@@ -43,22 +43,22 @@ def decompress_update(sent: Mapping[str, Tensor], shapes: Mapping[str, Tensor]) 
 
 
 def add_update(base: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return `base` plus `update`, where that one is; `base` itself where only shapes are known of the update."""
-    # What all start from may be on another device than what has been learnt.
+    """Return `base` plus `update`; `base` itself if the update has shapes only (device "meta")."""
+    # The initial weights may be on another device than the update.
     there = {name: tensor if update[name].is_meta else tensor.to(update[name].device) for name, tensor in base.items()}
     return {name: tensor if update[name].is_meta else tensor + update[name] for name, tensor in there.items()}
 
 
 def rank_for_energy(values: Tensor, energy: float) -> int:
-    """Return how many of the singular `values` (largest first) carry a share of `energy` of their squares; one or more.
+    """Return how many of the singular `values` (largest first) hold a fraction `energy` of the sum of squares.
 
-    `energy`: in (0, 1].
+    `energy`: in (0, 1]. The result is at least 1.
     """
     squares = values.double().square()
     total = float(squares.sum())
     if total == 0:
         return 1
-    # What rounding leaves out of the sum of all counts as nothing.
+    # A remainder of the size of the rounding error counts as zero.
     short = squares.cumsum(0) < energy * total * (1 - 1e-12)
     return min(int(short.sum()) + 1, len(values))
 

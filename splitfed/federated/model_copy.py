@@ -1,4 +1,4 @@
-"""A second model beside the one that a topology trains: its layout drawn anew, or a module that somebody gives."""
+"""Construction of a second model beside the topology's: the same architecture with new random weights, or a module."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from splitfed.federated.topology_values import making_segment
 
 @dataclass(frozen=True)
 class Mirror:
-    """The segments of a second model at one role, and what it calls the values of the first: old name -> new."""
+    """Segments of a second model at one role; `names`: value of the first model -> the second model's name for it."""
 
     segments: tuple[Segment, ...]
     names: Mapping[str, str]
 
 
 def copy_segments(who: str, topology: Topology, part: Collection[str], prefix: str, role: str, seed: int) -> Mirror:
-    """Return the segments `part` of `topology` once more, at `role`, with weights drawn anew from `seed`.
+    """Return copies of the segments `part` of `topology`, at `role`, with new random weights from `seed`.
 
-    Names of segments and values get `prefix` and an underscore before them. What they read from outside of `part`,
-    they read as the first ones do.
+    Their segments and values get the prefix `prefix` and an underscore. Values from outside of `part` are read under
+    their own names.
     """
     own = [s for s in topology.segments if s.name in part]
     return copy_with_modules(topology, part, prefix, role, redraw_weights(who, {s.name: s.module for s in own}, seed))
@@ -39,9 +39,9 @@ def copy_with_modules(
     modules: Mapping[str, nn.Module],
     known: Mapping[str, str] | None = None,
 ) -> Mirror:
-    """Return the segments `part` once more with these `modules`, at `role` (None: each where it stands).
+    """Return copies of the segments `part` with these `modules`, at `role` (None: each at its own role).
 
-    `known`: the new names of values that they read from outside of `part`.
+    `known`: value from outside of `part` -> the name under which the copies read it.
     """
     own = [s for s in topology.segments if s.name in part]
     names = {**(known or {}), **{value: f"{prefix}_{value}" for s in own for value in s.outputs}}
@@ -52,7 +52,7 @@ def copy_with_modules(
             modules[s.name],
             tuple(names.get(v, v) for v in s.inputs),
             tuple(names[v] for v in s.outputs),
-            # The same module keeps its place in the state of the whole.
+            # Segments that share a module share its copy, so that the state keeps the same names.
             s.prefix if modules[s.name] is s.module else f"{prefix}.{s.full('')}",
         )
         for s in own
@@ -86,9 +86,9 @@ def deliver(topology: Topology, values: Mapping[str, str]) -> Topology:
 def replace_segments(
     who: str, topology: Topology, part: Collection[str], prefix: str, role: str, module: nn.Module, value: str
 ) -> Mirror:
-    """Return `module` as one segment at `role` that makes of the raw inputs what the segments `part` make: `value`.
+    """Return `module` as one segment at `role` that computes from the raw inputs what the segments `part` do: `value`.
 
-    Refuses where what stands behind `part` reads more than that one value.
+    Raises `InvalidInput` if segments outside of `part` read more than that one value.
     """
     replaced_values = {v for s in topology.segments if s.name in part for v in s.outputs}
     read = {v for s in topology.segments if s.name not in part for v in s.inputs} | {h.value for h in topology.heads}

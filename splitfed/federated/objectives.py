@@ -1,4 +1,4 @@
-"""What the local objectives of several methods share: one that does nothing yet, and the weights that a step moves."""
+"""Base of the local objectives, the proximal term, and iteration over the weights that a training step changes."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ T = TypeVar("T", bound="NoObjective")
 
 
 class NoObjective:
-    """Adds nothing, corrects nothing; a local objective writes what it does otherwise.
+    """Base of local objectives that adds no loss term and changes no gradient; a subclass overrides what it needs.
 
-    `kept`: the attributes that outlast a round, plain values and tables of tensors.
+    `kept`: the names of attributes that are saved with the run's state, plain values and tables of tensors.
     """
 
     kept: ClassVar[tuple[str, ...]] = ()
 
     def terms(self, made: Mapping[str, Tensor], labels: Mapping[str, Tensor], stamp: Stamp) -> Mapping[str, Tensor]:
-        """Nothing is added to a loss."""
+        """Return no loss terms."""
         return {}
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
-        """Gradients stay as they are."""
+        """Leave the gradients unchanged."""
 
     def state(self) -> dict[str, Any]:
-        """Return what outlasts a round."""
+        """Return the attributes named in `kept`."""
         return {name: copy(getattr(self, name)) for name in self.kept}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restore `state`."""
         for name in self.kept:
             setattr(self, name, copy(state[name]))
 
 
 @dataclass
 class Proximal(NoObjective):
-    """Pulls the weights of `segments` towards those in `anchor`, `weight` times the way in every gradient."""
+    """Adds the gradient of a proximal term, `weight` * (w - anchor), for the weights w of `segments`."""
 
     weight: float
     segments: tuple[str, ...]
@@ -60,7 +60,7 @@ class Proximal(NoObjective):
 def weights_with_gradients(
     modules: Mapping[str, nn.Module], segments: Collection[str]
 ) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
-    """Yield `segment/name`, weight and gradient of all in `segments` that have one; tied weights once."""
+    """Yield `segment/name`, weight and gradient of every weight in `segments` with a gradient; tied weights once."""
     seen: set[int] = set()
     for segment in segments:
         for name, weight in modules[segment].named_parameters():
@@ -72,7 +72,7 @@ def weights_with_gradients(
 def trainable_names(topology: Topology, segments: Collection[str]) -> dict[str, str]:
     """Return `segment/name` of every weight in `segments` that learns -> its name in `weights_with_gradients`.
 
-    They differ for weights that are tied to one before.
+    The two differ for a weight that is tied to an earlier one.
     """
     first: dict[int, str] = {}
     first_names = {}
@@ -84,7 +84,7 @@ def trainable_names(topology: Topology, segments: Collection[str]) -> dict[str, 
 
 
 def weight_names(topology: Topology, segments: Collection[str]) -> set[str]:
-    """Return `segment/name` of every weight in `segments`, buffers left out."""
+    """Return `segment/name` of every weight in `segments`, without buffers."""
     return {f"{segment}/{name}" for segment in segments for name in weights(topology.segment(segment).module)}
 
 

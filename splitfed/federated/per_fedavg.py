@@ -3,12 +3,12 @@
 Paper: Fallah, Mokhtari, Ozdaglar, "Personalized federated learning with theoretical guarantees: a model-agnostic
 meta-learning approach", NeurIPS 2020, algorithm 1, first-order (FO): the Hessian term is left out.
 
-Batches are taken in pairs. On the first the client steps by `rate` times the gradient, plainly (by default at the rate
-of its optimizer, as that stands); the gradient at that place on the second is what the optimizer steps on, from where
-the weights were before. A last batch without a partner takes the one before it as its first, or itself where there is
-no other. The weights are averaged as in FedAvg. The run predicts, for every client, with the newest average after one
-such step on the gradient of all the client's training rows, as the client would take it; score "global" is the metric
-of the average itself.
+Batches are taken in pairs. On the first the client takes a plain gradient step at `rate` (by default the current
+learning rate of its optimizer); the gradient on the second batch at the moved weights is given to the optimizer, which
+steps from the weights before the move. A last batch without a partner is paired with the one before it, or with itself
+if there is none. The weights are averaged as in FedAvg. The run predicts, for every client, with the newest average
+after one such plain step on the gradient of all the client's training rows; score "global" is the metric of the average
+itself.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ ROWS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class PerFedAvg(Averaging):
-    """`rate` >= 0 (the paper's alpha) of the step to a client's own model; the outer one is the optimizer's.
+    """FedAvg on the loss after one adaptation step; `rate` >= 0 (the paper's alpha) of that step.
 
-    None takes the clients' learning rate for both.
+    None takes the clients' learning rate. The outer step is the optimizer's.
     """
 
     who = "per_fedavg"
@@ -43,12 +43,12 @@ class PerFedAvg(Averaging):
     rate: float | None = field(default=None, metadata=require_number("per_fedavg rate", low=0.0))
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """It may take two steps on the same batch; without the step to a client's own model nothing is personal."""
+        """Return the traits of averaging; a batch may serve in two steps, and with rate 0 nothing is personalised."""
         off = "per_fedavg with rate=0 is fedavg on every second batch" if self.rate == 0 else None
         return replace(super().traits(topology), turned_off=off, post_processing=False)
 
     def check_run(self, context: MethodContext) -> None:
-        """Refuse clients without a learning rate, where the inner step takes theirs."""
+        """Raise `InvalidInput` for optimizers without a learning rate, if the inner step is to take theirs."""
         super().check_run(context)
         check_rates(context, self.rate)
 
@@ -57,17 +57,17 @@ class PerFedAvg(Averaging):
         return None if placement.replica is None else Ahead(shared_at(self, placement))
 
     def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
-        """Take the batches in pairs."""
+        """Train on the batches in pairs; return the loss of each step."""
         taken = list(batches)
         if len(taken) % 2:
             taken.insert(-1, taken[max(len(taken) - 2, 0)])
         if objective := objective_of(learner, Ahead):
             objective.away, objective.rate = {}, self._rate(learner)
-        # Numbered apart, also where a schedule asks for single batches.
+        # Step numbers stay distinct, also where a schedule trains batch by batch.
         return learner.train(epoch, taken, 2 * first)
 
     def newest(self, learner: Learner, state: State) -> Mapping[str, Tensor] | None:
-        """Return the newest average after the client's own step."""
+        """Return the newest average after one plain step on all the client's training rows; None if there is none."""
         if not state["weights"]:
             return None
         adapted: dict[str, Tensor] = dict(state["weights"])
@@ -83,20 +83,20 @@ class PerFedAvg(Averaging):
         return learner.rate if self.rate is None else self.rate
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
-        """Return the metric of the average itself."""
+        """Return the metric of the average itself, as "global"."""
         return score_average(learner, learner.topology.heads[0].value, part, state)
 
 
 @dataclass
 class Ahead(NoObjective):
-    """At the first batch of a pair moves the weights of `segments` by a plain step; at the second takes them back."""
+    """Moves the weights of `segments` by a plain step at the first batch of a pair, and restores them at the second."""
 
     segments: tuple[str, ...]
     rate: float = 0.0
     away: dict[str, Tensor] = field(default_factory=dict)
 
     def correct(self, modules: Mapping[str, nn.Module]) -> None:
-        """Go there, leaving no gradient to step on; or come back with the gradient met there."""
+        """Move the weights and remove the gradients, or restore the weights and keep the gradients of the moved."""
         if self.away:
             for segment in self.segments:
                 for name, weight in modules[segment].named_parameters():

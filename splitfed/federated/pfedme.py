@@ -36,8 +36,8 @@ from splitfed.federated.uploads import close_round, refuse_settings
 class PFedMe(Averaging):
     """`weight` > 0 (the paper's lambda), `steps` >= 1 a batch (K), `beta` >= 0 of the server, `rate` > 0 of w.
 
-    `rate`: None takes the clients' learning rate. Its product with `weight`, and that of the clients' learning rate
-    with it where they take steps of SGD, must be below one.
+    `rate`: None takes the clients' learning rate. `weight` * `rate`, and for SGD `weight` times the clients' learning
+    rate, must be below one.
     """
 
     who = "pfedme"
@@ -48,16 +48,16 @@ class PFedMe(Averaging):
     rate: float | None = field(default=None, metadata=require_number("pfedme rate", low=0.0, open_low=True))
 
     def __post_init__(self) -> None:
-        """Refuse numbers that cannot be."""
+        """Raise `InvalidInput` for parameters out of range."""
         super().__post_init__()
         if self.beta != 1.0:
-            reason = f"beta={self.beta:g} is a server step: take one of them"
+            reason = f"beta={self.beta:g} is a server step as well: set one of the two"
             refuse_settings(self.who, self.settings, {"server_step": reason})
         if self.rate is not None:
             self._check_product("rate", self.rate)
 
     def check_run(self, context: MethodContext) -> None:
-        """Refuse learning rates at which theta, or w, runs away from the other."""
+        """Raise `InvalidInput` for learning rates at which the steps of theta or w overshoot."""
         super().check_run(context)
         for optim in context.optimizers.values():
             if self.rate is None or optim.name == "SGD":
@@ -71,7 +71,7 @@ class PFedMe(Averaging):
             )
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """It takes several steps on the same batch; a server that does not move tells nobody anything."""
+        """Return the traits of averaging; a batch serves in several steps; beta 0 never changes the shared weights."""
         off = "pfedme with beta=0 never moves what is shared" if self.beta == 0 else None
         return replace(super().traits(topology), turned_off=off, post_processing=False)
 
@@ -80,7 +80,7 @@ class PFedMe(Averaging):
         return None if placement.replica is None else Envelope(self.weight, self.steps, shared_at(self, placement))
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
-        """Start both theta and w at what has arrived."""
+        """Start both theta and w at the weights that `arrived`."""
         super().begin(learner, arrived, number, state)
         if objective := objective_of(learner, Envelope):
             names = set(trainable_names(learner.topology, objective.segments).values())
@@ -88,17 +88,17 @@ class PFedMe(Averaging):
             objective.rate, objective.taken = learner.rate if self.rate is None else self.rate, 0
 
     def train(self, learner: Learner, epoch: int, batches: Sequence[Tensor], first: int) -> list[float]:
-        """Take `steps` steps on every batch."""
+        """Take `steps` steps on every batch; return the loss of each step."""
         return learner.train(epoch, [rows for rows in batches for _ in range(self.steps)], first * self.steps)
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
-        """Average the clients' w, and move towards the mean."""
+        """Average the clients' w, and move the server's weights by `beta` times the difference to the mean."""
         uploads = ((one, part, {"weights": self._upload(one)}) for one, part in self.parts(learners, shares))
         found = close_round(self.settings, uploads, number, state, self.weighted)
         state["weights"] = take_step(self, learners[0], found["weights"], state, self.beta)
 
     def _upload(self, learner: Learner) -> dict[str, Tensor]:
-        """Return the client's w, with the buffers of its model."""
+        """Return the client's w, with the buffers of its model if these are averaged."""
         contents = self.shared_tensors(learner)
         if objective := objective_of(learner, Envelope):
             objective.follow(contents)
@@ -108,17 +108,17 @@ class PFedMe(Averaging):
         return contents
 
     def newest(self, learner: Learner, state: State) -> Mapping[str, Tensor] | None:
-        """Every client uses its own model."""
+        """Return None: every client uses its own model."""
         return None
 
     def scores(self, learner: Learner, part: str, state: State) -> Mapping[str, float]:
-        """Return the metric of the averaged weights."""
+        """Return the metric of the averaged weights, as "global"."""
         return score_average(learner, learner.topology.heads[0].value, part, state)
 
 
 @dataclass
 class Envelope(NoObjective):
-    """Stores the weights w, `slow`: adds the proximal term towards them in `segments`, updates w after each batch."""
+    """Stores the weights w as `slow`, adds the proximal term towards them, and updates w after each batch."""
 
     weight: float
     steps: int
@@ -136,6 +136,6 @@ class Envelope(NoObjective):
             gradient.add_(theta.detach() - self.slow[name], alpha=self.weight)
 
     def follow(self, own: Mapping[str, Tensor]) -> None:
-        """Move w towards theta, after the last step on a batch; before the first batch there is no way to go."""
+        """Move w towards theta after the last step on a batch; before the first batch do nothing."""
         for name, slow in self.slow.items() if self.taken else ():
             slow.add_(own[name].detach() - slow, alpha=self.rate * self.weight)

@@ -1,6 +1,6 @@
 """Public rows: each client sends these rows to all others once, through the aggregation server, and keeps the rest.
 
-They are messages of kind "data": counted, recorded, and read by the aggregation server and by everybody else.
+They are messages of kind "data": counted, recorded, and readable by the aggregation server and all other clients.
 """
 
 from __future__ import annotations
@@ -23,41 +23,47 @@ from splitfed.federated.objectives import NoObjective, objective_of
 from splitfed.federated.topology_values import only_client, only_head
 
 SHOWN_VALUES = {"data": BOTH}
-"""What the message is made of by which rows are shown, for a method's traits."""
+"""`message_values` of the message that carries public rows, for a method's traits."""
 
 Rows = dict[str, Tensor]
-"""What one client shows: "x" (rows, ...) and "y" (rows,)."""
+"""Public rows of one client: "x" (rows, ...) and "y" (rows,)."""
 
 
 PublicBatch = Callable[[int, int, Mapping[int, int], int], Tensor]
-"""From the run's seed, a client, how many rows each client has shown (client -> rows, in order) and a round to the rows
-that the client scores in it, as positions in all that were shown, one client's after another's: (rows,) int64."""
+"""Function that returns the public rows that a client scores in a round.
+
+Its arguments: the run's seed, the client, client -> number of its public rows, the round. It returns positions in the
+public rows of all clients, joined in the order of the clients: (rows,) int64.
+"""
 
 
 class PublicRowsObjective(NoObjective):
-    """Stands by a client and keeps, for it, what others have shown: client -> rows."""
+    """Local objective that stores, for its client, the public rows of other clients: client -> rows."""
 
     def __init__(self) -> None:
         self.rows: dict[int, Rows] = {}
-        # Whether the party has forgotten what it held, as after a resume.
+        # True if the party's stored rows were lost, as after a resume.
         self.stale = False
 
     def state(self) -> dict[str, Any]:
-        """Return the rows."""
+        """Return the stored rows."""
         return {"rows": {replica: dict(rows) for replica, rows in self.rows.items()}}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
+        """Restore `state`."""
         self.rows = {replica: dict(rows) for replica, rows in state["rows"].items()}
         self.stale = True
 
 
 def check(who: str, topology: Topology, clients: int, classes: bool = True) -> Head:
-    """Refuse clients that could not use each other's rows; return the head. `classes`: whether it must tell classes."""
+    """Return the only head; raise `InvalidInput` for clients that cannot use each other's rows.
+
+    `classes`: whether the head must be one of classification.
+    """
     only_client(who, topology)
     if len(topology.inputs) > 1:
         raise InvalidInput(
-            f"{who} shows rows of one input; topology {topology.name!r} has {', '.join(topology.inputs)}"
+            f"{who} exchanges rows of one input; topology {topology.name!r} has {', '.join(topology.inputs)}"
         )
     if clients < 2:
         raise InvalidInput(f"{who} learns from others' public rows; one client has no others")
@@ -65,7 +71,7 @@ def check(who: str, topology: Topology, clients: int, classes: bool = True) -> H
 
 
 def check_public(who: str, counts: Sequence[int]) -> None:
-    """Refuse a client that shows nothing."""
+    """Raise `InvalidInput` if a client has no public rows; `counts`: one number a client."""
     for client, count in enumerate(counts):
         if count == 0:
             raise InvalidInput(
@@ -74,7 +80,7 @@ def check_public(who: str, counts: Sequence[int]) -> None:
 
 
 def check_batch(who: str, rows: int, facts: Sequence[TopologyFacts]) -> None:
-    """Refuse steps on so few `rows` where a client's batch norm could not take them."""
+    """Raise `InvalidInput` if steps on `rows` rows are too small for batch norm in a client's model."""
     for known in facts if rows < 2 else ():
         for name in sorted(known.batch_norm):
             raise InvalidInput(
@@ -83,15 +89,15 @@ def check_batch(who: str, rows: int, facts: Sequence[TopologyFacts]) -> None:
 
 
 def start() -> State:
-    """Nobody has shown anything: `shown`, client -> rows; `told`, client -> the clients whose rows it was sent."""
+    """Return the empty state: `shown`, client -> its public rows; `told`, client -> clients whose rows it received."""
     return {"shown": {}, "told": {}}
 
 
 def exchange_rows(learners: Sequence[Learner], number: int, state: State) -> list[Learner]:
-    """Have clients that are there for the first time show their rows, and send everybody what is new to it.
+    """Send the public rows of clients that take part for the first time, to all clients that do not have them yet.
 
-    Returns the clients whose parties must be given rows (see `received_rows`): new ones, those that were sent some,
-    and those that forgot them.
+    Returns the clients whose parties need rows (see `received_rows`): new clients, those that were sent rows, and those
+    that lost theirs in a resume.
     """
     shown, seen_by_client = state["shown"], state["told"]
     first = [learner.replica for learner in learners if learner.replica not in shown]
@@ -116,7 +122,7 @@ def exchange_rows(learners: Sequence[Learner], number: int, state: State) -> lis
 
 
 def received_rows(learner: LearnerTraining, state: State) -> dict[int, Rows]:
-    """Return what others have shown to the client: client -> rows, in the order of the clients."""
+    """Return the public rows that the client has received: client -> rows, in the order of the clients."""
     holder = objective_of(learner, PublicRowsObjective)
     # A plan has no local objectives; what was sent is what the aggregation server has.
     known = {k: state["shown"][k] for k in state["told"].get(learner.replica, ())} if holder is None else holder.rows
@@ -124,9 +130,9 @@ def received_rows(learner: LearnerTraining, state: State) -> dict[int, Rows]:
 
 
 def store_rows(learner: LearnerData, part: str, shown: Mapping[int, Rows], own: str | None = None) -> None:
-    """Give the client's party, as its `part`, the rows of its part `own`, if named, and those that others have `shown`.
+    """Store at the client's party, as `part`, its own rows of part `own`, if named, and the public rows in `shown`.
 
-    The client's "train" comes before all others' rows, its "public" among them in the order of the clients.
+    With `own="train"` these precede all others' rows; with "public" they stand in the order of the clients.
     """
     (name,), head = learner.topology.inputs, learner.topology.heads[0].value
     held = {client: (rows, RowOrigins.shown(client, len(rows["y"]))) for client, rows in shown.items()}
@@ -140,7 +146,7 @@ def store_rows(learner: LearnerData, part: str, shown: Mapping[int, Rows], own: 
 
 
 def split_batches(order: Tensor, size: int) -> list[Tensor]:
-    """Return `order` (rows,) in batches of `size`; a single row that is left joins the batch before, for batch norm."""
+    """Return `order` (rows,) in batches of `size`; a single remaining row joins the batch before it, for batch norm."""
     found = list(order.split(size))
     if len(found) > 1 and len(found[-1]) == 1 < size:
         found[-2:] = [torch.cat(found[-2:])]
@@ -148,7 +154,7 @@ def split_batches(order: Tensor, size: int) -> list[Tensor]:
 
 
 def draw_row_numbers(seed: int, rows: int, first: int, count: int) -> Tensor:
-    """Return `count` row numbers below `rows`, from `first` on, out of permutations without end, drawn by `seed`."""
+    """Return `count` row numbers below `rows`, from position `first` of an endless sequence of random permutations."""
     found = []
     for turn in range(first // rows, (first + count - 1) // rows + 1):
         order = torch.randperm(rows, generator=generator(seed, "turn", turn))

@@ -3,14 +3,15 @@
 Paper: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled averaging for federated
 learning", ICML 2020, algorithm 1, option II.
 
-A client steps on g + c - c_i. After K steps of rate r from x to y its variate becomes c_i - c + (x - y) / (K r), by the
-change that its weights truly made. With momentum that change is longer than K r times a gradient: K is then the sum of
-the a_i of FedNova, the weights of this round's gradients, and the way that the momentum of earlier rounds has carried
-the client is taken off the change first; there is none in a run that restarts optimizers. For optimizers other than SGD
-take `variates="gradient"`: the mean of the raw gradients on the way, which is the same number for plain SGD. The
-server moves by `server_rate` times the mean change, and c by the mean change of the variates times the share of all
-clients that took part. Both means weigh by examples as in FedAvg; the paper's are even (`weighted=False`). Batch-norm
-statistics are plainly averaged. Variates start at zero; weights and variates go down, and up.
+A client steps on g + c - c_i. After K steps of rate r from x to y its variate becomes c_i - c + (x - y) / (K r), from
+the actual change of its weights. With momentum that change is longer than K r times a gradient: K is then the sum of
+the a_i of FedNova, the step weights of this round's gradients, and the change due to the momentum of earlier rounds is
+subtracted first; in a run that restarts optimizers there is none. For optimizers other than SGD use
+`variates="gradient"`: the mean of the round's raw gradients, which is the same number for plain SGD. The server moves
+its weights by `server_rate` times the mean change, and c by the mean change of the variates times the share of all
+clients that took part. Both means weight clients by examples as in FedAvg; the paper's have equal weights
+(`weighted=False`). Batch-norm statistics are averaged without correction. Variates start at zero; weights and variates
+are sent down and up.
 """
 
 from __future__ import annotations
@@ -40,31 +41,32 @@ VARIATES = ("change", "gradient")
 class Scaffold(Averaging):
     """FedAvg whose clients correct their gradients by control variates.
 
-    `server_rate` > 0 (the paper's eta_g); `variates`: of the true "change" (option II), or the mean "gradient".
+    `server_rate` > 0 (the paper's eta_g); `variates`: from the "change" of the weights (option II), or as the mean
+    "gradient".
     """
 
     who: ClassVar[str] = "scaffold"
     refuses: ClassVar[Mapping[str, str]] = {
-        "rule": "its server's variate is the mean of the clients' own, and no other rule keeps it that",
+        "rule": "its server's variate must stay the mean of the clients' variates, which holds under the mean only",
     }
 
     server_rate: float = field(default=1.0, metadata=require_number("scaffold server_rate", low=0.0, open_low=True))
     variates: str = field(default="change", metadata=require_name("scaffold variates", VARIATES))
 
     def __post_init__(self) -> None:
-        """Refuse a rate that moves nothing, and unknown variates."""
+        """Raise `InvalidInput` for a server rate that is not positive, and for unknown `variates`."""
         super().__post_init__()
         if self.server_rate != 1.0:
-            reason = f"server_rate={self.server_rate:g} is a server step: take one of them"
+            reason = f"server_rate={self.server_rate:g} is a server step as well: set one of the two"
             refuse_settings(self.who, self.settings, {"server_step": reason})
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """Variates are made of the same steps as the weights."""
+        """Return the traits of averaging; variates are computed from the same steps as the weights."""
         base = super().traits(topology)
         return replace(base, message_values={**base.message_values, "variate": FEATURES})
 
     def check_run(self, context: MethodContext) -> None:
-        """Refuse optimizers whose change of weights tells no gradient, unless gradients are asked for."""
+        """Raise `InvalidInput` for optimizers other than SGD, unless `variates` is "gradient"."""
         super().check_run(context)
         for optim in context.optimizers.values() if self.variates == "change" else ():
             check_sgd("scaffold with variates='change'", optim, "; take variates='gradient'")
@@ -74,11 +76,11 @@ class Scaffold(Averaging):
         return None if placement.replica is None else Steer(shared_at(self, placement), self.variates == "gradient")
 
     def start(self, clients: int) -> State:
-        """The server's variate is zero, and nothing is known of the weights."""
+        """Return the state before the first round, in which the server's variate is zero."""
         return {"weights": {}, "variate": {}, "clients": clients}
 
     def begin(self, learner: Learner, arrived: Mapping[str, Tensor], number: int, state: State) -> None:
-        """Send the server's variate, too."""
+        """Send the server's variate in addition to the weights."""
         super().begin(learner, arrived, number, state)
         state["variate"] = state["variate"] or {
             n: torch.zeros_like(arrived[n]) for n in self._trainable_names(learner).values()
@@ -88,7 +90,7 @@ class Scaffold(Averaging):
             objective.begin_round(arrived, common, {} if self.variates == "gradient" else learner.momentum())
 
     def aggregate(self, learners: Sequence[Learner], shares: Mapping[int, float], number: int, state: State) -> None:
-        """Move the weights by the mean change, and the variate by that of the clients' variates."""
+        """Move the weights by the mean change, and the server's variate by the mean change of the clients' variates."""
         uploads = ((one, part, self._upload(one)) for one, part in self.parts(learners, shares))
         found = close_round(self.settings, uploads, number, state, self.weighted)
         share = len(learners) / state["clients"]
@@ -96,7 +98,7 @@ class Scaffold(Averaging):
         state["weights"] = take_step(self, learners[0], found["weights"], state, self.server_rate)
 
     def _upload(self, learner: Learner) -> Upload:
-        """Return the client's weights, and how its variate changes; only the shapes in a plan."""
+        """Return the client's weights, and the change of its variate; only the shapes in a plan."""
         own, objective = self.shared_tensors(learner), objective_of(learner, Steer)
         if objective is None:
             return {"weights": own, "variate": {name: own[name] for name in self._trainable_names(learner).values()}}
@@ -108,7 +110,7 @@ class Scaffold(Averaging):
 
 @dataclass
 class Steer(NoObjective):
-    """Keeps a client's variate `own`; adds the server's and takes off this one from every gradient of a round."""
+    """Keeps a client's variate `own`, and adds c - `own` to every gradient, with the server's variate c."""
 
     kept: ClassVar[tuple[str, ...]] = ("own",)
 
@@ -125,7 +127,7 @@ class Steer(NoObjective):
     def begin_round(
         self, first: Mapping[str, Tensor], common: Mapping[str, Tensor], momentum: Mapping[str, Tensor]
     ) -> None:
-        """Start a round at the weights `first` with the server's variate `common`, and the `momentum` there is."""
+        """Start a round at the weights `first` with the server's variate `common` and the optimizer's `momentum`."""
         self.momentum = {name: tensor.clone() for name, tensor in momentum.items() if name in common}
         self.own = self.own or {name: torch.zeros_like(tensor) for name, tensor in common.items()}
         self.first, self.common, self.steps = first, common, 0
@@ -141,7 +143,7 @@ class Steer(NoObjective):
             gradient.add_(self.drift[name])
 
     def end_round(self, last: Mapping[str, Tensor], optim: Optim, rate: float) -> dict[str, Tensor]:
-        """End a round of steps of this `rate` at the weights `last`; return by what the client's variate changes."""
+        """End a round of steps of this `rate` at the weights `last`; return the change of the client's variate."""
         if self.steps == 0 or (rate == 0 and not self.raw):
             return {name: torch.zeros_like(tensor) for name, tensor in self.own.items()}
         before = self.own
@@ -153,10 +155,10 @@ class Steer(NoObjective):
         return {name: tensor - before[name] for name, tensor in self.own.items()}
 
     def _mean(self, name: str, last: Tensor, optim: Optim, rate: float) -> Tensor:
-        """Return the mean, weighted by the a_i, of what one weight was stepped on in this round."""
+        """Return the mean, weighted by the a_i, of the gradients by which one weight was stepped in this round."""
         if name not in self.momentum:
             return (self.first[name] - last) / (sum_step_weights(optim, self.steps)[0] * rate)
         length = sum_step_weights(optim, self.steps, 0.0)[0]
-        # What a momentum of one adds to the way.
+        # The part of the change that a unit of momentum causes.
         carried = sum_step_weights(optim, self.steps, 1.0)[0] - length
         return ((self.first[name] - last) / rate - carried * self.momentum[name]) / length

@@ -1,4 +1,4 @@
-"""How far steps of SGD carry: what a method must know that reads gradients out of the change of weights."""
+"""Reconstruction of gradients from the change of weights under SGD: step weights, and the settings that allow it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from splitfed.federated.base import MethodContext
 
 
 def sum_step_weights(optim: Optim, steps: int, held: float | None = None) -> tuple[float, float | None]:
-    """Return the sum of the a_i, how often a constant gradient, times the rate, is taken in `steps` steps of SGD.
+    """Return the sum of the a_i: the change of a weight in `steps` SGD steps, over rate times a constant gradient.
 
-    And what the momentum holds of that gradient after them. `held`: what it holds before, None where it is empty: the
-    first gradient then enters whole, as torch has it, and dampening begins with the second. Without momentum the sum is
-    `steps`. Weight decay is taken for a part of the gradient.
+    The second value is the multiple of that gradient that the momentum holds afterwards. `held`: the multiple it holds
+    before; None if it is empty: the first gradient is then not dampened, as in torch. Without momentum the sum is
+    `steps`. Weight decay counts as part of the gradient.
     """
     momentum, dampening = (float(optim.options.get(name, 0.0)) for name in ("momentum", "dampening"))
     if not momentum:
@@ -26,14 +26,14 @@ def sum_step_weights(optim: Optim, steps: int, held: float | None = None) -> tup
 
 
 def check_sgd(who: str, optim: Optim, instead: str = "") -> None:
-    """Refuse an optimizer whose steps are no sums of gradients."""
+    """Raise `InvalidInput` for an optimizer whose change of weights is not a weighted sum of gradients."""
     if optim.name != "SGD" or optim.options.get("maximize"):
         name = optim.label if optim.name != "SGD" else "SGD with maximize"
-        raise InvalidInput(f"{who} follows the steps of SGD; optimizer {name} is not allowed{instead}")
+        raise InvalidInput(f"{who} needs SGD; optimizer {name} is not allowed{instead}")
     if optim.clip_norm is not None:
         raise InvalidInput(
-            f"{who} reads gradients off the change of weights; clip_norm={optim.clip_norm:g}, which shortens them, is "
-            f"not allowed{instead}"
+            f"{who} derives gradients from the change of weights; clip_norm={optim.clip_norm:g}, which changes their "
+            f"length, is not allowed{instead}"
         )
     if optim.groups:
         raise InvalidInput(
@@ -51,11 +51,11 @@ def _listed(optim: Optim) -> str:
 
 
 def check_rates(context: MethodContext, rate: float | None) -> None:
-    """Refuse, where a method's `rate` is None, clients whose optimizer has no learning rate that it could take."""
+    """Raise `InvalidInput` if a method's `rate` is None and a client's optimizer has no learning rate either."""
     for optim in context.optimizers.values() if rate is None else ():
         first_rate(optim)
 
 
 def first_rate(optim: Optim) -> float:
-    """Return the learning rate at which an optimizer begins."""
+    """Return the initial learning rate of an optimizer."""
     return optim.rate

@@ -1,4 +1,4 @@
-"""Weights that an aggregation server spreads among the clients and averages: what several methods share."""
+"""Sending an aggregation server's weights to clients, and averaging theirs: shared by several methods."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def initial_weights(topology: Topology, segments: Sequence[str]) -> dict[str, Tensor]:
-    """Return the weights and buffers that `segments` start from, as `Learner.contents` names them: known to all."""
+    """Return the initial weights and buffers of `segments`, named as in `Learner.contents`."""
     return {
         f"{name}/{key}": tensor.clone()
         for name in segments
@@ -46,9 +46,9 @@ def average_weights(
     number: int,
     state: State,
 ) -> dict[str, Tensor]:
-    """Let every learner send the contents of `segments`; return what the aggregation server holds then, by `settings`.
+    """Receive the contents of `segments` from every learner; return the aggregation server's weights by `settings`.
 
-    `before`: what it held; `shares`: replica -> share of the examples. Without settings it is the mean, so weighted.
+    `before`: its weights before the round; `shares`: replica -> share of the examples, the weights of the plain mean.
     """
     uploads = ((one, shares[one.replica], {"weights": one.contents(segments)}) for one in learners)
     return take_server_step(
@@ -75,13 +75,13 @@ def take_server_step(
 
 
 def check_aggregates(who: str, settings: UpdateAggregation, itself: bool) -> None:
-    """Refuse settings of an aggregation that method `who` does not do `itself`, but leaves to a schedule or nobody."""
+    """Raise `InvalidInput` for aggregation settings if method `who` does not aggregate weights `itself`."""
     if not itself:
-        refuse_settings(who, settings, dict.fromkeys(settings.settings(), f"{who} itself aggregates no weights here"))
+        refuse_settings(who, settings, dict.fromkeys(settings.settings(), f"{who} aggregates no weights here"))
 
 
 def check_unbound(who: str, what: str, bound: str | None) -> None:
-    """Refuse a schedule that is `bound` to client segments of one make: it moves `what` the method averages."""
+    """Raise `InvalidInput` if the schedule moves client segments as well; `bound`: how it does, None if not."""
     if bound is not None:
         raise InvalidInput(
             f"{who} averages {what} itself, and the schedule {bound}: take 'independent' for whole models, "
@@ -90,11 +90,13 @@ def check_unbound(who: str, what: str, bound: str | None) -> None:
 
 
 def check_alike(who: str, what: str, topologies: Sequence[Topology], segments: Sequence[Sequence[str]]) -> None:
-    """Refuse clients whose `segments`, which are to be averaged, differ in the names or shapes of their weights."""
+    """Raise `InvalidInput` if the clients' `segments`, to be averaged, differ in names or shapes of their weights."""
     first = _layout(topologies[0], segments[0])
     for client, (topology, own) in enumerate(zip(topologies, segments, strict=True)):
         if topology is not topologies[0] and _layout(topology, own) != first:
-            raise InvalidInput(f"{who} averages every client's {what}; that of client {client} is of another make")
+            raise InvalidInput(
+                f"{who} averages every client's {what}; that of client {client} has another architecture"
+            )
 
 
 def _layout(topology: Topology, segments: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -1,10 +1,10 @@
-"""Standalone: every client trains a whole model alone; nothing is sent. What every federated method has to beat.
+"""Standalone: every client trains a whole model alone and sends nothing, the baseline of every federated method.
 
 Paper: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-efficient learning of deep networks from
-decentralized data", AISTATS 2017, without its averages: "individual", "local" or "IND" in the tables of later papers.
+decentralized data", AISTATS 2017, without averaging: "individual", "local" or "IND" in the tables of later papers.
 
-The run is, to the bit, that of schedule "independent" without a method; the name is for tables and grids of methods. It
-refuses a split replica, where clients learn from each other through the server, and a schedule that moves weights.
+The run equals, to the bit, one of schedule "independent" without a method; the name serves tables and grids of methods.
+It refuses a split replica, where clients learn from each other through the server, and a schedule that moves weights.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from splitfed.federated.base import Method, MethodContext, MethodTraits
 
 @dataclass(frozen=True, kw_only=True)
 class Standalone(Method):
-    """Adds nothing."""
+    """Local training without exchange."""
 
     def traits(self, topology: Topology) -> MethodTraits:
-        """Nothing is sent."""
+        """Return the traits of a method that sends nothing."""
         off = "standalone adds nothing: every client trains alone"
         return replace(super().traits(topology), turned_off=off, post_processing=True, accumulates=True)
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse a model that clients do not hold whole."""
+        """Raise `InvalidInput` for clients that do not hold the whole model."""
         check_whole("standalone", topology)
 
     def check_run(self, context: MethodContext) -> None:
-        """Refuse a schedule by which clients would learn from each other."""
+        """Raise `InvalidInput` for a schedule that moves client segments."""
         if context.bound is not None:
             raise InvalidInput(f"standalone clients train alone, and the schedule {context.bound}: take 'independent'")

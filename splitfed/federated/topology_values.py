@@ -1,4 +1,4 @@
-"""Where a method finds what it needs in a topology: embeddings, logits, and the labels beside them."""
+"""Look-up of what a method needs in a topology: embeddings, logits, and the labels at the same party."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def making_segment(topology: Topology, value: str) -> Segment:
-    """Return the segment that makes `value`."""
+    """Return the segment that computes `value`; raise `InvalidInput` for an unknown value."""
     for segment in topology.segments:
         if value in segment.outputs:
             return segment
@@ -19,7 +19,7 @@ def making_segment(topology: Topology, value: str) -> Segment:
 
 
 def made_of_own_data(topology: Topology, value: str) -> bool:
-    """Return whether `value` is made at a data owner from its own inputs alone: nothing has to cross for it."""
+    """Return whether a data owner computes `value` from its own inputs alone, so that nothing is sent for it."""
     if value in topology.inputs:
         return True
     segment = next((s for s in topology.segments if value in s.outputs), None)
@@ -33,28 +33,31 @@ def made_of_own_data(topology: Topology, value: str) -> bool:
 
 
 def embedding(who: str, topology: Topology, wanted: str | None) -> str:
-    """Return the value that serves as the embedding: `wanted`, or the last that a client makes of its own data alone.
+    """Return the name of the embedding: `wanted`, or the last value that a client computes from its own data alone.
 
-    In a split replica that is what crosses at the first cut; a whole model names it, by a cut at a client of its own.
+    In a split replica that is the release at the first cut; a whole model needs a cut at the embedding. Raises
+    `InvalidInput` if there is none.
     """
     own = [v for s in topology.segments for v in s.outputs if made_of_own_data(topology, v)]
     heads = {head.value for head in topology.heads}
     if wanted is not None:
         making_segment(topology, wanted)
         if wanted not in own:
-            raise InvalidInput(f"{who} embedding={wanted!r} is not made of a client's own data alone; one of {own} is")
+            raise InvalidInput(
+                f"{who} embedding={wanted!r} is not computed from a client's own data alone; expected one of {own}"
+            )
         return wanted
     left = [v for v in own if v not in heads]
     if not left:
         raise InvalidInput(
-            f"{who} finds no embedding in topology {topology.name!r}: its clients make nothing but the model's output; "
-            "cut the model where the embedding is (splitfed.topologies.local(model, cuts=...))"
+            f"topology {topology.name!r} has no embedding for {who}: its clients compute the model's output only; cut "
+            "the model where the embedding is (splitfed.topologies.local(model, cuts=...))"
         )
     return left[-1]
 
 
 def labelled_head(who: str, topology: Topology, role: str) -> Head:
-    """Return the head whose labels the party in `role` holds, or refuse."""
+    """Return the head whose labels the party in `role` holds; raise `InvalidInput` if there is none."""
     for head in topology.heads:
         if head.labels == role:
             return head
@@ -62,14 +65,14 @@ def labelled_head(who: str, topology: Topology, role: str) -> Head:
 
 
 def count_classes(head: Head) -> int:
-    """Return the number of classes of `head`, one of a classification."""
+    """Return the number of classes of `head`; raise `InvalidInput` if its task has no known number of outputs."""
     if head.task is None or head.task.outputs is None:
         raise InvalidInput(f"head {head.value!r} has no task of a known number of classes")
     return head.task.outputs
 
 
 def makers(topology: Topology, value: str) -> tuple[str, ...]:
-    """Return the segments whose work is in `value`, in the order they run."""
+    """Return the segments that `value` depends on, in the order they run."""
     return topology.makers((value,))
 
 
@@ -79,7 +82,7 @@ def clients_hold_all(topology: Topology) -> bool:
 
 
 def only_client(who: str, topology: Topology) -> str:
-    """Return the one role that owns inputs and labels; raise `InvalidInput`, in the name of `who`, for several."""
+    """Return the one role that owns inputs and labels; raise `InvalidInput`, naming the method `who`, for several."""
     if len(topology.data_roles) == 1:
         return topology.data_roles[0]
     raise InvalidInput(
@@ -89,10 +92,10 @@ def only_client(who: str, topology: Topology) -> str:
 
 
 def only_head(who: str, topology: Topology, classes: bool = True) -> Head:
-    """Return the one head; raise `InvalidInput` for several, and with `classes` for one of no classification."""
+    """Return the one head; raise `InvalidInput` for several, and with `classes` for one that is no classification."""
     head = topology.heads[0]
     if len(topology.heads) > 1:
-        raise InvalidInput(f"{who} knows one output; topology {topology.name!r} has {len(topology.heads)}")
+        raise InvalidInput(f"{who} supports one output; topology {topology.name!r} has {len(topology.heads)}")
     if classes and (head.task is None or head.task.name != "classification"):
         raise InvalidInput(f"{who} compares class probabilities; the task here is {head.task and head.task.name!r}")
     return head

@@ -1,4 +1,4 @@
-"""What a federated method is: what it sends and trains, by which it is checked, planned, promised and attacked."""
+"""Properties of a federated method, by which it is checked, planned, and attacked, and its privacy claims derived."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodTraits:
-    """What a method is on one topology; the defaults are those of a method that does nothing."""
+    """Properties of a method on one topology; the defaults are those of a method that does nothing."""
 
     turned_off: str | None = None
-    """Why these parameters make the method do nothing at all, in a line; None where it does something."""
+    """Why the method has no effect with these parameters, one line; None if it has one."""
 
     at_most: str | None = None
-    """Why a plan counts more than the method may send, in a line; None where it counts exactly that."""
+    """Why a plan is an upper bound of what the method sends, one line; None if it is exact."""
 
     aggregates_weights: bool = False
     """The method itself exchanges the clients' weights, so that the schedule must not average them too."""
 
     aggregation: UpdateAggregation | None = None
-    """How the aggregation server aggregates uploads; None where the method has a way of its own."""
+    """How the aggregation server aggregates uploads; None if the method does it in its own code."""
 
     secure: SecureSumPlan | None = None
-    """The secure sum that all goes through that clients upload for a method without weights; None where it is read."""
+    """The secure sum of all uploads of a method without weights; None if the server reads the uploads."""
 
     role_federations: tuple[str, ...] = ()
     """The roles whose parties form a federation of their own, in groups of several parties; see `groups`.
@@ -41,95 +41,96 @@ class MethodTraits:
     """
 
     returns_weights: bool = False
-    """Clients are sent "weights" before a round, and send such of the same names back after it."""
+    """Clients receive "weights" before a round, and send tensors of the same names back after it."""
 
     plain_update: bool = True
-    """A step from the weights that were sent moves a client along the gradient of its own loss alone.
+    """A client's step from the received weights follows the gradient of its own loss only.
 
-    Then whoever gets the weights back can work that gradient out.
+    The receiver of the new weights can then compute that gradient.
     """
 
     sends_gradients: bool = False
     """Clients take no step and send, as "weight gradient", the mean gradient of their rows' loss."""
 
     post_processing: bool = False
-    """All that clients send is made of nothing but the gradients of the steps that the schedule asks for.
+    """All that clients send is computed from the gradients of the schedule's steps alone.
 
-    Then a promise for those gradients (`dp_sgd`) holds for what is sent as well.
+    A privacy guarantee for those gradients (`dp_sgd`) then holds for what is sent as well.
     """
 
     weighted_by_batch_size: bool = False
-    """What is sent depends on how many rows each step had, which must then not be left to chance.
+    """The uploads depend on the number of rows of each step, which then must not be random.
 
-    Where it is, the number itself would tell of a row; and it is no weight of an expected size.
+    With random batch sizes the number itself would reveal whether a row was drawn.
     """
 
     varying_shapes: frozenset[str] = frozenset()
-    """The kinds of messages to the aggregation server of which the shapes, too, depend on the values that are learnt.
+    """The kinds of messages to the aggregation server whose shapes depend on the trained values.
 
-    No noise on the values hides that, so that nothing can be promised for them.
+    Noise on the values does not hide shapes, so no privacy guarantee can be given for these messages.
     """
 
     reads_labels: bool = False
-    """The labels of a step are read beside the loss, as classes: they must then be the client's own."""
+    """The method reads the labels of a step as classes, outside the loss, so the client must hold them."""
 
     accumulates: bool = False
-    """What it adds to a client's training holds for a step over several batches as for one."""
+    """The local objective is also correct if one optimizer step accumulates several batches."""
 
     own_steps: bool = False
-    """The method's `train` may take other steps than those that the schedule asks for."""
+    """The method's `train` may take other steps than those that the schedule sets."""
 
     trains_between_rounds: bool = False
-    """Clients also learn in `query` or `aggregate`, before or after the schedule's round.
+    """Clients also train in `query` or `aggregate`, before or after the schedule's round.
 
-    Then the schedule must leave the segments that they hold then in their place.
+    The schedule must then leave client segments in place.
     """
 
     private_segments: tuple[str, ...] = ()
     """The segments that never leave their client: neither averaged nor handed over."""
 
     broadcast_segments: tuple[str, ...] = ()
-    """The client segments of which every client is sent the same weights before it first trains."""
+    """The client segments that start from the same broadcast weights at every client."""
 
     class_means: Mapping[str, str] = field(default_factory=dict)
-    """Kind of message -> the value of whose means, over a client's rows of a class, its tensors are made.
+    """Kind of message to the aggregation server -> the value whose class means it holds.
 
-    Of messages from clients to the aggregation server, with a tensor for each class under the name of the class: what
-    they show of the rows is for attacks to find out.
+    Such a message has one tensor for each class, under the name of the class: the mean of the value over the client's
+    rows of that class. Attacks read it.
     """
 
     message_values: Mapping[str, PrivateValues] = field(default_factory=dict)
-    """Kind of message from clients to the aggregation server -> which private values it is made of.
+    """Kind of message to the aggregation server -> the private values that it is computed from.
 
-    `LABELS` where labels are read by any other way than the gradient of the loss. A kind that is neither here nor in
-    `splitfed.core.private_values` is taken to be made of features and labels.
+    `LABELS` if labels enter otherwise than through the gradient of the loss. A kind that is neither here nor in
+    `splitfed.core.private_values` is treated as computed from features and labels.
     """
 
     message_events: Mapping[str, Event] = field(default_factory=dict)
-    """Kind of message -> what one of a client costs in privacy, where the method itself makes it private.
+    """Kind of message -> the privacy event of one message, for messages that the method itself makes private.
 
-    All that it holds is covered, and what it is made of learns from no private row.
+    The event covers the whole message, and the model behind it is trained on no private row.
     """
 
     public_batch: Callable[[int, int, Mapping[int, int], int], Tensor] | None = None
-    """Which public rows the "soft labels" are of that a client sends in a round; None where it scores none of them.
+    """The public rows that a client scores in a round for its "soft labels"; None if it scores none.
 
-    See `splitfed.federated.public_rows.PublicBatch`; known to all.
+    See `splitfed.federated.public_rows.PublicBatch`; all parties can compute it.
     """
 
     soft_labels: Mapping[str, float] = field(default_factory=dict)
-    """Head -> the weight of a divergence from a teacher that is added to its loss and to nothing else.
+    """Head -> the weight of the divergence from a teacher that is added to its loss only.
 
-    Cross-entropy with weight w, and a divergence with weight v from a teacher that is held fixed, have the gradient of
-    cross-entropy with weight w + v against the mean of label and teacher: an update shows a gradient all the same.
+    Cross-entropy with weight w plus a divergence with weight v from a detached teacher has the gradient of
+    cross-entropy with weight w + v against the weighted mean of label and teacher, so an update still reveals a
+    gradient.
     """
 
     hidden_gradients: tuple[str, ...] = ()
-    """The values that exchanged segments hand to what never leaves a client, from where their gradient comes."""
+    """The values that averaged segments pass to private ones, so that their gradient comes from private segments."""
 
     scored_values: tuple[str, ...] = ()
-    """The values that `scores` computes with the weights that the client is scored with, and never others.
+    """The values that `scores` computes with the evaluated weights of the client, and with no others.
 
-    Whoever scores the client's model has them at hand then, and the rows pass through it once: `Learner.compute`
-    returns them whatever the client has been lent.
+    They are kept from the scoring of the client's model, so that rows pass through it once: `Learner.compute` returns
+    these values even inside `Learner.lend`.
     """

@@ -1,9 +1,9 @@
 """Uploads of a method's clients, as the aggregation server receives and aggregates them: in the clear or summed.
 
-Under a secure sum every exchange of the protocol is a message of its own, sent by the same learners: by masks, keys and
-shares before the clients train, masked numbers and shares that unmask the sum after it; under CKKS, keys, ciphertexts
-and the mean, all after it. What several kinds of messages would hold goes as one row of numbers. In a plan the same
-messages are sent without what they hold.
+Under a secure sum every exchange of the protocol is a message of its own, sent by the same learners: with masks, keys
+and shares before the clients train, and masked numbers and shares that unmask the sum after it; with CKKS, keys,
+ciphertexts and the mean, all after training. Several kinds of messages are joined into one vector of numbers. In a plan
+the same messages are sent without their contents.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ ASKED = "asked"
 
 
 class SummedUploads(Method):
-    """A method of whose messages to the aggregation server one kind is averaged, in the clear or by a secure sum.
+    """Base of methods in which one kind of message to the server is averaged, in the clear or by a secure sum.
 
-    `secure`: the secure sum, as schedules take it; a field of every such method, in its own place among the others.
+    `secure`: the secure sum, as schedules take it; each subclass declares this field among its own.
     """
 
     secure: bool | str | Mapping[str, Any] | SecureSumPlan
 
     def __post_init__(self) -> None:
-        """Refuse parameters out of range, and what is no secure sum."""
+        """Raise `InvalidInput` for parameters out of range, and for a `secure` that describes no secure sum."""
         super().__post_init__()
         object.__setattr__(self, "secure", secure_of(self.secure))
 
     @property
     def settings(self) -> UpdateAggregation:
-        """How the messages are summed."""
+        """The settings by which the messages are aggregated."""
         return UpdateAggregation(secure=self.secure)
 
 
@@ -77,7 +77,7 @@ def close_round(
     """Have every client send its upload; return the aggregate, kind -> name -> tensor.
 
     `uploads`: each client with its share, which add up to one. The rule sees all kinds of one client as one vector.
-    `weighted`: whether shares are those of the clients' rows; for a secure sum, which multiplies by these.
+    `weighted`: whether shares are those of the clients' rows, by which a secure sum multiplies.
     """
     if settings.sum is not None:
         found = [(learner, _join(upload)) for learner, _, upload in uploads]
@@ -95,7 +95,7 @@ def _sum(
     asked: Sequence[int],
     weighted: bool,
 ) -> dict[str, Tensor]:
-    """Return the mean of the uploads as a secure sum gives it, the clients `asked` having agreed on its keys."""
+    """Return the mean of the uploads by a secure sum, for which the clients `asked` have agreed on keys."""
     learners, (first, tensors) = [learner for learner, _ in uploads], uploads[0]
     weights = {one.replica: float(one.rows()) if weighted else 1.0 for one in learners}
     if _is_planned(first):
@@ -110,21 +110,21 @@ def _sum(
 
 
 def refuse_settings(who: str, settings: UpdateAggregation, reasons: Mapping[str, str]) -> None:
-    """Refuse every setting that `reasons` names: setting -> why method `who` cannot have it."""
+    """Raise `InvalidInput` for every setting in `reasons`: setting -> why method `who` refuses it."""
     for name, value in settings.settings().items():
         if name in reasons:
             raise InvalidInput(f"{who} aggregation {name}={value!r} is not allowed: {reasons[name]}")
 
 
 class _Carrier:
-    """Carries the messages of a sum by the learners; where it is not `live`, they pass without being sent again."""
+    """Carrier of a secure sum that sends by the learners; if not `live`, tensors pass without being sent again."""
 
     def __init__(self, learners: Sequence[LearnerMessages], number: int) -> None:
         self.live, self.number = True, number
         self._learners = {learner.replica: learner for learner in learners}
 
     def paused(self) -> _Carrier:
-        """Return this one, not live."""
+        """Return a copy of this carrier that is not live."""
         self.live = False
         return self
 
@@ -160,7 +160,7 @@ def _is_planned(learner: LearnerWeights) -> bool:
 
 
 def _planned_mean(uploads: Sequence[tuple[Mapping[str, Tensor], float]]) -> dict[str, Tensor]:
-    """Return the mean as far as a plan knows it: from what labels and rows say, else shapes alone."""
+    """Return the mean as far as a plan knows it: values that follow from labels and rows, otherwise shapes."""
     mean, total = RunningMean(), sum(weight for _, weight in uploads)
     for tensors, weight in uploads if not any(tensor.is_meta for tensor in uploads[0][0].values()) else ():
         mean.add(tensors, weight / total)
@@ -173,5 +173,6 @@ def _join(upload: Upload) -> dict[str, Tensor]:
 
 def _split(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     parts = ((joined.partition(": "), tensor) for joined, tensor in tensors.items())
-    # A kind of which nothing learns holds no tensor.
+    # A kind without trainable values holds no tensor.
+
     return defaultdict(dict, nest((kind, name, tensor) for (kind, _, name), tensor in parts))

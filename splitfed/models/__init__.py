@@ -1,4 +1,4 @@
-"""Small models by name, and `build`, which makes any model from a seed; nothing is imported before use."""
+"""Small models by name, and `build`, which makes any model from a seed; each is imported on first use."""
 
 from __future__ import annotations
 

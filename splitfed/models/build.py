@@ -1,4 +1,4 @@
-"""Makes a model by name or by import path, with parameters that depend on the seed only."""
+"""Construction of a model by name or by import path, with weights that depend on the seed only."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from splitfed.core.random import initialization
 from splitfed.models.import_paths import NameResolver
 
 LARGE = 256
-"""A model without a number as large as this among its arguments is taken to fit into memory."""
+"""A model whose arguments are all smaller than this is assumed to fit into memory."""
 MOST_MODULES = 100_000
-"""Modules from which on a model is refused: some kilobytes each beside its weights, and seconds to make."""
+"""Largest number of modules; each takes some kilobytes beside its weights, and time to construct."""
 
 
 class _TooManyModules(InvalidInput):
-    """More than `MOST_MODULES` of them were made of one model."""
+    """Raised if a model has more than `MOST_MODULES` modules."""
 
 
 def build(name: str, shape: tuple[int, ...], outputs: int, seed: int, **params: Any) -> nn.Module:
-    """Return the model `name`, initialised from `seed`; torch's global generator is left as it was.
+    """Return the model `name`, initialised from `seed`; torch's global generator is not changed.
 
-    `name` is registered (`splitfed list models`) or leads to a subclass of `torch.nn.Module`, "package.module:Name",
-    which is called with `params` and, where its signature has them, with `shape` (of one row), `outputs` and `seed`.
-    Importing runs that module's code: it is as trusted as the program. Raises `InvalidInput` for a name that leads
-    nowhere or to something else, and for parameters that do not fit. A function of your own needs no name: call it.
+    `name` is registered (`splitfed list models`) or is the import path of a subclass of `torch.nn.Module`,
+    "package.module:Name", which is called with `params` and, if its signature has them, with `shape` (of one row),
+    `outputs` and `seed`. Importing runs that module's code: it is as trusted as the program. Raises `InvalidInput` for
+    an unknown name, for a path to anything else, and for parameters that do not match. A function of your own needs no
+    name: call it.
     """
     return make(name, NameResolver().load("models", name), shape, outputs, seed, params)
 
@@ -55,7 +56,7 @@ def make(
 
 
 def _largest(value: Any) -> int:
-    """Return the largest whole number in `value`, at any depth; 0 where there is none."""
+    """Return the largest whole number in `value`, at any depth; 0 if there is none."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -64,9 +65,9 @@ def _largest(value: Any) -> int:
 
 
 def _check_memory(name: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Refuse a model of too many modules, or with weights larger than the machine's memory: either ends the process.
+    """Raise `InvalidInput` for a model of too many modules, or with weights larger than the machine's memory.
 
-    Warns of a model that cannot be measured.
+    Either would end the process. Warns of a model that cannot be measured.
     """
     try:
         with torch.device("meta"), _counted_modules():
@@ -75,7 +76,7 @@ def _check_memory(name: str, factory: Callable[..., Any], arguments: Mapping[str
     except _TooManyModules:
         raise InvalidInput(f"model {name!r} has more than {MOST_MODULES} modules (layers and their parts)") from None
     except InvalidInput:
-        # Refused for its arguments, and in the same words when it is made.
+        # Bad arguments raise the same error when the model is made.
         return
     except Exception as error:  # noqa: BLE001  of tensors without numbers a plug-in's factory may raise anything
         line = f"model {name!r} is not compared with this machine's memory: its size is not known beforehand"
@@ -89,7 +90,7 @@ def _check_memory(name: str, factory: Callable[..., Any], arguments: Mapping[str
 
 @contextmanager
 def _counted_modules() -> Iterator[None]:
-    """Raise `_TooManyModules` once more than `MOST_MODULES` have become parts of others inside the block."""
+    """Raise `_TooManyModules` within the block once more than `MOST_MODULES` modules were added to others."""
     count = itertools.count(1)
 
     def stop(*_: object) -> None:
@@ -104,7 +105,7 @@ def _counted_modules() -> Iterator[None]:
 
 
 def _memory() -> int:
-    """Return the bytes of this machine's memory; where that cannot be found out, more than any model has."""
+    """Return the bytes of this machine's memory; if unknown, a number above every model's size."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -114,7 +115,7 @@ def _memory() -> int:
 def _arguments(
     name: str, factory: Callable[..., Any], offered: dict[str, Any], params: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return `params` and those of `offered` that the factory takes; refuse what does not fit or lacks."""
+    """Return `params` and those of `offered` that the factory takes; raise `InvalidInput` for unknown or missing."""
     try:
         accepted = inspect.signature(factory).parameters.values()
     except (ValueError, TypeError):

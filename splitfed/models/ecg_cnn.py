@@ -4,8 +4,8 @@ Paper: Khan, Nguyen, Michalas, "Split Ways: privacy-preserving training of encry
 at EDBT/ICDT 2023; after Abuadbba et al., "Can we use split learning on 1D CNN models for privacy preserving training?",
 ASIACCS 2020.
 
-Deviates: an identity behind the linear layer, so that a model can be cut there, and `server_width`. The padding, 3 and
-2, is that of the authors' code; it gives their 256 features of 128 samples.
+Deviates: an identity after the linear layer, so that a model can be cut there, and `server_width`. The padding, 3 and
+2, is that of the authors' code, which gives their 256 features for 128 samples.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from splitfed.models.shapes import signal_shape
 
 
 class EcgCnn(nn.Sequential):
-    """The 1-D CNN; `cuts` depends on what stands behind the server's layer, so each instance has its own."""
+    """The 1-D CNN; `cuts` depends on the layers after the server's, so each instance has its own."""
 
     cuts: tuple[str, ...] = ()
 
 
 def ecg_cnn(shape: Sequence[int], outputs: int, server_width: int | None = None, *, seed: int | None = 0) -> EcgCnn:
-    """Return the CNN for signals (channels, length), or (length,) of one channel, of 4 samples or more.
+    """Return the CNN for signals (channels, length), or (length,) of one channel, with length >= 4.
 
-    `conv1` to `flatten` make 8 * (length // 4) features, 256 of 128 samples; the linear layer `fc1` reads them. Cut
-    U-shaped after ("flatten", "fc1"), the server holds `fc1` and nothing else. Without `server_width` `fc1` returns the
-    logits and an identity, `head`, stands behind it: the client adds softmax and loss. With it, at least 1, `fc1`
-    returns so many numbers, and a leaky ReLU, `relu3`, and the linear layer `fc2` make logits of them at the client.
+    `conv1` to `flatten` compute 8 * (length // 4) features, 256 for 128 samples, which the linear layer `fc1` reads.
+    Cut U-shaped after ("flatten", "fc1"), the server holds only `fc1`. Without `server_width` `fc1` returns the logits,
+    followed by an identity, `head`: the client adds softmax and loss. With it, >= 1, `fc1` has that many outputs, and a
+    leaky ReLU, `relu3`, and the linear layer `fc2` compute the logits at the client.
 
-    Its weights depend on `seed` alone and torch's own generator is left as it was; None draws them from that generator.
+    Weights depend on `seed` only, without a change of torch's global generator; None draws them from that generator.
     """
     channels, length = signal_shape("ecg_cnn", shape, outputs, smallest=4)
     if server_width is not None:

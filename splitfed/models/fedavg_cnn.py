@@ -1,8 +1,7 @@
 """FedAvg CNN: two wide 5x5 convolutions with max pooling, and a hidden layer of 512.
 
-Paper: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
-2017, section 3. The paper gives 1,663,370 parameters for MNIST, which fixes the padding it does not mention
-(2).
+Paper: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
+section 3. The paper states 1,663,370 parameters for MNIST, which determines the padding (2) that it does not state.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class FedAvgCnn(nn.Sequential):
 def fedavg_cnn(shape: tuple[int, ...], outputs: int, *, seed: int | None = 0) -> FedAvgCnn:
     """Return the FedAvg CNN for images (channels, height, width) of 4x4 or more.
 
-    Its weights depend on `seed` alone and torch's own generator is left as it was; None draws them from that generator.
+    Weights depend on `seed` only, without a change of torch's global generator; None draws them from that generator.
     """
     channels, height, width = image_shape("fedavg_cnn", shape, outputs, smallest=4)
     with initialization(seed):

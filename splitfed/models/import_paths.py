@@ -34,7 +34,7 @@ CLASSES = {
     "optimizers": "torch.optim:Optimizer",
     "callbacks": "splitfed.training.run:Callback",
 }
-"""Kind -> of what a class must be a subclass; topologies, data sets, losses and metrics are functions alone."""
+"""Kind -> the required base class; topologies, data sets, losses and metrics are functions only."""
 
 NOUNS = {
     **SINGULAR,
@@ -44,7 +44,7 @@ NOUNS = {
     "transforms": "transform",
     "callbacks": "callback",
 }
-"""Kind -> what one of it is called; of the last five nothing is registered here."""
+"""Kind -> its singular noun; the last five kinds have no registered names."""
 
 OWN = "your own in a file net.py is 'net.py:Name' or 'net:Name'"
 """How a class or function in a file of the folder is named."""
@@ -54,11 +54,11 @@ FUNCTIONS = ("topologies", "data", "models", "optimizers", "losses", "metrics", 
 
 
 class NameResolver:
-    """What the names of one study or one run mean, import paths among them.
+    """Resolution of the names, including import paths, in one study or one run.
 
     `folder` holds the Python files whose functions may be called, None for no folder; `files`: those files that may be
-    run, relative path -> SHA-256 in hexadecimal digits (None: all). `refusal`: why no import path may be followed at
-    all, None where they may. A module that another `NameResolver` took from its folder is loaded anew.
+    run, relative path -> SHA-256 in hexadecimal digits (None: all). `refusal`: the reason why no import path may be
+    followed, None if they may. A module that another `NameResolver` loaded from its folder is loaded again.
     """
 
     def __init__(
@@ -70,24 +70,24 @@ class NameResolver:
         self._given = {"folder": place, "files": None if files is None else dict(files), "refusal": refusal}
 
     def to_json(self) -> str:
-        """Return what this was made from, for another process: see `from_json`."""
+        """Return the arguments of this resolver as JSON, for another process: see `from_json`."""
         return json.dumps(self._given)
 
     @classmethod
     def from_json(cls, text: str) -> NameResolver:
-        """Return the `NameResolver` that `to_json` told of."""
+        """Return the `NameResolver` that `to_json` described."""
         given = json.loads(text)
         return cls(None if given["folder"] is None else Path(given["folder"]), given["files"], given["refusal"])
 
     def load(self, kind: str, name: str) -> Callable[..., Any]:
-        """Return what `name` means among `kind`: what is registered, or what an import path leads to."""
+        """Return the registered function or class `name` of `kind`, or the target of an import path."""
         if kind == "models" and ":" not in name and name not in registry.TABLES[kind]:
             raise InvalidInput(f"{unknown(SINGULAR[kind], name, registry.TABLES[kind])}; {OWN}")
         found: Callable[..., Any] = self.find(name, kind) if ":" in name else registry.load(kind, name)
         return found
 
     def find(self, path: str, kind: str = "models") -> Callable[..., Any]:
-        """Return the class or function of `kind` that `path` leads to; nothing is called. Raises `InvalidInput`."""
+        """Return the class or function of `kind` at `path`, without a call; raise `InvalidInput` for other targets."""
         if self._refusal is not None:
             raise InvalidInput(self._refusal)
         what, expected = f"{NOUNS[kind]} {path!r}", self._expected(kind)
@@ -114,7 +114,7 @@ class NameResolver:
         return result
 
     def sources(self) -> dict[str, bytes]:
-        """Return every Python file of the folder that was run for a path: relative path -> content as it was run."""
+        """Return every Python file of the folder that was run: relative path -> content as it was run."""
         return {} if self._local is None else self._local.sources()
 
     def _expected(self, kind: str) -> str:
@@ -125,7 +125,7 @@ class NameResolver:
 
 
 def _import_target(what: str, module: str, attributes: str) -> Any:
-    """Import and return what a path names; whatever the module's own code raises is one line."""
+    """Import and return the target of a path; raise `InvalidInput` for any error of the module's own code."""
     try:
         with redirect_stdout(sys.stderr):  # standard output may be read by a program
             imported = importlib.import_module(module)
@@ -141,7 +141,7 @@ def _import_target(what: str, module: str, attributes: str) -> Any:
 
 
 def _parts(path: str, what: str) -> tuple[str, str]:
-    """Return module and attribute of `path`; refuse what is no name, and what is meant to run as a program."""
+    """Return module and attribute of `path`; raise `InvalidInput` for invalid or dunder identifiers."""
     module, _, attributes = path.rpartition(":")
     if module.endswith(".py"):
         module = ".".join(Path(module).with_suffix("").parts)
@@ -152,7 +152,7 @@ def _parts(path: str, what: str) -> tuple[str, str]:
 
 
 def _check_unimported(what: str, kind: str, module: str, attributes: str, expected: str) -> None:
-    """Refuse what can be told to be nothing of `kind` without running any of it."""
+    """Raise `InvalidInput`, before anything is run, for a target that cannot be one of `kind`."""
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise InvalidInput(f"{what} is part of Python itself, which has no {kind}; expected {expected}")
     if (spec := _find_spec(module)) is None:
@@ -171,7 +171,7 @@ def _check_unimported(what: str, kind: str, module: str, attributes: str, expect
 
 
 def _find_spec(module: str) -> ModuleSpec | None:
-    """Return where `module` would be imported from, without importing the packages that it is in."""
+    """Return the import specification of `module`, without importing its parent packages."""
     spec, names = None, module.split(".")
     for i in range(len(names)):
         name = ".".join(names[: i + 1])
@@ -186,7 +186,7 @@ def _find_spec(module: str) -> ModuleSpec | None:
 
 
 def _may_have(tree: ast.Module, name: str) -> bool:
-    """Return whether the module could hold `name`: some line binds it, or makes names that cannot be read off."""
+    """Return whether the module may define `name`: a line binds it, or creates names dynamically."""
     return any(bound in (name, "*", "__getattr__") for node in ast.walk(tree) for bound in _bound_names(node))
 
 

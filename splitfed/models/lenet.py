@@ -1,12 +1,11 @@
 """LeNet-5: two convolutions with pooling, and three fully connected layers.
 
-Paper: LeCun, Bottou, Bengio and Haffner, "Gradient-Based Learning Applied to Document Recognition",
-Proceedings of the IEEE, 1998.
+Paper: LeCun, Bottou, Bengio and Haffner, "Gradient-Based Learning Applied to Document Recognition", Proceedings of the
+IEEE, 1998.
 
-Deviates: images are not enlarged to 32x32 but padded by 2 at the first convolution, which for 28x28 is the
-same; ReLU in place of tanh, plain pooling without coefficients, all maps of the second convolution see all of
-the first, and a linear last layer. Where the map is too small for the second convolution (digits of 8x8) it
-is padded by 2 as well.
+Deviates: images are not enlarged to 32x32 but padded by 2 at the first convolution, which for 28x28 is the same; ReLU
+in place of tanh, plain pooling without coefficients, a second convolution connected to all maps of the first, and a
+linear last layer. Where the map is too small for the second convolution (digits of 8x8) it is padded by 2 as well.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class LeNet(nn.Sequential):
 def lenet(shape: tuple[int, ...], outputs: int, pool: str = "average", *, seed: int | None = 0) -> LeNet:
     """Return LeNet-5 for images (channels, height, width) of 4x4 or more; `pool` is "average" or "max".
 
-    Its weights depend on `seed` alone and torch's own generator is left as it was; None draws them from that generator.
+    Weights depend on `seed` only, without a change of torch's global generator; None draws them from that generator.
     """
     channels, height, width = image_shape("lenet", shape, outputs, smallest=4)
     check_names("pool", POOLING, pool)

@@ -1,7 +1,7 @@
-"""Python files of one folder as modules: run from their source alone, never from compiled files that lie beside it.
+"""Python files of one folder as modules, run from source only, never from compiled files next to them.
 
-The folder is not put on Python's path: a file in it is found only where no other module has its name, so that no file
-of a study can stand in for a module that something else imports later.
+The folder is not on Python's path: a file in it is used only if no other module has its name, so that no file of a
+study can replace a module that other code imports later.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _PACKAGES = {"site-packages", "dist-packages"}
 class LocalModules:
     """The modules in `folder` (an absolute path); `files`: those that may be run, as for `NameResolver`.
 
-    One folder at a time is searched by Python's import: the one that was entered last. Where `files` are given, they go
-    before modules of the same name that are no part of Python or of an installed package: those are the originals of
-    which these are copies, and are loaded again once another folder is entered.
+    Python's import searches one such folder at a time: the one entered last. If `files` are given, they take precedence
+    over modules of the same name that are no part of Python or of an installed package: those are the originals of
+    which these are copies, and are restored when another folder is entered.
     """
 
     def __init__(self, folder: Path, files: Mapping[str, str] | None) -> None:
@@ -39,7 +39,7 @@ class LocalModules:
     def has(self, module: str) -> bool:
         """Return whether the first name of `module` is that of a file or a package in the folder.
 
-        One that somebody else has imported already is theirs, where any file may be run.
+        False, if any file may be run, for a file that other code has imported already.
         """
         name = module.partition(".")[0]
         own = self._file(self.folder, name)
@@ -50,7 +50,7 @@ class LocalModules:
         return self._files is not None or not same
 
     def check(self, what: str, module: str) -> None:
-        """Refuse a file whose name is that of a module elsewhere: either could be meant."""
+        """Raise `InvalidInput` for a file with the name of a module elsewhere, which would be ambiguous."""
         name = module.partition(".")[0]
         loaded = name in sys.modules and not self._came_from_a_folder(name)
         if name in sys.stdlib_module_names or loaded or self._exists_elsewhere(name):
@@ -60,7 +60,7 @@ class LocalModules:
             )
 
     def enter(self) -> None:
-        """Let Python's import search this folder, and no other one that was searched before."""
+        """Make Python's import search this folder, and no folder that was entered before."""
         for finder in [f for f in sys.meta_path if isinstance(f, _Finder) and f.modules is not self]:
             sys.meta_path.remove(finder)
             for name in [n for n, m in list(sys.modules.items()) if finder.modules.loaded(m)]:
@@ -72,12 +72,12 @@ class LocalModules:
         importlib.invalidate_caches()
 
     def take_replaced(self) -> dict[str, ModuleType]:
-        """Return the modules, by name, in whose place those of the folder were, which are theirs no more."""
+        """Return and release the modules, by name, that files of the folder had replaced."""
         aside, self._aside = self._aside, {}
         return aside
 
     def _set_aside(self) -> None:
-        """Take out of `sys.modules` what somebody else has loaded under the name of a known file."""
+        """Remove from `sys.modules` the modules of other code with the name of a known file, and keep them."""
         for top in {name.partition("/")[0].removesuffix(".py") for name in self._files or ()}:
             module = sys.modules.get(top)
             if module is None or self._came_from_a_folder(top) or top == "splitfed" or _installed(module.__spec__):
@@ -86,7 +86,7 @@ class LocalModules:
                 self._aside[name] = sys.modules.pop(name)
 
     def defines(self, function: Any) -> bool:
-        """Return whether `function` is written in a file that was run from the folder."""
+        """Return whether `function` is defined in a file that was run from the folder."""
         code = getattr(function, "__code__", None)
         return code is not None and code.co_filename in {str(self.folder / name) for name in self._run}
 
@@ -95,14 +95,14 @@ class LocalModules:
         return dict(self._run)
 
     def spec(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
-        """Return how to load `name` from the folder, where it is a file there and no other module."""
+        """Return the import specification of `name` from the folder; None if it is no file there, or another module."""
         parent, _, last = name.rpartition(".")
         if parent:
             if parent not in sys.modules or not self.loaded(sys.modules[parent]):
                 return None
             file = next((f for entry in path or () if (f := self._file(Path(entry), last))), None)
             if file is None and self._files is not None:
-                # Nobody else may look for it in the folder, and run what is not known.
+                # No other finder may search the folder, and run an unknown file.
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         else:
             file = self._file(self.folder, last)
@@ -116,7 +116,7 @@ class LocalModules:
         )
 
     def read(self, file: Path) -> bytes:
-        """Return the source in `file` as it will be run; refuse one that is not as it is known to be."""
+        """Return the source in `file` to be run; raise an error for a file whose digest is not the known one."""
         if file.suffix == "":
             return b""  # a folder without __init__.py
         name, content = file.relative_to(self.folder).as_posix(), file.read_bytes()
@@ -126,7 +126,7 @@ class LocalModules:
         return content
 
     def _file(self, place: Path, name: str) -> Path | None:
-        """Return the file of module `name` in `place`, of a package its __init__.py or else its folder."""
+        """Return the file of module `name` in `place`: for a package its __init__.py, or else its folder."""
         home = place / name
         for file in (home / "__init__.py", place / f"{name}.py"):
             if file.is_file() and (self._files is None or file.relative_to(self.folder).as_posix() in self._files):
@@ -137,7 +137,7 @@ class LocalModules:
         return home if home.is_dir() and any(home.glob("*.py")) else None
 
     def _exists_elsewhere(self, name: str) -> bool:
-        """Return whether Python finds another module `name` than the folder's, which may not stand in for it."""
+        """Return whether Python finds a module `name` outside of the folder, which the folder must not replace."""
         own = self._file(self.folder, name)
         for finder in sys.meta_path:
             find = None if isinstance(finder, _Finder) else getattr(finder, "find_spec", None)
@@ -148,7 +148,7 @@ class LocalModules:
         return False
 
     def _came_from_a_folder(self, name: str) -> bool:
-        """Return whether the module `name` that is loaded came from a folder, this one or another."""
+        """Return whether the loaded module `name` came from a study's folder, this one or another."""
         return name in sys.modules and isinstance(_loader(sys.modules[name]), _Source)
 
     def loaded(self, module: ModuleType) -> bool:
@@ -158,18 +158,18 @@ class LocalModules:
 
 
 class _Finder:
-    """Answers Python's import for one folder."""
+    """Python import finder for one folder."""
 
     def __init__(self, modules: LocalModules) -> None:
         self.modules = modules
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return how to load `name`, None where it is no module of the folder."""
+        """Return the specification to load `name`; None if it is no module of the folder."""
         return self.modules.spec(name, path)
 
 
 class _Source(SourceFileLoader):
-    """Runs a module's source as it was checked; a compiled file beside it is neither read nor written."""
+    """Loader that runs a module's checked source; a compiled file is neither read nor written."""
 
     def __init__(self, name: str, file: Path, modules: LocalModules) -> None:
         super().__init__(name, str(file))
@@ -181,13 +181,13 @@ class _Source(SourceFileLoader):
 
 
 def _places(spec: ModuleSpec) -> list[Path]:
-    """Return the file of a module, of a package without one its folders; none for what is built in."""
+    """Return the file of a module, or of a package without one its folders; empty for a built-in."""
     places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
     return [Path(place).resolve() for place in places if place]
 
 
 def _installed(spec: ModuleSpec | None) -> bool:
-    """Return whether a module is a part of Python or of an installed package; one that says not where it is, counts."""
+    """Return whether a module is part of Python or of an installed package; also True without a location."""
     places = [] if spec is None else _places(spec)
     own = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
     return not places or any(

@@ -17,7 +17,7 @@ from splitfed.core.random import initialization
 
 
 class Mlp(nn.Sequential):
-    """`cuts` depends on the number of hidden layers, so each instance has its own."""
+    """Multilayer perceptron; `cuts` depends on the number of hidden layers, so each instance has its own."""
 
     cuts: tuple[str, ...] = ()
 
@@ -30,12 +30,12 @@ def mlp(
     *,
     seed: int | None = 0,
 ) -> Mlp:
-    """Return flatten, then fc1, relu1, fc2, ... for rows of any `shape`; `hidden` are the layers' widths.
+    """Return flatten, then fc1, relu1, fc2, ... for rows of any `shape`; `hidden`: the widths of the hidden layers.
 
-    `identity_head`: an identity, `head`, stands behind the last linear layer, so that a model can be cut there too: in
+    `identity_head`: adds an identity, `head`, after the last linear layer, so that a model can be cut there too: in
     `u_shaped` the server may then hold that layer, and the client adds softmax and loss to the logits.
 
-    Its weights depend on `seed` alone and torch's own generator is left as it was; None draws them from that generator.
+    Weights depend on `seed` only, without a change of torch's global generator; None draws them from that generator.
     """
     check_count("outputs", outputs, low=1)
     if not shape or min(shape) < 1:

@@ -1,4 +1,4 @@
-"""The stem and the residual block that both ResNets are made of.
+"""The stem and the residual block of both ResNets.
 
 Paper: He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, figure 2.
 """

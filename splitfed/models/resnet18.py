@@ -31,7 +31,7 @@ class ResNet18(nn.Sequential):
 def resnet18(shape: tuple[int, ...], outputs: int, *, seed: int | None = 0) -> ResNet18:
     """Return ResNet-18 for images (channels, height, width) of 8x8 or more.
 
-    Its weights depend on `seed` alone and torch's own generator is left as it was; None draws them from that generator.
+    Weights depend on `seed` only, without a change of torch's global generator; None draws them from that generator.
     """
     channels, _, _ = image_shape("resnet18", shape, outputs, smallest=8)
     with initialization(seed):

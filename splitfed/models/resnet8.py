@@ -28,7 +28,7 @@ class ResNet8(nn.Sequential):
 def resnet8(shape: tuple[int, ...], outputs: int, *, seed: int | None = 0) -> ResNet8:
     """Return ResNet-8 for images (channels, height, width) of 4x4 or more.
 
-    Its weights depend on `seed` alone and torch's own generator is left as it was; None draws them from that generator.
+    Weights depend on `seed` only, without a change of torch's global generator; None draws them from that generator.
     """
     channels, _, _ = image_shape("resnet8", shape, outputs, smallest=4)
     with initialization(seed):

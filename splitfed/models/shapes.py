@@ -1,4 +1,4 @@
-"""Shapes that a model can take, refused in one line when it cannot."""
+"""Checks of the input shapes of models, which are refused in one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from splitfed.core.errors import InvalidInput, check_count
 
 
 def image_shape(model: str, shape: Sequence[int], outputs: int, smallest: int = 1) -> tuple[int, int, int]:
-    """Return (channels, height, width); `InvalidInput` unless `shape` is one of at least that size."""
+    """Return (channels, height, width); raise `InvalidInput` unless `shape` is one of at least that size."""
     check_count("outputs", outputs, low=1)
     if len(shape) != 3 or min(shape) < 1 or min(shape[1:]) < smallest:
         raise InvalidInput(
@@ -20,7 +20,7 @@ def image_shape(model: str, shape: Sequence[int], outputs: int, smallest: int = 
 
 
 def signal_shape(model: str, shape: Sequence[int], outputs: int, smallest: int = 1) -> tuple[int, int]:
-    """Return (channels, length), one channel where `shape` is (length,); `InvalidInput` unless it is that long."""
+    """Return (channels, length), one channel if `shape` is (length,); raise `InvalidInput` for other shapes."""
     check_count("outputs", outputs, low=1)
     if len(shape) not in (1, 2) or min(shape) < 1 or shape[-1] < smallest:
         raise InvalidInput(

@@ -3,11 +3,11 @@
 Paper: Wolf et al., "Transformers: State-of-the-Art Natural Language Processing", EMNLP 2020 (system demonstrations), of
 the package; every class of it names its own.
 
-Deviates from what the package does by itself: `forward` takes tokens, with a mask or without, or images, and returns
-one tensor; keys and values are not cached; attention is computed by plain operations ("eager"), which have the second
-derivatives that attacks on gradients need; experts of a mixture are computed by `batched_mm`, whose shapes do not
-depend on the tokens. The package is imported when a model is made. Nothing is ever fetched from a network, no pickled
-weights are read, and no code in a folder is run.
+Deviates from the package's defaults: `forward` takes tokens, with a mask or without, or images, and returns one tensor;
+keys and values are not cached; attention is computed by plain operations ("eager"), which have the second derivatives
+that attacks on gradients need; experts of a mixture are computed by `batched_mm`, whose shapes do not depend on the
+tokens. The package is imported when a model is made. Nothing is downloaded, no pickled weights are read, and no code in
+a folder is run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from splitfed.core.nearest_names import nearest_names
 from splitfed.core.random import generator, initialization
 
 _OUTPUTS = ("logits", "last_hidden_state")
-"""What is returned where no output is named, the first that there is."""
+"""Default outputs, of which the first that a model has is returned."""
 
 _LABELS = frozenset(("num_labels", "id2label", "label2id"))
 _OUTPUT_KEYS = ("return_dict", "output_hidden_states", "output_attentions")
@@ -37,16 +37,16 @@ _INNER_KEYS = ("architectures", "is_encoder_decoder", "transformers_version", "a
 _SET_HERE = frozenset((*_OUTPUT_KEYS, *_INNER_KEYS, "experts_implementation", "use_cache", "dtype", "torch_dtype"))
 
 
-# What versions of the package have written into every folder, and plain values all of them.
+# Keys with plain values that some versions of the package write into every folder.
 _HARMLESS = frozenset(("_name_or_path", "_commit_hash", "_num_labels", "_attn_implementation_autoset"))
 _CODE_KEYS = frozenset(("auto_map", "custom_pipelines", "attn_implementation", "experts_implementation"))
 
 
 class OneOutputModel(nn.Module):
-    """Mixed into a class of the package: `forward` returns the output that was asked for, and takes what is named here.
+    """Mixed into a class of the package: `forward` returns one selected output, and takes only arguments named here.
 
     Names of weights are those of the class, so that they load into it with `strict=True`. `cuts`: its blocks, as a
-    topology names them. `masks_by_row`: whether its attention takes one mask for all tokens of a row.
+    topology names them. `masks_by_row`: whether one mask for all tokens of a row is equivalent for its attention.
     """
 
     cuts: tuple[str, ...]
@@ -54,7 +54,7 @@ class OneOutputModel(nn.Module):
     masks_by_row: bool
 
     def pick_output(self, result: Mapping[str, Any]) -> Tensor:
-        """Return the output that was asked for among those of `result`."""
+        """Return the selected output among those of `result`."""
         found = {name: value for name, value in result.items() if isinstance(value, Tensor)}
         name = self.output_name or next((one for one in _OUTPUTS if one in found), "logits")
         check_names(f"output of {type(self).__name__}:", found, name)
@@ -69,7 +69,7 @@ class TokenModel(OneOutputModel):
         if attention_mask is None:
             return self.pick_output(super().forward(input_ids=input_ids))
         if self.masks_by_row:
-            # Of four dimensions it is taken as it is; of two, the package branches on its numbers.
+            # A mask of four dimensions is used unchanged; for one of two, the package branches on its values.
             hidden = attention_mask.eq(0)[:, None, None, :]
             least = torch.finfo(torch.float32).min
             attention_mask = torch.zeros_like(hidden, dtype=torch.float32).masked_fill(hidden, least)
@@ -85,7 +85,7 @@ class ImageModel(OneOutputModel):
 
 
 _KINDS: Mapping[str, type[OneOutputModel]] = {"input_ids": TokenModel, "pixel_values": ImageModel}
-"""What the first argument of a class is called -> what it is mixed with."""
+"""Name of a class's first argument -> the mixin for it."""
 
 
 def transformers(
@@ -102,17 +102,17 @@ def transformers(
     """Return a model of the transformers package, of the class `architecture`, in training mode.
 
     shape: (length,) of token ids, (2, length) of ids with their attention mask, or (channels, height, width) of images.
-    `config`: keys of the class's configuration, whose own defaults stand for the rest; images say how many channels
-    they have and, unless the key is given, how large they are, and `outputs` how many labels there are. `folder`:
-    configuration and weights as `save_pretrained` writes them, of which `config` changes single keys; `architecture` is
-    then the class that the folder names unless it is given. Weights that are not there are drawn from the seed, with a
-    warning. `output`: which output is returned; default "logits", or else "last_hidden_state". `attention`: "sdpa" is
-    faster for long texts, and has no second derivatives. The weights depend on `folder` and `seed` alone and torch's
-    own generator is left as it was; seed None draws from that generator.
+    `config`: keys of the class's configuration, with the class's defaults for the others; images determine the channels
+    and, unless the key is given, the image size, and `outputs` the number of labels. `folder`: configuration and
+    weights as `save_pretrained` writes them, of which `config` changes single keys; `architecture` is then by default
+    the class that the folder names. Missing weights are drawn from the seed, with a warning. `output`: the output to
+    return; default "logits", otherwise "last_hidden_state". `attention`: "sdpa" is faster for long texts, but has no
+    second derivatives. The weights depend on `folder` and `seed` only, without a change of torch's global generator;
+    seed None draws from that generator.
 
     Raises `InvalidInput` without the package (install `splitfed[transformers]`), for an unknown class or key, for a
-    class that reads two texts, or neither tokens nor images, for a shape that does not fit, and for a folder that lacks
-    something.
+    class that reads two texts, or neither tokens nor images, for a shape that does not match, and for an incomplete
+    folder.
     """
     check_count("outputs", outputs, low=1)
     check_names("attention", ("eager", "sdpa"), attention)
@@ -135,7 +135,7 @@ def transformers(
     made.cuts, made.output_name, made.masks_by_row = _list_blocks(made), output, False
     for module in made.modules():
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):
-            # It takes a number out of the tokens, which no other party has.
+            # It computes with a number read from the tokens, which other parties do not have.
             vars(module)["warn_if_padding_and_no_attention_mask"] = _warn_of_nothing
     if isinstance(made, TokenModel) and _takes_mask(kind):
         made.masks_by_row = _find_mask(made, kind, shape[-1])
@@ -144,21 +144,21 @@ def transformers(
 
 
 def _import_package() -> Any:
-    """Import and return the package; refuse in one line where it is missing or too old."""
+    """Import and return the package; raise `InvalidInput` if it is missing or too old."""
     try:
         import transformers as package
     except ImportError as error:
         raise InvalidInput(
             f"model 'transformers' needs the package transformers ({_one_line(error)}): install splitfed[transformers]"
         ) from None
-    # Older ones load code from the hub where a configuration has a certain key of the package's own.
+    # Older versions download and run code if a configuration has a certain internal key.
     if tuple(int(part) for part in re.findall(r"\d+", package.__version__)[:2]) < (5, 3):
         raise InvalidInput(f"the package transformers is of version {package.__version__}; expected 5.3 or newer")
     return package
 
 
 class _SavedModel:
-    """A local folder written by `save_pretrained`, checked: its configuration, and all weights as safetensors."""
+    """A checked local folder written by `save_pretrained`: its configuration, and all weights as safetensors."""
 
     def __init__(self, folder: str | Path) -> None:
         self.path = Path(folder).expanduser()
@@ -168,8 +168,8 @@ class _SavedModel:
         self.config = self._read("config.json")
         if internal := sorted(set(_internal_keys(self.config))):
             raise InvalidInput(
-                f"config.json in {self.path} has {internal[0]!r}, a key of the package's own that may name code to "
-                "load; take it out"
+                f"config.json in {self.path} has {internal[0]!r}, a key internal to the package that may name code to "
+                "load; remove it"
             )
         if self.config.get("quantization_config"):
             raise InvalidInput(f"{self.path} holds quantized weights, which cannot be trained; save them in full")
@@ -197,17 +197,17 @@ class _SavedModel:
 
     @property
     def architecture(self) -> str | None:
-        """The class that the weights were saved from, where the folder says so."""
+        """The class that the weights were saved from; None if the folder does not name it."""
         named = self.config.get("architectures")
         return str(named[0]) if isinstance(named, list) and named else None
 
     def load(self, kind: Any, settings: Mapping[str, Any]) -> Any:
-        """Return a `kind` with these weights in float32; warn of weights that are drawn anew, or left out."""
+        """Return a `kind` with these weights in float32; warn of weights that are newly drawn, or left out."""
         local = {"local_files_only": True, "trust_remote_code": False}
         before = kind.config_class.from_pretrained(self.path, **local).num_labels
         config = kind.config_class.from_pretrained(self.path, **local, **settings)
         if torch.get_default_device().type == "meta":
-            # To be measured alone; the package reads no weights there.
+            # For measuring only; the package reads no weights there.
             return kind(config)
         model, info = kind.from_pretrained(
             self.path,
@@ -222,7 +222,7 @@ class _SavedModel:
         labels = before, settings["num_labels"]
         other = sorted((name, tuple(there), tuple(here)) for name, there, here in info["mismatched_keys"])
         for name, there, here in other:
-            # The head of another number of labels is drawn anew; nothing else may differ.
+            # A head with another number of labels is newly drawn; nothing else may differ.
             if labels[0] == labels[1] or (there[:1], here[:1]) != ((labels[0],), (labels[1],)):
                 raise InvalidInput(f"weight {name!r} in {self.path} has shape {there}; the model's has {here}")
         drawn = {*info["missing_keys"], *(name for name, _, _ in other)}
@@ -240,7 +240,7 @@ class _SavedModel:
 
 
 def _internal_keys(config: object) -> Iterator[str]:
-    """Yield the keys, at any depth, that the package keeps to itself or that name code."""
+    """Yield the keys, at any depth, that are internal to the package or that name code."""
     for key, value in config.items() if isinstance(config, dict) else ():
         if (key.startswith("_") and key not in _HARMLESS) or key in _CODE_KEYS:
             yield key
@@ -250,7 +250,7 @@ def _internal_keys(config: object) -> Iterator[str]:
 
 
 def _find_class(package: Any, name: str | None, saved: _SavedModel | None) -> Any:
-    """Return the class of the package that `name`, or else the folder, names; refuse what cannot be cut."""
+    """Return the class of the package named by `name`, or else by the folder; refuse unsupported ones."""
     name = name or (None if saved is None else saved.architecture)
     if name is None:
         raise InvalidInput("architecture is missing; expected a class of the transformers package")
@@ -287,14 +287,14 @@ def _find_class(package: Any, name: str | None, saved: _SavedModel | None) -> An
 def _check_settings(
     kind: Any, given: dict[str, Any], shape: Sequence[int], saved: _SavedModel | None
 ) -> dict[str, Any]:
-    """Return the configuration's keys as `given`, and those that follow from the shape; refuse unknown ones."""
+    """Return the configuration: `given` keys and those that follow from the shape; raise `InvalidInput` for others."""
     taken = {*inspect.signature(kind.config_class.__init__).parameters, *kind.config_class.attribute_map}
     allowed = taken - _LABELS - _SET_HERE - {"self", "kwargs"}
     for key in given:
         if key in _LABELS:
-            raise InvalidInput(f"config key {key!r} is not allowed; outputs says how many labels there are")
+            raise InvalidInput(f"config key {key!r} is not allowed; outputs sets the number of labels")
         if key in _SET_HERE:
-            raise InvalidInput(f"config key {key!r} is not allowed; it is set as cutting and training need it")
+            raise InvalidInput(f"config key {key!r} is not allowed; cutting and training require its value")
         check_names(f"key of {kind.config_class.__name__}:", allowed, key)
     tokens = kind.main_input_name == "input_ids"
     if min(shape) < 1 or (len(shape) != 1 and (len(shape) != 2 or shape[0] != 2) if tokens else len(shape) != 3):
@@ -317,7 +317,7 @@ def _takes_mask(kind: Any) -> bool:
 
 
 def _check_shape(model: Any, kind: Any, shape: Sequence[int]) -> None:
-    """Refuse images of other channels, and texts longer than the positions, than the configuration has."""
+    """Raise `InvalidInput` for images of other channels, and texts longer than the positions, of the configuration."""
     channels = getattr(model.config, "num_channels", None)
     if kind.main_input_name == "pixel_values" and channels not in (None, shape[0]):
         raise InvalidInput(f"num_channels of the configuration is {channels}; the images have {shape[0]}")
@@ -327,9 +327,9 @@ def _check_shape(model: Any, kind: Any, shape: Sequence[int]) -> None:
 
 
 def _find_mask(model: Any, kind: Any, length: int) -> bool:
-    """Return whether the model computes with one mask for all tokens of a row what it does with its own of the same.
+    """Return whether one mask for all tokens of a row gives the same results as the mask that the model makes itself.
 
-    Found on made-up tokens of that length. False for a model that attends to earlier or to near tokens alone.
+    Measured on artificial tokens of that length. False for a model with causal or local attention.
     """
     tokens = torch.randint(1, model.config.vocab_size, (2, length), generator=generator(0, "tokens to mask"))
     mask = torch.ones_like(tokens)
@@ -343,7 +343,7 @@ def _find_mask(model: Any, kind: Any, length: int) -> bool:
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError):
             return False  # It says so itself when it is cut.
     if own.dim() > 2 and own.shape[:2] == mask.shape:
-        # What is computed of padding itself is nobody's concern.
+        # Results at padding positions do not matter.
         by_row, own = by_row[mask.bool()], own[mask.bool()]
     return torch.allclose(by_row, own, rtol=1e-3, atol=1e-5 * max(1.0, float(own.abs().max())))
 
@@ -357,7 +357,7 @@ def _list_blocks(model: nn.Module) -> tuple[str, ...]:
 
 @contextmanager
 def _quiet(package: Any) -> Iterator[None]:
-    """Keep the package from drawing bars and from logging what is no error; what matters is said by this module."""
+    """Suppress progress bars and log messages of the package below errors; this module gives its own warnings."""
     log = package.utils.logging
     verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()
@@ -371,7 +371,7 @@ def _quiet(package: Any) -> Iterator[None]:
 
 
 def _warn_of_nothing(*given: Any) -> None:
-    """Stand in for a warning that reads tokens."""
+    """Replace a warning of the package that would read tokens."""
 
 
 def _some(names: Collection[str]) -> str:

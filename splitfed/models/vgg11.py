@@ -37,7 +37,7 @@ class Vgg11(nn.Sequential):
 def vgg11(shape: tuple[int, ...], outputs: int, *, seed: int | None = 0) -> Vgg11:
     """Return VGG-11 for images (channels, height, width) of 8x8 or more.
 
-    Its weights depend on `seed` alone and torch's own generator is left as it was; None draws them from that generator.
+    Weights depend on `seed` only, without a change of torch's global generator; None draws them from that generator.
     """
     channels, height, width = image_shape("vgg11", shape, outputs, smallest=8)
     layers: OrderedDict[str, nn.Module] = OrderedDict()

@@ -1,1 +1,1 @@
-"""What a run will cost before anything is trained: its schedule played over parties that only count."""
+"""Cost and checks of a run before training, from its schedule played over parties that only count."""

@@ -1,4 +1,4 @@
-"""How many rows the batches of a run have, for a model whose `forward` may go by that number."""
+"""Numbers of rows in the batches of a run, for a model whose `forward` may depend on that number."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from splitfed.schedules.base import Training, spread_counts
 def check_ways(
     topologies: Sequence[Topology], data: Federation, training: Training, method: Method | None = None
 ) -> None:
-    """Refuse a replayed model that takes another way through its `forward` in batches as large as those of the run.
+    """Raise `InvalidInput` for a replayed model whose `forward` takes another path for batch sizes of the run.
 
-    Clients may be scored on the rows of others. How many rows a method passes through a model by itself, nobody knows
-    beforehand: then numbers up to all of them are tried.
+    Clients may be scored on the rows of others. The number of rows that a method passes through a model is unknown
+    beforehand: for methods, representative numbers up to all rows are tried.
     """
     passes: dict[int, str] = {}
     for client in data.clients:

@@ -1,4 +1,4 @@
-"""Tells method and defenses the length of the run before it begins: what depends on it is worked out, or refused."""
+"""Calibration of method and defenses for the length of the run, before it starts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from splitfed.privacy.accountants import calibrate
 def calibrate_defenses(
     prepared: Prepared, rounds: int, obstacle: str | None = None, doubt: str | None = None
 ) -> Prepared:
-    """Return `prepared` with its method and its defenses calibrated for `rounds` rounds; see `Calibrated`
-    and `Method.for_rounds`.
+    """Return `prepared` with its method and its defenses calibrated for `rounds` rounds.
 
-    `obstacle` and `doubt`: what the caller knows of that speaks against a promise; see `Terms`.
+    See `Calibrated` and `Method.for_rounds`. `obstacle` and `doubt`: what the caller knows against a privacy guarantee;
+    see `Terms`.
     """
     if prepared.method is not None:
         prepared = replace(prepared, method=prepared.method.for_rounds(rounds))
@@ -55,5 +55,5 @@ def _obstacle(prepared: Prepared) -> str | None:
     if not prepared.schedule.independent:
         return f"schedule {type(prepared.schedule).__name__}: its steps take the rows of several clients at once"
     if prepared.method is not None and not prepared.method.traits(prepared.topology).post_processing:
-        return f"method {type(prepared.method).__name__}, which learns beside the parties"
+        return f"method {type(prepared.method).__name__}, which also trains outside of the parties' steps"
     return None

@@ -1,4 +1,4 @@
-"""How the segments of a topology are computed, as plans and their checks need it: in plain, or secured."""
+"""How plans and their checks treat the computation of a topology's segments: plain, or secured."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from splitfed.secure_sum.base import Flow
 
 
 class PlannedMessage(NamedTuple):
-    """One message of a training step between two roles; `size(rows)`: its bytes in a batch of so many rows.
+    """One message of a training step between two roles; `size(rows)`: its bytes in a batch of that many rows.
 
-    `ahead`: whether rows that pass forward without a training step send it too.
+    `ahead`: whether a forward pass without a training step sends it too.
     """
 
     kind: str
@@ -34,10 +34,10 @@ class PlannedMessage(NamedTuple):
 
 
 class ComputationPlan:
-    """What a plan asks of a computation: the answers are those of one in plain, where a subclass gives no others."""
+    """The computation's part in a plan; the defaults are those of a plain computation."""
 
     def divide(self, topology: Topology, schedule: Schedule, method: Method | None, clients: int) -> Topology:
-        """Return `topology` as it is trained; raise `InvalidInput` for what does not go with the computation."""
+        """Return `topology` as it is trained; raise `InvalidInput` for what the computation does not support."""
         return topology
 
     def with_parameters(
@@ -50,11 +50,11 @@ class ComputationPlan:
         placement: Placement,
         clients: int,
     ) -> Topology:
-        """Return a divided topology with all parameters of its computation; raise `InvalidInput` for what misfits."""
+        """Return a divided topology with all parameters of its computation; raise `InvalidInput` if none suffice."""
         return topology
 
     def fit_inference(self, topology: Topology, facts: TopologyFacts, rows: int) -> Topology:
-        """Return `topology` for inference alone on batches of `rows`; raise `InvalidInput` for what misfits."""
+        """Return `topology` for inference only on batches of `rows` rows; raise `InvalidInput` if it is impossible."""
         return topology
 
     def placement(self, topology: Topology, placement: Placement) -> Placement:
@@ -64,7 +64,7 @@ class ComputationPlan:
     def crossing_messages(
         self, topology: Topology, facts: TopologyFacts, defenses: Sequence[Defense]
     ) -> list[PlannedMessage]:
-        """Return the messages of one training step that carry values, and gradients of values, over crossings."""
+        """Return the messages between parties of one training step with values, and with gradients of values."""
         guarded, messages = [defense.edges(topology) for defense in defenses], []
         for edge in topology.crossings:
             source, target = topology.role_of(edge.source), topology.role_of(edge.target)
@@ -78,13 +78,13 @@ class ComputationPlan:
         return messages
 
     def setup_flows(self, topology: Topology, replicas: int) -> Iterable[Flow]:
-        """Return the messages of a run of `replicas` clients that are sent before its first step."""
+        """Return the messages that a run of `replicas` clients sends before its first step."""
         return ()
 
     def estimate_batch(self, topology: Topology, facts: TopologyFacts, rows: int) -> dict[str, Any] | None:
-        """Return what a batch of `rows` takes beside the operations that are counted, as plain values; None: nothing.
+        """Return the cost of a batch of `rows` rows beyond the counted operations, as plain values; None for none.
 
-        "bytes" of its messages, "seconds": the estimate for the "machine", None where it cannot be made.
+        "bytes" of its messages, "seconds": the estimate for the "machine", None without one.
         """
         return None
 
@@ -94,7 +94,7 @@ class ComputationPlan:
 
 
 def plan_of(topology: Topology) -> ComputationPlan:
-    """Return what a plan needs to know of how `topology` is computed."""
+    """Return the planning counterpart of the computation of `topology`."""
     kind = ComputationPlan if topology.computation is None else resolve(topology.computation.plan)
     plan: ComputationPlan = kind()
     return plan

@@ -1,4 +1,4 @@
-"""A trainer that computes nothing: it counts the messages that a real one would carry, from shapes alone."""
+"""A trainer that computes nothing: it counts the messages of a real one, from shapes alone."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from splitfed.secure_sum.base import Flow
 
 
 class CountingTrainer(Trainer):
-    """Plays a schedule of `prepared`; `traffic` holds what a run would count, and `steps` the rows of each.
+    """Plays the schedule of `prepared`; `traffic` holds what a run would count, and `steps` the rows of each step.
 
-    All of it is exact but the bytes of ciphertexts, which are within 1 %.
+    All of it is exact except for the bytes of ciphertexts, which are within 1 %.
     """
 
     def __init__(self, prepared: Prepared) -> None:
@@ -50,24 +50,24 @@ class CountingTrainer(Trainer):
         self._labels: dict[tuple[int, str], dict[str, Tensor]] = {}
         self._taken = [Participation() for _ in range(self.replicas)]
         self._weight_flows = WeightFlows(prepared.topologies, prepared.placement)
-        # The kinds of messages to the aggregation server with something in them that a defense could act on.
+        # The kinds of messages to the aggregation server with content on which a defense could act.
         self.defended: set[str] = set()
-        # Of the parts of a replica whose rows are those of "train", or others': which they are.
+        # Origins of the rows in each further part of a replica: rows of "train", or of other clients.
         self.origins: dict[tuple[int, str], RowOrigins] = {
             (replica, "public"): RowOrigins.own(client.shown) for replica, client in enumerate(prepared.data.clients)
         }
         self._count(plan_of(self.topology).setup_flows(self.topology, self.replicas))
 
     def step_counts(self, replica: int) -> tuple[int, int]:
-        """Return in how many steps `replica` takes part, and in how many its row that is in most."""
+        """Return the number of steps of `replica`, and the largest number of steps of any single row of it."""
         return self._taken[replica].steps, self._taken[replica].most
 
     def rows(self, replica: int, part: str) -> int:
-        """Return how many rows `replica` has in `part`."""
+        """Return the number of rows of `replica` in `part`."""
         return len(getattr(self.prepared.data.clients[replica], part))
 
     def labels(self, replica: int, part: str) -> dict[str, Tensor]:
-        """Return the labels of `replica` in `part` by head, as a run on the CPU trains on them: (rows,)."""
+        """Return head -> labels of `replica` in `part`, as a run on the CPU uses them in training: (rows,)."""
         if part == "public":
             return {
                 head: y[self.prepared.data.clients[replica].shown] for head, y in self.labels(replica, "train").items()
@@ -84,7 +84,7 @@ class CountingTrainer(Trainer):
     def train(
         self, replica: int, epoch: int, batches: Batches, first: int = 0, part: str = "train", task: float = 1.0
     ) -> list[float]:
-        """Count the messages of these steps."""
+        """Count the messages of these steps; return a zero loss for each."""
         self._taken[replica].add(epoch, batches, part)
         self.steps[replica] += map(len, batches)
         for rows in batches:
@@ -93,7 +93,7 @@ class CountingTrainer(Trainer):
         return [0.0] * sum(len(rows) > 0 for rows in batches)
 
     def consult(self, replica: int, rows: Tensor, part: str) -> None:
-        """Count the messages of `rows` that pass forward without a training step."""
+        """Count the messages of a forward pass of `rows` without a training step."""
         for few in rows.split(ROWS_AT_ONCE):
             self._count_flows(replica, [flow for flow in self._flows_of_replica(replica) if flow.ahead], len(few))
 
@@ -116,10 +116,10 @@ class CountingTrainer(Trainer):
         self._count(self._weight_flows.upload(weights))
 
     def branch(self, replicas: Sequence[int]) -> None:
-        """Nothing crosses."""
+        """Do nothing: no message is sent."""
 
     def merge(self, weights: Mapping[int, float]) -> None:
-        """Nothing crosses."""
+        """Do nothing: no message is sent."""
 
     def _flows_of_replica(self, replica: int) -> list[PlannedMessage]:
         topology = self.prepared.topologies[replica]
@@ -139,7 +139,7 @@ class CountingTrainer(Trainer):
         return member(role, replica) if role in self._own else role
 
     def sent(self, sent: Sent, role: str) -> None:
-        """Count what a client of a federated method, or who plays `role` for it, sends to the aggregation server."""
+        """Count what a client of a federated method, or the party in `role` for it, sends to the aggregation server."""
         if any(rows_of(tensor) is not None for tensor in sent.tensors.values()):
             self.defended.add(sent.kind)
         packed = size(sent, find_upload_defenses(self.prepared.defenses, sent.kind, sent.replica))
@@ -169,14 +169,14 @@ def flows_of(
 
 
 def _norm_size(topology: Topology, role: str) -> int:
-    """Return the bytes of one norm: it is of the type of the party's weights."""
+    """Return the bytes of one norm, which has the type of the party's weights."""
     weights = (p for s in topology.segments_of(role) for p in s.module.parameters() if p.requires_grad)
     return max(p.element_size() for p in weights)
 
 
 @dataclass(frozen=True)
 class CountingLearner:
-    """A client of which only shapes and labels are known: it counts what a federated method sends, and sends zeros."""
+    """A learner with shapes and labels only, which counts what a federated method sends, and sends zeros."""
 
     trainer: CountingTrainer
     replica: int
@@ -209,7 +209,7 @@ class CountingLearner:
 
     @property
     def shown(self) -> Tensor:
-        """Which rows of "train" are the public ones."""
+        """Row numbers of the public rows in "train": (rows,) int64."""
         return self.trainer.prepared.data.clients[self.replica].shown
 
     def inputs(self, part: str = "train") -> dict[str, Tensor]:
@@ -217,27 +217,27 @@ class CountingLearner:
         return inputs_of(self.topology, getattr(self.trainer.prepared.data.clients[self.replica], part))
 
     def rows(self, part: str = "train") -> int:
-        """Return how many rows the client has in `part`."""
+        """Return the number of the client's rows in `part`."""
         return self.held[part][0] if part in self.held else self.trainer.rows(self.replica, part)
 
     @property
     def rate(self) -> float:
-        """One: nothing learns."""
+        """The constant 1, as nothing is trained."""
         return 1.0
 
     @property
     def optim(self) -> Optim:
-        """The optimizer of the client's first party, as it was asked for."""
+        """The optimizer settings of the client's first party."""
         return self.trainer.prepared.optims[self.roles[0]]
 
     def momentum(self) -> dict[str, Tensor]:
-        """Nothing learns."""
+        """Return an empty mapping, as nothing is trained."""
         return {}
 
     def hold(
         self, part: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], origins: RowOrigins | None = None
     ) -> None:
-        """Note how many rows there are, and their labels."""
+        """Store the number of rows, and their labels."""
         rows = len(next(iter((*inputs.values(), *labels.values()))))
         self.trainer.origins[self.replica, part] = origins or RowOrigins.shown(OTHERS, rows)
         self.held[part] = rows, dict(labels)
@@ -249,16 +249,16 @@ class CountingLearner:
         return self.trainer.train(self.replica, epoch, batches, first, part, task)
 
     def separate_optimizer(self, name: str, rate: float | None = None) -> AbstractContextManager[None]:
-        """Nothing learns."""
+        """Return a context that does nothing, as nothing is trained."""
         return nullcontext()
 
     def consult(self, value: str, rows: Tensor, part: str, number: int) -> Tensor:
-        """Count what crosses; return zeros of the shape that `value` has: (rows, ...)."""
+        """Count the messages of the forward pass; return zeros of the shape of `value`: (rows, ...)."""
         self.trainer.consult(self.replica, rows, part)
         return self._zeros(value, len(rows))
 
     def compute(self, value: str, part: str = "train") -> Tensor:
-        """Return zeros of the shape that `value` has: (rows, ...)."""
+        """Return zeros of the shape of `value`: (rows, ...)."""
         return self._zeros(value, self.rows(part))
 
     def _zeros(self, value: str, rows: int) -> Tensor:
@@ -266,12 +266,12 @@ class CountingLearner:
         return torch.zeros(1, dtype=facts.dtypes[value]).expand(rows, *facts.shapes[value])
 
     def labels(self, head: str, part: str = "train") -> Tensor:
-        """Return the client's labels, as it trains on them: (rows,)."""
+        """Return the client's labels, as they are used in training: (rows,)."""
         known = self.held[part][1] if part in self.held else self.trainer.labels(self.replica, part)
         return known[head]
 
     def contents(self, segments: Sequence[str], copies: bool = True) -> dict[str, Tensor]:
-        """Return the weights and buffers of `segments`: shapes and types alone, on the device "meta"."""
+        """Return the weights and buffers of `segments` as tensors on the device "meta": shapes and types only."""
         return {
             f"{name}/{key}": tensor.to("meta")
             for name in segments
@@ -280,10 +280,10 @@ class CountingLearner:
         }
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing is kept."""
+        """Do nothing: no weights are kept."""
 
     def lend(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-        """Nothing is held."""
+        """Return a context that does nothing: no weights are kept."""
         return nullcontext()
 
     def gradient(self, batches: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -298,7 +298,7 @@ class CountingLearner:
     def send(
         self, kind: str, tensors: Mapping[str, Tensor], number: int, role: str | None = None
     ) -> Mapping[str, Tensor]:
-        """Count a message to the aggregation server, in the form in which it crosses."""
+        """Count a message to the aggregation server, in the form in which it is sent; return its contents."""
         sent = Sent(kind, tensors, self._name(role), self.replica, number)
         self.trainer.sent(sent, role or self.roles[0])
         return tensors

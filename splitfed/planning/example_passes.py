@@ -1,4 +1,4 @@
-"""What a topology makes of a client's rows: shapes and facts, by one example batch, before anything is trained."""
+"""Shapes and properties of a topology on a client's rows, from one example batch before training."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from splitfed.planning.held_rows import check_held_rows
 
 
 class ExamplePasses:
-    """What was found out about topologies with the rows of clients, for runs that differ in what acts on those."""
+    """Cache of the properties of topologies on clients' rows, for runs that differ in schedule, defenses or method."""
 
     def __init__(self) -> None:
-        # With what the keys are the ids of, so that no other object gets them.
+        # Values hold the objects whose ids are the keys, so that the ids stay unique.
         self._found: dict[tuple[int, int], tuple[Topology, Dataset, Topology, TopologyFacts]] = {}
         self._held: dict[tuple[int, int], tuple[Topology, Federation]] = {}
 
     def run(self, topology: Topology, rows: Dataset) -> tuple[Topology, TopologyFacts]:
-        """Return `topology` with the tasks of `rows`, without the user's model behind it, and its facts.
+        """Return `topology` with the tasks of `rows`, without a reference to the user's model, and its properties.
 
         It is compared with that model once. Raises `InvalidInput` for a difference.
         """
@@ -39,13 +39,13 @@ class ExamplePasses:
             facts = facts_with(checked, rows)
             check_outputs(checked, facts)
             check_topology(checked, inputs_of(checked, rows.rows(range(min(EXAMPLES, len(rows))))))
-            # Who is handed a topology must not find the user's model behind it.
+            # The returned topology must not refer to the user's model.
             bare = replace(checked, segments=tuple(map(_without_model, checked.segments)))
             self._found[key] = topology, rows, bare, facts
         return self._found[key][2:]
 
     def check_held(self, topology: Topology, data: Federation) -> None:
-        """Refuse segments of `topology` that hold rows of `data`, found out once; see `held_rows`."""
+        """Raise `InvalidInput` for segments of `topology` that hold rows of `data`, checked once; see `held_rows`."""
         key = id(topology), id(data)
         if key not in self._held:
             check_held_rows(topology, data)
@@ -58,21 +58,21 @@ def _without_model(segment: Segment) -> Segment:
 
 
 def inputs_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
-    """Return what every input of `topology` gets of `rows`."""
+    """Return input -> tensor, from `rows`, for every input of `topology`."""
     return feed(rows.x, topology.inputs, rows.features)
 
 
 def check_transform(topology: Topology, rows: Dataset) -> None:
-    """Refuse a transform of whole rows whose parts are held by several parties."""
+    """Raise `InvalidInput` for a transform of whole rows whose parts are held by several parties."""
     if transform_of(rows.source) is not None and len(holders := sorted(set(topology.inputs.values()))) > 1:
         raise InvalidInput(
-            f"the rows have a transform, and their parts are held by {', '.join(map(repr, holders))}: it would carry "
-            "numbers from one party's part into another's; transform the parts before they are put together"
+            f"the rows have a transform, and their parts are held by {', '.join(map(repr, holders))}: it would mix "
+            "one party's numbers into another's part; transform the parts before they are joined"
         )
 
 
 def check_label_holder(topology: Topology, rows: Dataset) -> None:
-    """Refuse labels at another role than the party that holds them, where roles are the parties of the rows."""
+    """Raise `InvalidInput` for labels at another role than their holder, if roles are the parties of the rows."""
     held = rows.label_holder
     for head in topology.heads if held is not None and any(name in rows.features for name in topology.inputs) else ():
         if head.target is None and head.labels != held:
@@ -83,13 +83,13 @@ def check_label_holder(topology: Topology, rows: Dataset) -> None:
 
 
 def facts_with(topology: Topology, rows: Dataset) -> TopologyFacts:
-    """Probe `topology` with a few of `rows` (repeated where there is only one)."""
+    """Return the properties of `topology` on a few of `rows` (repeated if there is only one)."""
     few = {name: x[:4] for name, x in inputs_of(topology, rows.rows(range(min(4, len(rows))))).items()}
     return pass_example(topology, {n: x if len(x) > 1 else x.repeat(2, *[1] * (x.dim() - 1)) for n, x in few.items()})
 
 
 def check_outputs(topology: Topology, facts: TopologyFacts) -> None:
-    """Refuse a model whose output is not as wide as the task needs."""
+    """Raise `InvalidInput` for a model whose output is not as wide as its task needs."""
     for head in topology.heads:
         assert head.task is not None
         shape = facts.shapes[head.value]

@@ -1,4 +1,4 @@
-"""A trainer around another: it forwards what is asked of it, but for what those built on it do otherwise."""
+"""Base of trainers that wrap another trainer and forward all calls except for those that they override."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ class ForwardingTrainer(Trainer):
         self.topology, self.replicas = inner.topology, inner.replicas
 
     def rows(self, replica: int, part: str) -> int:
-        """Return what `inner` returns."""
+        """Forward to `inner`."""
         return self.inner.rows(replica, part)
 
     def train(self, replica: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
-        """Let `inner` train."""
+        """Forward to `inner`."""
         return self.inner.train(replica, epoch, batches, first)
 
     def train_together(
         self, epoch: int, step: int, batches: ReplicaBatches, scales: Scales, combine: Combine | None = None
     ) -> dict[int, float]:
-        """Let `inner` take one step of every replica."""
+        """Forward to `inner`."""
         return self.inner.train_together(epoch, step, batches, scales, combine)
 
     def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
-        """Let `inner` hand weights over."""
+        """Forward to `inner`."""
         self.inner.hand_over(source, target, role, epoch, via)
 
     def download(self, replicas: Sequence[int], epoch: int) -> None:
-        """Let `inner` send the clients weights."""
+        """Forward to `inner`."""
         self.inner.download(replicas, epoch)
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
-        """Let `inner` average the weights that the clients upload."""
+        """Forward to `inner`."""
         self.inner.upload(weights, epoch)
 
     def branch(self, replicas: Sequence[int]) -> None:
-        """Let `inner` copy."""
+        """Forward to `inner`."""
         self.inner.branch(replicas)
 
     def merge(self, weights: Mapping[int, float]) -> None:
-        """Let `inner` merge its copies."""
+        """Forward to `inner`."""
         self.inner.merge(weights)

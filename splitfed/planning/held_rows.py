@@ -1,9 +1,8 @@
-"""Arrays that parties hold besides weights are named, and refused where they hold rows of the data.
+"""Detection of arrays that parties hold besides weights, which are refused if they contain rows of the data.
 
-Rows are compared as they are, number by number, whatever their type and shape: an array that was scaled, or mixed with
-others, is named and no more. Not compared are rows that are read from elsewhere than memory, and those that say nothing
-by themselves: single numbers, constant rows, and whole numbers in a plain pattern, such as a mask or 0, 1, 2, ...
-Labels are not looked for.
+Rows are compared number by number, whatever their type and shape: an array that was scaled, or mixed with others, is
+only named. Not compared are rows that are not in memory, and those that carry no information: single numbers, constant
+rows, and whole numbers in a plain pattern, such as a mask or 0, 1, 2, ... Labels are not searched for.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from splitfed.core.weight_sharing import count_weights
 from splitfed.data.dataset import Dataset, Federation
 from splitfed.data.features import FeatureRows
 
-# So many bends make a row of whole numbers one that nobody writes by rule: a step has two, a single one in zeros three.
+# Second differences from which on a row of whole numbers is no plain pattern: a step has two, a single 1 three.
 _BENDS = 4
 
 Array = np.ndarray[Any, Any]
 
 
 def lines_told(topology: Topology, facts: TopologyFacts, parts: Collection[str] = ()) -> list[str]:
-    """Return what a user should know of `topology`, a line each: what parties learn or hold, and what is not proved.
+    """Return notes on `topology` for the user, one line each: what parties learn or hold, and what is not proved.
 
-    `parts`: the named parts of a row of the data, of which those that nobody reads are named where others are read.
+    `parts`: the named parts of a row of the data; those that no segment reads are named if others are read.
     """
     proof = describe_proof(count_weights(segment.module for segment in topology.segments))
     held = lines_held(topology)
@@ -53,7 +52,7 @@ def lines_held(topology: Topology) -> list[str]:
 
 
 def arrays_of(topology: Topology, role: str) -> list[str]:
-    """Return how the arrays are called that the segments of `role` hold besides weights and buffers."""
+    """Return the names of the arrays that the segments of `role` hold besides weights and buffers."""
     return [what for owner, what in _named(topology) if owner == role]
 
 
@@ -63,9 +62,9 @@ def _named(topology: Topology) -> list[tuple[str, str]]:
 
 
 def check_held_rows(topology: Topology, data: Federation) -> None:
-    """Refuse a segment that leads to rows of `data`; nothing is read of the data where none holds an array like them.
+    """Raise `InvalidInput` for a segment that holds rows of `data`; no data is read if no segment holds such an array.
 
-    Weights and buffers are compared too. Raises `InvalidInput` that names segment, array and row.
+    Weights and buffers are compared too. The error names segment, array and row.
     """
     held = [(s, one) for s in topology.segments for one in (*_state(s), *held_arrays(s.module))]
     wanted: dict[int, _Wanted] = {}
@@ -78,7 +77,7 @@ def check_held_rows(topology: Topology, data: Federation) -> None:
 
 @dataclass
 class _Wanted:
-    """The rows of `width` numbers among the arrays that segments hold, by digest."""
+    """Digests of the rows of `width` numbers in the arrays that segments hold."""
 
     width: int
     held: Sequence[tuple[Segment, HeldArray]]
@@ -91,7 +90,7 @@ class _Wanted:
         self.firsts = np.concatenate([_plain(rows[:, 0]) for rows, _ in found] or [np.zeros(0, np.float32)])
 
     def check(self, part: str, source: RowSource) -> None:
-        """Refuse the first of the rows of `source`, which `part` names, that a segment holds."""
+        """Raise `InvalidInput` for the first of the rows of `source`, described by `part`, that a segment holds."""
         start = 0
         for few in blocks(source) if self.by_digest else ():
             rows = few.detach().cpu().numpy().reshape(len(few), -1)
@@ -100,8 +99,8 @@ class _Wanted:
                     segment, one = found
                     raise InvalidInput(
                         f"segment {segment.name!r} of {segment.role!r} holds row {start + number} of {part} in "
-                        f"{one.name} {one.shape}: a party has no rows but those it is sent or owns; take it out of the "
-                        "model, or hand over rows as an input"
+                        f"{one.name} {one.shape}: a party may only hold rows that it owns or receives; remove the "
+                        "array, or pass rows as an input"
                     )
             start += len(few)
 
@@ -114,7 +113,7 @@ def _state(segment: Segment) -> Iterator[HeldArray]:
 
 
 def _parts(topology: Topology, data: Federation) -> Iterator[tuple[str, RowSource]]:
-    """Yield all rows that are in memory, whole and as each input gets them, with the names of their parts."""
+    """Yield all rows in memory, whole and as each input gets them, with a description."""
     parts: dict[str, Dataset] = {"the auxiliary rows": data.auxiliary, "the victims": data.victims}
     for client in data.clients:
         for name in ("train", "validation", "test"):
@@ -141,7 +140,7 @@ def _plain(numbers: Array) -> Array:
 
 
 def _digests(rows: Array, firsts: Array | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield number and digest of each of `rows` (n, width) that says something by itself, and begins as `firsts` do."""
+    """Yield number and digest of each of `rows` (n, width) that is informative, and starts like one of `firsts`."""
     chosen = np.arange(len(rows)) if firsts is None else np.isin(_plain(rows[:, 0]), firsts).nonzero()[0]
     plain = _plain(rows[chosen])
     fractions = (plain != np.round(plain)).any(1)

@@ -1,9 +1,9 @@
-"""The simulated clock beside a federated method: the steps that it takes, and what crosses between the rounds.
+"""The simulated clock of a federated method: its training steps, and its messages between the rounds.
 
-Steps are as many as the method really takes, those that only compute a gradient (`Learner.gradient`) among them; what
-is computed forward alone (embeddings, scores of public rows) and what the aggregation server computes take no time.
-What crosses in a query or a fusion goes side by side, all of one kind between two parties as one transfer, in the order
-in which it began; steps taken there come after it.
+All steps that the method takes count, also those that only compute a gradient (`Learner.gradient`); forward passes
+alone (embeddings, scores of public rows) and the aggregation server's computations take no time. Messages of one kind
+between two parties in a query or an aggregation are one transfer, in the order in which they started, and run in
+parallel; steps taken there come after the transfers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from splitfed.federated.learner import Learner
 
 
 class StepCountingLearner:
-    """A learner whose steps are noted in `steps`, the rows of each; everything else is the learner's own."""
+    """A learner that records the batch sizes of its steps in `steps`, and forwards everything else."""
 
     def __init__(self, inner: Learner, steps: list[int]) -> None:
         self._inner, self._steps = inner, steps
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the learner has."""
+        """Return the attribute of the wrapped learner."""
         return getattr(self._inner, name)
 
     def at(self, role: str) -> StepCountingLearner:
@@ -37,18 +37,18 @@ class StepCountingLearner:
     def train(
         self, epoch: int, batches: Sequence[Tensor], first: int = 0, part: str = "train", task: float = 1.0
     ) -> list[float]:
-        """Record the batches' sizes for the clock, and let the learner take the steps."""
+        """Record the batch sizes for the clock, and train."""
         self._steps.extend(len(rows) for rows in batches if len(rows))
         return self._inner.train(epoch, batches, first, part, task)
 
     def gradient(self, batches: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Record the batches' sizes for the clock, and return the learner's gradient."""
+        """Record the batch sizes for the clock, and return the gradient."""
         self._steps.extend(len(rows) for rows in batches if len(rows))
         return self._inner.gradient(batches)
 
 
 class MethodClock:
-    """Moves `clock` by what the clients of a method do and send; `learners` are the given ones, their steps noted."""
+    """Moves `clock` by the steps and messages of a method's clients; `learners` wrap the given ones."""
 
     def __init__(self, clock: Clock, traffic: Traffic, learners: Sequence[Learner]) -> None:
         self.clock, self.traffic = clock, traffic
@@ -57,7 +57,7 @@ class MethodClock:
         self.learners: tuple[Learner, ...] = tuple(noted)
 
     def pop_steps(self, replica: int) -> list[int]:
-        """Return the rows of each step that `replica` has taken since this was last asked."""
+        """Return the batch sizes of the steps of `replica` since the last call."""
         found = list(self._steps[replica])
         self._steps[replica].clear()
         return found

@@ -1,4 +1,4 @@
-"""Optimizers that do not go with a run's parties, defenses, schedule or method, refused before training."""
+"""Checks, before training, of optimizers against a run's parties, defenses, schedule and method."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from splitfed.schedules.base import Schedule, Training
 
 
 def optims_of(topology: Topology, optimizer: str | Optim | Mapping[str, Optim] | None) -> dict[str, Optim]:
-    """Return each role's optimizer, from one for all (an `Optim`, or a name with torch's defaults) or by role."""
+    """Return role -> optimizer, from one for all (an `Optim`, or a name with torch's defaults) or one by role."""
     if isinstance(optimizer, str):
         optimizer = Optim(optimizer, {})
     if optimizer is None or isinstance(optimizer, Optim):
@@ -28,7 +28,7 @@ def optims_of(topology: Topology, optimizer: str | Optim | Mapping[str, Optim] |
 
 
 def check_optimizers(topologies: Sequence[Topology], defenses: Sequence[Defense], optims: Mapping[str, Optim]) -> None:
-    """Refuse parameter groups without a weight, and to clip gradients that a defense has clipped and noised by row."""
+    """Raise `InvalidInput` for parameter groups without a weight, or clipping beside a defense that clips by row."""
     makes = {id(t): t for t in topologies}.values()
     named = {role: [one for t in makes for one in name_weights(t, role)] for role in optims}
     check_groups(named, {role: optim.groups for role, optim in optims.items()})
@@ -43,7 +43,7 @@ def check_optimizers(topologies: Sequence[Topology], defenses: Sequence[Defense]
 def check_accumulation(
     schedule: Schedule, method: Method | None, defenses: Sequence[Defense], topology: Topology, training: Training
 ) -> None:
-    """Refuse one optimizer step for several batches where something counts on a step behind every batch."""
+    """Raise `InvalidInput` for one optimizer step over several batches if the run needs one after each batch."""
     if training.accumulate == 1:
         return
     given = f"accumulate={training.accumulate} is not allowed"

@@ -1,4 +1,4 @@
-"""How many steps every party's optimizer takes in a run, and whether a scheduler of its learning rate lasts as long."""
+"""Number of optimizer steps of every party in a run, and a check that learning-rate schedulers last as long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from splitfed.planning.validation import Prepared
 class StepCountingTrainer(CountingTrainer):
     """A `CountingTrainer` that counts the optimizer steps of every party; `updates`: party -> steps.
 
-    A shared role that is copied for each client counts a client apart.
+    A shared role that is copied for each client is counted for each client.
     """
 
     def __init__(self, prepared: Prepared) -> None:
@@ -29,7 +29,7 @@ class StepCountingTrainer(CountingTrainer):
     def train(
         self, replica: int, epoch: int, batches: Batches, first: int = 0, part: str = "train", task: float = 1.0
     ) -> list[float]:
-        """Count the messages and the steps of these batches."""
+        """Count the messages and the optimizer steps of these batches."""
         taken = sum(len(rows) > 0 for rows in batches)
         if not self._together:
             self._count_updates((replica,), -(-taken // self.prepared.training.accumulate))
@@ -38,7 +38,7 @@ class StepCountingTrainer(CountingTrainer):
     def train_together(
         self, epoch: int, step: int, batches: ReplicaBatches, scales: Scales, combine: Combine | None = None
     ) -> dict[int, float]:
-        """Count one step of every party."""
+        """Count the messages of a joint step and one optimizer step of every party."""
         self._count_updates(tuple(batches), 1)
         self._together = True
         try:
@@ -61,7 +61,7 @@ class StepCountingTrainer(CountingTrainer):
 
 
 def check_schedulers(prepared: Prepared, rounds: int) -> None:
-    """Refuse a scheduler of the learning rate that ends before the `rounds` of the run do; see `last_step`."""
+    """Raise `InvalidInput` for a learning-rate scheduler that ends before the `rounds` of the run; see `last_step`."""
     ends = {role: last for role, optim in prepared.optims.items() if (last := last_step(optim)) is not None}
     ends = {role: last for role, last in ends.items() if prepared.topology.segments_of(role)}
     counted: Counter[tuple[str, str]] = Counter()

@@ -23,13 +23,13 @@ from splitfed.registry import TABLES
 
 @dataclass(frozen=True)
 class Cost:
-    """What a whole run costs.
+    """The cost of a whole run.
 
     `flows`: messages and bytes of every flow, exactly as training will count them. `flops`: party -> operations,
-    `memory`: role -> bytes of one party while it trains (an estimate), `copies`: shared role -> how many of its
-    segments' weights its party holds. `seconds`: simulated, None without speeds. `clients`: names of the clients'
-    parties by replica. `at_most`: why what crosses, and what it takes, may be less, for a method whose messages depend
-    on what it learns; None where all of it is exact.
+    `memory`: role -> bytes of one party while it trains (an estimate), `copies`: shared role -> number of copies of its
+    segments' weights at its party. `seconds`: simulated, None without speeds. `clients`: names of the clients' parties
+    by replica. `at_most`: why all of this is an upper bound, for a method whose messages depend on training; None if it
+    is exact.
     """
 
     flows: Mapping[Flow, tuple[int, int]]
@@ -56,13 +56,13 @@ class Cost:
         return dict(sorted(total_pairs((flow.kind, nbytes) for flow, (_, nbytes) in self.flows.items()).items()))
 
     def client_bytes(self, replica: int) -> int:
-        """Bytes that the parties of one client send or receive, among themselves once."""
+        """Return the bytes that the parties of one client send or receive; messages among them count once."""
         own = self.clients[replica]
         return sum(n for flow, (_, n) in self.flows.items() if flow.sender in own or flow.receiver in own)
 
 
 def cost(prepared: Prepared, rounds: int, speeds: Speeds | None = None) -> Cost:
-    """Play `rounds` rounds of the schedule of `prepared` without training, and return what they cost."""
+    """Return the cost of `rounds` rounds of the schedule of `prepared`, without training."""
     clock, own = None if speeds is None else clock_of(prepared, speeds), prepared.topology.data_roles
     counting = count_rounds(prepared, rounds, clock)
     return Cost(
@@ -79,7 +79,7 @@ def cost(prepared: Prepared, rounds: int, speeds: Speeds | None = None) -> Cost:
 def compare(
     prepare_with: Callable[[str], Prepared], rounds: int, speeds: Speeds | None = None
 ) -> dict[str, Cost | InvalidInput]:
-    """Return what every schedule would cost, or why it refuses; `prepare_with(name)` prepares the run with one."""
+    """Return schedule -> cost, or its refusal; `prepare_with(name)` prepares the run with that schedule."""
     found: dict[str, Cost | InvalidInput] = {}
     for name in TABLES["schedules"]:
         try:
@@ -108,7 +108,7 @@ def _flops(prepared: Prepared, counting: CountingTrainer) -> dict[str, float]:
 def _memory(prepared: Prepared) -> dict[str, RoleMemory]:
     copies = {role: float(optim_copies(optim)) for role, optim in prepared.optims.items()}
     found: dict[str, RoleMemory] = {}
-    # Of clients that differ in make or batch size, the one that needs most; one of each kind is asked.
+    # The largest need over clients of different architecture or batch size, computed once for each kind.
     kinds = {
         (id(t), size): (t, facts, size)
         for replica, (t, facts) in enumerate(zip(prepared.topologies, prepared.facts, strict=True))
@@ -119,7 +119,7 @@ def _memory(prepared: Prepared) -> dict[str, RoleMemory]:
             found[role] = max(found.get(role, needed), needed, key=lambda one: one.total)
     for role in prepared.placement.copied:
         own, replicas = found[role], len(prepared.topologies)
-        # A copy a replica, each with its optimizer, and the merged one; one replica's activations at a time.
+        # One copy for each replica, with its optimizer, and the merged one; activations of one replica at a time.
         found[role] = RoleMemory(
             own.weights * (replicas + 1), own.gradients * replicas, own.optimizer * replicas, own.activations
         )

@@ -1,4 +1,4 @@
-"""The privacy ledger of a run before it is trained: the schedule played, every release counted by row."""
+"""The privacy ledger of a run before training: the schedule is played, and every release counted by row."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from splitfed.schedules.base import Schedule, shared_roles
 
 
 class Site(NamedTuple):
-    """One mechanism at one place: its role and position, how many values it acts on, and what is counted.
+    """One mechanism at one place: role, place, position among the defenses, number of values, and counted kinds.
 
-    `trains`: whether it acts in training alone.
+    `trains`: whether it acts only in training.
     """
 
     role: str
@@ -50,9 +50,9 @@ class Site(NamedTuple):
 
 
 class Released(NamedTuple):
-    """What a run releases: uses by party and row, steps by replica, messages, and training rows of all clients.
+    """The releases of a run: uses by party and row, steps by replica, messages, and training rows of all clients.
 
-    `replaced`: place -> rows that were not finite there.
+    `replaced`: place -> number of rows there that were not finite.
     """
 
     counts: Sequence[PartyCounts]
@@ -63,7 +63,7 @@ class Released(NamedTuple):
 
 
 class UsageCountingTrainer(CountingTrainer):
-    """A `CountingTrainer` that also counts by row what each private mechanism would be used for."""
+    """A `CountingTrainer` that also counts by row the uses of each private mechanism."""
 
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
@@ -89,7 +89,7 @@ class UsageCountingTrainer(CountingTrainer):
         return super().train(replica, epoch, batches, first, part, task)
 
     def consult(self, replica: int, rows: Tensor, part: str) -> None:
-        """Count the messages and uses of `rows` that pass forward alone."""
+        """Count the messages and uses of a forward pass of `rows` alone."""
         for site in self._sites_of_kind(replica, "activation"):
             for few in () if site.trains else rows.split(ROWS_AT_ONCE):
                 self._add(replica, site, part, few)
@@ -104,7 +104,7 @@ class UsageCountingTrainer(CountingTrainer):
                     self._add(replica, site, part, rows)
 
     def sent(self, sent: Sent, role: str) -> None:
-        """Count the uses of what is sent to the aggregation server."""
+        """Count the uses by a message to the aggregation server."""
         guards = find_upload_defenses(self.prepared.defenses, sent.kind, sent.replica)
         if any(privacy_event(keeper.defense) is not None for keeper in guards):
             count(self.uses.setdefault((sent.replica, role), UsageCounts()), sent, guards, sent.replica)
@@ -130,7 +130,7 @@ class UsageCountingTrainer(CountingTrainer):
 
 
 def list_sites(topology: Topology, facts: TopologyFacts, defenses: Sequence[Defense]) -> list[Site]:
-    """Return where private mechanisms act in `topology`."""
+    """Return the places in `topology` at which private mechanisms act."""
     sites = []
     for position, defense in enumerate(defenses):
         kinds = counted_kinds(defense)
@@ -151,7 +151,7 @@ def list_sites(topology: Topology, facts: TopologyFacts, defenses: Sequence[Defe
 
 
 def planned_ledger(prepared: Prepared, rounds: int, evaluate_every: int = 1, delta: float | None = None) -> Ledger:
-    """Return the ledger that `rounds` rounds of `prepared`, its defenses settled, will have; nothing is trained."""
+    """Return the ledger that `rounds` rounds of `prepared`, with calibrated defenses, will have; nothing is trained."""
     counting = UsageCountingTrainer(prepared)
     for number in simulate_rounds(counting, prepared, rounds):
         if (number + 1) % evaluate_every == 0 or number + 1 == rounds:
@@ -164,7 +164,7 @@ def planned_ledger(prepared: Prepared, rounds: int, evaluate_every: int = 1, del
 
 
 def counted_ledger(engine: Observable, schedule: Schedule, method: Method | None, delta: float | None) -> Ledger:
-    """Return the ledger of what the parties of `engine` have counted so far."""
+    """Return the ledger of the uses that the parties of `engine` have counted so far."""
     parties = engine.run_parties
     pseudonyms = {replica.pseudonym: replica.index for replica in parties.replicas}
     owner = {party.name: replica.index for replica in parties.replicas for party in replica.parties.values()}
@@ -188,8 +188,8 @@ def counted_ledger(engine: Observable, schedule: Schedule, method: Method | None
 def cost_of_releases(engine: Observable, client: int, releases: int, delta: float) -> float | None:
     """Return the epsilon at `delta` of passing a row through the parties of `client` `releases` times after training.
 
-    For the weights as they are: that is no part of a run's ledger. None where some of what crosses then has no promise,
-    and where something on the way mixes the rows of a batch.
+    For the current weights, and not part of a run's ledger. None if some of the messages have no privacy guarantee, and
+    if a segment mixes the rows of a batch.
     """
     parties = engine.run_parties
     topology, defenses = parties.topologies[client], of_client(parties.defenses, client)
@@ -218,7 +218,7 @@ def cost_of_releases(engine: Observable, client: int, releases: int, delta: floa
 def _make_ledger(
     run: Prepared | RunParties, schedule: Schedule, method: Method | None, released: Released, delta: float | None
 ) -> Ledger:
-    """Return the ledger of what was `released` in a run, planned or trained."""
+    """Return the ledger of what a run, planned or trained, has `released`."""
     topology, clients, defenses = run.topologies[0], len(run.topologies), run.defenses
     flows = released.traffic.flows
     kinds = frozenset(flow.kind for flow in flows if flow.receiver == FED and flow.phase == "train")
@@ -229,12 +229,12 @@ def _make_ledger(
         defenses,
         released.counts,
         released.taken,
-        # Whether what one client's weights have learnt reaches other clients' segments.
+        # True if one client's training affects other clients' segments.
         by_schedule or (clients > 1 and method is not None),
         _shows_rows_of_others(topology, schedule, clients, private_messages(method, topology, defenses), kinds),
     )
     run_charges += _method_charges(run.topologies, method, released.traffic)
-    # A method moves weights that sends them, or what they make.
+    # A method moves weights if it sends them, or values computed with them.
     by_method = bool(kinds) and method is not None and ("weights" in kinds or method.traits(topology).post_processing)
     uploads = _find_uploads(topology, method, defenses, kinds)
     exposed = find_exposures(
@@ -245,13 +245,13 @@ def _make_ledger(
     ledger = make_ledger(run_charges, stated, exposed, released.replaced, carried)
     if stated * rows < 1:
         return ledger
-    weak = f"delta {stated:g} is not below 1 / {rows} rows: to publish one row at random keeps such a promise"
+    weak = f"delta {stated:g} is not below 1 / {rows} rows: publishing one random row satisfies such a guarantee"
     totals = (replace(total, note="; ".join(filter(None, (total.note, weak)))) for total in ledger.totals)
     return replace(ledger, totals=tuple(totals))
 
 
 def _delta(defenses: Sequence[Defense], rows: int, wanted: float | None) -> float:
-    """Return what is `wanted`, else the least that a defense was asked to keep to, else the default."""
+    """Return `wanted`, otherwise the smallest delta that a defense was given, otherwise the default."""
     if wanted is not None:
         return wanted
     stated = [defense.stated_delta for defense in defenses if isinstance(defense, Calibrated)]
@@ -261,19 +261,19 @@ def _delta(defenses: Sequence[Defense], rows: int, wanted: float | None) -> floa
 def _shows_rows_of_others(
     topology: Topology, schedule: Schedule, clients: int, private: frozenset[str], kinds: frozenset[str]
 ) -> bool:
-    """Return whether what a client sends may show others' rows in any way but by what those sent under a promise."""
+    """Return whether a client's messages may reveal others' rows otherwise than through private messages of theirs."""
     shared = bool(shared_roles(topology)) or schedule.binds(clients) is not None
     return clients > 1 and (shared or not kinds <= private)
 
 
 def private_messages(method: Method | None, topology: Topology, defenses: Sequence[Defense]) -> frozenset[str]:
-    """Return the kinds of messages that cross under a promise of defenses, or of the method itself."""
+    """Return the kinds of messages with a privacy guarantee, by defenses or by the method itself."""
     own = () if method is None else method.traits(topology).message_events
     return private_kinds(defenses) | frozenset(own)
 
 
 def _method_charges(topologies: Sequence[Topology], method: Method | None, traffic: Traffic) -> list[Charge]:
-    """Return what the messages cost that the method itself makes private, each of them once."""
+    """Return the charges of the messages that the method itself makes private, one for each message flow."""
     found = []
     for client, topology in enumerate(topologies):
         events = {} if method is None else method.traits(topology).message_events
@@ -289,9 +289,9 @@ def _method_charges(topologies: Sequence[Topology], method: Method | None, traff
 def _find_uploads(
     topology: Topology, method: Method | None, defenses: Sequence[Defense], kinds: frozenset[str]
 ) -> dict[str, PrivateValues]:
-    """Return what `method` sends to the aggregation server without a promise, a few words a kind -> what it is made of.
+    """Return description -> private values, of each kind that `method` uploads without a privacy guarantee.
 
-    What is made of weights alone is reported as those.
+    Uploads computed from weights alone are reported as weights.
     """
     if method is None or (traits := method.traits(topology)).post_processing:
         return {}
@@ -300,7 +300,7 @@ def _find_uploads(
     found: dict[str, PrivateValues] = {}
     for kind in sorted(kinds):
         if kind == "weights" and kind not in told:
-            # Those of a schedule, or of no more than steps: reported as weights of their role.
+            # Weights sent by a schedule, or computed by steps alone, are reported as weights of their role.
             continue
         if kind in sums and kind not in told:
             found[f"sums of {', '.join(sorted(told)) or 'all'} that {who} sends"] = made_of_sum(told)
@@ -309,13 +309,13 @@ def _find_uploads(
         elif kind not in covered:
             found[f"{kind} that {who} sends"] = made_of(kind, told)
         elif kind not in traits.message_events:
-            # What stands beside the rows in a message crosses as it is: see `splitfed.core.upload_defenses`.
+            # Content beside the rows of a message is sent unchanged: see `splitfed.core.upload_defenses`.
             found[f"names, whole numbers and single numbers in messages of {kind}"] = made_of(kind, told)
     return found
 
 
 def _sum_by_party(counts: Sequence[PartyCounts]) -> list[PartyCounts]:
-    """Return the counts by party, with those of its copies added up."""
+    """Return the counts by party, added up over the copies of a role."""
     uses_of_party: dict[str, UsageCounts] = {}
     first_counts: dict[str, PartyCounts] = {}
     for one in counts:

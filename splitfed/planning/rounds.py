@@ -1,4 +1,4 @@
-"""A round of a federated method around that of the schedule: who is asked before, how each trains, who has finished."""
+"""A round of a federated method around that of the schedule: query, training, and aggregation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def query(
     number: int,
     state: dict[str, Any],
 ) -> None:
-    """Let `method` send the clients that `schedule` will train in round `number` what they need."""
+    """Let `method` send messages to the clients that `schedule` will train in round `number`."""
     participants: Sequence[int] = range(trainer.replicas)
     if isinstance(schedule, Sampled):
         participants = list_clients(schedule.turns(trainer, training, number))
@@ -36,14 +36,15 @@ def query(
 
 
 def aggregate(method: Method, learners: Sequence[Learner], done: Round, number: int, state: dict[str, Any]) -> Round:
-    """Let `method` aggregate the uploads of the clients that finished round `done`, unless they are below its quorum.
+    """Let `method` aggregate the uploads of the clients that finished round `done`; return the round.
 
-    The quorum is also what its secure sum needs. Return the round; its `averaged` is False where the quorum was missed.
+    Below the quorum, or the number that its secure sum needs, nothing is aggregated, and `averaged` of the returned
+    round is False.
     """
     finished = [learners[replica] for replica in done.clients if replica not in done.dropped]
     traits, asked = method.traits(learners[0].topology), len(done.clients)
     needed = 0 if traits.aggregation is None else traits.aggregation.required(asked)
-    # A method that takes nothing after the round has had its sum before it.
+    # A method without uploads after the round has computed its sum before it.
     if traits.secure is not None and type(method).aggregate is not Method.aggregate:
         needed = max(needed, traits.secure.required_members(asked))
     if len(finished) < needed:
@@ -56,12 +57,12 @@ def aggregate(method: Method, learners: Sequence[Learner], done: Round, number: 
 
 
 class MethodTrainer(ForwardingTrainer):
-    """Forwards everything to `inner` but a client's own training, which `method` leads."""
+    """Forwards everything to `inner` except for a client's own training, which `method` controls."""
 
     def __init__(self, inner: Trainer, method: Method, learners: Sequence[Learner]) -> None:
         super().__init__(inner)
         self.method, self.learners = method, tuple(learners)
 
     def train(self, replica: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
-        """Train one replica as the method does."""
+        """Train one replica by the method's `train`."""
         return self.method.train(self.learners[replica], epoch, batches, first)

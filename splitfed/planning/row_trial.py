@@ -1,4 +1,4 @@
-"""The trial of row independence in a run that promises something of its rows: by rows and batches of the run itself."""
+"""Trial of row independence, on rows and batches of the run itself, for runs with a guarantee by row."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from splitfed.planning.example_passes import inputs_of
 from splitfed.schedules.base import Training
 
 PASSED = max(ROWS_AT_ONCE, OWN_ROWS)
-"""The most rows that pass at once in evaluation mode."""
+"""Largest batch of the trial in evaluation mode."""
 
 
 def promises_rows(defenses: Sequence[Defense], method: Method | None, topology: Topology) -> bool:
-    """Return whether anything in a run promises something of a row that holds only if it shows in no other one."""
+    """Return whether a run gives a guarantee by row that requires rows to be computed independently."""
     return any(isinstance(d, WeightDefense) for d in defenses) or promises_passes(defenses, method, topology)
 
 
 def promises_passes(defenses: Sequence[Defense], method: Method | None, topology: Topology) -> bool:
-    """Return whether anything promises something of what is computed of rows, in evaluation mode as well."""
+    """Return whether such a guarantee also covers what is computed of rows in evaluation mode."""
     released = (d for d in defenses if isinstance(d, Accounted) and not isinstance(d, WeightDefense))
     if not all(protects_labels(d) for d in released):
         return True
@@ -43,8 +43,8 @@ def promises_passes(defenses: Sequence[Defense], method: Method | None, topology
 
 
 def protects_labels(defense: Accounted) -> bool:
-    """Return whether the promise of `defense` is about labels alone."""
-    # One that learns the length of the run first has no event yet.
+    """Return whether the guarantee of `defense` covers labels only."""
+    # A defense that is not calibrated yet has no event.
     event = defense.event()
     return event is not None and event.protects is Protects.LABELS
 
@@ -57,12 +57,11 @@ def with_findings(
     passes: bool,
     counted: bool = False,
 ) -> tuple[TopologyFacts, ...]:
-    """Return the `facts` of every client with what was found out about its rows, once for each make of topology.
+    """Return the `facts` of every client with the findings on its rows, computed once for each topology.
 
-    By training rows of all clients of that make, as they are before a transform, in the largest batches that one of
-    them has; with `passes`, also in as many as pass at once in evaluation mode; with `counted`, also whether a row that
-    is added or taken away shows in others. Raises `InvalidInput` for a segment
-    that cannot take such a batch.
+    Tested with training rows of all clients of that topology, before any transform, in the largest batches of one of
+    them; with `passes`, also in the largest batches of evaluation; with `counted`, also whether adding or removing a
+    row changes others. Raises `InvalidInput` for a segment that cannot take such a batch.
     """
     found: dict[int, TopologyFacts] = {}
     for topology, known in zip(topologies, facts, strict=True):
@@ -89,7 +88,7 @@ def _refusal(topology: Topology, batch: int, error: BaseException) -> BaseExcept
 def trial_rows(
     topology: Topology, data: Federation, clients: Sequence[int], training: Training, passes: bool = False
 ) -> TrialRows:
-    """Return training rows of these `clients`, twice as many as their largest batch has where there are so many."""
+    """Return training rows of these `clients`, up to twice as many as their largest batch."""
     held = [data.clients[number] for number in clients]
     parts = [client.train for client in held]
     batch = max(training.of_client(n).largest_batch(len(rows)) for n, rows in zip(clients, parts, strict=True))
@@ -99,7 +98,7 @@ def trial_rows(
     inputs: list[dict[str, Tensor]] = []
     labels: list[dict[str, Tensor]] = []
     for number, rows in enumerate(parts):
-        # About as many of each.
+        # About equally many of each client.
         few = wanted * (number + 1) // len(parts) - wanted * number // len(parts)
         order = torch.randperm(len(rows), generator=generator(derive(training.seed, "trial rows", number)))
         chosen = rows.rows(order[: max(1, few)]) if few else None
@@ -109,14 +108,14 @@ def trial_rows(
     x = {name: torch.cat([one[name] for one in inputs]) for name in topology.inputs}
     y = {head.value: torch.cat([one[head.value] for one in labels]) for head in topology.heads}
     discrete = any(not t.is_floating_point() for t in x.values())
-    # What is scored is released as well.
+    # Scored rows are released as well.
     scored = [getattr(client, part) for client in held for part in ("validation", "test")]
     everything = [*parts, *(rows for rows in (*scored, data.victims, data.auxiliary) if len(rows))]
     return TrialRows(x, y, batch, _spans(topology, everything, x) if discrete else {}, evaluated=evaluated)
 
 
 def _spans(topology: Topology, parts: Sequence[Dataset], x: dict[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Return the least and the greatest whole number of each input: of all rows that are in memory, and of `x`."""
+    """Return input -> its smallest and largest whole number, over all rows in memory and over `x`."""
     fed = [x, *(inputs_of(topology, rows) for rows in parts if rows.source.resident)]
     return {
         name: (min(int(one[name].min()) for one in fed), max(int(one[name].max()) for one in fed))

@@ -1,4 +1,4 @@
-"""Plays the rounds of a run without computing anything: the schedule, and the federated method on it."""
+"""Simulation of the rounds of a run, schedule and federated method, without computation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from splitfed.planning.validation import Prepared
 
 
 def count_rounds(prepared: Prepared, rounds: int, clock: Clock | None = None) -> CountingTrainer:
-    """Play `rounds` rounds of `prepared`, moving `clock`; return the trainer that has counted them."""
+    """Play `rounds` rounds of `prepared`, moving `clock`; return the trainer with the counts."""
     counting = CountingTrainer(prepared)
     for _ in simulate_rounds(counting, prepared, rounds, clock):
         pass
@@ -27,7 +27,7 @@ def count_rounds(prepared: Prepared, rounds: int, clock: Clock | None = None) ->
 def simulate_rounds(
     counting: CountingTrainer, prepared: Prepared, rounds: int, clock: Clock | None = None
 ) -> Iterator[int]:
-    """Play `rounds` rounds of `prepared` over `counting`, moving `clock`; yield the number of each when it is over."""
+    """Play `rounds` rounds of `prepared` over `counting`, moving `clock`; yield the number of each after it ends."""
     method = prepared.method
     learners: Sequence[Learner] = [CountingLearner(counting, replica) for replica in range(counting.replicas)]
     method_clock = None if clock is None or method is None else MethodClock(clock, counting.traffic, learners)

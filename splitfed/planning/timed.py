@@ -1,4 +1,4 @@
-"""A simulated clock beside a trainer: whatever a schedule asks for is done, and timed."""
+"""A trainer that forwards the calls of a schedule and moves a simulated clock by their duration."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from splitfed.secure_sum.base import Flow
 
 
 class TimedTrainer(ForwardingTrainer):
-    """Forwards everything to `inner` and moves `clock` by what it takes. What is averaged in place takes no time.
+    """Forwards everything to `inner` and moves `clock` by its duration. Averages in place take no time.
 
-    `method_clock`: where a federated method leads the clients' training, what knows the steps that they really took.
+    `method_clock`: the steps that a federated method really took, if it controls the clients' training.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class TimedTrainer(ForwardingTrainer):
         self._flows = WeightFlows(topologies, placement)
 
     def train(self, replica: int, epoch: int, batches: Sequence[Tensor], first: int = 0) -> list[float]:
-        """Train one replica; the clock lets all others wait."""
+        """Train one replica; all others wait."""
         losses = super().train(replica, epoch, batches, first)
         self.clock.train(
             {replica: _sizes(batches) if self.method_clock is None else self.method_clock.pop_steps(replica)}
@@ -48,7 +48,7 @@ class TimedTrainer(ForwardingTrainer):
         return losses
 
     def train_at_once(self, turns: ReplicaEpochs) -> dict[int, list[float]]:
-        """Train all replicas side by side."""
+        """Train all replicas in parallel."""
         losses = self.inner.train_at_once(turns)
         taken = {k: [n for _, batches in turn for n in _sizes(batches)] for k, turn in turns.items()}
         self.clock.train(
@@ -59,23 +59,23 @@ class TimedTrainer(ForwardingTrainer):
     def train_together(
         self, epoch: int, step: int, batches: ReplicaBatches, scales: Scales, combine: Combine | None = None
     ) -> dict[int, float]:
-        """Take one step of all replicas side by side; the way back waits for the slowest."""
+        """Take one joint step of all replicas in parallel; the backward pass starts after the slowest forward pass."""
         losses = super().train_together(epoch, step, batches, scales, combine)
         self.clock.together({replica: len(rows) for replica, rows in batches.items()})
         return losses
 
     def hand_over(self, source: int, target: int, role: str, epoch: int, via: str | None = None) -> None:
-        """Hand weights over while everybody waits."""
+        """Hand weights over; all parties wait."""
         super().hand_over(source, target, role, epoch, via)
         self._transfer(self._flows.hand_over(source, target, role, via))
 
     def download(self, replicas: Sequence[int], epoch: int) -> None:
-        """Let the aggregation server send to all at once, over one uplink."""
+        """Send from the aggregation server to all replicas at the same time, over one uplink."""
         super().download(replicas, epoch)
         self._transfer(self._flows.download(replicas))
 
     def upload(self, weights: Mapping[int, float], epoch: int) -> None:
-        """Let all send to the aggregation server at once, over one downlink."""
+        """Send from all replicas to the aggregation server at the same time, over one downlink."""
         super().upload(weights, epoch)
         self._transfer(self._flows.upload(weights))
 
@@ -86,12 +86,12 @@ class TimedTrainer(ForwardingTrainer):
 
 
 def _sizes(batches: Sequence[Tensor]) -> list[int]:
-    """Return the rows of every step that has any; for a step without, nothing is sent and nothing computed."""
+    """Return the batch sizes of all steps with rows; an empty step sends and computes nothing."""
     return [len(rows) for rows in batches if len(rows)]
 
 
 def check_speeds(prepared: Prepared, speeds: Speeds | None) -> None:
-    """Refuse a simulated clock for a run whose time goes into other work than that in plain."""
+    """Raise `InvalidInput` for a simulated clock of a run whose computation is not plain."""
     computation = prepared.topology.computation
     if speeds is not None and computation is not None:
         raise InvalidInput(
@@ -101,7 +101,7 @@ def check_speeds(prepared: Prepared, speeds: Speeds | None) -> None:
 
 
 def clock_of(prepared: Prepared, speeds: Speeds) -> Clock:
-    """Return a simulated clock at time zero for the parties of `prepared`, whose machines and links have `speeds`."""
+    """Return a simulated clock at time zero for the parties of `prepared`, with these `speeds`."""
     check_speeds(prepared, speeds)
     shape_of_topology: dict[int, StepShape] = {}
     shapes = {}

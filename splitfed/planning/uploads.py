@@ -1,4 +1,4 @@
-"""Kinds of messages that a method's clients send to the aggregation server, found by counting; defenses on them."""
+"""Kinds of messages that a method's clients upload, determined by counting, and checks of defenses on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from splitfed.planning.simulation import count_rounds
 from splitfed.planning.validation import Prepared
 
 ROUNDS = 2
-"""What is sent for the first time later than in these is not known before training."""
+"""Number of simulated rounds; messages first sent in later rounds are unknown before training."""
 
 
 def sent_kinds(prepared: Prepared) -> frozenset[str]:
@@ -23,7 +23,7 @@ def _kinds(counting: CountingTrainer) -> frozenset[str]:
 
 
 def check_uploads(prepared: Prepared) -> None:
-    """Refuse a defense on a message that no client sends, that it cannot act on, or that it can promise nothing for."""
+    """Raise `InvalidInput` for a defense on a message that no client sends, or that it cannot defend or account for."""
     if not (guarding := [defense for defense in prepared.defenses if defense.uploads]):
         return
     counting = None if prepared.method is None else count_rounds(prepared, ROUNDS)
@@ -31,20 +31,22 @@ def check_uploads(prepared: Prepared) -> None:
         name = type(defense).__name__
         for kind in defense.uploads:
             if prepared.method is None or counting is None:
-                raise InvalidInput(f"{name} has nothing to guard at {kind + UPLOAD!r}: the run has no federated method")
+                raise InvalidInput(
+                    f"{name} has nothing to protect at {kind + UPLOAD!r}: the run has no federated method"
+                )
             if kind not in (kinds := _kinds(counting)):
                 raise unknown(f"message for {name}:", kind + UPLOAD, [found + UPLOAD for found in kinds])
             if kind == "weights" and not isinstance(defense, Codec):
-                raise InvalidInput(f"{name} cannot guard {kind + UPLOAD!r}: dp_sgd guards what weights have learnt")
+                raise InvalidInput(f"{name} cannot protect {kind + UPLOAD!r}: dp_sgd protects trained weights only")
             if kind not in counting.defended:
                 raise InvalidInput(
-                    f"{name} has nothing to act on at {kind + UPLOAD!r}: whole and single numbers cross as they are"
+                    f"{name} has nothing to act on at {kind + UPLOAD!r}: whole and single numbers are sent unchanged"
                 )
             varying = prepared.method.traits(prepared.topology).varying_shapes
             if privacy_event(defense) is not None and kind in varying:
                 raise InvalidInput(
                     f"{name} cannot promise anything for {kind + UPLOAD!r}: how many numbers method "
-                    f"{type(prepared.method).__name__} sends depends on what it has learnt"
+                    f"{type(prepared.method).__name__} sends depends on its training"
                 )
         if getattr(defense, "freeze", False) and len(defense.uploads) == len(defense.on):
-            raise InvalidInput(f"{name} freeze=True is not allowed here: it freezes what comes before an edge")
+            raise InvalidInput(f"{name} freeze=True is not allowed here: it freezes the segments before an edge")

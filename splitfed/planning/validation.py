@@ -1,4 +1,4 @@
-"""Everything that must fit before training: topology, data, schedule, defenses and optimizers, checked as a whole."""
+"""Validation of a whole run before training: topology, data, schedule, method, defenses and optimizers."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from splitfed.topologies.heterogeneous import heterogeneous
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run is made of: a topology and its facts for every replica, and all that acts on them.
+    """The checked parts of a run: a topology and its facts for every replica, schedule, method, defenses, optimizers.
 
-    `training` says what holds for this run: `restart_optimizers` as the method has it where that has a say, `starts` as
-    "shared", "own" or "given" (topologies of their own, with the weights they had), whatever was asked for.
+    `training`: the settings that hold for this run, with `restart_optimizers` as the method sets it, if it does, and
+    with `starts` resolved to "shared", "own" or "given" (topologies one a client, with their own weights).
     """
 
     topologies: tuple[Topology, ...]
@@ -63,12 +63,12 @@ class Prepared:
 
     @property
     def topology(self) -> Topology:
-        """The first replica's topology, which is everybody's unless clients differ."""
+        """The first replica's topology, which is that of all replicas unless clients differ."""
         return self.topologies[0]
 
     @property
     def local(self) -> list[tuple[str, ...]]:
-        """For every replica, the client segments whose first weights nothing replaces before it trains."""
+        """For every replica, the client segments that keep their own initial weights when training starts."""
         moved = self.schedule.binds(len(self.topologies)) is not None
         return [
             local_segments(
@@ -78,7 +78,7 @@ class Prepared:
         ]
 
     def first_weights(self) -> list[dict[str, Tensor]]:
-        """Return what each client starts from in place of its topology's weights; see `initial_weights`."""
+        """Return for each client the initial weights that replace its topology's; see `initial_weights`."""
         return first_weights(self.training.starts or "shared", self.topologies, self.local, self.training.seed)
 
 
@@ -93,10 +93,10 @@ def prepare(
     method: str | Method | None = None,
     example_passes: ExamplePasses | None = None,
 ) -> Prepared:
-    """Check that everything fits together and return it; nothing is computed but example batches of each topology.
+    """Return the parts of a run after all checks; nothing is computed except for example batches of each topology.
 
-    `topology`: one for all clients, or one a client. `example_passes`: what other runs have found out about the same
-    objects. Raises `InvalidInput`.
+    `topology`: one for all clients, or one a client. `example_passes`: results of other runs with the same objects.
+    Raises `InvalidInput` for parts that do not fit together.
     """
     plan, extra, given = _resolve_algorithms(schedule, method, defenses)
     check_kind("data", data, Federation, "what Dataset.clients(count) returns")
@@ -112,7 +112,7 @@ def assemble(
     seed: int,
     example_passes: ExamplePasses | None = None,
 ) -> tuple[tuple[Topology, ...], tuple[TopologyFacts, ...]]:
-    """Return every client's topology as schedule and method train it, and its facts; refuse what does not fit."""
+    """Return every client's topology as schedule and method train it, and facts; raise `InvalidInput` for misfits."""
     found = ExamplePasses() if example_passes is None else example_passes
     with about("topology"):
         given = _topology_per_client(topology, len(data.clients))
@@ -135,14 +135,14 @@ def complete(
     optimizer: str | Optim | Mapping[str, Optim] | None,
     training: Training,
 ) -> Prepared:
-    """Return what `assemble` has returned, put together with all else that a run has; refuse what does not fit."""
+    """Return the result of `assemble` joined with all other parts of a run; raise `InvalidInput` for misfits."""
     clients = len(data.clients)
 
     def defend(replica: int) -> tuple[Topology, TopologyFacts]:
         rows = data.clients[replica].train
         fitted, found = fit_defenses(topologies[replica], facts[replica], rows, defenses, training.seed)
         if method is not None or any(isinstance(d, PenaltyDefense | ReceiverPenaltyDefense) for d in defenses):
-            # Their terms may send a gradient where the losses of the heads send none.
+            # Loss terms of objectives may give a gradient where the losses of the heads give none.
             found = replace(found, no_gradient=frozenset())
         check_outputs(fitted, found)
         for head in fitted.heads:
@@ -204,14 +204,14 @@ def check_method(
     optims: Mapping[str, Optim],
     training: Training,
 ) -> Training:
-    """Refuse what `method` cannot train with, and return `training` with the restarts of optimizers that it wants."""
+    """Return `training` with the optimizer restarts that `method` sets; raise `InvalidInput` if it cannot train so."""
     check_training_steps(method, plan, training, topologies[0])
     check_label_reading(method, topologies, defenses)
     check_aggregation(method, plan, topologies[0], len(data.clients))
     if any(client.train.source.couples for client in data.clients) and method.traits(topologies[0]).message_events:
         raise InvalidInput(
-            f"mixup puts a row into the examples of others, and {type(method).__name__} private counts what it "
-            "promises by row: leave one of them out"
+            f"mixup makes a row part of other examples, and the guarantee of {type(method).__name__} private is by "
+            "row: leave one of them out"
         )
     public = [len(client.shown) for client in data.clients]
     of_clients = {role: optims[role] for role in topologies[0].data_roles}
@@ -225,7 +225,7 @@ def check_method(
 def _check_averaged(
     topologies: Sequence[Topology], facts: Sequence[TopologyFacts], place: Placement, method: Method | None
 ) -> None:
-    """Refuse a buffer that changes its shape in training where those of several are averaged."""
+    """Raise `InvalidInput` for a buffer that changes its shape in training and would be averaged."""
     for topology, found in zip(topologies, facts, strict=True):
         roles = {*place.copied, *(place.averaged if place.buffers else ())}
         if method is not None and method.traits(topology).aggregates_weights and getattr(method, "buffers", True):
@@ -233,19 +233,19 @@ def _check_averaged(
         for segment, name in found.resized:
             if topology.role_of(segment) in roles and segment not in place.kept:
                 raise InvalidInput(
-                    f"buffer {name!r} of segment {segment!r} changes its shape in training, and those of several "
-                    "cannot be averaged: give it all its places from the start, or hand segments over ('sequential', "
+                    f"buffer {name!r} of segment {segment!r} changes its shape in training, so that it cannot be "
+                    "averaged: allocate its final shape from the start, or hand segments over ('sequential', "
                     "'alternate')"
                 )
 
 
 def combine_placement(method: Method, plan: Schedule, topologies: Sequence[Topology]) -> Placement:
-    """Return what the schedule `plan` with `method` on it asks for, or refuse the two together."""
+    """Return the placement for the schedule `plan` with `method`; raise `InvalidInput` if they cannot be combined."""
     place, traits, name = plan.placement(topologies[0]), method.traits(topologies[0]), type(method).__name__
     if place.secure is not None and traits.secure is None:
         advice = "give the method secure as well" if hasattr(method, "secure") else "leave one of them out"
         raise InvalidInput(
-            f"secure hides the weights that clients upload, not what method {name} sends besides: {advice}"
+            f"secure hides the weights that clients upload, not the other messages of method {name}: {advice}"
         )
     if traits.aggregates_weights and place.averaged:
         raise InvalidInput(
@@ -254,14 +254,14 @@ def combine_placement(method: Method, plan: Schedule, topologies: Sequence[Topol
         )
     if traits.trains_between_rounds and (place.averaged or place.copied or plan.binds(len(topologies))):
         raise InvalidInput(
-            f"method {name} trains clients besides the schedule, and {type(plan).__name__} puts other segments in the "
-            "place of theirs: take 'independent' for whole models, 'sequential' with hand_over='none' for split ones"
+            f"method {name} also trains clients outside of the schedule's round, and {type(plan).__name__} replaces "
+            "their segments: take 'independent' for whole models, 'sequential' with hand_over='none' for split ones"
         )
     return replace(place, kept=traits.private_segments, aggregation_server=True)
 
 
 def check_aggregation(method: Method, plan: Schedule, topology: Topology, clients: int) -> None:
-    """Refuse a method whose aggregation cannot do with as few clients as `plan` may bring it."""
+    """Raise `InvalidInput` for a method whose aggregation needs more clients than `plan` may provide."""
     traits = method.traits(topology)
     asked, drop_out = (plan.clients_asked(clients), plan.drop_out) if isinstance(plan, Sampled) else (clients, 0.0)
     if traits.aggregation is not None:
@@ -271,19 +271,19 @@ def check_aggregation(method: Method, plan: Schedule, topology: Topology, client
 
 
 def check_training_steps(method: Method, plan: Schedule, training: Training, topology: Topology) -> None:
-    """Refuse a method that trains clients in steps of its own, or weighs them, where others draw or share them."""
+    """Raise `InvalidInput` for a method with steps of its own if sampling or schedule determine the steps."""
     name, traits = type(method).__name__, method.traits(topology)
     if training.sampling == "poisson" and traits.weighted_by_batch_size:
         raise InvalidInput(
-            f"sampling='poisson' leaves to chance how many rows a step has, and method {name} weighs steps by that: "
+            f"sampling='poisson' makes the rows of a step random in number, and method {name} weighs steps by that: "
             "take 'shuffle'"
         )
     if not traits.own_steps:
         return
     if not plan.independent:
         raise InvalidInput(
-            f"method {name} leads each client's training, and schedule {type(plan).__name__} takes steps of several "
-            "clients together: take 'independent'"
+            f"method {name} controls each client's training, and schedule {type(plan).__name__} takes steps of "
+            "several clients together: take 'independent'"
         )
     if training.sampling == "poisson":
         raise InvalidInput(
@@ -292,24 +292,24 @@ def check_training_steps(method: Method, plan: Schedule, training: Training, top
 
 
 def check_label_reading(method: Method, topologies: Sequence[Topology], defenses: Sequence[Defense]) -> None:
-    """Refuse a method that reads the labels of a step, where a defense puts something else in their place."""
+    """Raise `InvalidInput` for a method that reads the labels of a step if a defense replaces them."""
     for topology in topologies:
         for head in topology.heads if method.traits(topology).reads_labels else ():
             for defense in (d for d in defenses if isinstance(d, LabelDefense)):
                 if head.value in defense.heads(topology) and "step" in counted_labels(defense, head.task):
                     raise InvalidInput(
-                        f"method {type(method).__name__} reads the labels of every step, in place of which "
-                        f"{type(defense).__name__} puts noisy numbers: take a defense that changes labels once"
+                        f"method {type(method).__name__} reads the labels of every step, which "
+                        f"{type(defense).__name__} replaces by noisy numbers: take a defense that changes labels once"
                     )
 
 
 def rows_of(topology: Topology, rows: Dataset) -> Mapping[str, Tensor | RowSource]:
-    """Return `inputs_of`, to be read by batch: what every input of `topology` gets of `rows`."""
+    """Return input -> rows to be read by batch, from `rows`, for every input of `topology`."""
     return feed_rows(rows.source, topology.inputs, rows.features)
 
 
 def labels_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
-    """Return the labels of every head of `topology`; parties that hold the same ones get memory of their own."""
+    """Return head -> labels for `topology`; parties with the same labels get separate copies."""
     first: dict[str | None, str] = {}
     found = {}
     for head in topology.heads:
@@ -319,19 +319,19 @@ def labels_of(topology: Topology, rows: Dataset) -> dict[str, Tensor]:
 
 
 def check_coupling(defenses: Sequence[Defense], data: Federation) -> None:
-    """Refuse rows that are mixed with one another under a promise about rows: one would be in the examples of many."""
+    """Raise `InvalidInput` for mixup together with a guarantee by row: a row would be part of several examples."""
     private = (d for d in defenses if isinstance(d, Accounted) and not protects_labels(d))
     if any(client.train.source.couples for client in data.clients) and (first := next(private, None)) is not None:
         raise InvalidInput(
-            f"mixup puts a row into the examples of others, and {type(first).__name__} counts what it promises by row: "
-            "leave one of them out"
+            f"mixup makes a row part of other examples, and the guarantee of {type(first).__name__} is by row: leave "
+            "one of them out"
         )
 
 
 def check_batches(
     facts: Sequence[TopologyFacts], defenses: Sequence[Defense], data: Federation, training: Training
 ) -> None:
-    """Refuse sizes that are not one a client, and one that leaves a client a batch too small for what reads it."""
+    """Raise `InvalidInput` unless batch sizes are one for all or one a client, and large enough for all segments."""
     if training.batch_sizes and len(training.batch_sizes) != len(data.clients):
         raise InvalidInput(
             f"batch_size has {len(training.batch_sizes)} entries for {len(data.clients)} clients; expected one a "
@@ -361,7 +361,7 @@ def check_batches(
 
 
 def check_sampling(schedule: Schedule, training: Training) -> None:
-    """Refuse batches of random size in a schedule whose steps join those of several clients."""
+    """Raise `InvalidInput` for batches of random size in a schedule with joint steps of several clients."""
     if training.sampling == "poisson" and not schedule.independent:
         raise InvalidInput(
             f"sampling='poisson' is not allowed with {type(schedule).__name__}: its steps take the rows of several "
@@ -372,7 +372,7 @@ def check_sampling(schedule: Schedule, training: Training) -> None:
 def fit_defenses(
     topology: Topology, facts: TopologyFacts, rows: Dataset, defenses: Sequence[Defense], seed: int
 ) -> tuple[Topology, TopologyFacts]:
-    """Return `topology` with the layers that `defenses` put in, and its facts."""
+    """Return `topology` with the layers that `defenses` insert, and its facts."""
     layers = [(position, d) for position, d in enumerate(defenses) if isinstance(d, LayerDefense)]
     for position, defense in layers:
         fitted = defense.fit(topology, facts, derive(seed, "fit", position))
@@ -388,7 +388,7 @@ def fit_defenses(
 def _resolve_algorithms(
     schedule: str | Schedule, method: str | Method | None, defenses: Defense | Sequence[Defense]
 ) -> tuple[Schedule, Method | None, tuple[Defense, ...]]:
-    """Return schedule, method and defenses, those given by name with the parameters they come with."""
+    """Return schedule, method and defenses; names are resolved to values with default parameters."""
     plan: Schedule = load("schedules", schedule)() if isinstance(schedule, str) else schedule
     extra: Method | None = load("methods", method)() if isinstance(method, str) else method
     stated: object = defenses
@@ -407,7 +407,7 @@ def _differ(topologies: Sequence[Topology]) -> bool:
 
 
 def _check_together(topologies: Sequence[Topology], plan: Schedule) -> None:
-    """Refuse topologies of different make, one a client, that do not go together or that `plan` cannot train."""
+    """Raise `InvalidInput` for different topologies, one a client, that do not match or that `plan` cannot train."""
     if not _differ(topologies):
         return
     if reason := plan.binds(len(topologies)):
@@ -422,7 +422,7 @@ def _check_together(topologies: Sequence[Topology], plan: Schedule) -> None:
 def _each_make(
     topologies: Sequence[Topology], prepare_one: Callable[[int], tuple[Topology, TopologyFacts]]
 ) -> tuple[tuple[Topology, ...], tuple[TopologyFacts, ...]]:
-    """Return what `prepare_one` makes of every client's topology, by the client's number; each make of it once."""
+    """Return the results of `prepare_one` for every client's topology, by client number; equal topologies once."""
     prepared: dict[int, tuple[Topology, TopologyFacts]] = {}
     for replica, one in enumerate(topologies):
         if id(one) in prepared:
@@ -451,7 +451,7 @@ def _topology_per_client(topology: Topology | Sequence[Topology], clients: int) 
 
 
 def _check_whole(given: Sequence[Topology]) -> None:
-    """Refuse clients without a party in common that do not agree in what goes in and what comes out."""
+    """Raise `InvalidInput` for clients without a shared party whose inputs or outputs differ."""
     for client, one in enumerate(given):
         for what, mine, first in (
             ("inputs", dict(one.inputs), dict(given[0].inputs)),

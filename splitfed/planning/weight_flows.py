@@ -1,4 +1,4 @@
-"""Messages in which a schedule moves weights, for plans and clocks: from shapes and who takes part alone."""
+"""Messages with weights that a schedule sends, computed from shapes and participants, for plans and clocks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from splitfed.secure_sum.base import Flow
 
 
 class WeightFlows:
-    """Lists the messages of the clients with `topologies` that `placement` has send weights, as a run sends them.
+    """Messages with weights of clients with `topologies` under `placement`, as a run sends them.
 
-    Of a secure sum it remembers who was asked in a round, until those who finished are known.
+    For a secure sum it stores the clients selected for a round until the clients that finished are known.
     """
 
     def __init__(self, topologies: Sequence[Topology], placement: Placement) -> None:
@@ -23,14 +23,14 @@ class WeightFlows:
         self._asked: list[int] = []
 
     def hand_over(self, source: int, target: int, role: str, via: str | None = None) -> Iterator[Flow]:
-        """Yield the messages in which the weights of `role` go from one replica's party to another's."""
+        """Yield the messages that hand the weights of `role` over from one replica's party to another's."""
         stops = [member(role, source), *([] if via is None else [via]), member(role, target)]
         size = weight_bytes(self._topologies[source], role, kept=self._placement.kept)
         for sender, receiver in pairwise(stops):
             yield "weights", sender, receiver, size
 
     def download(self, replicas: Sequence[int]) -> Iterator[Flow]:
-        """Yield what the aggregation server sends to `replicas`, and what a secure sum exchanges before they train."""
+        """Yield the messages of the aggregation server to `replicas`, and those of a secure sum before training."""
         for replica in replicas:
             for role in self._placement.averaged:
                 yield "weights", FED, member(role, replica), self._size(replica, role)
@@ -40,7 +40,7 @@ class WeightFlows:
                 yield from self._placement.secure.setup_flows(self._asked, partial(member, role), FED)
 
     def upload(self, lane_weights: Mapping[int, float]) -> Iterator[Flow]:
-        """Yield the uploads of clients that finished; `InvalidInput` for weights that a secure sum refuses."""
+        """Yield the uploads of clients that finished; raise `InvalidInput` for weights that a secure sum refuses."""
         done, secure = list(lane_weights), self._placement.secure
         if secure is not None:
             secure.check_weights(lane_weights.values())

@@ -1,11 +1,11 @@
 """Alternate: clients take turns, a mini-batch each, and hand their segments on after every one.
 
-Paper: Gupta, Raskar, "Distributed learning of deep neural network over multiple agents", JNCA 2018, whose clients
-take turns; the turn of a single mini-batch is the "alternate client training" of later comparisons (Thapa et al.,
+Paper: Gupta, Raskar, "Distributed learning of deep neural network over multiple agents", JNCA 2018, whose clients take
+turns; the turn of a single mini-batch is the "alternate client training" of later comparisons (Thapa et al.,
 "SplitFed", AAAI 2022, name it beside the sequential one).
 
-A client with fewer batches than the others sits the last turns of the epoch out. One that drops out has handed on what
-every batch before that made of the segments.
+A client with fewer batches than the others is skipped in the last turns of the epoch. The batches that a client trained
+before it drops out stay in the segments that it has handed on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Alternate(SegmentHandover):
 
     @property
     def accumulates(self) -> bool:
-        """The segments are handed on behind every batch."""
+        """False: segments are handed on after every batch, so no optimizer step can stand for several batches."""
         return False
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:

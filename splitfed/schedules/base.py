@@ -20,23 +20,23 @@ from splitfed.engines.base import Placement, Source, Trainer
 State = dict[str, Any]
 
 RARE = 1e-15
-"""Chance of a draw of more rows than are reckoned with."""
+"Probability that a random batch is larger than `Training.largest_batch`."
 
 
 def spread_counts(most: int) -> list[int]:
-    """Return numbers of rows that stand for all from 1 to `most`: the first eight, and near powers of two."""
+    """Return representative numbers from 1 to `most`: 1 to 8, powers of two with their neighbours, and `most`."""
     powers = [2**power + beside for power in range(4, most.bit_length()) for beside in (-1, 0, 1)]
     return sorted({n for n in (*range(1, 9), *powers, most) if n <= most} if most else ())
 
 
 @dataclass(frozen=True)
 class Training(LocalUpdate):
-    """How every client trains: its local update, rows a batch, and the seed of the data order.
+    """How every client trains: its local update, its batch size in rows, and the seed of the data order.
 
-    `starts` may also be "given": topologies that were given one a client keep their weights.
+    `starts` may also be "given": topologies passed one a client keep their weights.
 
-    `batch_sizes`: rows a batch of every client by number, where they differ; () where all have `batch_size`, which is
-    otherwise the largest of them. What is asked of one client is asked of `of_client`.
+    `batch_sizes`: the batch size of every client, by number; () if all have `batch_size`, which is otherwise the
+    largest of them. Use `of_client` for the settings of one client.
     """
 
     starts: str | None = field(  # type: ignore[assignment]
@@ -47,7 +47,7 @@ class Training(LocalUpdate):
     batch_sizes: tuple[int, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse values out of their range, and sizes that do not go together."""
+        """Raise `InvalidInput` for values out of range, and for a `batch_size` below or above max(`batch_sizes`)."""
         super().__post_init__()
         for client, size in enumerate(self.batch_sizes):
             check_count(f"batch_size of client {client}", size, low=1)
@@ -56,7 +56,7 @@ class Training(LocalUpdate):
 
     @classmethod
     def of(cls, update: LocalUpdate, batch_size: int | Sequence[int] = 64, seed: int = 0) -> Training:
-        """Return the training of an update in batches of `batch_size`, one for all clients or one a client."""
+        """Return the training settings of `update` with `batch_size`, one number for all clients or one a client."""
         if not isinstance(batch_size, (list, tuple)):
             return cls(batch_size, seed=seed, **vars(update))  # type: ignore[arg-type]
         if not batch_size:
@@ -66,11 +66,11 @@ class Training(LocalUpdate):
         return cls(max(batch_size), seed=seed, batch_sizes=tuple(batch_size), **vars(update))
 
     def of_client(self, client: int) -> Training:
-        """Return how `client` trains, with the batch size that it has."""
+        """Return the settings of `client`, with its own batch size."""
         return self if not self.batch_sizes else replace(self, batch_size=self.batch_sizes[client], batch_sizes=())
 
     def batches(self, rows: int, epoch: int, client: int) -> list[Tensor]:
-        """Return the rows, of a `client` that has `rows`, of every step of `epoch`."""
+        """Return the row numbers of every batch of `epoch` for a `client` of `rows` rows, a (batch,) tensor each."""
         size = self.of_client(client).batch_size
         if self.sampling == "poisson":
             return list(poisson_batches(rows, size, self.seed, epoch, client))
@@ -78,19 +78,19 @@ class Training(LocalUpdate):
         return list(batches(rows, size, self.seed, epoch, client, drop_last=whole))
 
     def steps(self, rows: int) -> int:
-        """Return how many batches an epoch of a client that has `rows` consists of."""
+        """Return the number of batches in an epoch of a client that has `rows` rows."""
         incomplete = rows % self.batch_size > 0 and not (self.drop_last and rows >= self.batch_size)
         return rows // self.batch_size + incomplete
 
     def smallest_batch(self, rows: int) -> int:
-        """Return the rows of the smallest batch that "shuffle" makes of `rows`."""
+        """Return the size in rows of the smallest batch that "shuffle" makes of `rows` rows."""
         rest = 0 if self.drop_last else rows % self.batch_size
         return min(rows, rest or self.batch_size)
 
     def largest_batch(self, rows: int) -> int:
-        """Return how many rows the largest batch of a client that has `rows` has.
+        """Return the size in rows of the largest batch of a client that has `rows` rows.
 
-        Of batches drawn by chance: a number that a draw exceeds with a chance below `RARE` (Bernstein's inequality).
+        With Poisson sampling: a size that a draw exceeds with probability below `RARE` (Bernstein's inequality).
         """
         mean = min(self.batch_size, rows)
         if self.sampling == "shuffle" or mean == rows:
@@ -99,9 +99,9 @@ class Training(LocalUpdate):
         return min(rows, math.ceil(mean + part + math.sqrt(part**2 + 6 * part * mean * (1 - mean / rows))))
 
     def row_counts(self, rows: int) -> dict[int, str]:
-        """Return how many rows batches of a client that has `rows` have -> which do, in words.
+        """Return the batch sizes that occur at a client of `rows` rows: size -> description of these batches.
 
-        Of batches drawn by chance, which may have any number: `spread_counts`, and what is near the expected number.
+        With Poisson sampling, where any size may occur: `spread_counts`, and the sizes near the expected one.
         """
         if self.sampling == "poisson":
             near = range(self.batch_size - 1, self.batch_size + 2)
@@ -112,7 +112,7 @@ class Training(LocalUpdate):
         return {**whole, **({rest: "the last batch"} if rest else {})}
 
     def expected(self, rows: int) -> float | None:
-        """Return the expected size of a batch of a client that has `rows`; None where sizes are not left to chance."""
+        """Return the expected batch size of a client that has `rows` rows; None where batch sizes are not random."""
         return None if self.sampling == "shuffle" else float(min(self.batch_size, rows))
 
     def epochs(self, number: int) -> range:
@@ -122,10 +122,10 @@ class Training(LocalUpdate):
 
 @dataclass(frozen=True)
 class Round:
-    """What a round did: the losses of its steps in the order they ran, and who took part.
+    """Result of one round: the losses of its steps in the order they ran, and the clients that took part.
 
-    `dropped`: the clients that left before their last step. `averaged`: False where too few finished for anything to
-    be averaged.
+    `dropped`: the clients that left before their last step. `averaged`: False where too few clients finished, so that
+    nothing was averaged.
     """
 
     losses: list[float]
@@ -139,56 +139,56 @@ class Schedule:
     """Base of all schedules: the state is a plain dictionary, made by `start` and changed by `round` only."""
 
     def __post_init__(self) -> None:
-        """Refuse a parameter that is not what its metadata require."""
+        """Raise `InvalidInput` for parameters that the metadata of their fields do not allow."""
         check_fields(self)
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse, before training, a topology or a number of clients this schedule cannot serve."""
+        """Raise `InvalidInput` for a topology or a number of clients that this schedule cannot train."""
 
     def prepare(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
-        """Return the topology to train: this one, unless the schedule adds segments to it."""
+        """Return the topology to train: `topology`, unless the schedule adds segments to it."""
         return topology
 
     def placement(self, topology: Topology) -> Placement:
-        """Return what the schedule needs beside one party a client and one a shared role."""
+        """Return the parties that the schedule needs beyond one for each client and one for each shared role."""
         return Placement()
 
     def rates(self, topology: Topology, clients: int) -> dict[str, float]:
-        """Return what the learning rate of a role is multiplied by (a role that is not named: by one)."""
+        """Return role -> factor on its learning rate; 1 for a role that is not named."""
         return {}
 
     def start(self, clients: int) -> State:
-        """Return the state before the first round: plain values."""
+        """Return the state before the first round, plain values only."""
         return {}
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
-        """Train round `number`."""
+        """Train round `number` and return its losses and participants."""
         raise NotImplementedError
 
     @property
     def independent(self) -> bool:
-        """Whether every step of every party is on the rows of one client."""
+        """True if every training step of every party uses rows of a single client."""
         return True
 
     @property
     def accumulates(self) -> bool:
-        """Whether a client's batches follow one another, so that one optimizer step may stand for several of them."""
+        """True if a client's batches follow one another, so that one optimizer step may accumulate several of them."""
         return self.independent
 
     def newest(self, client: int, state: State) -> Source:
-        """Return whose client segments `client` would use now: its own, unless they are handed on or averaged."""
+        """Return whose segments `client` would use now: a client's number, or the aggregation server."""
         return client
 
     def binds(self, clients: int) -> str | None:
-        """Return what the schedule does that takes client segments of one make, or None: clients may differ."""
+        """Return why client segments must have the same architecture, as a verb phrase; None if they may differ."""
         return None
 
 
 def shared_roles(topology: Topology) -> tuple[str, ...]:
-    """Return the roles that one party plays for all clients: those without data of their own, with segments."""
+    """Return the roles that one party plays for all clients: those with segments but without data."""
     return tuple(r for r in topology.roles if r not in topology.data_roles and topology.segments_of(r))
 
 
 def client_roles(topology: Topology) -> tuple[str, ...]:
-    """Return the roles each client has a party of its own in, where they hold segments."""
+    """Return the roles with segments in which each client has a party of its own."""
     return tuple(role for role in topology.data_roles if topology.segments_of(role))

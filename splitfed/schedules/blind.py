@@ -3,9 +3,9 @@
 Paper: Gharibi, Patel, Khademi Habibabadi, et al., "An automated framework for distributed deep learning: a tool demo"
 (BlindLearning), 2021.
 
-Every client's batch goes through the shared segments, the losses are averaged (weighted by examples, or equally), and
-each party takes one step on that average; only cut gradients return. `average`: the clients' segments are averaged by
-an aggregation server after every round as well, an option of the paper's.
+A batch of every client passes through the shared segments, the losses are averaged (weighted by examples, or equally),
+and each party takes one step on that average; only cut gradients are sent back. `average`: an aggregation server also
+averages the clients' segments after every round, which the paper offers as an option.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from splitfed.schedules.sampling_and_dropout import dropped_clients, examples, l
 
 @dataclass(frozen=True, kw_only=True)
 class Blind(JointStep):
-    """All clients, one loss; `by_examples` weighs each client's by its rows, otherwise all count the same."""
+    """All clients' losses as one loss; `by_examples` weights each client by its rows, otherwise all count the same."""
 
     average: bool = False
     by_examples: bool = True
     buffers: bool = True
 
     def placement(self, topology: Topology) -> Placement:
-        """An aggregation server only where client segments are averaged."""
+        """Return an aggregation server if client segments are averaged, otherwise nothing."""
         return self.fusing(Placement((), client_roles(topology) if self.average else (), self.buffers))
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
-        """Take common steps until all batches are used."""
+        """Take joint steps until all batches are used."""
         turns = self.turns(engine, training, number)
         losses: list[float] = []
         averaged = True
@@ -49,9 +49,9 @@ class Blind(JointStep):
         return Round(losses, list_clients(turns), dropped_clients(turns), averaged)
 
     def newest(self, client: int, state: State) -> Source:
-        """Each client's own segments, or the averaged ones."""
+        """Return the client's own segments, or the averaged ones if `average` is set."""
         return FED if self.average else client
 
     def binds(self, clients: int) -> str | None:
-        """Only averaged segments must be of one make."""
+        """Return the reason if client segments are averaged, otherwise None."""
         return "averages client segments" if self.average and clients > 1 else None

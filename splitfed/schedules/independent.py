@@ -1,11 +1,11 @@
 """Independent: every client trains a whole model of its own, all at the same time; nothing is averaged or handed on.
 
 Paper: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-efficient learning of deep networks from
-decentralized data", AISTATS 2017, whose clients train between two averages; here there is none.
+decentralized data", AISTATS 2017, whose local training it is, without the averaging.
 
-By itself it is training alone, which every federated method has to beat; methods that aggregate by themselves are
-layered on it. A round is `local_epochs` epochs, or `steps` mini-batches: then the batches of one round go on where
-those of the round before ended, and a round counts as an epoch for all that is drawn in it.
+Alone it is the baseline of training without collaboration; federated methods that aggregate by themselves run on top of
+it. A round is `local_epochs` epochs, or `steps` mini-batches: each round then continues in the sequence of batches
+where the round before ended, and a round counts as one epoch for everything that is drawn at random in it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from splitfed.schedules.sampling_and_dropout import ClientRound, Sampled, droppe
 
 @dataclass(frozen=True, kw_only=True)
 class Independent(Sampled):
-    """Clients in parallel, each alone; `steps`: how many mini-batches a round has (None: whole epochs)."""
+    """Clients train in parallel without exchange; `steps`: mini-batches in a round (None: whole epochs)."""
 
     steps: int | None = field(default=None, metadata=require_count("steps", low=1))
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse a topology with a party that all clients share: there, nobody trains alone."""
+        """Raise `InvalidInput` for a topology with a party that all clients share: its training is not independent."""
         super().check(topology, clients)
         if shared := shared_roles(topology):
             raise InvalidInput(
@@ -38,19 +38,19 @@ class Independent(Sampled):
             )
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
-        """Train every client that takes part."""
+        """Train every client that takes part in round `number`."""
         turns = self.turns(engine, training, number)
         losses = engine.train_at_once({turn.client: turn.epochs for turn in turns})
         return Round([loss for found in losses.values() for loss in found], list_clients(turns), dropped_clients(turns))
 
     def turn(self, training: Training, rows: int, number: int, client: int, drawn: Sequence[float]) -> ClientRound:
-        """Return what `client` does in round `number`."""
+        """Return the batches that `client`, with `rows` rows, trains in round `number`."""
         if self.steps is None:
             return super().turn(training, rows, number, client, drawn)
         return shorten_turn(client, [(number, self._batches(training, rows, number, client))], drawn, self.drop_out)
 
     def _batches(self, training: Training, rows: int, number: int, client: int) -> list[Tensor]:
-        """Return the batches of round `number` out of the endless row of epochs."""
+        """Return the batches of round `number` out of the sequence of all epochs."""
         assert self.steps is not None
         whole = training.of_client(client).steps(rows)
         first = number * self.steps

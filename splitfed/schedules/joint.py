@@ -1,10 +1,10 @@
 """Joint: one group of parties trains together, every party in every step.
 
-Paper: Vepakomma, Gupta, Swedish, Raskar, "Split learning for health", 2018, section on vertically partitioned data;
-its extended vanilla and multi-task configurations are trained the same way.
+Paper: Vepakomma, Gupta, Swedish, Raskar, "Split learning for health", 2018, section on vertically partitioned data; its
+extended vanilla and multi-task configurations are trained the same way.
 
-The rows are those that the parties of a vertical, extended or multi-task topology hold about the same records, so
-there is one replica; several clients with rows of their own are what the other schedules are for.
+The parties of a vertical, extended or multi-task topology hold different features of the same records, so there is one
+replica. Use another schedule for several clients with records of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Joint(Schedule):
     """Plain training of one replica."""
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse several clients."""
+        """Raise `InvalidInput` for more than one client."""
         if clients != 1:
             raise InvalidInput(
                 f"schedule 'joint' trains one group of parties on the records they share; {clients} clients were given "

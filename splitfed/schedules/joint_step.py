@@ -1,4 +1,4 @@
-"""Steps that all clients take together: what `blind` and `sglr` share."""
+"""Joint steps of all clients, shared by the schedules `blind` and `sglr`."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from splitfed.schedules.sampling_and_dropout import Averaged, ClientRound
 
 @dataclass(frozen=True, kw_only=True)
 class JointStep(Averaged):
-    """One step of the server serves a batch of every client.
+    """Base of schedules in which one step of the server uses a batch of every client.
 
-    A client with fewer batches than the others, or one that has dropped out, is left out of the steps that follow;
-    where fewer clients are there than the quorum, the round ends.
+    A client that has used all its batches or has dropped out takes no part in the steps that follow; when fewer clients
+    than the quorum remain, the round ends.
     """
 
     @property
     def independent(self) -> bool:
-        """Every step of the shared parties is on the rows of several clients."""
+        """False: every step of the shared parties uses rows of several clients."""
         return False
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse a topology without a shared role: there would be no common step."""
+        """Raise `InvalidInput` for a topology without a shared role, which a joint step needs."""
         super().check(topology, clients)
         if not shared_roles(topology):
             raise InvalidInput(
-                f"one common step needs a party that all clients share; topology {topology.name!r} has no party "
-                "without data"
+                f"a joint step needs a party that all clients share; topology {topology.name!r} has no party without "
+                "data"
             )
 
     def steps(
         self, training: Training, number: int, turns: list[ClientRound]
     ) -> Iterator[tuple[int, int, dict[int, Tensor], bool]]:
-        """Yield epoch, step, each client's batch, and whether enough clients are still there."""
+        """Yield (epoch, step, client -> row numbers of its batch, whether the quorum is still met)."""
         for local, epoch in enumerate(training.epochs(number)):
             batches = {turn.client: turn.epochs[local][1] for turn in turns}
             for step in range(max((len(steps) for steps in batches.values()), default=0)):
@@ -53,6 +53,6 @@ class JointStep(Averaged):
 
 
 def by_rows(batches: dict[int, Tensor]) -> dict[int, float]:
-    """Return each client's share of the rows: with it the sum of the losses is the mean over all rows."""
+    """Return each client's share of all rows: the losses, weighted by it, add up to the mean loss over all rows."""
     total = sum(len(rows) for rows in batches.values())
     return {client: len(rows) / total for client, rows in batches.items()}

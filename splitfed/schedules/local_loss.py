@@ -1,13 +1,13 @@
-"""Local loss: clients learn from a loss of their own and send activations only; no gradient comes back.
+"""Local loss: clients learn from a loss of their own and send activations only; no gradient is sent back.
 
 Paper: Han, Bhatti, Lee, Moon, "Accelerating federated learning with split learning on locally generated losses",
 FL-ICML workshop 2021.
 
-Every client gets an auxiliary head, one linear layer on what it sends, and steps on that head's loss; the server steps
-on its own loss at the same time. The activations of a step are those computed before the client's update. The
-aggregation server averages client segments and auxiliary heads, the main server its copies, equally over the clients of
-the round as in the paper, or by examples. `server="shared"` is the paper's second variant: one server segment, trained
-by the clients in turn. The auxiliary heads take no part in predictions.
+Every client gets an auxiliary head, one linear layer on its release, and takes its steps on the loss of that head; the
+server takes steps on its own loss at the same time. The activations of a step are computed before the client's update.
+The aggregation server averages client segments and auxiliary heads, the main server its copies, with equal weights over
+the clients of the round as in the paper, or by examples. `server="shared"` is the paper's second variant: one server
+segment, trained by the clients in turn. Predictions do not use the auxiliary heads.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from splitfed.schedules.sampling_and_dropout import Averaged, train_in_parallel
 
 
 class AuxiliaryHead(nn.Module):
-    """One linear layer on everything that leaves, flattened: (rows, ...) for each value -> (rows, outputs)."""
+    """One linear layer on all released values, flattened and joined: (rows, ...) each -> (rows, outputs)."""
 
     def __init__(self, width: int, outputs: int) -> None:
         super().__init__()
         self.linear = nn.Linear(width, outputs)
 
     def forward(self, *values: Tensor) -> Tensor:
-        """Return the auxiliary output."""
+        """Return the class scores or outputs of the auxiliary head, (rows, outputs)."""
         flat: Tensor = self.linear(torch.cat([value.flatten(1) for value in values], 1))
         return flat
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalLoss(Averaged):
-    """Parallel clients without a way back; `server`: "copies", averaged every round, or one "shared" segment."""
+    """Clients train in parallel on local losses; `server`: "copies", averaged every round, or one "shared" segment."""
 
     server: str = field(default="copies", metadata=require_name("server", ("copies", "shared")))
     by_examples: bool = False
@@ -50,13 +50,13 @@ class LocalLoss(Averaged):
     averages_clients = True
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse a topology in which a client that sends activations has no labels for a loss of its own."""
+        """Raise `InvalidInput` for a topology in which a client that sends activations holds no labels."""
         super().check(topology, clients)
         for edge in _first_edges(topology):
             _head_for(topology, edge)
 
     def prepare(self, topology: Topology, facts: TopologyFacts, seed: int) -> Topology:
-        """Return `topology` with an auxiliary head behind every segment whose way back is cut."""
+        """Return `topology` with an auxiliary head behind every client segment whose release gets no gradient."""
         edges = _first_edges(topology)
         segments, heads = list(topology.segments), list(topology.heads)
         for source in dict.fromkeys(edge.source for edge in edges):
@@ -76,17 +76,17 @@ class LocalLoss(Averaged):
         return replace(topology, segments=tuple(segments), heads=tuple(heads), forward_only=one_way)
 
     def placement(self, topology: Topology) -> Placement:
-        """Average the clients' segments at an aggregation server; copy shared roles for each client if so asked."""
+        """Return an aggregation server for client segments; with `server="copies"` also copies of the shared roles."""
         copied = shared_roles(topology) if self.server == "copies" else ()
         return self.fusing(Placement(copied, client_roles(topology), self.buffers))
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
-        """Send the averaged segments to the round's clients, train each side on its own loss, and average again."""
+        """Send averaged segments to the round's clients, train both sides on their own losses, and average."""
         return train_in_parallel(self, engine, training, number, self.by_examples)
 
 
 def _first_edges(topology: Topology) -> list[Edge]:
-    """Return the crossings that leave a segment which depends on nothing received: only raw data stands before it."""
+    """Return the edges that leave a segment computed from raw data alone, of nothing that was received."""
     maker = {value: segment for segment in topology.segments for value in segment.outputs}
     received: set[str] = set()
     for segment in topology.segments:
@@ -97,7 +97,7 @@ def _first_edges(topology: Topology) -> list[Edge]:
 
 
 def _head_for(topology: Topology, edge: Edge) -> Head:
-    """Return the head whose labels the sender of `edge` holds, or refuse."""
+    """Return the head whose labels the sender of `edge` holds; raise `InvalidInput` if there is none."""
     role = topology.role_of(edge.source)
     for head in topology.heads:
         if head.labels == role:

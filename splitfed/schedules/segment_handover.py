@@ -1,4 +1,4 @@
-"""Clients that hand their segments on: what `sequential` and `alternate` share."""
+"""Handover of client segments from one client to the next, shared by the schedules `sequential` and `alternate`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ HAND_OVERS = ("peer", "server", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentHandover(Sampled):
-    """Segments go from "peer" to peer, through the "server" (which sees them), or are handed on by "none".
+    """Base of schedules whose clients hand segments on: from "peer" to peer, through the "server", or not ("none").
 
-    Weights and buffers (batch-norm statistics included) are handed on; optimizer state stays with its party. The
-    next client starts from the last one that finished its turn.
+    The server sees the segments that pass through it. Weights and buffers (batch-norm statistics included) are handed
+    on; optimizer state stays with its party. A client starts from the last one that finished its turn.
     """
 
     hand_over: str = field(default="peer", metadata=require_name("hand_over", HAND_OVERS))
@@ -30,20 +30,20 @@ class SegmentHandover(Sampled):
             raise InvalidInput(f"hand_over='server' needs a party without data; topology {topology.name!r} has none")
 
     def start(self, clients: int) -> State:
-        """Nobody has trained yet."""
+        """Return the state before the first handover: no client has trained."""
         return {"newest": None}
 
     def newest(self, client: int, state: State) -> int:
-        """Return the client who trained last, unless every client keeps its own."""
+        """Return the client that trained last; `client` itself if segments are not handed on."""
         last = state["newest"]
         return client if self.hand_over == "none" or last is None else int(last)
 
     def binds(self, clients: int) -> str | None:
-        """Every client continues with another's segments, unless none are handed on."""
+        """Return the reason if client segments are handed on, otherwise None."""
         return "hands client segments on" if self.hand_over != "none" and clients > 1 else None
 
     def take_over(self, engine: Trainer, client: int, epoch: int, state: State) -> None:
-        """Hand the client segments over from the client that trained last to `client`."""
+        """Send the client segments of the client that trained last to `client`."""
         last = state["newest"]
         if self.hand_over == "none" or last is None or last == client:
             return

@@ -16,10 +16,10 @@ from splitfed.schedules.segment_handover import SegmentHandover
 
 @dataclass(frozen=True, kw_only=True)
 class Sequential(SegmentHandover):
-    """Clients in a fixed order, each trains all its local epochs before the next."""
+    """Clients in a fixed order; each trains all its local epochs before the next starts."""
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
-        """Train every client in turn on its own rows, after it took over the segments of the one before."""
+        """Train every client in turn on its own rows, starting from the segments of the client before."""
         losses = []
         turns = self.turns(engine, training, number)
         for turn in turns:

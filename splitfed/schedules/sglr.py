@@ -3,12 +3,12 @@
 Paper: Pal, Uniyal, Park, Vepakomma, Raskar, Bennis, Jeon, Choi, "Server-side local gradient averaging and learning rate
 acceleration for scalable split learning", 2021.
 
-The server joins the clients' releases and computes one loss over all their rows. Of the clients in a step a share
-`phi` is drawn: these all get the same gradient, combined over them; the others get their own. The paper prints a sum
+The server joins the clients' releases and computes one loss over all their rows. In every step a fraction `phi` of the
+clients is drawn; these receive the same gradient, combined over them, and the others their own. The paper prints a sum
 and calls it an average: `combine` is "sum", as printed, or "mean". Where batches differ in length, row i of the common
-gradient is combined over the drawn clients that have a row i. The server's learning rate is the configured one times
-C ** alpha for C clients. Client segments are never averaged. The common gradient is counted once for every client
-that receives it; the paper counts it as one broadcast.
+gradient is combined over the drawn clients that have a row i. The server's learning rate is the configured one times C
+** alpha for C clients. Client segments are never averaged. The common gradient is counted once for every client that
+receives it; the paper counts it as one broadcast.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from splitfed.schedules.sampling_and_dropout import dropped_clients, list_client
 
 @dataclass(frozen=True, kw_only=True)
 class Sglr(JointStep):
-    """Gradients at the cut averaged over some of the clients, and a learning rate of the server's own.
+    """Cut gradients averaged over some of the clients, and a separate learning rate for the server.
 
     `phi` in [0, 1]: the share of clients with the common gradient; `alpha`: the exponent of the server's rate.
     """
@@ -42,15 +42,15 @@ class Sglr(JointStep):
     combine: str = field(default="sum", metadata=require_name("combine", ("sum", "mean")))
 
     def rates(self, topology: Topology, clients: int) -> dict[str, float]:
-        """The shared roles learn faster, by the number of clients in a step."""
+        """Return the factor clients ** alpha for the shared roles."""
         return dict.fromkeys(shared_roles(topology), self.clients_asked(clients) ** self.alpha)
 
     def binds(self, clients: int) -> str | None:
-        """The gradients of several clients are combined edge by edge."""
+        """Return the reason: the gradients of several clients are combined edge by edge, so shapes must match."""
         return "combines the gradients of client segments" if clients > 1 else None
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
-        """Take common steps until all batches are used."""
+        """Take joint steps until all batches are used."""
         turns = self.turns(engine, training, number)
         losses: list[float] = []
         averaged = True
@@ -64,7 +64,7 @@ class Sglr(JointStep):
         return Round(losses, list_clients(turns), dropped_clients(turns), averaged and self.enough(turns))
 
     def _combined(self, topology: Topology, drawn: frozenset[int]) -> Combine:
-        """Return what replaces the gradients of the `drawn` turns on every edge that leaves a client."""
+        """Return the function that replaces the gradients of the `drawn` clients on every edge that leaves a client."""
         leaving = {e.name for e in topology.crossings if topology.role_of(e.source) in topology.data_roles}
 
         def combine(edge: str, messages: dict[int, Message]) -> dict[int, Message]:

@@ -1,10 +1,11 @@
 """SplitFed v2: clients in random order through one shared server segment; their own segments are averaged.
 
-Paper: Thapa, Chamikara, Camtepe, Sun, "SplitFed: when federated learning meets split learning", AAAI 2022, section
-on SplitFedV2.
+Paper: Thapa, Chamikara, Camtepe, Sun, "SplitFed: when federated learning meets split learning", AAAI 2022, section on
+SplitFedV2.
 
 The server's segment is trained by every client in turn and never averaged; each client starts the round from the
-averaged client segment. `buffers`: whether batch-norm statistics are averaged with the weights, or stay each client's.
+averaged client segment. `buffers`: True averages batch-norm statistics with the weights; False leaves them with each
+client.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from splitfed.schedules.sampling_and_dropout import Averaged, dropped_clients, e
 
 @dataclass(frozen=True, kw_only=True)
 class SplitFedV2(Averaged):
-    """One server segment for all; clients one after another, in an order drawn anew each round."""
+    """One server segment for all clients, which train one after another in an order drawn anew each round."""
 
     buffers: bool = True
     averages_clients = True
 
     def placement(self, topology: Topology) -> Placement:
-        """An aggregation server for the clients' segments."""
+        """Return an aggregation server for the clients' segments."""
         return self.fusing(Placement((), client_roles(topology), self.buffers))
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
-        """Query, local training in random order, fusion."""
+        """Train one round: send averaged segments down, train in random order, send them up and average."""
         turns = self.turns(engine, training, number)
         engine.download(list_clients(turns), number)
         order = torch.randperm(len(turns), generator=generator(training.seed, "turns", number)).tolist()

@@ -3,8 +3,8 @@
 Paper: Gawali, Arvind, Suryavanshi, Madaan, Gaikwad, Bhanu Prakash, Kulkarni, Pant, "Comparison of privacy-preserving
 distributed deep learning methods in healthcare", MIUA 2021.
 
-Nothing passes between clients. The average is uniform, as in the paper, unless it is to be weighted by examples.
-Evaluation uses a client's own segments with the averaged server's.
+No weights pass between clients. The average has equal weights, as in the paper, unless `by_examples` is set. Evaluation
+uses a client's own segments with the averaged server segments.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from splitfed.schedules.sampling_and_dropout import Averaged, dropped_clients, e
 
 @dataclass(frozen=True, kw_only=True)
 class SplitFedV3(Averaged):
-    """Private client segments, a server averaged over its copies; `by_examples` weighs that average."""
+    """Private client segments and averaged server copies; `by_examples` weights that average by training rows."""
 
     by_examples: bool = False
 
     def check(self, topology: Topology, clients: int) -> None:
-        """Refuse a topology without a shared role."""
+        """Raise `InvalidInput` for a topology without a shared role."""
         super().check(topology, clients)
         if not shared_roles(topology):
             raise InvalidInput(
@@ -33,11 +33,11 @@ class SplitFedV3(Averaged):
             )
 
     def placement(self, topology: Topology) -> Placement:
-        """Copies of the shared roles."""
+        """Return a copy of the shared roles for each client."""
         return self.fusing(Placement(shared_roles(topology)))
 
     def round(self, engine: Trainer, training: Training, number: int, state: State) -> Round:
-        """Train every client at the same time, and average the server's copies after every epoch."""
+        """Train all clients at the same time, and average the server's copies after every epoch."""
         turns = self.turns(engine, training, number)
         losses: list[float] = []
         averaged = True

@@ -1,7 +1,7 @@
-"""The contract of a secure sum: what it is asked for, what crosses, and the steps of one sum.
+"""The contract of a secure sum: its parameters, its messages, and the steps of one sum.
 
-Every kind takes the clients' tensors with a whole weight each and gives the aggregation server the weighted mean, and
-no upload.
+Every kind of secure sum takes the clients' tensors, each with an integer weight, and gives the aggregation server their
+weighted mean but no single upload.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ Flow = tuple[str, str, str, int]
 
 
 class Carrier(Protocol):
-    """Carries tensors between a member of a sum and its server, as messages of a kind; returns what arrives."""
+    """Transmits tensors between a member of a secure sum and its server, as messages of a given kind."""
 
     def to_server(self, kind: str, member: int, tensor: Tensor) -> Tensor:
-        """Send `tensor` from `member` to the server."""
+        """Send `tensor` from `member` to the server; return the received tensor."""
 
     def from_server(self, kind: str, member: int, tensor: Tensor) -> Tensor:
-        """Send `tensor` from the server to `member`."""
+        """Send `tensor` from the server to `member`; return the received tensor."""
 
 
 class Summation(Protocol):
-    """One sum: `open` before its members train, `close` once it is known which of them have finished."""
+    """One secure sum: call `open` before its members train, and `close` once it is known which of them finished."""
 
     def open(self) -> None:
-        """Exchange what must be there before anybody can leave."""
+        """Exchange the keys and shares that every member needs before any of them can drop out."""
 
     def close(self, uploads: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> dict[str, Tensor]:
-        """Return the mean of `uploads`, of the members that finished, weighted; the server sees no upload.
+        """Return the weighted mean of `uploads`, member -> tensors of those that finished.
 
-        Raises `InvalidInput` for numbers and weights that the plan does not hold, and for too few members.
+        The server sees no single upload. Raises `InvalidInput` for numbers or weights out of the plan's range, and for
+        fewer members than the threshold.
         """
 
 
@@ -50,11 +51,11 @@ class Summation(Protocol):
 class SecureSumPlan:
     """Base of the plans of secure sums: frozen values that check, start and count a sum of fixed-point numbers.
 
-    `sums`: the kinds of its messages that hold its uploads, unreadable, or what they add up to. `overhead`: those that
-    hold neither, nor anything made of them: keys, shares of keys, weights in the mean, and who takes part.
+    `sums`: the kinds of its messages that hold uploads, masked or encrypted, or their sum. `overhead`: the kinds that
+    hold nothing computed from uploads: keys, shares of keys, weights in the mean, and the list of participants.
 
-    `bits`: binary digits after the point, in [1, 40]. `limit`: largest magnitude of a weight, > 0. `threshold`: how
-    many clients must finish, >= 2 (default: more than half of those asked; see `required_members`).
+    `bits`: fractional binary digits, in [1, 40]. `limit`: largest magnitude of a weight, > 0. `threshold`: how many
+    clients must finish, >= 2 (default: more than half of those selected; see `required_members`).
     """
 
     sums: ClassVar[frozenset[str]] = frozenset()
@@ -65,16 +66,16 @@ class SecureSumPlan:
     threshold: int | None = field(default=None, metadata=require_count("secure threshold", low=2))
 
     def __post_init__(self) -> None:
-        """Refuse numbers that leave no room to add, and a threshold at which a client's own upload is the sum."""
+        """Raise `InvalidInput` for parameters out of range."""
         check_fields(self)
         check_number("secure bits", self.bits, high=40)
 
     def required_members(self, asked: int) -> int:
-        """Return how many of the clients `asked` must finish: the threshold, by default more than half of them."""
+        """Return how many of `asked` selected clients must finish: the threshold, by default more than half of them."""
         return asked // 2 + 1 if self.threshold is None else self.threshold
 
     def check(self, asked: int) -> None:
-        """Refuse too few clients."""
+        """Raise `InvalidInput` if `asked` clients are fewer than two or fewer than the threshold."""
         if asked < 2:
             raise InvalidInput(f"a secure sum of {asked} upload is that upload: let 2 clients or more take part")
         if self.required_members(asked) > asked:
@@ -83,7 +84,7 @@ class SecureSumPlan:
             )
 
     def check_weights(self, weights: Iterable[float]) -> None:
-        """Refuse weights in the mean that are not whole, or that a sum could not hold."""
+        """Raise `InvalidInput` for weights in the mean that are not whole numbers >= 1, or whose sum could overflow."""
         for weight in weights:
             if weight != int(weight) or weight < 1:
                 raise InvalidInput(f"a weight of {weight} in a secure sum is not allowed; expected a whole number >= 1")
@@ -91,16 +92,16 @@ class SecureSumPlan:
     def start(self, names: Mapping[int, str], seed: int, purpose: Sequence[str | int], carrier: Carrier) -> Summation:
         """Return one sum of the members in `names`, number -> party.
 
-        `purpose` tells it from all other sums of a run under its `seed`.
+        `purpose` distinguishes it from all other sums of the run with this `seed`.
         """
         raise NotImplementedError
 
     def setup_flows(self, members: Sequence[int], name: Callable[[int], str], server: str) -> Iterator[Flow]:
-        """Yield the messages of `Summation.open`; `name` gives the party of a member."""
+        """Yield the messages of `Summation.open`; `name` maps a member to its party."""
         raise NotImplementedError
 
     def upload_flows(
         self, members: Sequence[int], survivors: Sequence[int], numbers: int, name: Callable[[int], str], server: str
     ) -> Iterator[Flow]:
-        """Yield the messages of `Summation.close` where `survivors` add up `numbers` numbers each."""
+        """Yield the messages of `Summation.close` if `survivors` add up `numbers` numbers each."""
         raise NotImplementedError

@@ -1,15 +1,15 @@
-"""Keys and masks of a secure sum: what the trusted set-up deals, and how a seed becomes a mask.
+"""Keys and masks of a secure sum: what the trusted set-up distributes, and how a seed is expanded into a mask.
 
-Bonawitz et al. agree on a seed for every pair of clients by Diffie-Hellman. No library that this package depends on
-has it, and hand-made elliptic curves are not for a repository of experiments: a trusted set-up deals in its place. For
-every sum it deals each client a secret number, each pair of clients a seed and a key to wrap shares with, and the
-server, as public keys are elsewhere, a table of the seeds: that of a pair, covered by a pad that either of the two can
-make from its own secret. Whoever learns a client's secret learns the seeds of its pairs, and nothing else, just as with
-Diffie-Hellman; so dropping out and coming back work as in the paper. The dealer itself could undo every mask.
+Bonawitz et al. agree on a seed for every pair of clients by Diffie-Hellman. No dependency of this package implements
+it, and hand-written elliptic curves do not belong in a repository of experiments, so a trusted set-up replaces it. For
+every sum it gives each client a secret number, each pair of clients a seed and a key to encrypt shares with, and the
+server, in place of public keys, a table of the seeds: that of a pair is encrypted by a one-time pad that either of the
+two can derive from its own secret. Whoever learns a client's secret learns the seeds of its pairs, and nothing else, as
+with Diffie-Hellman; so clients can drop out and return as in the paper. The set-up itself could remove every mask.
 
-Seeds are expanded by SHAKE-256 and keys derived by keyed BLAKE2b, from Python's hashlib. All of it starts from the
-run's root seed, 63 bits that whoever configures the run knows, so that a run can be repeated and resumed: these masks
-hide uploads from the parties of a simulation. A deployment would draw from the operating system.
+Seeds are expanded by SHAKE-256 and keys derived by keyed BLAKE2b, from Python's hashlib. All of them derive from the
+run's root seed, 63 bits known to whoever configures the run, so that a run can be repeated and resumed: these masks
+hide uploads from the parties of a simulation only. A deployment would use randomness of the operating system.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from splitfed.secure_sum.shamir import PRIME, SIZE
 
 
 def prf(key: bytes, *purpose: str | int, size: int = SIZE) -> bytes:
-    """Return `size` bytes, 64 at most, for `purpose` under `key`."""
+    """Return `size` bytes, 64 at most, derived from `key` for `purpose` (pseudorandom function)."""
     text = "\x1f".join(f"{type(word).__name__}:{word}" for word in purpose)
     return hashlib.blake2b(text.encode(), key=key, digest_size=size).digest()
 
 
 def number(key: bytes, *purpose: str | int) -> int:
-    """Return a number modulo the prime for `purpose` under `key`; uniform but for 2^-257, as it is made of 512 bits."""
+    """Return a number modulo the prime, derived from `key` for `purpose`; of 512 bits, so within 2^-257 of uniform."""
     return int.from_bytes(prf(key, *purpose, size=64), "little") % PRIME
 
 
 def xor_bytes(first: bytes, second: bytes) -> bytes:
-    """Return the exclusive or of two byte strings of one length: encrypts with a one-time pad, and decrypts."""
+    """Return the exclusive or of two byte strings of the same length: encryption and decryption by a one-time pad."""
     return bytes(a ^ b for a, b in zip(first, second, strict=True))
 
 
 def mask(seed: bytes, count: int) -> Residues:
-    """Return `count` numbers modulo 2^64 from `seed`."""
+    """Return `count` pseudorandom numbers modulo 2^64, expanded from `seed`."""
     return np.frombuffer(hashlib.shake_256(seed).digest(8 * count), dtype="<u8").astype(np.uint64)
 
 
@@ -50,7 +50,7 @@ def as_bytes(value: int) -> bytes:
 
 
 def as_number(text: bytes) -> int:
-    """Return 32 bytes as a number."""
+    """Return the number that 32 bytes encode."""
     return int.from_bytes(text, "little")
 
 
@@ -61,15 +61,15 @@ class Setup:
         self._root = prf(seed.to_bytes(8, "little"), "secure_sum", *purpose)
 
     def secret(self, member: int) -> int:
-        """Return the secret of `member`, which nobody else is given."""
+        """Return the secret number of `member`, given to this member only."""
         return number(self._root, "secret", member)
 
     def wrapping_key(self, sender: int, receiver: int) -> bytes:
-        """Return the key under which `sender` encrypts shares for `receiver`, which only these two are given."""
+        """Return the key under which `sender` encrypts shares for `receiver`, given to these two only."""
         return prf(self._root, "wrapping", sender, receiver)
 
     def member_secret(self, member: int) -> bytes:
-        """Return the seed of the own randomness of `member`, which nobody else is given."""
+        """Return the seed of the private randomness of `member`, given to this member only."""
         return prf(self._root, "own", member)
 
     def row(self, member: int, others: Iterable[int]) -> dict[int, bytes]:

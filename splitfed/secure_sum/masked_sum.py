@@ -1,12 +1,12 @@
-"""A secure sum by pairwise masks: precision, range and threshold, the way to whole numbers and back, and its steps.
+"""A secure sum by pairwise masks: its fixed-point encoding, its range and threshold, and its steps.
 
-A client sends its tensors times its weight in the mean (its examples), as whole numbers modulo 2^64 with `bits` bits
-behind the point, and behind them the weight itself; so the server learns the weighted sum and the sum of the weights,
-and divides. Rounding moves a number of a client by half a unit at most, hence the mean of n clients by no more than
-n / (2 W 2^bits) for weights that add up to W: 2^-(bits + 1) or less. Whole numbers (counts of batches) are summed as
-they are and their mean is rounded, where the plain mean keeps the largest: a maximum is no sum.
+A client sends its tensors times its weight in the mean (its number of examples), as whole numbers modulo 2^64 with
+`bits` fractional bits, followed by the weight itself; so the server learns the weighted sum and the sum of the weights,
+and divides. Rounding changes a client's number by half a unit at most, hence the mean of n clients by no more than n /
+(2 W 2^bits) for weights that add up to W: 2^-(bits + 1) or less. Integer tensors (counts of batches) are summed without
+scaling and their mean is rounded, where the plain mean keeps the largest: a sum cannot give a maximum.
 
-The steps of a sum are keys and shares, masked uploads, and shares that unmask what these add up to.
+The steps of a sum: keys and shares are exchanged; clients upload masked numbers; shares remove the masks of their sum.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SecureSum(SecureSumPlan):
     overhead: ClassVar[frozenset[str]] = frozenset(("keys", "shares", "survivors", "unmasking"))
 
     def check_weights(self, weights: Iterable[float]) -> None:
-        """Refuse weights in the mean that are not whole, and such that a sum could leave the range of 64 bits."""
+        """Raise `InvalidInput` for weights that are not whole numbers >= 1, or whose sum could exceed 64 bits."""
         weight_list = list(weights)
         super().check_weights(weight_list)
         unit = self.limit * 2.0**self.bits
@@ -54,11 +54,11 @@ class SecureSum(SecureSumPlan):
     def start(
         self, names: Mapping[int, str], seed: int, purpose: Sequence[str | int], carrier: Carrier
     ) -> MaskedSummation:
-        """Return one sum by masks that the trusted set-up of `seed` and `purpose` deals."""
+        """Return one sum by masks, with keys from the trusted set-up of `seed` and `purpose`."""
         return MaskedSummation(self, names, Setup(seed, *purpose), carrier)
 
     def setup_flows(self, members: Sequence[int], name: Callable[[int], str], server: str) -> Iterator[Flow]:
-        """Yield what is sent before the clients train: a row of keys each, and shares for each other by the server."""
+        """Yield the messages before the clients train: rows of keys, and shares sent through the server."""
         others = len(members) - 1
         for member in members:
             yield "keys", server, name(member), SIZE * others
@@ -68,14 +68,14 @@ class SecureSum(SecureSumPlan):
     def upload_flows(
         self, members: Sequence[int], survivors: Sequence[int], numbers: int, name: Callable[[int], str], server: str
     ) -> Iterator[Flow]:
-        """Yield masked numbers of the clients that finish, who these are, and the shares that unmask their sum."""
+        """Yield the masked numbers of `survivors`, the list of survivors, and the shares that unmask their sum."""
         for member in survivors:
             yield "masked", name(member), server, 8 * (numbers + 1)
             yield "survivors", server, name(member), 8 * len(survivors)
             yield "unmasking", name(member), server, SIZE * len(members)
 
     def encode(self, tensors: Mapping[str, Tensor], weight: float, sender: str) -> Residues:
-        """Return `tensors`, one after another, times `weight`, and `weight`: (numbers + 1,)."""
+        """Return `tensors`, flattened and joined, times `weight`, then `weight`: (numbers + 1,) modulo 2^64."""
         self.check_weights([weight])
         parts = []
         for name, tensor in tensors.items():
@@ -84,7 +84,7 @@ class SecureSum(SecureSumPlan):
             size = float(flat.double().abs().max()) if len(flat) else 0.0
             if not size <= bound:
                 raise InvalidInput(
-                    f"{sender}'s {name!r} reaches {size:g}, which a secure sum would wrap round; secure "
+                    f"{sender}'s {name!r} reaches {size:g}, beyond the range of the secure sum; secure "
                     f"limit={bound:g} must be larger"
                 )
             if flat.is_floating_point():
@@ -95,7 +95,7 @@ class SecureSum(SecureSumPlan):
         return torch.cat(parts).numpy().view(np.uint64)
 
     def decode(self, total: Residues, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the mean that `total`, a sum of encoded parts, stands for, with the shapes and types of `like`."""
+        """Return the mean encoded in `total`, a sum of encoded uploads, with the names, shapes and types of `like`."""
         sums = torch.from_numpy(total.view(np.int64).copy())
         weight = float(sums[-1])
         pieces = sums[:-1].split([tensor.numel() for tensor in like.values()])
@@ -118,7 +118,7 @@ class MaskedSummation:
         self._rows: Rows = {number: setup.row(number, member.others) for number, member in self._members.items()}
 
     def open(self) -> None:
-        """Hand out the keys, and pass the shares round."""
+        """Distribute the keys, and exchange the shares through the server."""
         carrier = self._carrier
         for number, member in self._members.items():
             arrived = carrier.from_server("keys", number, _stack_texts(self._rows[number]))
@@ -134,7 +134,10 @@ class MaskedSummation:
             member.take(_split_rows(arrived, member.others))
 
     def close(self, uploads: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> dict[str, Tensor]:
-        """Return the mean of `uploads`, of the members that finished, weighted; the server sees nothing else."""
+        """Return the weighted mean of `uploads`, member -> tensors of those that finished.
+
+        The server sees no single upload.
+        """
         self._plan.check_weights(weights.values())
         masked = {}
         for number, tensors in uploads.items():
@@ -152,7 +155,7 @@ class MaskedSummation:
 
 
 def _stack_texts(texts: Mapping[int, bytes]) -> Tensor:
-    """Return texts of one length as (texts, bytes), uint8."""
+    """Return byte strings of the same length as (texts, bytes), uint8."""
     return torch.stack([torch.frombuffer(bytearray(text), dtype=torch.uint8) for text in texts.values()])
 
 

@@ -1,12 +1,12 @@
-"""A client of a secure sum: it masks its upload, and holds shares that unmask the sum when others drop out.
+"""A client of a secure sum, which masks its upload and holds shares that unmask the sum when others drop out.
 
 Paper: Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth, "Practical secure aggregation for
 privacy-preserving machine learning", CCS 2017.
 
-As in the paper's protocol for an honest but curious server: a mask a pair, that cancels in the sum, and a mask of each
-client's own; Shamir shares of the secret behind the pair masks and of the seed of the own mask lie with all clients,
-and of one client either is revealed, never both. Keys are dealt; see `keys`. Signatures and the consistency round
-against a server that lies are left out.
+As in the paper's protocol for an honest but curious server: every pair of clients shares a mask that cancels in the
+sum, and each client adds a mask of its own. All clients hold Shamir shares of each client's secret, from which its pair
+masks derive, and of the seed of its own mask; of any client one of the two is revealed, never both. Keys come from a
+trusted set-up; see `keys`. Signatures and the consistency round against a malicious server are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from splitfed.secure_sum.shamir import SIZE, share
 
 
 class Member:
-    """Client `number` of those in `members`; any `threshold` of them can lift its masks."""
+    """Client `number` of those in `members`; shares of any `threshold` of them can remove its masks."""
 
     def __init__(self, number: int, members: Sequence[int], threshold: int, setup: Setup) -> None:
         self.number = number
@@ -37,12 +37,12 @@ class Member:
         self._revealed = False
 
     def accept(self, row: Mapping[int, bytes]) -> None:
-        """Uncover the seeds of its pairs, by the other member."""
+        """Decrypt the seeds of the member's pairs from its public `row`, other member -> ciphertext."""
         secret = as_bytes(self._secret)
         self._seeds = {other: xor_bytes(text, pad(secret, other)) for other, text in row.items()}
 
     def shares(self) -> dict[int, bytes]:
-        """Return, for each of the others, its shares of the secret and of the own seed, wrapped: 64 bytes."""
+        """Return, for each other member, its encrypted shares of the secret and of the own seed: 64 bytes."""
         both = [self._split("secret", self._secret), self._split("seed", self._seed)]
         self._held[self.number] = (both[0][self.number], both[1][self.number])
         return {
@@ -51,13 +51,13 @@ class Member:
         }
 
     def take(self, wrapped: Mapping[int, bytes]) -> None:
-        """Keep the shares that the others sent."""
+        """Store the encrypted shares that the other members sent."""
         for other, text in wrapped.items():
             plain = xor_bytes(text, self._pad(self._wrap[other][1]))
             self._held[other] = (as_number(plain[:SIZE]), as_number(plain[SIZE:]))
 
     def mask_values(self, values: Residues) -> Residues:
-        """Return `values` plus the own mask and the pairwise masks, which the member of higher number subtracts."""
+        """Return `values` plus the own mask and pairwise masks: added for members of higher number, else subtracted."""
         total = values + mask(as_bytes(self._seed), len(values))
         for other, seed in self._seeds.items():
             common = mask(seed, len(values))
@@ -65,14 +65,15 @@ class Member:
         return total
 
     def reveal(self, survivors: Collection[int]) -> dict[int, bytes]:
-        """Return a share for each member: of the own seed of who survived, of the secret of who did not.
+        """Return one share for each member: of the own seed of a survivor, of the secret of a member that dropped out.
 
-        Once only, and for no fewer survivors than the threshold: else a server could ask for both.
+        Raises `InvalidInput` on a second call, and for fewer survivors than the threshold: a server could otherwise
+        obtain both shares of a member.
         """
         if self._revealed or len(survivors) < self._threshold:
             raise InvalidInput(
-                f"member {self.number} reveals shares once, for {self._threshold} survivors or more; asked again or "
-                f"for {len(survivors)}"
+                f"member {self.number} reveals shares once, for {self._threshold} survivors or more; the server asked "
+                f"again, or for {len(survivors)} survivors"
             )
         self._revealed = True
         return {other: as_bytes(self._held[other][other in survivors]) for other in self.members}

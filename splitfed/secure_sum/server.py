@@ -1,4 +1,4 @@
-"""The server of a secure sum: it adds up masked uploads, and takes away the masks that are left, from shares."""
+"""The server of a secure sum, which adds up masked uploads and removes the remaining masks by means of shares."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ Rows = Mapping[int, Mapping[int, bytes]]
 
 
 def unmask_sum(masked: Mapping[int, Residues], revealed: Rows, rows: Rows, threshold: int) -> Residues:
-    """Return the sum of what the members in `masked` have masked.
+    """Return the unmasked sum of the uploads in `masked`, modulo 2^64.
 
-    `revealed`: member -> the shares that it reveals, of every member; `rows`: the public row of every member.
+    `revealed`: member -> its revealed share of every member; `rows`: the public row of every member. Raises
+    `InvalidInput` if fewer than `threshold` members reveal shares.
     """
     if len(revealed) < threshold:
-        raise InvalidInput(f"{len(revealed)} clients are left of a secure sum that needs {threshold}: it is lost")
+        raise InvalidInput(
+            f"{len(revealed)} clients remain in a secure sum that needs {threshold}: the sum cannot be recovered"
+        )
     count = len(next(iter(masked.values())))
     total = np.zeros(count, dtype=np.uint64)
     for upload in masked.values():

@@ -1,9 +1,9 @@
-"""Shamir's secret sharing: any `threshold` shares give the secret back, fewer say nothing of it.
+"""Shamir's secret sharing: any `threshold` shares determine the secret; fewer reveal nothing about it.
 
 Paper: Shamir, "How to share a secret", Communications of the ACM 1979.
 
-Secrets and shares are numbers modulo the prime 2^255 - 19, 32 bytes each. The share of member i (counted from 0) is
-the value at i + 1 of a polynomial of degree threshold - 1 whose value at 0 is the secret.
+Secrets and shares are numbers modulo the prime 2^255 - 19, 32 bytes each. The share of member i (counted from 0) is the
+value at i + 1 of a polynomial of degree threshold - 1 whose value at 0 is the secret.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SIZE = 32
 
 
 def share(secret: int, members: Sequence[int], coefficients: Sequence[int]) -> dict[int, int]:
-    """Return a share of `secret` for each of `members`; threshold - 1 random `coefficients` modulo the prime."""
+    """Return member -> share of `secret`; `coefficients`: threshold - 1 random numbers modulo the prime."""
     found = {}
     for member in members:
         value = 0

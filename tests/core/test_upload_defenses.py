@@ -205,13 +205,21 @@ def test_only_the_clients_that_have_it_are_guarded() -> None:
 
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (Noise(on=("protoype->fed_server",)), {}, "unknown message for Noise: 'protoype->fed_server'; did you mean 'proto"),
-    (Noise(on=AT), {"method": None}, "Noise has nothing to guard at 'prototype->fed_server': the run has no federated"),
-    (Noise(on=("weights->fed_server",)), {"method": "fedavg"}, "Noise cannot guard 'weights->fed_server': dp_sgd guar"),
+    (
+        Noise(on=AT),
+        {"method": None},
+        "Noise has nothing to protect at 'prototype->fed_server': the run has no federated",
+    ),
+    (
+        Noise(on=("weights->fed_server",)),
+        {"method": "fedavg"},
+        "Noise cannot protect 'weights->fed_server': dp_sgd prot",
+    ),
     (DistanceCorrelation(on=AT), {}, "DistanceCorrelation cannot guard 'prototype->fed_server': it acts on edges of"),
     (
         GaussianRelease(noise_multiplier=1.0, freeze=True, on=AT),
         {},
-        "GaussianRelease freeze=True is not allowed here: it freezes what comes before an edge",
+        "GaussianRelease freeze=True is not allowed here: it freezes the segments before an edge",
     ),
     (Noise(on=(*AT, "body->tail")), {}, "unknown edge 'body->tail'"),
 ]

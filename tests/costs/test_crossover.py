@@ -72,7 +72,7 @@ def test_what_the_formulas_cannot_say_is_refused() -> None:
     heads = (Head("out", "server", "client"),)
     topology = Topology("one_way", segments, {"x": "client"}, heads, frozenset({"bottom->top"}))
     facts = pass_example(topology, {"x": torch.rand(2, 4)})
-    with pytest.raises(InvalidInput, match="no gradient comes back on bottom->top of topology 'one_way'"):
+    with pytest.raises(InvalidInput, match="no gradient is sent back on bottom->top of topology 'one_way'"):
         sizes_of(topology, facts, 2, 10)
     with pytest.raises(InvalidInput, match=re.escape("clients=[] is not allowed")):
         over_clients(SIZES, [])

@@ -53,7 +53,7 @@ def test_report() -> None:
         "party   rows  repeated keys  left out  unmatched  kept",
         "bank       4              0         0          1     3",
         "clinic     5              1         1          1     3",
-        "2 messages, 56 bytes crossed",
+        "2 messages, 56 bytes sent",
     ]
 
 

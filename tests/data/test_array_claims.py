@@ -71,9 +71,9 @@ CLAIMS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a power": (lambda p: packed(p, header("(10**12,)")), NO_HEADER),
     "deep": (lambda p: packed(p, header("(" * 4000 + ")" * 4000)), NO_HEADER),
     "objects": (lambda p: packed(p, header("(1,)", "|O") + bytes(8)), "would have to be unpickled"),
-    "the directory": (lambda p: claiming(p, 2**31), "hold no more than 1032 times as many"),
+    "the directory": (lambda p: claiming(p, 2**31), "unpack to 1032 times as many at most"),
     "nothing in many": (lambda p: packed(p, header(f"({TERA},)", "|V0")), ""),
-    "a zip bomb": (bomb, "as no data does; pack it anew without compression"),
+    "a zip bomb": (bomb, "which real data does not; save it without compression"),
     "another packing": (lambda p: packed(p, header("(1,)") + bytes(4), zipfile.ZIP_LZMA), "with numpy.savez"),
     "no version": (lambda p: packed(p, b"\x93NUMPY\x09\x00" + bytes(100)), "it is of version 9.0"),
     "no array": (lambda p: packed(p, b"pickle"), ""),
@@ -139,9 +139,9 @@ IDX: list[tuple[str, Callable[[], bytes], str]] = [
     ("a", lambda: idx_header(*[1] * 9) + b"\0", "claims 9 dimensions; expected 1 to 8"),
     ("a", lambda: idx_header(0, 2**32 - 1, 2**32 - 1, 2**32 - 1), "expected at least one number"),
     ("a", lambda: idx_header(2**32 - 1, 2**32 - 1), "is 12 bytes; expected "),
-    ("a.gz", lambda: gzip.compress(idx_header(2**32 - 1, 2**32 - 1)), "hold no more than 1032 times as many"),
+    ("a.gz", lambda: gzip.compress(idx_header(2**32 - 1, 2**32 - 1)), "unpack to 1032 times as many at most"),
     ("a.gz", lambda: gzip.compress(idx_header(3) + bytes(2**25)), "is more bytes; expected 11 for shape (3,)"),
-    ("a.gz", lambda: gzip.compress(idx_header(320 * 2**20) + bytes(320 * 2**20)), "as no data does"),
+    ("a.gz", lambda: gzip.compress(idx_header(320 * 2**20) + bytes(320 * 2**20)), "which real data does not"),
     ("a.gz", lambda: gzip.compress(idx_header(100) + bytes(99)), "is 107 bytes; expected 108 for shape (100,)"),
 ]
 
@@ -174,7 +174,11 @@ def test_a_packed_table_is_read(suffix: str, pack: Callable[[bytes], bytes], tmp
 CSV: list[tuple[str, Callable[[], bytes], str]] = [
     ("t.csv.gz", lambda: gzip.compress(table())[:40], "cannot be read as CSV: "),
     ("t.csv.gz", lambda: b"junk", "cannot be read as CSV: "),
-    ("t.csv.bz2", lambda: bz2.compress(b"a,y\n" + b"\n" * 65 * 2**20), "as no table does; unpack it if it is meant"),
+    (
+        "t.csv.bz2",
+        lambda: bz2.compress(b"a,y\n" + b"\n" * 65 * 2**20),
+        "which real tables do not; unpack it if that is intended",
+    ),
     ("t.csv.xz", lambda: b"junk", "cannot be read as CSV: "),
     ("t.csv.zip", lambda: b"PK", "is packed as .zip; unpack it, or pack it as .gz, .bz2 or .xz"),
     ("t.csv", lambda: table()[:-4], "column 'y' has no value in row 40"),

@@ -37,7 +37,7 @@ def test_rows() -> None:
 
 def test_it_says_that_it_is_synthetic() -> None:
     assert "synthetic, not recorded" in str(beats.__doc__)
-    assert "compares with one on MIT-BIH" in str(beats.__doc__)
+    assert "is comparable with one on MIT-BIH" in str(beats.__doc__)
 
 
 def test_mean_beats_by_hand() -> None:

@@ -81,8 +81,11 @@ FILES = [
     ("", "cannot be read as CSV: No columns to parse from file"),
     ("a,label\n", "has no rows under its header"),
     ("a,label,label\n1,0,0\n2,1,1\n", "has two columns 'label'; expected each name once"),
-    ("a,label\n16777217,0\n1,1\n", ": column 'a' holds 16777217 in row 0, counted from 0, which float32 rounds"),
-    ("a;label\n1;0\n2;1\n", "has one column, 'a;label'; if ';' divides it, give separator=';'"),
+    (
+        "a,label\n16777217,0\n1,1\n",
+        ": column 'a' holds 16777217 in row 0, counted from 0, which float32 cannot represent",
+    ),
+    ("a;label\n1;0\n2;1\n", "has one column, 'a;label'; if ';' is the separator, give separator=';'"),
     ("a,label\n1,0\n1,2,3,4\n", "cannot be read as CSV: Error tokenizing data. C error: Expected 2 fields"),
     ("a,label\n1,2,0\n1,2,1\n", "has more fields in its rows than in its header"),
     (
@@ -118,7 +121,7 @@ MISTAKES = {
     "decimal commas": ([f"{age},5" for age in AGES], r"has decimal commas \('20,5' in row 1\); write points"),
     "an id": (
         [f"p{age}" for age in AGES],
-        "is text with another value in every row, as a name of the row has; drop it",
+        "is text with a different value in every row, like an identifier; drop it",
     ),
 }
 
@@ -137,7 +140,7 @@ def test_labels_that_are_one_number_are_told(tmp_path: Path) -> None:
     path = tmp_path / "codes.csv"
     path.write_text("a, code\n1, 01\n2, 1\n3,0\n4,\t0\n")
     with pytest.warns(
-        UserWarning, match=r"column 'code' holds '01' and '1', which are one number and so one label"
+        UserWarning, match=r"column 'code' holds '01' and '1', which are the same number and become one label"
     ) as told:
         assert csv(path, "code").y.tolist() == [1, 1, 0, 0]
     assert len(told) == 1

@@ -84,7 +84,7 @@ REFUSED = [
     (
         {"x": {"input_ids": IDS, "age": IDS.float()}},
         "toy: 'age' holds real numbers and 'input_ids' whole ones; all parts of a row have one type, as float32 cannot "
-        "tell whole numbers above 16777216 apart: convert one of them",
+        "distinguish whole numbers above 16777216: convert one of them",
     ),
 ]
 
@@ -97,7 +97,9 @@ def test_refused(changes: dict[str, Any], text: str) -> None:
 
 def test_what_has_no_meaning_is_refused() -> None:
     images = tokens(x=torch.ones(4, 1, 2, 2, dtype=torch.int64))
-    assert refusal(images.rotated) == ("toy has rows of whole numbers, which cannot be interpolated; only images turn")
+    assert refusal(images.rotated) == (
+        "toy has rows of whole numbers, which cannot be interpolated; only images can be rotated"
+    )
     assert refusal(tokens, x=IDS.int()) == (
         "toy: x has shape (4, 3) and type int32; expected (rows, ...) with at least one row, and float32 or int64"
     )
@@ -130,7 +132,7 @@ def test_files_keep_whole_numbers_if_they_are_asked_to(tmp_path: Path) -> None:
     path = tmp_path / "tokens.npz"
     pixels = np.full((4, 2, 2), 255, dtype=np.uint8)
     np.savez(path, ids=IDS.numpy(), mask=np.ones((4, 3), dtype=bool), pixels=pixels, y=Y.numpy())
-    assert "which float32 rounds" in refusal(npz, path, "ids")
+    assert "which float32 cannot represent" in refusal(npz, path, "ids")
     assert npz(path, "ids", dtype="int64").x.tolist() == IDS.tolist()
     # Bytes are no image then.
     assert npz(path, "pixels", dtype="int64").x.unique().tolist() == [255]
@@ -142,7 +144,7 @@ def test_files_keep_whole_numbers_if_they_are_asked_to(tmp_path: Path) -> None:
 
     table = tmp_path / "codes.csv"
     table.write_text(f"code,kind,label\n{GREAT},a,0\n{GREAT + 1},b,1\n")
-    assert f"column 'code' holds {GREAT + 1} in row 1, counted from 0, which float32 rounds" in refusal(
+    assert f"column 'code' holds {GREAT + 1} in row 1, counted from 0, which float32 cannot represent" in refusal(
         csv, table, "label"
     )
     assert csv(table, "label", dtype="int64").x.tolist() == [[GREAT, 1, 0], [GREAT + 1, 0, 1]]
@@ -157,7 +159,9 @@ def test_files_keep_whole_numbers_if_they_are_asked_to(tmp_path: Path) -> None:
     users = tmp_path / "users.json"
     ann = {"x": [[GREAT, 1], [GREAT + 1, 2]], "y": [0, 1]}
     users.write_text(json.dumps({"users": ["ann"], "num_samples": [2], "user_data": {"ann": ann}}))
-    assert "x of user 'ann' holds 16777217 in row 1, counted from 0, which float32 rounds" in refusal(leaf, users)
+    assert "x of user 'ann' holds 16777217 in row 1, counted from 0, which float32 cannot represent" in refusal(
+        leaf, users
+    )
     assert leaf(users, dtype="int64").x.tolist() == ann["x"]
 
 
@@ -165,7 +169,7 @@ def test_aligned_tables_keep_whole_numbers() -> None:
     tables = {"bank": Table(x=IDS), "shop": Table(x=IDS[:, :1], y=Y)}
     found = align(tables, "shop", dtype="int64").dataset
     assert found.x.tolist() == [[*row, row[0]] for row in IDS.tolist()]
-    assert "which float32 rounds" in refusal(align, tables, "shop")
+    assert "which float32 cannot represent" in refusal(align, tables, "shop")
     assert refusal(align, {**tables, "bank": Table(x=IDS / 2)}, "shop", dtype="int64").startswith(
         "party 'bank': x holds 0.5 in row 0"
     )

@@ -58,7 +58,7 @@ def test_base_that_is_not_zero_comes_in_from_outside() -> None:
     ("angles", "text"),
     [
         ([], r"^angles=\[\] is not allowed; expected one or more angles in degrees$"),
-        ([10, 370], r"^angles=\[10, 370\] has one turn twice; expected domains that differ$"),
+        ([10, 370], r"^angles=\[10, 370\] has the same rotation twice; expected different domains$"),
         ([float("nan")], r"^angle=nan is not allowed; expected a number in"),
     ],
 )
@@ -189,9 +189,9 @@ BROKEN: list[tuple[Any, str]] = [
     (users(user_data={"f1": {"x": [[1], [1, 2]], "y": [0, 0]}}), "user 'f1' has rows of different lengths in x"),
     (
         users(user_data={"f1": {"x": [["a"], ["b"]], "y": [0, 0]}}),
-        "user 'f1' has other things than finite numbers in x",
+        "user 'f1' has values other than finite numbers in x",
     ),
-    (users(user_data={"f1": {"x": [[1], [float("nan")]], "y": [0, 0]}}), "other things than finite numbers in x"),
+    (users(user_data={"f1": {"x": [[1], [float("nan")]], "y": [0, 0]}}), "values other than finite numbers in x"),
     (users(user_data={"f1": {"x": [[1], [2]], "y": [0, 0.5]}}), "user 'f1' has a label that is no class"),
     (
         users(user_data={**PIXELS, "f0": {"x": [[1, 2]], "y": [0]}}),
@@ -199,7 +199,7 @@ BROKEN: list[tuple[Any, str]] = [
     ),
     (
         users(users=["f1", "f1"], num_samples=[2, 2], user_data={"f1": PIXELS["f1"]}),
-        "has user 'f1', who is there already",
+        "has user 'f1' twice, or again after an earlier file",
     ),
     (users(users=["f1"], num_samples=[2]), "has rows of user 'f0', who is not in its list of users"),
 ]

@@ -69,7 +69,7 @@ BAD = [
         "positions of a feature have shape (0,) and type int64 on cpu; expected (k,), at least one, int64, on cpu",
     ),
     (torch.tensor([3, -1]), (2,), "position -1 of a feature is not allowed; expected 0 or more"),
-    (torch.tensor([3, 1, 3]), (3,), "position 3 stands twice in a feature; expected once"),
+    (torch.tensor([3, 1, 3]), (3,), "position 3 occurs twice in a feature; expected once"),
     (torch.tensor([3, 1]), (3,), "a feature of 2 positions cannot have shape (3,)"),
     (torch.tensor([3, 1]), (-1, -2), "a feature of 2 positions cannot have shape (-1, -2)"),
     (torch.tensor([3]), (), "a feature of 1 positions cannot have shape ()"),
@@ -107,11 +107,11 @@ def test_feed_refused() -> None:
     # Else a model of two arguments would get one tensor as both.
     assert refusal(feed, X, {"input_ids": "client", "attention_mask": "client"}, PARTS) == (
         "inputs 'input_ids', 'attention_mask' of client: the data has no features of these names, so each would get "
-        "the whole of each row; give the parts by name, from_arrays({name: array, ...}, y), or with_features"
+        "each whole row; give the parts by name, from_arrays({name: array, ...}, y), or with_features"
     )
     assert refusal(feed, X, {"a": "alice", "b": "bob"}, {}) == (
-        "inputs 'a' of alice, 'b' of bob: the data has no features, so every role would get the whole of each row; "
-        "say which part each holds with Dataset.vertical, halves, strips or with_features"
+        "inputs 'a' of alice, 'b' of bob: the data has no features, so every role would get each whole row; "
+        "define the part of each with Dataset.vertical, halves, strips or with_features"
     )
     stranger = "unknown feature for an input: 'rigth'; did you mean 'right'? (allowed: left, right)"
     assert refusal(feed, X, {"left": "alice", "rigth": "bob"}, PARTS) == stranger

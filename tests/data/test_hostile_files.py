@@ -129,7 +129,7 @@ def test_very_many_columns_are_counted_before_pandas_makes_any(tmp_path: Path, m
 
 def test_numbers_in_json(tmp_path: Path) -> None:
     path = tmp_path / "all_data_0.json"
-    for digits, text in ((100000, "is no JSON"), (400, "has other things than finite numbers in x")):
+    for digits, text in ((100000, "is no JSON"), (400, "has values other than finite numbers in x")):
         x = "[[" + "1" * digits + "]]"
         path.write_text(f'{{"users": ["a"], "num_samples": [1], "user_data": {{"a": {{"x": {x}, "y": [0]}}}}}}')
         assert text in refusal(leaf, tmp_path)

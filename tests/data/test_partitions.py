@@ -204,7 +204,9 @@ def test_uneven_classes_in_a_split() -> None:
     clients = data.clients(4, classes_per_client=3, class_spread=1, rows_per_class=10, **options).clients
     assert all(len(c.train) == 10 * len(c.train.y.unique()) for c in clients)
     assert len(data.clients(4, classes_per_client=3, rows_per_class=10, **options).clients[0].train) == 30
-    with pytest.raises(InvalidInput, match=r"^class_spread=1 is for clients that hold some classes; give classes_per"):
+    with pytest.raises(
+        InvalidInput, match=r"^class_spread=1 applies to clients that hold some classes; give classes_per"
+    ):
         data.clients(4, class_spread=1)
-    with pytest.raises(InvalidInput, match=r"^rows_per_class=2 is for clients that hold some classes"):
+    with pytest.raises(InvalidInput, match=r"^rows_per_class=2 applies to clients that hold some classes"):
         data.clients(4, dirichlet=1.0, rows_per_class=2)

@@ -49,7 +49,7 @@ def test_all_training_rows_may_be_shown() -> None:
     ("public", "text"),
     [
         (-0.1, r"^public=-0.1 is not allowed; expected a number in \[0, 1\]$"),
-        (0.8, r"^public=0.8 is more than validation=0.1 and test=0.2 leave to train on; expected at most 0.7$"),
+        (0.8, r"^public=0.8 is more than validation=0.1 and test=0.2 leave for training; expected at most 0.7$"),
     ],
 )
 def test_refused(public: float, text: str) -> None:

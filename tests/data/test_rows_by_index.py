@@ -131,7 +131,7 @@ def test_images_read_by_index_have_the_range_of_those_in_memory(
 
 
 def test_images_of_no_known_range_are_told_before_they_are_trained_on(tmp_path: Path) -> None:
-    said = r"^mine holds images that are read by index, .*give value_range=\(0, 1\)"
+    said = r"^mine holds images that are read by index and .*give value_range=\(0, 1\)"
     with pytest.warns(UserWarning, match=said):
         from_torch(Pictures(STEPS), in_memory=False, labels=Y, name="mine")
     (x,) = saved(tmp_path, x=STEPS.reshape(20, 1, 2, 2))
@@ -283,7 +283,7 @@ def test_what_is_no_file_or_column_is_refused(tmp_path: Path) -> None:
         (lambda: parquet(table(tmp_path, a=[1, 2], label=["x", None]), "label"), "column 'label' has a missing value"),
         (lambda: parquet(table(tmp_path, a=[[1], [1, 2]], label=[1, 0]), "label"), "several lengths"),
         (lambda: parquet(table(tmp_path, a=[[1], [2]], b=[1, 2], label=[1, 0]), "label"), "lists beside others"),
-        (lambda: from_torch(Items(), labels=Y), "labels are for items that are read by index"),
+        (lambda: from_torch(Items(), labels=Y), "labels apply to items that are read by index"),
         (
             lambda: from_torch([(X[0], 0), (X[0, :2], 1)], in_memory=False).x,
             "x of item 1 has shape (2,); expected (3,)",

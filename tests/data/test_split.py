@@ -137,7 +137,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"test": 1.0}, "test=1.0 is not allowed; expected a number in [0, 1)"),
     (
         {"validation": 0.5, "test": 0.5},
-        "validation=0.5 and test=0.5 leave nothing to train on; expected a sum < 1",
+        "validation=0.5 and test=0.5 leave no training rows; expected a sum < 1",
     ),
     (
         {"victims": 64, "auxiliary": 0.35},

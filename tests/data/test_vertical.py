@@ -75,9 +75,9 @@ def test_columns_refused(parties: Any, text: str) -> None:
 
 def test_shapes_and_strips_refused() -> None:
     assert refusal(image().vertical, 2) == (
-        "pictures has rows of (1, 2, 5), which are no columns; take halves or strips of an image"
+        "pictures has rows of shape (1, 2, 5), which are no columns; take halves or strips of an image"
     )
-    assert refusal(table().halves) == "toy has rows of (5,), which are no images; take vertical for columns"
+    assert refusal(table().halves) == "toy has rows of shape (5,), which are no images; take vertical for columns"
     assert refusal(image().strips, 6) == "strips=6 is not allowed: pictures is 5 pixels wide; expected 1 to 5"
     assert refusal(image().strips, 2, ["a", "a"]) == (
         "names=['a', 'a'] of strips are not allowed; expected 2, each once"

@@ -221,8 +221,8 @@ def test_a_gradient_that_does_not_come_back_has_no_arrow_head() -> None:
     svg = to_svg(ONE_WAY)
     assert arrows(svg, "#c2410c") == 2 * 2 + 1 + 2 + 1
     texts = ["".join(e.itertext()) for e in ElementTree.fromstring(svg).iter(f"{SVG}text")]
-    assert texts.count("crosses one way: no gradient comes back") == 1
-    assert "crosses one way: no gradient comes back" not in to_svg(SIX)
+    assert texts.count("between parties, forward only: no gradient back") == 1
+    assert "between parties, forward only: no gradient back" not in to_svg(SIX)
     assert arrows(to_svg(SIX), "#c2410c") == 6 * 2 + 2
     beside = texts.index("activation z_genetics")
     assert texts[beside + 1] == "no gradient back"

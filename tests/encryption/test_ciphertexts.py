@@ -190,9 +190,9 @@ def _flip(place: int) -> Callable[[Tensor], Tensor]:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda c: c[:0], "0 bytes are no ciphertexts of this package"),
-        (lambda c: c[1:], "are no ciphertexts of this package"),
-        (lambda c: torch.zeros(1000, dtype=torch.uint8), "are no ciphertexts of this package"),
+        (lambda c: c[:0], "0 bytes are not ciphertexts of this package"),
+        (lambda c: c[1:], "are not ciphertexts of this package"),
+        (lambda c: torch.zeros(1000, dtype=torch.uint8), "are not ciphertexts of this package"),
         (lambda c: c[:-1], "are corrupted or truncated: their digest does not match"),
         (lambda c: c[:40], "are corrupted or truncated"),
         (lambda c: c[:8], "are corrupted or truncated"),
@@ -200,8 +200,8 @@ def _flip(place: int) -> Callable[[Tensor], Tensor]:
         (_flip(50), "are corrupted or truncated"),
         (_flip(-100), "are corrupted or truncated"),
         (lambda c: torch.cat([c, c[:1]]), "are corrupted or truncated"),
-        (lambda c: c.float(), "tensor of torch.float32 is no ciphertext or key; expected one row of uint8"),
-        (lambda c: c[None], "is no ciphertext or key"),
+        (lambda c: c.float(), "tensor of torch.float32 is not a ciphertext or key; expected (bytes,) of uint8"),
+        (lambda c: c[None], "is not a ciphertext or key"),
     ],
 )
 def test_bad_bytes_are_one_line(change: Callable[[Tensor], Tensor], text: str) -> None:
@@ -215,9 +215,9 @@ def test_bad_bytes_are_one_line(change: Callable[[Tensor], Tensor], text: str) -
 def test_ciphertexts_of_other_keys_are_one_line() -> None:
     mine, other = keys("sums"), keys("sums", pair=1)
     encrypted = encrypt(numbers(2, 1), other.public, bound=1.0)
-    with pytest.raises(InvalidInput, match=r"are of another key pair \(\w{8}\) than the context here \(\w{8}\)"):
+    with pytest.raises(InvalidInput, match=r"belong to another key pair \(\w{8}\) than the context here \(\w{8}\)"):
         load_ciphertexts(encrypted.to_tensor(), mine.public)
-    with pytest.raises(InvalidInput, match="of another key pair than the one that should decrypt it"):
+    with pytest.raises(InvalidInput, match="belongs to another key pair than the key holder's"):
         decrypt(encrypted, mine)
 
 
@@ -257,7 +257,7 @@ def _forged(original: EncryptedTensor, body: bytes | None = None, **header: Any)
         ({"layout": 1, "width": 3}, "does not fit the context"),
         ({"features": 2}, "1 ciphertexts do not make a 'batch' tensor of 2 rows and 2 features"),
         ({"rows": 0}, "1 ciphertexts do not make a 'batch' tensor of 0 rows"),
-        ({"body": b""}, "the lengths of 1 ciphertexts do not add up to the 0 bytes that came"),
+        ({"body": b""}, "the lengths of 1 ciphertexts do not add up to the 0 bytes received"),
         ({"body": (8).to_bytes(4, "little") + b"x" * 9}, "do not add up"),
         ({"body": (20).to_bytes(4, "little") + b"x" * 20}, "a ciphertext cannot be read"),
     ],

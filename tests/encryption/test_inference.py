@@ -32,7 +32,7 @@ def test_five_multiplications_fit_where_no_gradient_comes_back() -> None:
     topology = u_shaped(whole, ["features", "middle"], encryption=settings(bound=1.0, precision=0.1))
     with torch.no_grad():
         assert float((sf.predict(topology, x) - whole(x)).abs().max()) < 1e-4
-    with pytest.raises(InvalidInput, match="has 3 layers that learn"):
+    with pytest.raises(InvalidInput, match="has 3 trainable layers"):
         sf.train(topology, rows(), rounds=1)
 
 

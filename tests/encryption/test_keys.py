@@ -178,12 +178,12 @@ def _flip(content: bytes, place: int) -> bytes:
         (lambda c: c[:300], "is corrupted"),
         (lambda c: c[:30], "is corrupted: its header cannot be read"),
         (lambda c: _flip(c, len(c) // 2), "is corrupted or truncated"),
-        (lambda c: c.replace(b'"degree": 4096', b'"degree": 8192'), "is corrupted: its keys are not those"),
-        (lambda c: c.replace(b'"scale_bits": 40', b'"scale_bits": 39'), "is corrupted: its keys are not those"),
+        (lambda c: c.replace(b'"degree": 4096', b'"degree": 8192'), "is corrupted: its keys do not match"),
+        (lambda c: c.replace(b'"scale_bits": 40', b'"scale_bits": 39'), "is corrupted: its keys do not match"),
         (lambda c: re.sub(rb'"fingerprint": ".', b'"fingerprint": "x', c), "is corrupted: its header cannot be read"),
         (
             lambda c: re.sub(rb'"fingerprint": "\w{32}', b'"fingerprint": "' + b"0" * 32, c),
-            "is corrupted: its keys are not those",
+            "is corrupted: its keys do not match",
         ),
     ],
 )
@@ -198,7 +198,7 @@ def test_a_bad_key_file_is_one_line(secret: bytes, tmp_path: Path, change: Calla
 
 
 def test_a_key_file_that_is_missing_or_open_to_others_is_one_line(secret: bytes, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="is missing; what was encrypted under its keys can be read by nobody"):
+    with pytest.raises(InvalidInput, match="is missing; without it, data encrypted under its keys cannot be decrypted"):
         load_keys(tmp_path / "keys")
     if sys.platform == "win32":
         pytest.skip("files have no modes there")

@@ -192,7 +192,7 @@ def test_an_encrypted_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 def test_keys_that_were_not_kept_are_named(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train(settings(), rounds=2, logging=sf.Logging(folder=tmp_path / "run", progress=StopAfter(1)))
-    with pytest.raises(InvalidInput, match="lasted as long as its process; give key_folder before the first round"):
+    with pytest.raises(InvalidInput, match="were not saved; give key_folder before the first round"):
         train(settings(), rounds=2, logging=sf.Logging(folder=tmp_path / "run", resume=True))
 
 
@@ -259,11 +259,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "nonlinear": ({}, {"middle": nn.Sequential(nn.Linear(6, 5), nn.ReLU())}, "Linear, ReLU is not linear"),
     "batch norm": ({}, {"middle": nn.BatchNorm1d(6), "width": 6}, "BatchNorm1d is not linear"),
     "dropout": ({}, {"middle": nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 5))}, "is not linear"),
-    "passing by": ({}, {"middle": Branching(), "width": 6}, "a value passes by one of its layers"),
+    "passing by": ({}, {"middle": Branching(), "width": 6}, "a value bypasses one of its layers"),
     "three layers": (
         {},
         {"middle": nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 5), nn.Linear(5, 5))},
-        "has 3 layers that learn",
+        "has 3 trainable layers",
     ),
     "batch beyond slots": ({"parameters": "depth_1_coarse"}, {"batch_size": 3000}, "batches of 3000 rows do not fit"),
     "bound beyond the scale": ({"bound": 1e9}, {}, "is beyond the scale"),
@@ -284,7 +284,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "clip_norm": (
         {},
         {"optimizer": sf.Optim("SGD", {"lr": 0.05}, clip_norm=1.0)},
-        "clip_norm=1 of 'server' is not allowed beside encryption: nobody there knows the norm of the whole gradient",
+        "clip_norm=1 of 'server' is not allowed beside encryption: no party knows the norm of the whole gradient",
     ),
     "groups": (
         {},
@@ -307,7 +307,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"optimizer": {"client": sf.Optim("SGD", {"lr": 0.1}), "server": sf.Optim("SGD", {"lr": 0.2})}},
         "the optimizers of 'server' and 'client' differ",
     ),
-    "noise": ({}, {"defenses": sf.defenses.Noise(0.5)}, "Noise acts on what crosses, which is encrypted"),
+    "noise": ({}, {"defenses": sf.defenses.Noise(0.5)}, "Noise acts on messages that are encrypted"),
     "method": ({}, {"method": "fedproto"}, "method FedProto reads weights and values of clients in plain"),
     "rows of two layers": (
         {"layout": "rows"},
@@ -397,7 +397,7 @@ def test_a_message_that_was_spoilt_on_its_way_is_named() -> None:
     for spoil, told in (
         (_flip, "corrupted or truncated"),
         (_cut, "corrupted or truncated"),
-        (_foreign, "no ciphertexts"),
+        (_foreign, "not ciphertexts"),
     ):
         engine.link.taps["client0"] = lambda message, spoil=spoil: message._replace(
             tensors={name: spoil(tensor) for name, tensor in message.tensors.items()}

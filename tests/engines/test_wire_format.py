@@ -106,7 +106,7 @@ FLIPPED = WHOLE[:-1] + bytes([WHOLE[-1] ^ 1])
 DEEP = b"[" * 100_000
 OTHER = {"little": "big", "big": "little"}[sys.byteorder]
 BROKEN: dict[str, tuple[bytes, str]] = {
-    "nothing": (b"", "message: 0 bytes are too few; expected at least 14"),
+    "nothing": (b"", "message: 0 bytes are too short; expected at least 14"),
     "another file": (b"\x80\x04" + WHOLE, r"message: it begins with b'\x80\x04SF'; expected b'SFMS'"),
     "a later version": (WHOLE[:4] + b"\x02\x00" + WHOLE[6:], "message: version 2 is not known; expected 1"),
     "half a header": (WHOLE[:40], "message: the header ends after 26 of "),
@@ -114,8 +114,8 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "a changed number": (FLIPPED, "message: the bytes of 'z' do not match their checksum; they were changed"),
     "half a payload": (WHOLE[:-5], "message: 'z' ends after 19 of 24 bytes; it was cut off"),
     "more than a payload": (WHOLE + b"12", "message: 2 bytes follow the last tensor; expected none"),
-    "brackets": (WHOLE[:6] + struct.pack("<II", len(DEEP), zlib.crc32(DEEP)) + DEEP, "message: the header is no JSON"),
-    "a list": (_rewritten(lambda header: [1]), "message: the header is no table"),
+    "brackets": (WHOLE[:6] + struct.pack("<II", len(DEEP), zlib.crc32(DEEP)) + DEEP, "message: the header is not JSON"),
+    "a list": (_rewritten(lambda header: [1]), "message: the header is not a JSON object"),
     "no kind": (_rewritten(lambda h: h.update(kind=3)), "message: kind=3 is not allowed; expected a str"),
     "packed": (
         _rewritten(lambda h: h.update(packed=-1)),
@@ -164,7 +164,9 @@ def test_numbers_that_lie_far_apart_are_sent_up_to_a_limit() -> None:
     narrow, wide = torch.zeros(4, 4096)[:, :1], torch.zeros(4, 8192)[:, :1]
     given = message({"z": narrow}).in_own_memory()
     assert from_bytes(to_bytes(given)).layouts == given.layouts
-    with pytest.raises(sf.InvalidInput, match=r"'z' on 'bottom->top' lies in memory with over 4096 places for each"):
+    with pytest.raises(
+        sf.InvalidInput, match=r"'z' on 'bottom->top' occupies over 4096 times the memory of its numbers"
+    ):
         to_bytes(message({"z": wide}))
 
 

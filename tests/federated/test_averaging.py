@@ -192,7 +192,7 @@ def test_client_segments_of_a_split_lane_are_averaged(name: str, shape: str, tmp
     schedule, method = SplitFedV3(by_examples=True), made(name)
     changes: dict[str, Any] = {"topology": SPLIT[shape](), "schedule": schedule}
     if shape == "vanilla" and name in ("fedper", "lg_fedavg"):
-        with pytest.raises(InvalidInput, match="needs a border within what the client holds"):
+        with pytest.raises(InvalidInput, match="needs a cut between base and head within the client's segments"):
             go(method, **changes)
         return
     run = go(method, 3, **changes)
@@ -245,12 +245,14 @@ def test_who_leads_training_may_not_meet_rows_drawn_by_chance(method: str | Meth
 
 def test_who_weighs_steps_by_their_rows_may_not_meet_rows_drawn_by_chance() -> None:
     # Under dp_sgd the size of a drawn batch would tell of a row, with no noise on it.
-    with pytest.raises(InvalidInput, match="sampling='poisson' leaves to chance how many rows a step has, and method"):
+    with pytest.raises(InvalidInput, match="sampling='poisson' makes the rows of a step random in number, and method"):
         go("fedsgd", local=LocalUpdate(sampling="poisson"), topology=flat())
 
 
 def test_who_leads_training_needs_steps_of_one_client() -> None:
-    with pytest.raises(InvalidInput, match="method Leads leads each client's training, and schedule Blind takes steps"):
+    with pytest.raises(
+        InvalidInput, match="method Leads controls each client's training, and schedule Blind takes steps"
+    ):
         go(Leads(), schedule=Blind(), topology=SPLIT["vanilla"]())
 
 
@@ -319,7 +321,7 @@ def test_who_reads_rows_in_other_ways_has_no_promise(name: str) -> None:
         (lambda: Ifca(clusters=0), "ifca clusters=0"),
         (lambda: go(FedPer(head="neck")), "unknown fedper head 'neck'"),
         (lambda: go(LgFedAvg(head="body")), "unknown lg_fedavg head 'body'"),
-        (lambda: go("fednova", optimizer="Adam"), "fednova follows the steps of SGD; optimizer Adam"),
+        (lambda: go("fednova", optimizer="Adam"), "fednova needs SGD; optimizer Adam"),
         (lambda: go("scaffold", optimizer="Adam"), "take variates='gradient'"),
     ],
 )

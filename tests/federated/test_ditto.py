@@ -44,5 +44,7 @@ def test_the_averaged_model_is_fedavgs_and_without_a_pull_the_own_one_is_alone(w
 
 def test_a_segment_that_bears_the_name_of_the_second_model_is_refused() -> None:
     topology = go(Ditto(), 1).engine.topology
-    with pytest.raises(InvalidInput, match=r"ditto calls its second model shared_\.\.\.; rename segment 'shared_body'"):
+    with pytest.raises(
+        InvalidInput, match=r"ditto names the segments of its second model shared_\.\.\.; rename segment 'shared_body'"
+    ):
         go(Ditto(), 1, topology=topology)

@@ -67,7 +67,7 @@ def test_one_head_serves_both() -> None:
 
 def test_without_adapters_clients_train_alone() -> None:
     off = FedAKT(use_adapter=False)
-    assert traits(off).turned_off == "fedakt without an adapter lets clients share nothing"
+    assert traits(off).turned_off == "fedakt without an adapter exchanges nothing between clients"
     assert traits(FedAKT()).turned_off is None
     alone, run = go("local", None), go("local", off)
     assert run.bytes == 0
@@ -133,7 +133,9 @@ def test_extractors_of_any_make_share_a_given_adapter() -> None:
     one, deep = local(net(1), ("relu1",)), local(net(2, (20, 10)), ("relu2",))
     run = go("local", FedAKT(adapter=small()), 3, topology=[one, deep, one])
     assert {name.split("/")[0] for name in run.method_state["adapter"]} == {"adapter"}
-    with pytest.raises(InvalidInput, match="fedakt averages every client's adapter; that of client 1 is of another"):
+    with pytest.raises(
+        InvalidInput, match="fedakt averages every client's adapter; that of client 1 has another architecture"
+    ):
         go("local", FedAKT(), topology=[one, deep, one])
     given = go("vanilla", FedAKT(extractor=small()), 1)
     assert "extractor" in given.engine.modules(0)
@@ -149,7 +151,7 @@ def test_all_of_it_learns() -> None:
     ("arguments", "text"),
     [
         ({"weight": -0.1}, "fedakt weight=-0.1"),
-        ({"weight": 0.0, "dual_use": False}, "fedakt with dual_use=False and weight=0 trains no adapter"),
+        ({"weight": 0.0, "dual_use": False}, "fedakt with dual_use=False and weight=0 does not train the adapter"),
     ],
 )
 def test_parameters_out_of_range_are_refused(arguments: dict[str, Any], text: str) -> None:
@@ -160,16 +162,16 @@ def test_parameters_out_of_range_are_refused(arguments: dict[str, Any], text: st
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(InvalidInput, match="fedakt averages the adapters itself, and the schedule averages client"):
         go("local", FedAKT(), schedule="splitfed_v1")
-    with pytest.raises(InvalidInput, match="fedakt needs a way back through the whole of the model"):
+    with pytest.raises(InvalidInput, match="fedakt needs gradients through the whole model"):
         go("vanilla", FedAKT(), schedule=LocalLoss())
     with pytest.raises(InvalidInput, match="fedakt takes no extractor= on whole models"):
         go("local", FedAKT(extractor=small()))
     with pytest.raises(InvalidInput, match="fedakt takes no adapter= on split models"):
         go("vanilla", FedAKT(adapter=small()))
-    with pytest.raises(InvalidInput, match="fedakt finds no embedding in topology 'local'"):
+    with pytest.raises(InvalidInput, match="topology 'local' has no embedding for fedakt"):
         go("local", FedAKT(), topology=local(net()))
     narrow = nn.Sequential(nn.Flatten(), nn.Linear(64, 9))
-    with pytest.raises(InvalidInput, match=r"fedakt: client 0 has features \(10,\) a row, its second model \(9,\)"):
+    with pytest.raises(InvalidInput, match=r"fedakt: client 0 has features of shape \(10,\), its second model \(9,\)"):
         go("local", FedAKT(adapter=narrow, dual_use=False))
     with pytest.raises(InvalidInput, match="segment 'again_head' cannot take what arrives"):
         go("local", FedAKT(adapter=narrow))

@@ -72,7 +72,7 @@ def test_a_head_learns_from_generated_rows_by_hand() -> None:
 
 def test_weight_zero_is_the_average_alone_and_says_so() -> None:
     off = FedGen(weight=0.0)
-    assert traits(off).turned_off == "fedgen with weight=0 lets nobody learn from what is generated"
+    assert traits(off).turned_off == "fedgen with weight=0 does not use the generator"
     assert traits(FedGen()).turned_off is None
     one, other = go("local", FedAvg(), 3), go("local", off, 3)
     for replica in range(3):
@@ -110,7 +110,7 @@ def test_heads_alone_are_shared_between_clients_of_any_make() -> None:
     one, other = (local(Pieces(wide), ("body",)) for wide in (10, 20))
     run = go("local", FedGen(share="head", **SMALL), 2, topology=[one, other, one])
     assert {name.split("/")[0] for name in run.method_state["weights"]} == {"head"}
-    with pytest.raises(InvalidInput, match="fedgen averages every client's shared part; that of client 1 is of"):
+    with pytest.raises(InvalidInput, match="fedgen averages every client's shared part; that of client 1 has"):
         go("local", FedGen(**SMALL), topology=[one, other, one])
 
 
@@ -122,7 +122,7 @@ def test_weights_are_aggregated_as_the_settings_say() -> None:
     torch.testing.assert_close(run.method_state["weights"][name], clients.median(0).values)
     stepped = go("local", FedGen(**SMALL, aggregation={"server_step": "fedadam"}), 1).method_state["weights"][name]
     assert not torch.equal(stepped, go("local", FedGen(**SMALL), 1).method_state["weights"][name])
-    with pytest.raises(InvalidInput, match=r"fedgen aggregation secure=.* is not allowed: its server learns from"):
+    with pytest.raises(InvalidInput, match=r"fedgen aggregation secure=.* is not allowed: its server trains on"):
         FedGen(aggregation={"secure": True})
 
 
@@ -176,7 +176,7 @@ class Skipping(nn.Module):
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(InvalidInput, match="fedgen trains whole models; in topology 'vanilla' role 'server' holds"):
         go("vanilla", FedGen())
-    with pytest.raises(InvalidInput, match="fedgen finds no embedding in topology 'local'"):
+    with pytest.raises(InvalidInput, match="topology 'local' has no embedding for fedgen"):
         go("local", FedGen(), topology=local(net()))
     with pytest.raises(InvalidInput, match="fedgen generates 'body'; segment 'head' reads 'flatten' as well"):
         go("local", FedGen(embedding="body"), topology=local(Skipping(), ("body",)))

@@ -216,7 +216,10 @@ def test_batch_norm_waits_for_a_second_public_row() -> None:
     [
         ({"data": sf.data.digits().clients(2)}, "fedmd needs public rows of every client, and client0 has none"),
         ({"data": data(1)}, "fedmd learns from others' public rows; one client has no others"),
-        ({"schedule": "splitfed_v1"}, "method FedMD trains clients besides the schedule, and SplitFedV1 puts other"),
+        (
+            {"schedule": "splitfed_v1"},
+            "method FedMD also trains clients outside of the schedule's round, and SplitFedV1 replaces",
+        ),
     ],
 )
 def test_refused(changes: dict[str, Any], text: str) -> None:

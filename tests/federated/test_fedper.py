@@ -63,9 +63,11 @@ def test_lg_fedavg_shares_a_head_between_extractors_of_any_make_and_refuses_othe
     assert {flow.kind for flow in run.engine.traffic.flows if flow.receiver == FED} == {"weights"}
     heads = run.method_state["weights"]
     assert {name: tuple(t.shape) for name, t in heads.items()} == {"head/fc2.weight": (10, 8), "head/fc2.bias": (10,)}
-    with pytest.raises(InvalidInput, match="lg_fedavg averages every client's head; that of client 2 is of another"):
+    with pytest.raises(
+        InvalidInput, match="lg_fedavg averages every client's head; that of client 2 has another architecture"
+    ):
         go("lg_fedavg", 1, topology=[pieces(replica, 5, 8 + replica // 2) for replica in range(3)])
-    with pytest.raises(InvalidInput, match="fedper averages every client's base; that of client 1 is of another"):
+    with pytest.raises(InvalidInput, match="fedper averages every client's base; that of client 1 has another"):
         go("fedper", 1, topology=[pieces(replica, 5 + replica) for replica in range(3)])
 
 

@@ -305,7 +305,7 @@ def test_topologies_without_embedding_or_labels_beside_it_are_refused() -> None:
         model = mlp((1, 8, 8), 10, (16, 12), seed=None)
         halves = {f"party{i}": mlp((1, 8, 4), 8, (8,), seed=None) for i in range(2)}
         top = torch.nn.Linear(16, 10)
-    with pytest.raises(InvalidInput, match="fedproto finds no embedding in topology 'local'"):
+    with pytest.raises(InvalidInput, match="topology 'local' has no embedding for fedproto"):
         splitfed.train(local(model), data(), method="fedproto")
     with pytest.raises(InvalidInput, match="unknown value 'middle'"):
         splitfed.train(vanilla(model, "relu1"), data(), method=FedProto(embedding="middle"))

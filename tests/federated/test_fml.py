@@ -150,7 +150,9 @@ def test_private_models_of_any_make_share_a_given_meme() -> None:
     run = go("local", FML(meme=net(3)), 4, topology=[small, wide, small])
     assert set(run.history[-1]["test"]["method"]) == {"meme"}
     assert weights(run, 0)["body/fc1.weight"].shape != weights(run, 1)["body/fc1.weight"].shape
-    with pytest.raises(InvalidInput, match="fml averages every client's meme; that of client 1 is of another make"):
+    with pytest.raises(
+        InvalidInput, match="fml averages every client's meme; that of client 1 has another architecture"
+    ):
         go("local", FML(), topology=[small, wide, small])
     given = go("vanilla", FML(private=net(4, (8,))), 1)
     assert "private" in given.engine.modules(0)
@@ -181,13 +183,13 @@ MISFITS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "one way": (
         lambda: go("vanilla", FML(), schedule=LocalLoss()),
-        "fml needs a way back through the whole of the meme",
+        "fml needs gradients through the whole meme",
     ),
     "private": (lambda: go("local", FML(private=net())), "fml takes no private= on whole models"),
     "meme": (lambda: go("vanilla", FML(meme=net())), "fml takes no meme= on split models"),
     "alone": (
         lambda: go("local", FML(), data=sf.data.digits().clients(1, auxiliary=0, victims=1)),
-        "one client has no others",
+        "needs two or more; here is one",
     ),
     "task": (
         lambda: go("vanilla", FML(), topology=vanilla(net(), "relu1", sf.regression(10))),

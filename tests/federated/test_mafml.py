@@ -282,10 +282,19 @@ def test_clients_learn_what_others_know() -> None:
     [
         ({"data": sf.data.digits().clients(2)}, "mafml needs public rows of every client, and client0 has none"),
         ({"data": data(1)}, "mafml learns from others' public rows; one client has no others"),
-        ({"schedule": "splitfed_v1"}, "method MAFML trains clients besides the schedule, and SplitFedV1 puts other"),
-        ({"schedule": Sequential()}, "method MAFML trains clients besides the schedule, and Sequential puts other"),
+        (
+            {"schedule": "splitfed_v1"},
+            "method MAFML also trains clients outside of the schedule's round, and SplitFedV1 replaces",
+        ),
+        (
+            {"schedule": Sequential()},
+            "method MAFML also trains clients outside of the schedule's round, and Sequential replaces",
+        ),
         ({"schedule": "blind", "shape": "vanilla"}, "method MAFML"),
-        ({"schedule": "splitfed_v3", "shape": "vanilla"}, "method MAFML trains clients besides the schedule"),
+        (
+            {"schedule": "splitfed_v3", "shape": "vanilla"},
+            "method MAFML also trains clients outside of the schedule's round",
+        ),
         ({"local": sf.LocalUpdate(sampling="poisson")}, "sampling='poisson' draws every step's rows, and method MAFML"),
     ],
 )

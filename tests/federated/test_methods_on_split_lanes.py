@@ -115,7 +115,7 @@ def test_classes_that_changed_labels_name_are_planned() -> None:
 @pytest.mark.parametrize("method", [FedProto(), FedDistill()])
 def test_who_reads_labels_refuses_noisy_numbers_in_their_place(method: Any) -> None:
     noisy = LabelDp(epsilon=1.0, mode="gradient")
-    with pytest.raises(InvalidInput, match="reads the labels of every step, in place of which LabelDp puts noisy"):
+    with pytest.raises(InvalidInput, match="reads the labels of every step, which LabelDp replaces by noisy"):
         go(method, defenses=noisy)
     assert go(method, rounds=1, defenses=LabelDp(epsilon=1.0)).history[0]["epsilon"] <= 1.0
 
@@ -131,7 +131,7 @@ def test_steps_that_only_look_are_no_uses_of_labels() -> None:
 def test_without_further_training_fedproto_leads_nobody() -> None:
     assert len(go(FedProto(), split(), schedule=Blind()).history) == 2
     assert len(go(FedProto(), local=splitfed.LocalUpdate(sampling="poisson")).history) == 2
-    with pytest.raises(InvalidInput, match="method FedProto leads each client's training, and schedule Blind"):
+    with pytest.raises(InvalidInput, match="method FedProto controls each client's training, and schedule Blind"):
         go(FedProto(further=1), split(), schedule=Blind())
 
 

@@ -178,13 +178,13 @@ def test_too_few_survivors_sum_no_prototypes() -> None:
             "vanilla",
             FedProto(),
             {"schedule": SplitFedV1(secure="ckks")},
-            "not what method FedProto sends besides: give the method secure as well$",
+            "not the other messages of method FedProto: give the method secure as well$",
         ),
         (
             "vanilla",
             MAFML(),
             {"schedule": SplitFedV1(secure="ckks")},
-            "not what method MAFML sends besides: leave one of them out$",
+            "not the other messages of method MAFML: leave one of them out$",
         ),
         ("local", FedProto(secure="ckks"), {"data": data(1)}, "^a secure sum of 1 upload is that upload"),
         (

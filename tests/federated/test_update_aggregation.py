@@ -86,13 +86,13 @@ STEPS: dict[str, Any] = {name: {"server_step": name} for name in ("fedadagrad", 
 STEPS["fedavgm"] = {"server_step": {"name": "fedavgm", "rate": 0.5}}
 SETTINGS: dict[str, Any] = {**RULES, "secure": {"secure": True}, "quorum": {"quorum": 4}, **STEPS}
 REFUSED: dict[str, dict[str, str]] = {
-    "scaffold": dict.fromkeys(RULES, "its server's variate is the mean of the clients' own"),
+    "scaffold": dict.fromkeys(RULES, "its server's variate must stay the mean of the clients' variates"),
     "fednova": {
-        **dict.fromkeys(RULES, "divides each client's change by its own a_i and steps by their mean"),
-        "secure": "divides each client's change by its own a_i, and a sum shows no client's",
+        **dict.fromkeys(RULES, "its server step tau_eff is defined for the mean of the normalised changes only"),
+        "secure": "divides each client's change by its own a_i, and a secure sum hides the single changes",
     },
     "ifca": {
-        **dict.fromkeys(RULES, "how many clients a cluster has is left to their losses"),
+        **dict.fromkeys(RULES, "the number of clients in a cluster depends on their losses"),
         "secure": "the sum of a cluster with one client is that client's upload",
     },
 }
@@ -295,7 +295,7 @@ def test_a_codec_and_a_secure_sum_do_not_go_together() -> None:
 
 @pytest.mark.parametrize("method", [FML(aggregation="median"), FedAKT(aggregation={"secure": True})])
 def test_where_a_schedule_averages_a_method_has_no_say(method: Method) -> None:
-    with pytest.raises(InvalidInput, match=r"aggregation \w+=.* is not allowed: \w+ itself aggregates no weights here"):
+    with pytest.raises(InvalidInput, match=r"aggregation \w+=.* is not allowed: \w+ aggregates no weights here"):
         go(method, 1, topology=vanilla(model(), "relu"), schedule="splitfed_v1")
 
 
@@ -348,14 +348,14 @@ def test_a_server_step_that_does_nothing_is_fedavg_and_buffers_take_none() -> No
         (lambda: FedAvg(aggregation={"ruel": "mean"}), "unknown parameter of aggregation 'ruel'; did you mean 'rule'"),
         (lambda: FedAvg(aggregation={"server_step": "fedadm"}), "unknown server_step 'fedadm'; did you mean 'fedadam'"),
         (lambda: FedAvg(aggregation={"server_step": 1}), "server_step=1 is not allowed"),
-        (lambda: FedAvg(aggregation={"rule": "median", "secure": True}), "of which secure shows the sum only"),
+        (lambda: FedAvg(aggregation={"rule": "median", "secure": True}), "secure shows the server their sum only"),
         (lambda: UpdateAggregation(quorum=0), "quorum=0"),
         (lambda: FedAvgM(momentum=1.0), "fedavgm momentum=1"),
         (lambda: FedAdam(tau=0.0), "server_step tau=0"),
         (lambda: FedYogi(beta2=1.0), "server_step beta2=1"),
         (lambda: FedAdagrad(rate=0.0), "server_step rate=0"),
-        (lambda: Scaffold(server_rate=2.0, aggregation=STEPS["fedadam"]), "server_rate=2 is a server step"),
-        (lambda: PFedMe(beta=0.5, aggregation=STEPS["fedadam"]), "beta=0.5 is a server step"),
+        (lambda: Scaffold(server_rate=2.0, aggregation=STEPS["fedadam"]), "server_rate=2 is a server step as well"),
+        (lambda: PFedMe(beta=0.5, aggregation=STEPS["fedadam"]), "beta=0.5 is a server step as well"),
         (lambda: go(FedAvg(aggregation="krum")), "krum f=1 needs 5 clients or more"),
         (lambda: go(FedAvg(aggregation={"quorum": 4})), "quorum=4 is not allowed; 3 clients take part in a round"),
         (

@@ -136,8 +136,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "two models": ({"architecture": "CLIPModel"}, "CLIPModel is made of several models (text_config, vision_config)"),
     "sound": ({"architecture": "Wav2Vec2Model"}, "Wav2Vec2Model reads input_values; expected a model of input_ids or"),
     "key": ({"config": {"hiden_size": 16}}, "unknown key of BertConfig: 'hiden_size'; did you mean 'hidden_size'"),
-    "labels": ({"config": {"num_labels": 3}}, "config key 'num_labels' is not allowed; outputs says how many labels"),
-    "cache": ({"config": {"use_cache": True}}, "config key 'use_cache' is not allowed; it is set as cutting"),
+    "labels": (
+        {"config": {"num_labels": 3}},
+        "config key 'num_labels' is not allowed; outputs sets the number of labels",
+    ),
+    "cache": (
+        {"config": {"use_cache": True}},
+        "config key 'use_cache' is not allowed; cutting and training require its value",
+    ),
     "type": ({"config": {"hidden_size": "wide"}}, "BertForSequenceClassification cannot be made: "),
     "heads": (
         {"config": {"hidden_size": 16, "num_attention_heads": 3}},
@@ -325,7 +331,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
     "an internal key": (
         with_config(_attn_implementation_internal="someone/kernel"),
         {},
-        "config.json in {} has '_attn_implementation_internal', a key of the package's own that may name code to load",
+        "config.json in {} has '_attn_implementation_internal', a key internal to the package that may name code",
     ),
     "an internal key inside": (with_config(rope={"x": [{"_experts_implementation_internal": "a/b"}]}), {}, "in {} has"),
     "a class of its own": (with_config(auto_map={"AutoModel": "a--b.C"}), {}, "config.json in {} has 'auto_map'"),

@@ -80,7 +80,7 @@ def test_encoding_by_hand() -> None:
         (lambda: PLAN.check_weights([2.0**24]), r"^secure bits=24 and limit=64 do not fit weights of 16777216 at most"),
         (
             lambda: PLAN.encode({"w": torch.tensor([1.0, -65.0])}, 1.0, "client3"),
-            r"^client3's 'w' reaches 65, which a secure sum would wrap round; secure limit=64 must be larger$",
+            r"^client3's 'w' reaches 65, beyond the range of the secure sum; secure limit=64 must be larger$",
         ),
         (lambda: PLAN.encode({"w": torch.tensor([float("nan")])}, 1.0, "client3"), r"^client3's 'w' reaches nan"),
         (lambda: SplitFedV1(secure={"bit": 3}), r"^unknown parameter of secure 'bit'; did you mean 'bits'"),
@@ -100,7 +100,7 @@ def test_refusals(make: Any, message: str) -> None:
     [
         (
             SplitFedV1(secure=True, aggregation="median"),
-            r"^aggregation=Median\(\) reads every upload, of which secure shows the sum only: take one$",
+            r"^aggregation=Median\(\) reads every upload, but secure shows the server their sum only: set one$",
         ),
         (SplitFedV3(secure=True), r"^secure has nothing to act on: no client uploads weights here$"),
         (Blind(secure=True), r"^secure has nothing to act on"),
@@ -143,10 +143,13 @@ def test_below_the_threshold_the_sum_is_lost() -> None:
     found, rows = members(4, 3)
     masked = {i: found[i].mask_values(np.zeros(2, dtype=np.uint64)) for i in (0, 1)}
     with pytest.raises(
-        InvalidInput, match=r"^member 0 reveals shares once, for 3 survivors or more; asked again or for 2$"
+        InvalidInput,
+        match=r"^member 0 reveals shares once, for 3 survivors or more; the server asked again, or for 2 survivors$",
     ):
         found[0].reveal((0, 1))
-    with pytest.raises(InvalidInput, match=r"^1 clients are left of a secure sum that needs 3: it is lost$"):
+    with pytest.raises(
+        InvalidInput, match=r"^1 clients remain in a secure sum that needs 3: the sum cannot be recovered$"
+    ):
         unmask_sum(masked, {0: {}}, rows, 3)
 
 
@@ -308,6 +311,6 @@ def test_who_misbehaves_does_so_before_it_masks() -> None:
 
 def test_a_method_that_sends_more_is_refused() -> None:
     with pytest.raises(
-        InvalidInput, match=r"^secure hides the weights that clients upload, not what method FedProto sends"
+        InvalidInput, match=r"^secure hides the weights that clients upload, not the other messages of method FedProto"
     ):
         go(None, method="fedproto")

@@ -107,7 +107,7 @@ WRONG = [
     (study(SHARES, SHARES), r"encryption: weight_shares\(precision=0\.1\) is there 2 times; expected once"),
     (study({**SHARES, "defended": False}, defense=[RELEASES]), r"encryption: defended = false leaves no run: add a"),
     # Combinations.
-    (study(SHARES, defense=[RELEASES]), r"encryption\[0\]: GaussianRelease acts on what crosses, which is encrypted"),
+    (study(SHARES, defense=[RELEASES]), r"encryption\[0\]: GaussianRelease acts on messages that are encrypted"),
     (
         study(SHARES, topology=[{"name": "vanilla", "cut": "relu1"}]),
         r"encryption\[0\]: the head on .* expected a U-shape",
@@ -205,7 +205,7 @@ def test_keys_lie_beside_the_study_and_a_run_is_opened_with_them(done: Path) -> 
     finally:
         hidden.rename(file)
     # Another folder than that of the study is not asked for keys that were in no file.
-    with pytest.raises(InvalidInput, match="keys that lasted as long as its process"):
+    with pytest.raises(InvalidInput, match="keys that were not saved"):
         reattack.rebuild_run(done / "out" / "runs" / runs(done)["plain_gradient, none"]["id"])
 
 
@@ -233,11 +233,11 @@ def test_the_report_sets_encrypted_runs_beside_the_others(done: Path) -> None:
     width = float(section.partition("<svg ")[2].partition('width="')[2].partition("pt")[0])
     assert width < 72 * 4.7
     shares, leaking = (section.partition(f"<b>{name}:</b>")[2].partition("Keys:")[0] for name in PROTOCOLS_SHOWN)
-    assert "the server reads sizes and times alone" in shares
+    assert "the server reads only sizes and times" in shares
     assert "plain numbers" not in shares
     assert "leaks labels and activations" in leaking
     assert "plain numbers" in leaking
-    assert "colludes with the server gives away what it encrypted itself" in section
+    assert "colludes with the server reveals what it encrypted itself" in section
     # What was planned is what was counted, within what is known of ciphertexts.
     assert "Predicted and counted differ" not in text
     places = {s["encryption"]: s for s in summarise(done / "out")["settings"] if s["family"] == "none"}

@@ -87,7 +87,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (whole(method=[{"name": "mafml"}]), r"method\[0\]: mafml .*public"),
     (
         whole(topology=[{"name": "local"}]),
-        r"method\[1\]: fedproto finds no embedding in topology 'local'",
+        r"method\[1\]: topology 'local' has no embedding for fedproto",
     ),
     (
         whole(training={**WHOLE["training"], "schedule": {"name": "independent", "steps": 0}}),
@@ -95,7 +95,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         whole(training={"rounds": 1, "schedule": {"name": "splitfed_v1", "secure": True}}, data={**DATA, "clients": 6}),
-        r"method\[1\]: secure hides the weights that clients upload, not what method FedProto sends besides",
+        r"method\[1\]: secure hides the weights that clients upload, not the other messages of method FedProto",
     ),
     (
         whole(training={**WHOLE["training"], "record": {"parties": ["fed_serve"]}}, method=[{"name": "fedproto"}]),

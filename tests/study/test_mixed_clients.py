@@ -103,8 +103,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         split(model=[SHALLOW, {**DEEP, "cut": "relu1"}]),
-        r"topology\[0\]: segment 'top', which clients share, is of another make for client 1 than for the first client "
-        r"\(weights 16x20, 16, 10x16, 10, not 10x16, 10\): cut these models so that they end alike",
+        r"topology\[0\]: segment 'top', which clients share, has another architecture for client 1 than for the first "
+        r"client \(weights 16x20, 16, 10x16, 10, not 10x16, 10\): cut these models so that their last pieces match",
     ),
     (
         split(training={"rounds": 1, "schedule": "splitfed_v1"}),
@@ -190,7 +190,9 @@ def test_a_server_that_does_something_else_is_not_shared() -> None:
     one, other = share_segments(topologies[:2], rows)
     assert one.segments[1].module is other.segments[1].module
     assert one.segments[0].module is not other.segments[0].module
-    with pytest.raises(InvalidInput, match=r"for client 2 than .* \(other numbers from the same weights\): cut these"):
+    with pytest.raises(
+        InvalidInput, match=r"for client 2 than .* \(different outputs with the same weights\): cut these"
+    ):
         share_segments(topologies, rows)
 
 

@@ -392,7 +392,7 @@ def test_numbers_of_other_types_are_taken_as_the_data_are() -> None:
             with pytest.raises(InvalidInput, match=re.escape(text)):
                 predict(wrong)
     assert torch.equal(run.predict(x.round().long()), run.predict(x.round()))
-    with pytest.raises(InvalidInput, match="x holds 16777217 in row 0, counted from 0, which float32 rounds"):
+    with pytest.raises(InvalidInput, match="x holds 16777217 in row 0, counted from 0, which float32 cannot represent"):
         run.predict(torch.full(x.shape, 2**24 + 1))
 
 

@@ -117,5 +117,7 @@ def test_each_mistake_has_its_line(own: Path, table: dict[str, Any], line: str) 
 def test_a_promise_about_rows_is_refused_beside_mixup() -> None:
     study = small(data={**SMALL["data"], "mixup": 0.2}, attack=None)
     study["defense"] = [{"name": "dp_sgd", "noise_multiplier": 1.0}]
-    with pytest.raises(InvalidInput, match="mixup puts a row into the examples of others, and DpSgd counts"):
+    with pytest.raises(
+        InvalidInput, match="mixup makes a row part of other examples, and the guarantee of DpSgd is by row"
+    ):
         checked(study)

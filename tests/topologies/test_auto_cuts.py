@@ -209,7 +209,7 @@ def test_a_submodule_of_that_name_goes_before() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
-    "vanilla": (lambda: vanilla(LENET, "auto"), "cut='auto' tries the places of the model on rows of its input; give"),
+    "vanilla": (lambda: vanilla(LENET, "auto"), "cut='auto' tries the places of the model on rows of its input; pass"),
     "u_shaped": (lambda: u_shaped(LENET, "auto"), "cuts='auto' tries the places of the model on rows of its input"),
     "multi_hop": (lambda: multi_hop(LENET, "auto"), "cuts='auto' tries the places of the model on rows of its input"),
     "no place": (

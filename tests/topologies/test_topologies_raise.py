@@ -128,7 +128,7 @@ DRAWN: dict[str, tuple[Callable[[], object], str]] = {
     "no tops": (lambda: multi_task(two(), {}, targets={}), "tops must name at least one server with its module"),
     "a server without a target": (
         lambda: multi_task(two(), {"one": TOP}, targets={}),
-        "targets says nothing of server 'one'; expected a label set, or None for the main one",
+        "targets has no entry for server 'one'; expected a label set, or None for the main one",
     ),
     "a target of no server": (
         lambda: multi_task(two(), {"one": TOP}, targets={"one": None, "on": None}),
@@ -296,7 +296,7 @@ def test_pictures_may_differ_in_their_channels() -> None:
 TRAINED: dict[str, tuple[Callable[[], object], str]] = {
     "undivided data": (
         lambda: trained(vertical(two(), TOP, labels="a"), wide().with_features({})),
-        "inputs 'a' of a, 'b' of b: the data has no features, so every role would get the whole of each row",
+        "inputs 'a' of a, 'b' of b: the data has no features, so every role would get each whole row",
     ),
     "an input that is no feature": (
         lambda: trained(vertical({"a": nn.Linear(3, 4), "c": nn.Linear(5, 4)}, TOP, labels="a"), wide()),

@@ -197,7 +197,9 @@ def test_clipped_gradients_of_transformed_rows_are_those_of_single_rows(memory: 
 def test_what_would_break_a_promise_is_refused(memory: Dataset) -> None:
     mixed = memory.with_mixup(0.2)
     private = DpSgd(noise_multiplier=1.0, roles=("client",))
-    with pytest.raises(InvalidInput, match="mixup puts a row into the examples of others, and DpSgd counts"):
+    with pytest.raises(
+        InvalidInput, match="mixup makes a row part of other examples, and the guarantee of DpSgd is by row"
+    ):
         go(mixed, defenses=[private])
     # A label stays that of its own row, and is counted as such.
     go(mixed, defenses=[LabelDp(epsilon=1.0)])

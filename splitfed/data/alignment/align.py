@@ -1,4 +1,4 @@
-"""Aligns the tables that several parties hold about the same people: an inner join on their keys."""
+"""Alignment of the tables that several parties hold about the same records: an inner join on their keys."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def align(
 ) -> Alignment:
     """Return the records that all parties hold, in an order that does not depend on the order of any table.
 
-    `labels`: the party that holds y; it may hold no x. `duplicates`: a key that stands twice in a table is an
-    error ("refuse"), or its first row is taken ("first": this alone depends on the order of a table), or none of
-    its rows ("drop"). `minimum`: the fewest common records to go on with. `intersect` finds the common keys:
-    `in_clear` (rows sorted by key), `keyed_hash(secret)` (by hash) or `private_intersection` (by key); each says
-    what it reveals, and to whom. A key equals only itself: case and accents are not folded. Where no table has
-    keys, rows are matched by position and keep their order. `dtype`: of all x, as in `from_arrays`.
+    `labels`: the party that holds y; it may hold no x. `duplicates`: what to do with a key that occurs twice in a
+    table: raise an error ("refuse"), keep its first row ("first": only this depends on the order of a table), or use
+    none of its rows ("drop"). `minimum`: the smallest allowed number of common records. `intersect` computes the common
+    keys: `in_clear` (rows sorted by key), `keyed_hash(secret)` (by hash) or `private_intersection` (by key); each
+    documents what it reveals, and to whom. Keys are compared exactly, with case and accents. If no table has keys, rows
+    are matched by position and keep their order. `dtype`: of all x, as in `from_arrays`.
 
-    A row of the data set's x is the flattened rows of all parties, joined in the order of `tables`: (n, total),
-    with a feature a party. Raises `InvalidInput`, which names the party, for tables that cannot be aligned.
+    A row of the data set's x is the flattened rows of all parties, joined in the order of `tables`: (n, total), with a
+    feature a party. Raises `InvalidInput`, which names the party, for tables that cannot be aligned.
     """
     if not isinstance(tables, Mapping):
         raise InvalidInput(f"tables is a {type(tables).__name__}; expected a mapping of party to table")
@@ -69,7 +69,7 @@ def align(
 
 
 def _usable_rows(party: str, keys: list[Key], duplicates: Duplicates) -> list[int]:
-    """Return the rows of `party` that take part, each with a key of its own."""
+    """Return the row numbers of `party` that take part, each with a different key."""
     counts = Counter(keys)
     if duplicates == "refuse" and len(counts) < len(keys):
         key = next(key for key in keys if counts[key] > 1)

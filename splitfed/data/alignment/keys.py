@@ -1,4 +1,4 @@
-"""Record keys: how they are written for a message, and which of them all parties hold, found in the clear."""
+"""Record keys: their encoding in messages, and their intersection in the clear."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class AlignmentMessage:
 
 @dataclass(frozen=True)
 class Intersection:
-    """What was found: party -> where its keys that all hold stand among its keys, in one common order."""
+    """Result of an intersection: party -> positions of the common keys in its own list, in one common order.
+
+    `positions`: these lists; `crossings`: all messages that were sent.
+    """
 
     positions: Mapping[str, list[int]]
     crossings: tuple[AlignmentMessage, ...]
@@ -36,9 +39,9 @@ POSITION_BYTES = 8
 
 
 def in_clear(keys: Mapping[str, Sequence[Key]], leader: str) -> Intersection:
-    """Every party sends its keys to `leader`, which sends each the positions of those that all hold, sorted.
+    """Return the common keys, computed by `leader` from the keys of all parties and returned as sorted positions.
 
-    Reveals all keys of all parties to the leader, and the intersection to everybody. Text sorts by code point,
+    Reveals all keys of all parties to the leader, and the intersection to all parties. Text is sorted by code point,
     whole numbers by size.
     """
     check_names("leader", keys, leader)
@@ -49,15 +52,15 @@ def in_clear(keys: Mapping[str, Sequence[Key]], leader: str) -> Intersection:
 
 
 def in_order(keys: Mapping[str, Sequence[Key]], leader: str) -> Intersection:
-    """Take tables of one length to hold the same records, row for row; nothing crosses."""
+    """Return all rows as common, for tables of equal length with the same records in the same order; sends nothing."""
     return Intersection({party: list(range(len(mine))) for party, mine in keys.items()}, ())
 
 
 def intersect_keys(keys: Mapping[str, Sequence[Key]] | Mapping[str, Sequence[bytes]]) -> dict[str, list[int]]:
     """Return party -> positions, in its own list, of the keys that every party holds.
 
-    All lists are in the sorted order of these keys, so that entry i of each is the same record. A key that a party has
-    twice counts where it stands last.
+    All lists are in the sorted order of these keys, so that entry i of each is the same record. Of a key that occurs
+    twice at a party, the last position counts.
     """
     places = {party: {key: i for i, key in enumerate(mine)} for party, mine in keys.items()}
     first, *others = places.values()
@@ -80,7 +83,7 @@ def key_text(key: Key) -> str:
 
 
 def pack_keys(keys: Sequence[Key]) -> bytes:
-    """Return a message with these keys: each as `key_text`, in UTF-8, behind its length in four bytes.
+    """Return a message with these keys: each as `key_text`, in UTF-8, after its length in four bytes.
 
     >>> pack_keys(["ann"])
     b'\\x00\\x00\\x00\\x04sann'

@@ -1,14 +1,14 @@
-"""Private set intersection: the leader learns which of its keys each other party holds, and no other key crosses.
+"""Private set intersection: the leader learns which of its keys each other party holds, and no other key.
 
-Paper: Meadows, "A More Efficient Cryptographic Matchmaking Protocol for Use in the Absence of a Continuously
-Available Third Party", IEEE Symposium on Security and Privacy, 1986: keys raised to two secret powers, here on an
-elliptic curve, by the library openmined.psi.
+Paper: Meadows, "A More Efficient Cryptographic Matchmaking Protocol for Use in the Absence of a Continuously Available
+Third Party", IEEE Symposium on Security and Privacy, 1986: keys raised to two secret powers, here on an elliptic curve,
+by the library openmined.psi.
 
-What it reveals, as long as everybody follows the protocol: to the leader the number of keys of every other party
-and its intersection with each one of them (also of keys that a third party lacks); to every other party the
-number of the leader's keys and the keys that all parties hold, which it must know to bring its rows into order.
-A leader that lies can put guesses among its keys and test them, one for each that it sends. The setup carries
-every key of a party in full (`RAW`): the smaller Bloom filter and Golomb set would now and then join two people.
+What it reveals to parties that follow the protocol: to the leader the number of keys of every other party and its
+intersection with each of them (also of keys that a third party lacks); to every other party the number of the leader's
+keys and the keys that all parties hold, which it needs to bring its rows into order. A malicious leader can add guesses
+to its keys and test them, one for each key that it sends. The setup transmits every key of a party in full (`RAW`): the
+smaller Bloom filter and Golomb set have false positives, which would join two different people.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from splitfed.data.alignment.keys import AlignmentMessage, Intersection, Key, ke
 
 
 def private_intersection(keys: Mapping[str, Sequence[Key]], leader: str) -> Intersection:
-    """Intersect the keys of `leader` with those of each other party in turn; rows are in order of the keys.
+    """Return the keys common to `leader` and all other parties, intersected one party at a time; rows sorted by key.
 
-    Needs the extra `psi`; raises `InvalidInput` without it. The bytes are those that the library serializes.
+    Needs the extra `psi`; raises `InvalidInput` without it. Bytes are those that the library serialises.
     """
     library = _library()
     own = [key_text(key) for key in keys[leader]]
@@ -47,10 +47,10 @@ def private_intersection(keys: Mapping[str, Sequence[Key]], leader: str) -> Inte
 
 
 def _intersect(library: Any, client: list[str], server: list[str]) -> tuple[set[int], tuple[int, int, int]]:
-    """Return the positions in `client` of what `server` holds too; bytes of request, setup and response."""
+    """Return the positions in `client` of keys that `server` holds too; bytes of request, setup and response."""
     asking, answering = library.client.CreateWithNewKey(True), library.server.CreateWithNewKey(True)
     request = asking.CreateRequest(client)
-    # The rate of false positives is a matter of the two compressed forms; RAW has none.
+    # The rate of false positives applies to the two compressed forms only; RAW has none.
     setup = answering.CreateSetupMessage(1e-9, len(client), server, library.DataStructure.RAW)
     response = answering.ProcessRequest(request)
     sizes = (request.ByteSize(), setup.ByteSize(), response.ByteSize())

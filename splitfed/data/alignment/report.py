@@ -1,4 +1,4 @@
-"""What an alignment found: rows in a common order, and a report of what was kept, left out and sent."""
+"""Result of an alignment: rows in a common order, and a report of what was kept, left out and sent."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from splitfed.data.dataset import Dataset
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of one party's table: `rows` = `left_out` + `unmatched` + `kept`.
+    """Counts of one party's rows: `rows` = `left_out` + `unmatched` + `kept`.
 
-    `repeated`: keys that stand in more than one row, and `left_out` the rows not used for that reason;
-    `unmatched`: rows whose key some other party lacks.
+    `repeated`: keys that occur in more than one row, and `left_out` the rows not used for that reason; `unmatched`:
+    rows whose key some other party lacks.
     """
 
     rows: int
@@ -28,19 +28,19 @@ class Counts:
 
 @dataclass(frozen=True)
 class Report:
-    """Counts a party, and every message that crossed, in order. `str()` is a table to read."""
+    """Counts by party, and every message of an alignment, in order. `str()` gives a table."""
 
     parties: Mapping[str, Counts]
     crossings: tuple[AlignmentMessage, ...]
 
     @property
     def messages(self) -> int:
-        """How many messages crossed."""
+        """Number of messages sent."""
         return len(self.crossings)
 
     @property
     def bytes(self) -> int:
-        """How many bytes crossed, in all messages."""
+        """Bytes of all messages."""
         return sum(crossing.size for crossing in self.crossings)
 
     def __str__(self) -> str:
@@ -54,15 +54,15 @@ class Report:
             "  ".join([party.ljust(width), *(cell.rjust(w) for cell, w in zip(cells, widths, strict=True))])
             for party, *cells in lines
         ]
-        return "\n".join([*table, f"{self.messages} messages, {self.bytes} bytes crossed"])
+        return "\n".join([*table, f"{self.messages} messages, {self.bytes} bytes sent"])
 
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
     """The common records of several parties.
 
-    dataset: their rows, with a feature a party that holds x. rows: party -> (n,) int64, where these rows stand in
-    its table. keys: the keys of these rows, known to the parties; empty where rows were matched by position.
+    dataset: their rows, with a feature for each party that holds x. rows: party -> (n,) int64, the positions of these
+    rows in its table. keys: the keys of these rows, known to the parties; empty if rows were matched by position.
     """
 
     dataset: Dataset

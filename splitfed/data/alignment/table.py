@@ -18,11 +18,11 @@ from splitfed.data.from_python import RowType
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """What one party holds: a row of x, a label, or both for each of its keys.
+    """Table of one party: a row of x, a label, or both for each of its keys.
 
-    keys: (n,) text or whole numbers (a list, an array, a column), or None for rows that all parties hold in one
-    order already. x: (n, ...) real numbers; (n,) is read as one column. y: (n,) or (n, targets), as in
-    `from_arrays`. Checked when it is aligned, where the party has a name.
+    keys: (n,) text or whole numbers (a list, an array, a column), or None for rows that all parties hold in the same
+    order. x: (n, ...) real numbers; (n,) is read as one column. y: (n,) or (n, targets), as in `from_arrays`. `align`
+    checks it, so that errors can name the party.
     """
 
     keys: Any = None
@@ -33,7 +33,7 @@ class Table:
 def contents(
     tables: Mapping[str, Table], labels: str, dtype: RowType
 ) -> tuple[dict[str, Tensor], Tensor, dict[str, int]]:
-    """Return x (n, ...) as `dtype` of the parties that hold one, y of the party `labels`, and every party's rows."""
+    """Return x (n, ...) as `dtype` of each party with x, y of the party `labels`, and the number of rows of all."""
     if len(tables) < 2:
         raise InvalidInput(f"tables of {list(tables)} are not enough to align; expected two parties or more")
     check_names("party with the labels", tables, labels)
@@ -53,7 +53,7 @@ def contents(
 
 
 def keys_of(tables: Mapping[str, Table], lengths: Mapping[str, int]) -> dict[str, list[Key]]:
-    """Return the keys of every party, all of one kind; where no table has any, the positions of equally many rows."""
+    """Return the keys of every party, all of one type; if no table has keys, the row numbers of equally long tables."""
     without = [party for party, table in tables.items() if table.keys is None]
     if len(without) == len(tables):
         if len(set(lengths.values())) > 1:

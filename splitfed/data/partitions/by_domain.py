@@ -9,10 +9,10 @@ from splitfed.core.errors import InvalidInput
 
 
 def by_domain(domains: Tensor, clients: int) -> list[Tensor]:
-    """Return the positions for each client; domains: (rows,) int64.
+    """Return the positions of each client; domains: (rows,) int64.
 
-    Client i holds the domain i modulo their number, in ascending order; clients that meet on a domain share
-    it in equal numbers. Fewer clients than domains are refused: rows would be mixed or lost.
+    Client i gets domain i modulo the number of domains, in ascending order; clients with the same domain share it in
+    equal numbers. Raises `InvalidInput` for fewer clients than domains, which would mix or lose rows.
     """
     values = torch.unique(domains)
     if clients < len(values):

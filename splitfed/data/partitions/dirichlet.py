@@ -1,10 +1,10 @@
 """Dirichlet label skew: the rows of each class are spread over the clients by a Dirichlet draw.
 
-Paper: Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019, section 4;
-named and studied in Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022.
+Paper: Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019, section 4; named and
+studied in Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022.
 
 Deviates from the second: a client that already has its fair share still receives rows, so the draw is a plain
-Dirichlet; instead the whole draw is repeated until every client has the rows asked for.
+Dirichlet; instead the whole draw is repeated until every client has the minimum number of rows.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ DRAWS = 200
 
 
 def dirichlet(labels: Tensor, clients: int, alpha: float, minimum: int, generator: torch.Generator) -> list[Tensor]:
-    """Return the positions for each client; labels: (rows,) int64. A small `alpha` > 0 means much skew.
+    """Return the positions of each client; labels: (rows,) int64. A smaller `alpha` > 0 gives more skew.
 
-    Raises `InvalidInput` when `DRAWS` draws leave some client with fewer than `minimum` rows each time.
+    Raises `InvalidInput` if in each of `DRAWS` draws some client has fewer than `minimum` rows.
     """
     check_number("dirichlet", alpha, low=0, open_low=True)
     check_count("minimum", minimum, low=1)
@@ -29,7 +29,7 @@ def dirichlet(labels: Tensor, clients: int, alpha: float, minimum: int, generato
         raise InvalidInput(f"minimum={minimum} for {clients} clients is more than the {len(labels)} rows there are")
     shuffled = torch.randperm(len(labels), generator=generator)
     rows = [shuffled[labels[shuffled] == value] for value in torch.unique(labels)]
-    # torch draws no Dirichlet from a generator that is passed in; NumPy does, and holds out at a tiny alpha.
+    # torch draws no Dirichlet from a given generator; NumPy does, and is stable for a tiny alpha.
     random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
     for _ in range(DRAWS):
         shares = random.dirichlet(np.full(clients, alpha), size=len(rows))
@@ -45,5 +45,5 @@ def dirichlet(labels: Tensor, clients: int, alpha: float, minimum: int, generato
 
 
 def _bounds(share: np.ndarray, rows: int) -> np.ndarray:
-    """Return the inner bounds at which `rows` rows are cut, so that each client's part follows its share."""
+    """Return the inner bounds at which `rows` rows are cut into parts proportional to `share`."""
     return np.asarray(np.rint(np.cumsum(share[:-1]) * rows).clip(0, rows), np.int64)

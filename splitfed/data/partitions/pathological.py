@@ -1,12 +1,11 @@
 """Pathological label skew: each client holds rows of a few classes only.
 
-Paper: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
-2017, section 3.
+Paper: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
+section 3.
 
-Deviates: there the rows are sorted by label and dealt out in shards of one size, so that a shard may hold two
-classes and a client fewer than asked. Here a shard is a part of one class, and a client gets shards of
-distinct classes: each client has exactly the number of classes asked for, and shards differ in size where
-classes do.
+Deviates: the paper sorts the rows by label and cuts them into shards of one size, so that a shard may hold two classes
+and a client fewer classes than intended. Here a shard is a part of one class, and a client gets shards of different
+classes: each client has exactly `classes_per_client` classes, and shards differ in size where classes do.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from splitfed.core.errors import InvalidInput, check_count
 
 
 def pathological(labels: Tensor, clients: int, classes_per_client: int, generator: torch.Generator) -> list[Tensor]:
-    """Return the positions for each client; labels: (rows,) int64. Every row is dealt out.
+    """Return the positions of each client; labels: (rows,) int64. Every row is assigned.
 
-    Raises `InvalidInput` when there are fewer classes than asked for, when some class would go to nobody, or
-    when a class has fewer rows than clients that need it.
+    Raises `InvalidInput` for fewer classes than `classes_per_client`, for a class without a client, and for a class
+    with fewer rows than clients.
     """
     check_count("classes_per_client", classes_per_client, low=1)
     values = torch.unique(labels)
@@ -49,12 +48,12 @@ def pathological(labels: Tensor, clients: int, classes_per_client: int, generato
 
 
 def _deal(classes: int, clients: int, each: int, generator: torch.Generator) -> list[list[int]]:
-    """Return the clients that hold each class: `each` classes a client, classes dealt evenly."""
+    """Return the clients of each class: `each` classes a client, distributed evenly over the classes."""
     left = torch.full((classes,), clients * each // classes)
     left[torch.randperm(classes, generator=generator)[: clients * each % classes]] += 1
     holders: list[list[int]] = [[] for _ in range(classes)]
     for client in range(clients):
-        # The classes with most shards left, ties at random: else two shards of one class can be stranded.
+        # Classes with most remaining shards first, ties at random: otherwise two shards of one class may be left.
         luck = torch.rand(classes, generator=generator)
         for c in (left + luck).topk(each).indices.tolist():
             holders[c].append(client)

@@ -3,10 +3,10 @@
 Paper: Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: federated prototype learning across heterogeneous clients",
 AAAI 2022, section on the experiments ("n-way k-shot").
 
-Follows the authors' code in what the paper calls a standard deviation: numbers of classes are drawn evenly from
-mean - spread to mean + spread, no fewer than two and no more than there are. Their true standard deviation is
-sqrt(spread (spread + 1) / 3) where no bound cuts it: .82 for a spread of 1, 1.41 for 2. Which classes a client holds
-is drawn for each client by itself, so a class may go to nobody, and its rows are left out.
+Follows the authors' code in what the paper calls a standard deviation: numbers of classes are drawn evenly from mean -
+spread to mean + spread, no fewer than two and no more than there are. Their true standard deviation is sqrt(spread
+(spread + 1) / 3) where no bound cuts it: .82 for a spread of 1, 1.41 for 2. The classes of each client are drawn
+independently, so a class may have no client, and its rows are left out.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from splitfed.core.errors import InvalidInput, check_count
 def uneven_classes(
     labels: Tensor, clients: int, mean: int, spread: int, rows_per_class: int | None, generator: torch.Generator
 ) -> list[Tensor]:
-    """Return the positions for each client; labels: (rows,) int64.
+    """Return the positions of each client; labels: (rows,) int64.
 
-    `rows_per_class`: of each of its classes a client gets so many rows (None: holders share all rows of a class).
-    Raises `InvalidInput` when there are fewer classes than asked for, or a class has too few rows for its holders.
+    `rows_per_class`: rows that a client gets of each of its classes (None: its clients share all rows of a class).
+    Raises `InvalidInput` for fewer classes than `mean`, and for a class with too few rows for its clients.
     """
     check_count("classes_per_client", mean, low=1)
     check_count("class_spread", spread)

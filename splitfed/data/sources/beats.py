@@ -7,9 +7,9 @@ EDBT/ICDT 2023, take from the MIT-BIH arrhythmia database (Moody, Mark, 2001).
 
 Deviates: one beat at a time is the sum of its events itself, sum_i a_i exp(-(t - m_i)^2 / (2 s_i^2)), to which the
 paper's third equation integrates without its relaxation, so that every number is known in closed form. Two events are
-added: a second R, which blocks of a bundle branch split off, and the T of the beat before, which a premature atrial
-beat comes upon. Amplitudes, places and widths of the classes are ours, of the kind that textbooks draw for lead II;
-none is fitted to recordings. **No figure on these rows, accuracy or leakage, compares with one on MIT-BIH.**
+added: a second R, as in bundle branch blocks, and the T of the beat before, which a premature atrial beat overlaps.
+Amplitudes, positions and widths of the classes are chosen here after textbook drawings of lead II; none is fitted to
+recordings. **No figure on these rows, accuracy or leakage, is comparable with one on MIT-BIH.**
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from splitfed.data.dataset import Dataset
 LENGTH, MILLISECONDS = 128, 1000 / 180
 """Samples of a beat, and the time between two of them: 180 a second, half of MIT-BIH's rate."""
 PEAK = 51
-"""Where R stands on average: the sample with time 0."""
+"""Mean position of R: the sample with time 0."""
 
 CLASSES = (
     "normal",
@@ -65,11 +65,11 @@ WIDTHS = (
 )
 """One standard deviation of the Gaussian, in ms."""
 
-# Standard deviations of what differs from beat to beat at a `spread` of 1.
+# Standard deviations between beats at a `spread` of 1.
 AMPLITUDE, EXTRA, PLACE, WIDTH = 0.20, 0.03, 10.0, 0.15
-"""Of an event: of its amplitude as a share, what is added to it in mV, its time in ms, the logarithm of its width."""
+"""For an event: relative amplitude, additive amplitude in mV, time in ms, logarithm of the width."""
 GAIN, JITTER = 0.20, 8.0
-"""Of a beat: the logarithm of its amplitude as a whole, and its time as a whole in ms, where R was found too early."""
+"""For a beat: logarithm of its gain, and time shift in ms, from errors in the detection of R."""
 WANDER = 0.10
 """Standard deviation of the amplitude of baseline wander in mV."""
 SLOWEST, FASTEST = 0.15, 0.5
@@ -78,7 +78,7 @@ PATIENT = 0.5
 """Share of the variance between beats of a class that is between patients, where there are patients."""
 
 RHYTHMS = 3
-"""The first classes are rhythms, of which a patient has one; premature beats come upon any of them."""
+"""Number of leading classes that are rhythms, of which a patient has one; premature beats occur with any of them."""
 SHARES: dict[str, tuple[float, ...]] = {
     "balanced": (1.0, 1.0, 1.0, 1.0, 1.0),
     # Beats of these five classes in the whole database.
@@ -96,16 +96,16 @@ def beats(
 ) -> Dataset:
     """Return x (rows, 1, 128) in mV without bounds, and the five `CLASSES`: synthetic, not recorded, heartbeats.
 
-    No figure on them compares with one on MIT-BIH. `noise` >= 0: standard deviation in mV of white noise at every
-    sample. `spread` >= 0: how much beats of one class differ, 1 as tuned, 0 not at all but for noise; it multiplies the
-    deviations of amplitudes, times and widths, of the gain, of where R was found, and of baseline wander. `shares` of
-    the classes: "balanced" (the default, in which accuracy counts every class alike), "mit_bih" (three quarters are
-    normal), or five numbers of at least 0. Classes stand in turn, as evenly as their shares allow.
+    No figure on them is comparable with one on MIT-BIH. `noise` >= 0: standard deviation in mV of white noise at every
+    sample. `spread` >= 0: variation of beats within a class, 1 as tuned, 0 for noise alone; it multiplies the
+    deviations of amplitudes, times and widths, of the gain, of the detected time of R, and of baseline wander. `shares`
+    of the classes: "balanced" (the default, in which accuracy counts every class alike), "mit_bih" (three quarters are
+    normal), or five numbers of at least 0. Classes alternate as evenly as their shares allow.
 
-    `patients`, at least 3, deals the rows out to so many patients, who are the `groups`: half of the variance between
+    `patients`, at least 3, assigns the rows to as many patients, which are the `groups`: half of the variance between
     beats is then between patients, and `clients` tests on other patients than it trains on. Each patient has one
-    rhythm, normal or a block, as many of each as the shares say, and premature beats besides. Without it every row is
-    independent of all others.
+    rhythm, normal or a block, in the proportions of the shares, and premature beats in addition. Without it every row
+    is independent of all others.
     """
     check_count("rows", rows, low=2)
     check_number("noise", noise, low=0.0)
@@ -123,18 +123,18 @@ def beats(
 
 
 def mean_beats() -> Tensor:
-    """Return for every class the beat of mean amplitudes, times and widths, in mV: (5, 128) float64."""
+    """Return the beat of mean amplitudes, times and widths for every class, in mV: (5, 128) float64."""
     return _sum_of_events(*_means())
 
 
 def _means() -> tuple[Tensor, Tensor, Tensor]:
-    """Return amplitudes, times and widths, each (classes, events) float64."""
+    """Return mean amplitudes, times and widths, each (classes, events) float64."""
     amplitude, time, width = (torch.tensor(table, dtype=torch.float64) for table in (AMPLITUDES, TIMES, WIDTHS))
     return amplitude, time, width
 
 
 def _sum_of_events(amplitude: Tensor, place: Tensor, width: Tensor) -> Tensor:
-    """Return beats (n, 128) in mV of these (n, events) in mV, ms and ms, one event after another to save memory."""
+    """Return beats (n, 128) in mV from amplitudes, times and widths (n, events) in mV, ms, ms; one event at a time."""
     time = _times()
     beat = torch.zeros(len(amplitude), LENGTH, dtype=torch.float64)
     for a, m, s in zip(amplitude.T, place.T, width.T, strict=True):
@@ -147,7 +147,7 @@ def _times() -> Tensor:
 
 
 def _draw(y: Tensor, patient: Tensor | None, patients: int, spread: float, seed: int) -> Tensor:
-    """Return noiseless beats (n, 128) in mV, each of the class in y (n,) and, where given, of that patient."""
+    """Return noiseless beats (n, 128) in mV, of the classes y (n,) and, if given, of these patients."""
     events = len(EVENTS)
     random = generator(seed, "beats", "rows")
     # Of every event: share and offset of the amplitude, time, width; of the whole beat: gain and time.
@@ -166,7 +166,7 @@ def _draw(y: Tensor, patient: Tensor | None, patients: int, spread: float, seed:
 
 
 def _wander(rows: int, random: torch.Generator) -> Tensor:
-    """Return baseline wander (rows, 128) in mV: a sine for each row, of any phase."""
+    """Return baseline wander (rows, 128) in mV: a sine of random phase for each row."""
     height = WANDER * torch.randn(rows, 1, generator=random, dtype=torch.float64)
     drawn = torch.rand(rows, 2, generator=random, dtype=torch.float64)
     frequency, phase = SLOWEST + (FASTEST - SLOWEST) * drawn[:, :1], drawn[:, 1:]
@@ -174,7 +174,7 @@ def _wander(rows: int, random: torch.Generator) -> Tensor:
 
 
 def _weights(shares: Sequence[float] | str) -> tuple[float, ...]:
-    """Return a share for every class, checked; they need not sum to 1."""
+    """Return a checked share for every class; the shares need not sum to 1."""
     if isinstance(shares, str):
         check_names("shares", SHARES, shares)
         return SHARES[shares]
@@ -188,7 +188,7 @@ def _weights(shares: Sequence[float] | str) -> tuple[float, ...]:
 
 
 def _apportion(weights: Sequence[float], total: int, least: int = 0) -> list[int]:
-    """Return whole numbers of sum `total` in proportion to `weights`, by largest remainder, each at least `least`."""
+    """Return whole numbers with sum `total` in proportion to `weights`, by largest remainder, each at least `least`."""
     exact = [weight / sum(weights) * (total - least * len(weights)) for weight in weights]
     counts = [int(number) for number in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], i))
@@ -206,7 +206,7 @@ def _in_turn(weights: Sequence[float], rows: int) -> Tensor:
 
 
 def _assign_patients(y: Tensor, weights: Sequence[float], patients: int, random: torch.Generator) -> Tensor:
-    """Return a patient (n,) int64 for every row: of a rhythm one who has it, of premature beats any."""
+    """Return a patient (n,) int64 for every row: one with this rhythm, or for premature beats any."""
     rhythm_weights = weights[:RHYTHMS] if sum(weights[:RHYTHMS]) > 0 else (1.0,) * RHYTHMS
     ends = torch.tensor(_apportion(rhythm_weights, patients, least=1)).cumsum(0)
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), ends[:-1]])

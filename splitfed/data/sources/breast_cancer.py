@@ -24,9 +24,9 @@ UNITS = (
 def breast_cancer(scaled: bool = True) -> Dataset:
     """Return x (569, 30) and a binary task.
 
-    Columns differ a million times in size, so each is divided by its entry in `UNITS`, a fixed power of ten,
-    and is then mostly between 0 and 10. Mean and standard deviation over all rows would carry test rows and
-    victims into training; a constant carries nothing. `scaled=False` returns the measurements as they are.
+    Columns differ by a factor of a million in size, so each is divided by its entry in `UNITS`, a fixed power of ten,
+    and is then mostly between 0 and 10. Mean and standard deviation over all rows would leak test rows and victims into
+    training; a constant leaks nothing. `scaled=False` returns the measurements unchanged.
     """
     # scikit-learn takes two seconds to import.
     from sklearn.datasets import load_breast_cancer

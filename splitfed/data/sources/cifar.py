@@ -48,8 +48,8 @@ KINDS = (
 def cifar(folder: str | Path, split: str = "train") -> Dataset:
     """Return the images of `folder`, x (n, 3, 32, 32) in [0, 1], with 10 classes or 100.
 
-    `split` is "train", "test" or "all". CIFAR-100 has its 20 coarse classes as the target "coarse". Files that a set
-    is published with and that are not there are refused. Raises `InvalidInput` that names the file.
+    `split` is "train", "test" or "all". CIFAR-100 has its 20 coarse classes as the target "coarse". Raises
+    `InvalidInput`, which names the file, if one of the published files is missing or malformed.
     """
     check_names("split", SPLITS, split)
     root = existing_folder(folder)

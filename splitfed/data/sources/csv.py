@@ -1,4 +1,4 @@
-"""CSV: a table with a header; numbers stay as they are, text becomes one column a category."""
+"""CSV: a table with a header; numbers are kept, text becomes one column a category."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 CATEGORIES = 100
 FEW_CATEGORIES = 12
-"""Up to so many different values text is taken for categories whatever it looks like."""
+"""Largest number of different values for which text is always read as categories."""
 COLUMNS = 2**14
-"""The most columns of a table unless more are asked for; its header is looked at before the rows are read."""
+"""Default of `most_columns`; the header is checked before the rows are read."""
 SEPARATORS = (",", ";", "\t", "|")
-"""What divides the columns of common tables; a header of one column with another of these in it is refused."""
+"""Common column separators; a header of one column that contains another of these is refused."""
 HEADER = 2**22
 """The most bytes of a header."""
 LARGE = 2**26
-"""Bytes from which on a packed table may be taken for a trap; the slowest packing takes a second for them."""
+"""Decompressed bytes from which on a table may be refused as a decompression bomb; they take at most a second."""
 
 _NUMBER = r"[+-]?[0-9]+(\.[0-9]*)?"
 _OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
@@ -54,14 +54,15 @@ def csv(
     dtype: RowType = "float32",
     most_columns: int = COLUMNS,
 ) -> Dataset:
-    """Return the table in `path`: column `target` is y, `domain` the domains, `drop` left out, the rest x.
+    """Return the table in `path`: column `target` is y, `domain` the domains, `drop` is left out, the rest is x.
 
     x: (rows, columns), which keep their names. A text column becomes a 0/1 column for each of its values, sorted, all
-    of its name (`Dataset.categories`); a text target the classes 0, 1, ... of its values, sorted, and so does a text
-    domain. `standardize` gives each numeric column mean 0 and standard deviation 1 over all rows of the file, those of
-    test and victims included: a small leak, hence off unless asked for. `dtype`: "int64" keeps whole numbers as such,
-    for columns that are codes or token ids, and refuses other ones. `most_columns`: how many the file may have. Raises
-    `InvalidInput` that names the column, and the row of a missing value (the first row under the header is row 1).
+    under its name (`Dataset.categories`); values of a text target become classes 0, 1, ... in sorted order, and so do
+    those of a text domain. `standardize` gives each numeric column mean 0 and standard deviation 1 over all rows of the
+    file, those of test and victims included, which is a small leak; hence it is off by default. `dtype`: "int64" keeps
+    whole numbers, for columns that are codes or token ids, and refuses others. `most_columns`: the largest number of
+    columns. Raises `InvalidInput` that names the column, and the row of a missing value (the first row under the header
+    is row 1).
     """
     source = existing_file(path)
     if standardize and dtype == "int64":
@@ -98,7 +99,7 @@ def _read(source: Path, separator: str, most_columns: int) -> pd.DataFrame:
                 raise InvalidInput(f"{source} has a header of more than {HEADER} bytes; expected names of columns")
             file.seek(0)
             if len(separator) == 1:
-                # Of 300,000 columns pandas makes a series each, for 20 s.
+                # pandas makes a series for each column, which takes 20 s for 300,000 of them.
                 lines = io.StringIO(first.decode("utf-8-sig"), newline=None)
                 names = next(reader(lines, delimiter=separator, skipinitialspace=True), [])
                 if twice := next((name for name, count in Counter(names).items() if name and count > 1), None):
@@ -123,14 +124,16 @@ def _read(source: Path, separator: str, most_columns: int) -> pd.DataFrame:
         raise InvalidInput(f"{source} has more fields in its rows than in its header")
     (name, *more), others = list(table.columns), [sign for sign in SEPARATORS if sign != separator]
     if not more and (found := next((sign for sign in others if sign in str(name)), None)) is not None:
-        raise InvalidInput(f"{source} has one column, {short(name)}; if {found!r} divides it, give separator={found!r}")
+        raise InvalidInput(
+            f"{source} has one column, {short(name)}; if {found!r} is the separator, give separator={found!r}"
+        )
     if not len(table):
         raise InvalidInput(f"{source} has no rows under its header")
     return table
 
 
 def _open_text(source: Path) -> IO[bytes]:
-    """Return the text of a file, unpacked where its name says that it is packed, as far as memory reaches."""
+    """Return the text of a file, decompressed if its suffix says so, up to the memory of the machine."""
     if source.suffix in (".zip", ".zst", ".tar"):
         raise InvalidInput(f"{source} is packed as {source.suffix}; unpack it, or pack it as .gz, .bz2 or .xz")
     if source.suffix not in _OPENERS:
@@ -140,8 +143,8 @@ def _open_text(source: Path) -> IO[bytes]:
         file.seek(most)
         if file.read(1):
             raise InvalidInput(
-                f"{source} unpacks to more than {most} bytes, {arrays.RATIO} times its size or more, as no table "
-                "does; unpack it if it is meant"
+                f"{source} unpacks to more than {most} bytes, {arrays.RATIO} times its size or more, which real "
+                "tables do not; unpack it if that is intended"
             )
     return cast(IO[bytes], _OPENERS[source.suffix](source))
 
@@ -157,7 +160,7 @@ def _check_complete(source: Path, table: pd.DataFrame) -> None:
 
 
 def _check_whole_numbers(source: Path, table: pd.DataFrame) -> None:
-    """Refuse a column of numbers of which one takes more than 64 bits: pandas takes it for text."""
+    """Raise `InvalidInput` for a numeric column with an integer of more than 64 bits, which pandas reads as text."""
     for name in table.columns:
         if _is_number(table[name]) or table[name].dtype.kind == "b":
             continue
@@ -171,7 +174,7 @@ def _check_whole_numbers(source: Path, table: pd.DataFrame) -> None:
 
 
 def _check_spellings(source: Path, separator: str, target: str, y: pd.Series) -> None:
-    """Warn of whole numbers that the target writes in two ways, such as 1 and 01, which as numbers are one class."""
+    """Warn of integers that the target writes in two ways, such as 1 and 01, which become one class."""
     import pandas as pd
 
     with _open_text(source) as file:
@@ -180,8 +183,8 @@ def _check_spellings(source: Path, separator: str, target: str, y: pd.Series) ->
     if len(twice := pairs[pairs.duplicated("number", keep=False)]):
         one, other, *_ = sorted(twice["text"][twice["number"] == twice["number"].iloc[0]])
         warnings.warn(
-            f"{source}: column {target!r} holds {one!r} and {other!r}, which are one number and so one label; if they "
-            "are different codes, write a letter before each",
+            f"{source}: column {target!r} holds {one!r} and {other!r}, which are the same number and become one "
+            "label; if they are different codes, write a letter before each",
             UserWarning,
             stacklevel=4,
         )
@@ -192,14 +195,14 @@ def _is_number(column: pd.Series) -> bool:
 
 
 def _codes(column: pd.Series) -> np.ndarray:
-    """Return numbers as they are, and anything else as its place among the sorted values."""
+    """Return numbers unchanged, and other values as their index among the sorted values."""
     if _is_number(column):
         return np.asarray(column.to_numpy())
     return np.unique(column.astype(str).to_numpy(dtype=str), return_inverse=True)[1]
 
 
 def _check_categories(source: Path, column: pd.Series, different: int) -> None:
-    """Refuse a column of text with many values that are numbers but for a few, with decimal commas, or one a row."""
+    """Raise `InvalidInput` for text columns of mostly numbers, of decimal commas, or different in each row."""
     if different <= FEW_CATEGORIES:
         return
     import pandas as pd
@@ -213,13 +216,13 @@ def _check_categories(source: Path, column: pd.Series, different: int) -> None:
     elif 2 * len(wrong) < len(texts):
         what = f"is numbers but for {len(wrong)} ({texts.iloc[wrong[0]]!r} in row {wrong[0] + 1}); correct or drop it"
     elif different == len(texts):
-        what = "is text with another value in every row, as a name of the row has; drop it"
+        what = "is text with a different value in every row, like an identifier; drop it"
     if what is not None:
         raise InvalidInput(f"{source}: column {column.name!r} {what}")
 
 
 def _encode(source: Path, column: pd.Series, standardize: bool, dtype: RowType) -> np.ndarray:
-    """Return a column of the table as one or more columns of x, (rows, k) float64, or int64 where `dtype` says so."""
+    """Return a column of the table as one or more columns of x: (rows, k) float64, or int64 by `dtype`."""
     if not _is_number(column):
         codes = _codes(column)
         if codes.max() >= CATEGORIES:
@@ -230,7 +233,7 @@ def _encode(source: Path, column: pd.Series, standardize: bool, dtype: RowType) 
         _check_categories(source, column, int(codes.max()) + 1)
         return np.asarray(np.eye(codes.max() + 1)[codes]).astype(np.int64 if dtype == "int64" else np.float64)
     if dtype == "int64":
-        # By the column, so that an error names it; doubles in between would round great numbers.
+        # Column by column, so that an error names it; an intermediate double would round large integers.
         return as_rows(f"{source}: column {column.name!r}", column.to_numpy(), dtype).numpy()
     values = column.to_numpy(dtype=np.float64)[:, None]
     if not standardize:

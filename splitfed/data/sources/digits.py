@@ -26,10 +26,10 @@ def digits() -> Dataset:
 
 @cache
 def _read() -> tuple[np.ndarray, np.ndarray]:
-    """Return the levels of grey (1797, 64) and the classes (1797,), read once; nobody may write into them."""
+    """Return the levels of grey (1797, 64) and the classes (1797,), read once and shared: do not write into them."""
     found = find_spec("sklearn")
     if found is not None and found.origin is not None:
-        # The file alone: scikit-learn takes as long to import as torch.
+        # Read the file directly: scikit-learn takes as long to import as torch.
         file = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
         if file.is_file():
             table = np.loadtxt(file, delimiter=",", dtype=np.int64)

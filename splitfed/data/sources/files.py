@@ -1,6 +1,6 @@
-"""Files and folders of others: refused in one line where they are missing, or are no regular files.
+"""Files and folders given by the user: refused in one line if they are missing or no regular files.
 
-A pipe or a device of that name would hold up whoever reads it, or never end.
+Reading a pipe or a device could block, or never end.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from splitfed.core.errors import InvalidInput, check_names
 
 
 def existing_file(path: str | Path) -> Path:
-    """Return `path` with ~ expanded; `InvalidInput` unless it is a regular file, or a link to one, that can be read."""
+    """Return `path` with ~ expanded; raise `InvalidInput` unless it is a readable regular file, or a link to one."""
     found = Path(path).expanduser()
     if not found.is_file():
         raise InvalidInput(f"{_shown(found)} is {_kind(found)}; expected a file")
     try:
-        # Some files of the system wait for what is to come.
+        # Opened without blocking, as some system files wait for data.
         descriptor = os.open(found, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         try:
             os.read(descriptor, 1)
@@ -31,7 +31,7 @@ def existing_file(path: str | Path) -> Path:
 
 
 def existing_folder(path: str | Path) -> Path:
-    """Return `path` with ~ expanded; `InvalidInput` unless it is a folder."""
+    """Return `path` with ~ expanded; raise `InvalidInput` unless it is a folder."""
     found = Path(path).expanduser()
     if not found.is_dir():
         raise InvalidInput(f"{_shown(found)} is {_kind(found)}; expected a folder")
@@ -39,7 +39,7 @@ def existing_folder(path: str | Path) -> Path:
 
 
 def _shown(path: Path) -> str:
-    """Return `path` in one line, whatever is in its name."""
+    """Return `path` as one line of text, whatever characters its name has."""
     return str(path) if str(path).isprintable() else repr(str(path))
 
 
@@ -56,7 +56,7 @@ def _kind(path: Path) -> str:
 def check_columns(
     source: Path, columns: Collection[str], target: str, drop: Collection[str], domain: str | None
 ) -> None:
-    """Refuse a target, columns to drop or a domain that `columns` of a table have not, and one in two places."""
+    """Raise `InvalidInput` for a target, dropped columns or a domain that are not in `columns`, or that overlap."""
     for name in (target, *drop, *(() if domain is None else (domain,))):
         check_names(f"column in {source.name}:", columns, name)
     for role, column in (("target", target), ("domain", domain)):

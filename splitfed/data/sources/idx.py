@@ -1,7 +1,7 @@
-"""IDX: a folder of IDX files, gzipped or not, as MNIST, Fashion-MNIST and their kin are published.
+"""IDX: a folder of IDX files, gzipped or not, as MNIST, Fashion-MNIST and similar sets are published.
 
-Format: http://yann.lecun.com/exdb/mnist/ (two zero bytes, a type, the number of dimensions, each dimension as
-four bytes, then the values, all of it big-endian).
+Format: http://yann.lecun.com/exdb/mnist/ (two zero bytes, a type, the number of dimensions, each dimension as four
+bytes, then the values, all of it big-endian).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ PREFIXES = {"train": ("train",), "test": ("t10k",), "all": ("train", "t10k")}
 
 
 def idx(folder: str | Path, split: str = "train") -> Dataset:
-    """Return the images of `folder`, x (n, 1, height, width) in [0, 1], with greatest label + 1 classes.
+    """Return the images of `folder`, x (n, 1, height, width) in [0, 1], with largest label + 1 classes.
 
-    Reads {train,t10k}-{images-idx3,labels-idx1}-ubyte, with or without .gz; `split` is "train", "test" or
-    "all" (both). Debian's package dataset-fashion-mnist puts them in /usr/share/datasets/fashion-mnist.
-    Raises `InvalidInput` that names the file when one is missing, truncated or malformed.
+    Reads {train,t10k}-{images-idx3,labels-idx1}-ubyte, with or without .gz; `split` is "train", "test" or "all" (both).
+    Debian's package dataset-fashion-mnist puts them in /usr/share/datasets/fashion-mnist. Raises `InvalidInput` that
+    names the file if one is missing, truncated or malformed.
     """
     check_names("split", PREFIXES, split)
     root = existing_folder(folder)
@@ -56,7 +56,7 @@ def read_idx(path: str | Path) -> np.ndarray:
 
 
 def _array(source: Path, file: IO[bytes], packed: int) -> np.ndarray:
-    """Return the array in `file`, of which `packed` bytes are on the disk; it is read once its size is known."""
+    """Return the array in `file`, which has `packed` bytes on disk; its size is checked before it is read."""
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES:
         raise InvalidInput(f"{source} begins with 0x{magic.hex()}; expected an IDX magic number, 0x0000tt0d")

@@ -14,10 +14,9 @@ def image_folder(
 ) -> Dataset:
     """Return the pictures of all sub-folders of `path`, x (n, 3 or 1, height, width) in [0, 1].
 
-    `size` (one side, or height and width) resizes each, bilinearly and without keeping its proportions;
-    without it all pictures must agree. Files with other suffixes are passed over. `pixels`: the
-    most that a picture may have, as its header says. Raises `InvalidInput` that
-    names the first file that cannot be read.
+    `size` (one side, or height and width) resizes each, bilinearly and without keeping its proportions; without it all
+    pictures must have the same size. Files with other suffixes are ignored. `pixels`: the largest number of pixels of a
+    picture, by its header. Raises `InvalidInput` that names the first file that cannot be read.
     """
     root = existing_folder(path)
     pictures = Pictures(size, grayscale, pixels)

@@ -17,13 +17,13 @@ from splitfed.data.sources.files import existing_file
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""What a picture may be: Pillow goes by the content, whatever the name, and starts Ghostscript for one in EPS."""
+"""Allowed formats: Pillow ignores the suffix, and would start Ghostscript for a file in EPS."""
 PIXELS = 2**25
-"""The most pixels of a picture unless more are asked for: its header is looked at before it is unpacked."""
+"""Default of `pixels`; the header of a picture is checked before it is decoded."""
 
 
 def folders(root: Path, what: str) -> list[str]:
-    """Return the names of the sub-folders of `root`, one `what` each, in order; refuse fewer than two."""
+    """Return the names of the sub-folders of `root`, one a `what`, sorted; raise `InvalidInput` for fewer than two."""
     names = sorted(folder.name for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith("."))
     if len(names) < 2:
         raise InvalidInput(f"{root} has {len(names)} sub-folders; expected one a {what}, at least two")
@@ -31,10 +31,10 @@ def folders(root: Path, what: str) -> list[str]:
 
 
 class Pictures:
-    """Gathers pictures of one shape: `images` are bytes (channels, height, width), `labels` their classes."""
+    """Collects pictures of one shape: `images` are bytes (channels, height, width), `labels` their classes."""
 
     def __init__(self, size: int | tuple[int, int] | None, grayscale: bool, pixels: int) -> None:
-        """Take what `image_folder` takes; refuse a `size` that is none."""
+        """Create an empty collection; arguments as in `image_folder`. Raises `InvalidInput` for a bad `size`."""
         check_count("pixels", pixels, low=1)
         self._pixels = pixels
         self.images: list[np.ndarray] = []
@@ -43,7 +43,7 @@ class Pictures:
         self._mode = "L" if grayscale else "RGB"
 
     def add(self, folder: Path, label: int) -> int:
-        """Read the pictures in `folder` as of class `label`; return how many there are, at least one."""
+        """Read the pictures in `folder` as class `label`; return their number, at least one."""
         files = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
         if not files:
             raise InvalidInput(f"{folder} has no pictures; expected files such as .png or .jpg")
@@ -87,7 +87,7 @@ def _read(file: Path, size: tuple[int, int] | None, mode: str, pixels: int) -> n
     # Pillow is slow to import and needed by this loader alone.
     from PIL import Image
 
-    # Pillow's own bound is for the whole process, and may be below what was asked for.
+    # Pillow's own limit is global, and may be below `pixels`.
     bound, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
         with Image.open(file, formats=FORMATS) as picture:

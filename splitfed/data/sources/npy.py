@@ -1,4 +1,4 @@
-"""NPY: rows and labels in two .npy files; the rows may exceed the memory, as they are read by batch through a map."""
+"""NPY: rows and labels in two .npy files; rows are read by batch through a memory map and may exceed the memory."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def npy(
     channels_last: bool = False,
     dtype: RowType = "float32",
 ) -> Dataset:
-    """Return the rows in the file `x`, with the labels in `y` and, where given, the domains in `domains`.
+    """Return the rows in the file `x`, with the labels in `y` and, if given, the domains in `domains`.
 
-    Rows are read when they are used, and then checked; labels and domains are kept in memory. Task, labels and `dtype`
-    as in `from_arrays`. Bytes (uint8) of three or more dimensions are images: divided by 255, with value range [0, 1],
-    and given a channel when they have none; with dtype "int64" they are numbers like others. `channels_last` says that
-    x is (n, height, width, channels) in the file. Raises `InvalidInput` for a file that is none, and for other counts.
+    Rows are read and checked when they are used; labels and domains are kept in memory. Task, labels and `dtype` as in
+    `from_arrays`. Bytes (uint8) of three or more dimensions are images: divided by 255, with value range [0, 1], and
+    with a channel added if they have none; with dtype "int64" they are ordinary numbers. `channels_last`: x is (n,
+    height, width, channels) in the file. Raises `InvalidInput` for a malformed file, and for unequal numbers of rows.
     """
     source = existing_file(x)
     found = _open(source, arrays.map_array)

@@ -28,9 +28,9 @@ def npz(
     """Return the arrays called `x`, `y` and `domains` in the file; task, labels and `dtype` as in `from_arrays`.
 
     Several names in `x` give the parts of a row, such as ["input_ids", "attention_mask"]: features of these names.
-    Bytes (uint8) of three or more dimensions are images: divided by 255, with value range [0, 1], and given a
-    channel when they have none; as parts, or with dtype "int64", they are numbers like others. `channels_last` says
-    that x is (n, height, width, channels) in the file.
+    Bytes (uint8) of three or more dimensions are images: divided by 255, with value range [0, 1], and with a channel
+    added if they have none; as parts, or with dtype "int64", they are ordinary numbers. `channels_last`: x is (n,
+    height, width, channels) in the file.
     """
     source = existing_file(path)
     names = [x] if isinstance(x, str) else list(x)

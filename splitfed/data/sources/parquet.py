@@ -1,4 +1,4 @@
-"""Parquet: a table of numbers; the rows may exceed the memory, as groups of them are read when they are used."""
+"""Parquet: a table of numbers; row groups are read when they are used, so that rows may exceed the memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from splitfed.data.from_python import RowType, TaskLike, labelled
 from splitfed.data.sources.files import check_columns, existing_file
 
 KEPT = 2**27
-"""The most bytes of row groups that stay in memory after they were read; one group does, however large."""
+"""Largest total bytes of row groups kept in memory; the last one is kept whatever its size."""
 
 
 def parquet(
@@ -30,13 +30,13 @@ def parquet(
     domain: str | None = None,
     dtype: RowType = "float32",
 ) -> Dataset:
-    """Return the table in `path`: column `target` is y, `domain` the domains, `drop` left out, the rest x.
+    """Return the table in `path`: column `target` is y, `domain` the domains, `drop` is left out, the rest is x.
 
-    x: (rows, columns) numbers, or (rows, k) where the only column holds lists of k numbers each. Text in the target or
-    the domain becomes the numbers 0, 1, ... of its values, sorted; other text is refused. Labels and domains are kept
-    in memory. The file is read by row groups, of which 128 MiB stay in memory: batches are drawn from all of a client's
-    rows, so that the groups of a larger file are read again and again; `npy` reads rows alone. Task, labels and `dtype`
-    as in `from_arrays`. Raises `InvalidInput` that names the column, also for missing values.
+    x: (rows, columns) numbers, or (rows, k) if the only column holds lists of k numbers each. Text in the target or the
+    domain becomes the numbers 0, 1, ... of its sorted values; other text is refused. Labels and domains are kept in
+    memory. The file is read by row groups, of which 128 MiB stay in memory: batches are drawn from all of a client's
+    rows, so that the groups of a larger file are read many times; `npy` reads single rows. Task, labels and `dtype` as
+    in `from_arrays`. Raises `InvalidInput` that names the column, also for missing values.
     """
     source = existing_file(path)
     # pyarrow is slow to import and needed by this loader alone.
@@ -75,7 +75,7 @@ class ParquetRows(RowSource):
         return int(self._ends[-1])
 
     def take(self, rows: Tensor, draw: Draw | None = None) -> Tensor:
-        """Return the rows of these numbers, whose groups are read where they are not in memory."""
+        """Return the rows of these numbers; row groups that are not in memory are read."""
         found = torch.empty(len(rows), *self.shape, dtype=self.dtype)
         groups = torch.searchsorted(self._ends, rows, right=True)
         for group in groups.unique().tolist():
@@ -143,7 +143,7 @@ def _check(where: str, values: Any) -> np.ndarray:
 
 
 def _codes(source: Path, file: Any, name: str) -> np.ndarray:
-    """Return a column of labels or domains: numbers as they are, text as the numbers of its sorted values."""
+    """Return a column of labels or domains: numbers unchanged, text as the indices of its sorted values."""
     import pyarrow.types as types
 
     column = _read_columns(source, file, [name]).column(name)

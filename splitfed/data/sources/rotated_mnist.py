@@ -3,10 +3,10 @@
 Paper: Ghifary, Kleijn, Zhang, Balduzzi, "Domain generalization for object recognition with multi-task autoencoders",
 ICCV 2015.
 
-There the angles go counterclockwise, 0 to 75 in steps of 15, and 100 images of each digit are turned; angles here are
+In the paper angles are counterclockwise, 0 to 75 in steps of 15, with 100 images of each digit; angles here are
 clockwise, and by default those of Zhou, Li, Chen, Ding, "Model agnostic federated mutual learning", 2023. All domains
-show the same images, as there; `Dataset.clients` divides them once for all angles, so that no client's test image is
-another's training image at another angle.
+show the same images, as in the paper; `Dataset.clients` divides them once for all angles, so that no client's test
+image is another's training image at another angle.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from splitfed.data.sources.packaged import packaged_mnist
 def rotated_mnist(angles: Sequence[float] = ANGLES, per_class: int = 100, seed: int = 0) -> Dataset:
     """Return x (angles * 10 * per_class, 1, 28, 28) in [0, 1], ten classes, and the number of the angle as domain.
 
-    `per_class`: images of each digit, at most 500, drawn by `seed`. `.clients(len(angles), by_domain=True)` makes a
-    client of each angle.
+    `per_class`: images of each digit, at most 500, drawn by `seed`. `.clients(len(angles), by_domain=True)` makes one
+    client for each angle.
     """
     check_count("per_class", per_class, low=1)
     data = packaged_mnist("rotated_mnist")

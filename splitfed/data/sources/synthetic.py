@@ -26,8 +26,8 @@ INPUTS, CLASSES = 60, 10
 def synthetic(alpha: float = 1.0, beta: float = 1.0, devices: int = 30, iid: bool = False, seed: int = 0) -> Dataset:
     """Return x (n, 60) of real numbers without bounds, ten classes, and the number of the device as domain.
 
-    `alpha`, `beta` >= 0: how much models differ from device to device, and rows. `.clients(devices, by_domain=True)`
-    makes a client of each device.
+    `alpha`, `beta` >= 0: how much the models and the rows differ between devices. `.clients(devices, by_domain=True)`
+    makes one client for each device.
     """
     check_number("alpha", alpha, low=0.0)
     check_number("beta", beta, low=0.0)
