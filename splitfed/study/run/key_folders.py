@@ -21,7 +21,7 @@ def check_keys(cells: Iterable[RunSpec], folder: Path) -> None:
         if setting.key_folder is not None and home in (path := Path(setting.key_folder).resolve(), *path.parents):
             raise InvalidInput(
                 f"{setting.where}: key_folder={setting.key_folder!r} lies in {str(folder)!r}, the folder of the "
-                "study, which is copied and handed on; keep keys elsewhere"
+                "study, which is copied and shared; keep keys elsewhere"
             )
 
 
