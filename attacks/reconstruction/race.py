@@ -190,13 +190,15 @@ class Trials:
     def race(self, members: Sequence[EnsembleMember], budget: float, looked: bool = False) -> None:
         """Try `members` with `budget` row passes altogether, fewer and fewer of them with more and more.
 
-        `looked`: they were looked at before, in place of the first rung.
+        `looked`: a look at them was the first rung, which is left to those for whom its share was too small.
         """
-        planned = rungs(len(members), budget, max(member.last for member in members))[looked:]
-        left, spent = self._rank(members) if looked else list(members), 0.0
+        left, spent = list(members), 0.0
+        planned = rungs(len(left), budget, max(member.last for member in members))
         for rung, (count, least) in enumerate(planned):
             last = rung == len(planned) - 1 and bool(left)
-            spent += self.look(left[:count], (budget - spent) / (1 + left[0].last) if last else least)
+            work = (budget - spent) / (1 + left[0].last) if last else least
+            skipped = looked and not rung
+            spent += self.look([m for m in left[:count] if not skipped or m.name in self._left_out], work)
             left = self._rank(left[:count])
 
     def look(self, members: Sequence[EnsembleMember], work: float) -> float:

@@ -253,8 +253,9 @@ class Strongest(Attack):
         def race(members: list[EnsembleMember], passes: float, looked: bool) -> list[Work | OneOf]:
             (_, first), *_ = rungs(len(members), passes, max(member.last for member in members))
             able = [member for member in members if member.size(first)]
-            pieces: list[Work | OneOf] = [] if looked else [piece(member, member.size(first)) for member in able]
-            left = passes if looked else passes - sum(member.work(member.size(first)) for member in able)
+            begun = [member for member in able if not (looked and member.size(plan.look))]
+            pieces: list[Work | OneOf] = [piece(member, member.size(first)) for member in begun]
+            left = passes - sum(member.work(member.size(first)) for member in begun)
             return [*pieces, OneOf([[piece(member, left / member.passes)] for member in able])] if able else []
 
         apart = race(plan.decoders, plan.passes, looked=False)

@@ -343,8 +343,16 @@ def test_a_look_is_the_first_rung_of_a_race_and_who_was_best_in_it_has_all_that_
     trials.race(members, 300.0, looked=True)
     assert [(a.member, a.size) for a in trials.tried] == [("poor", 10), ("good", 10), ("good", 100)]
     assert [one.member for one in trials.selection.left_out] == ["slow"]
-    trials.race(members[2:], 300.0)
-    assert trials.selection.left_out == (), "whoever could take part later was not left out"
+
+
+def test_whose_share_of_a_look_was_too_small_has_a_first_rung_of_its_own() -> None:
+    """Of 1200 row passes three members have 100 each there, and the last one, with twice that for victims, the rest."""
+    trials = Trials(held_out(), 0, lambda done: None)
+    members = [halving("good", last=2.0), halving("poor", 0.5), halving("slow", 0.4, least=50)]
+    trials.look(members, 10.0)
+    trials.race(members, 1200.0, looked=True)
+    assert [(a.member, a.size) for a in trials.tried] == [("good", 10), ("poor", 10), ("slow", 100), ("good", 366)]
+    assert trials.selection.left_out == ()
 
 
 def test_where_nobody_could_be_looked_at_nobody_races() -> None:
@@ -352,9 +360,9 @@ def test_where_nobody_could_be_looked_at_nobody_races() -> None:
     slow = [halving("slow", least=50)]
     trials.run(halving("other"), 1)
     assert trials.look(slow, 10.0) == 0.0
-    trials.race(slow, 300.0, looked=True)
+    trials.race(slow, 120.0, looked=True)
     assert [a.member for a in trials.tried] == ["other"]
-    assert [one.reason for one in trials.selection.left_out] == ["50 row passes at least, and its share is 10"]
+    assert [one.reason for one in trials.selection.left_out] == ["50 row passes at least, and its share is 30"]
 
 
 def test_a_row_that_is_asked_for_several_times_counts_as_one_in_what_is_chance() -> None:
