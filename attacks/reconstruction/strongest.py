@@ -322,7 +322,7 @@ class Strongest(Attack):
         found, tried = [], rows.searched
         last = rows.victims / tried
         for prior in PRIORS:
-            attack = load("attacks", "lbfgs_inversion")(queries=self.queries, prior=prior)
+            attack = load("attacks", "lbfgs_inversion")(queries=self.queries, prior=prior, double=True)
             search = attack_member(f"lbfgs_inversion, prior {prior:g}", attack, "iterations")
             found.append(search._replace(searches=True, passes=EVALUATIONS * tried, last=last, least=10))
         if self.prior:
