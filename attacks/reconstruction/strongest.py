@@ -8,11 +8,11 @@ Machine Learning 1996, for the combination of all.
 In the threat model "black_box" the adversary has releases, auxiliary rows and queries: members are `linear_inverse`,
 `nearest` and `inverse_network` of several widths, for tables with synthetic rows. In "white_box" it has the client's
 weights too, and twice the work, of tables three times as much: after the race of the decoders that a black box has,
-`lbfgs_inversion` with and without a prior and, in the longest budget, `latent_search` race with each other. Where they
-are ahead at a first look they have the work of the decoders too. Where releases are not a function of the row alone, a
-fifth of the searches' work is left for one that begins at the best rows found so far (`refinement`). Where an attack
-was in the training, what that predicts is a member; and last a convex combination of all of them, its weights by least
-squares.
+`lbfgs_inversion` with and without a prior and, in the longest budget, `latent_search` race with each other. Of images a
+first look at all members is the first rung of that race, and where searches are ahead in it they have the work of the
+decoders too. Where releases are not a function of the row alone, a fifth of the searches' work is left for one that
+begins at the best rows found so far (`refinement`). Where an attack was in the training, what that predicts is a
+member; and last a convex combination of all of them, its weights by least squares.
 
 The choice is the adversary's: some of its rows are held out, their releases stand behind the victims' without a mark,
 and the member with the least squared error on them makes the prediction, once it has learnt from all of the rows. The
