@@ -14,17 +14,20 @@ that is annealed to nothing ended no nearer to the rows, for the same work, than
 
 It begins at the ridge regression from releases of the auxiliary rows under the known weights
 (`splitfed.attacks.reconstruction.linear_inverse`). Every victim has a direction, a step and an end of its own
-(`splitfed.attacks.networks.row_lbfgs`). Where f keeps all that the rows hold it ends at the rounding of float32.
+(`splitfed.attacks.networks.row_lbfgs`). Where f keeps all that the rows hold it ends at the rounding of f: of float32,
+or with `double` of float64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from splitfed.attacks.base import FORWARD, Attack, Budgets, Knowledge, Needs, Progress, Releases, unwrap
 from splitfed.attacks.networks.query_passes import hold_out, join_values, query_passes
@@ -49,7 +52,8 @@ class LbfgsInversion(Attack):
     """At most `iterations` steps of L-BFGS a victim, each from the `history` steps before it.
 
     `queries`: draws of the defenses for the regression it begins at. `prior`: weight of the Gaussian prior, which helps
-    where the release does not determine the row.
+    where the release does not determine the row. `double`: whether the client's segment is computed in float64 whatever
+    the type of its weights.
     """
 
     requires: ClassVar[frozenset[Needs]] = frozenset({Needs.RELEASES, Needs.UPSTREAM, Needs.AUXILIARY})
@@ -65,6 +69,7 @@ class LbfgsInversion(Attack):
     history: int = field(default=10, metadata=require_count("lbfgs_inversion history", low=1))
     queries: int = field(default=5, metadata=require_count("lbfgs_inversion queries", low=1))
     prior: float = field(default=0.0, metadata=require_number("lbfgs_inversion prior", low=0.0))
+    double: bool = False
 
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return the rows found for the releases in the view: (victims, *shape)."""
@@ -75,7 +80,8 @@ class LbfgsInversion(Attack):
             start = start.clamp(*knowledge.value_range)
         scale = max(_variance(function, x, list(seen)), LEAST_VARIANCE)
         weight = self.prior + noise_variance(function, sample, x[:VICTIMS_AT_ONCE]) / scale
-        search = RowSearch(function, scale, weight, GaussianPrior.of(x) if weight else None, knowledge)
+        searched = _in_float64(function) if self.double else lambda rows: function(rows.to(x.dtype))
+        search = RowSearch(searched, scale, weight, GaussianPrior.of(x) if weight else None, knowledge)
         found, total = [], len(start) * self.iterations
         for first in range(0, len(start), VICTIMS_AT_ONCE):
             part = slice(first, first + VICTIMS_AT_ONCE)
@@ -116,7 +122,7 @@ class GaussianPrior(NamedTuple):
 
 
 class RowSearch(NamedTuple):
-    """The search for rows whose release under `function` is one that was seen.
+    """The search for rows whose release under `function`, of rows in float64, is one that was seen.
 
     `scale`: the variance of a released number; `weight`: that of the `prior`, None where it is 0.
     """
@@ -142,13 +148,31 @@ class RowSearch(NamedTuple):
         return RowLbfgs(losses, begun, history).run(iterations, progress) @ root.T + mean
 
     def _misfit(self, seen: Releases, x: Tensor, rows: Tensor) -> Tensor:
-        dtype = unwrap(self.knowledge.auxiliary).dtype
-        released = self.function(x.to(dtype).view(-1, *self.knowledge.shape))
+        released = self.function(x.view(-1, *self.knowledge.shape))
         parts = [flat_rows((released[name] - z[rows]).double().square()).sum(1) for name, z in seen.items()]
         loss = torch.stack(parts).sum(0) / self.scale
         if (bounds := self.knowledge.value_range) is None:
             return loss
         return loss + OUTSIDE * (x - x.clamp(*bounds)).square().sum(1)
+
+
+class _Float64(TorchFunctionMode):
+    """Under it every operation of torch takes and returns float64 for numbers of any other floating type."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return tree_map(_widen, func(*tree_map(_widen, args), **tree_map(_widen, kwargs or {})))
+
+
+def _widen(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _in_float64(function: Callable[[Tensor], Releases]) -> Callable[[Tensor], Releases]:
+    def computed(x: Tensor) -> Releases:
+        with _Float64():
+            return function(x)
+
+    return computed
 
 
 @torch.no_grad()

@@ -45,16 +45,14 @@ class EnsembleMember(NamedTuple):
 
     `learns`: whether it learns from auxiliary rows, so that it is the better for those held out; `searches`: whether
     it works on every row by itself: it is tried on few of the rows held out, and the victims are not among them;
-    `begins_at`: the member at whose rows a search begins ("": none). `passes`: row passes that a unit of its size takes
-    in a trial (0: it has no steps); `start`: those that it takes besides; `last`: what its last prediction takes, of a
-    trial; `least`: its smallest size.
+    `passes`: row passes that a unit of its size takes in a trial (0: it has no steps); `start`: those that it takes
+    besides; `last`: what its last prediction takes, of a trial; `least`: its smallest size.
     """
 
     name: str
     predict: Predict
     learns: bool = False
     searches: bool = False
-    begins_at: str = ""
     passes: float = 0.0
     start: float = 0.0
     last: float = 0.0
@@ -105,7 +103,8 @@ class Trials:
         self.searched = held_out.first(held_out.count if searched is None else searched)
         """What arrives of the rows that searches are tried on, and what is known without them."""
         self.tried: list[Attempt] = []
-        self.left_out: list[LeftOut] = []
+        self._left_out: dict[str, LeftOut] = {}
+        """Members that were never tried, as each share of the work was too small for them."""
         self.found: dict[str, Tensor] = {}
         """What each member predicts of the first rows held out, (n, *shape)."""
         self._victims: dict[str, Tensor] = {}
@@ -159,16 +158,8 @@ class Trials:
     def selection(self) -> Selection:
         """How the choice was made."""
         criterion = f"on held-out rows, in {len(folds)} folds" if (folds := self.held_out.folds) else "on held-out rows"
-        return Selection(self.chosen, tuple(self.tried), left_out=tuple(self.left_out), criterion=criterion)
-
-    @property
-    def _counts(self) -> list[int]:
-        """Numbers of rows that members were tried on, the least first."""
-        return sorted({len(own) for own in self.found.values()})
-
-    def error(self, name: str, rows: int) -> float:
-        """Return a member's least mean squared error on the first `rows` held out; infinity where it found none."""
-        return self.held_out.error(self.found[name][:rows]) if name in self.found else math.inf
+        left_out = tuple(self._left_out.values())
+        return Selection(self.chosen, tuple(self.tried), left_out=left_out, criterion=criterion)
 
     def loss(self, name: str, rows: int) -> float:
         """Return what a member misses of the first `rows` held out, as they are scored; infinity if it found none."""
@@ -196,48 +187,49 @@ class Trials:
         self._keep(member.name, size, error, time.perf_counter() - started)
         return error
 
-    def race(self, members: Sequence[EnsembleMember], budget: float) -> None:
-        """Try `members` with `budget` row passes altogether, fewer and fewer of them with more and more."""
+    def race(self, members: Sequence[EnsembleMember], budget: float, looked: bool = False) -> None:
+        """Try `members` with `budget` row passes altogether, fewer and fewer of them with more and more.
+
+        `looked`: a look at them was the first rung, which is left to those for whom its share was too small.
+        """
         left, spent = list(members), 0.0
         planned = rungs(len(left), budget, max(member.last for member in members))
         for rung, (count, least) in enumerate(planned):
             last = rung == len(planned) - 1 and bool(left)
             work = (budget - spent) / (1 + left[0].last) if last else least
-            sizes = {member.name: member.size(work) for member in left[:count]}
-            if not rung:
-                self.left_out += [
-                    LeftOut(
-                        m.name, f"{m.start + m.least * m.passes:.0f} row passes at least, and its share is {work:.0f}"
-                    )
-                    for m in members
-                    if not sizes[m.name]
-                ]
-            left = [member for member in left[:count] if sizes[member.name]]
-            for member in left:
-                self.run(member, sizes[member.name])
-            spent += sum(member.work(sizes[member.name]) for member in left)
-            rows = min((len(self.found[m.name]) for m in left if m.name in self.found), default=1)
-            left.sort(key=lambda member: self.loss(member.name, rows))
+            skipped = looked and not rung
+            spent += self.look([m for m in left[:count] if not skipped or m.name in self._left_out], work)
+            left = self._rank(left[:count])
 
-    def look(self, members: Sequence[EnsembleMember], budget: float) -> float:
-        """Try each of `members` once, with `budget` row passes altogether; return how many that took."""
-        sizes = [(member, member.size(budget / len(members))) for member in members]
+    def look(self, members: Sequence[EnsembleMember], work: float) -> float:
+        """Try each of `members` once, with `work` row passes; return how many that took altogether."""
+        sizes = [(member, member.size(work)) for member in members]
         for member, size in sizes:
             if size:
                 self.run(member, size)
+                self._left_out.pop(member.name, None)
+            elif member.name not in self.found:
+                needed = f"{member.work(member.least):.0f} row passes at least, and its share is {work:.0f}"
+                self._left_out[member.name] = LeftOut(member.name, needed)
         return sum(member.work(size) for member, size in sizes if size)
 
+    def _rank(self, members: Sequence[EnsembleMember]) -> list[EnsembleMember]:
+        """Return those of `members` that were tried, the best first."""
+        able = [member for member in members if member.name not in self._left_out]
+        rows = min((len(self.found[member.name]) for member in able if member.name in self.found), default=1)
+        return sorted(able, key=lambda member: self.loss(member.name, rows))
+
     def leads(self, some: Sequence[EnsembleMember], others: Sequence[EnsembleMember], times: float) -> bool:
-        """Whether the least error of `some` is more than so many `times` below that of `others`."""
-        found = [[member.name for member in part if member.name in self.found] for part in (some, others)]
-        rows = min((len(self.found[name]) for part in found for name in part), default=0)
-        best, other = (min((self.error(name, rows) for name in part), default=math.inf) for part in found)
+        """Whether the least mean squared error of `some` is more than so many `times` below that of `others`."""
+        found = [[self.found[member.name] for member in part if member.name in self.found] for part in (some, others)]
+        rows = min((len(own) for part in found for own in part), default=0)
+        best, other = (min((self.held_out.error(own[:rows]) for own in part), default=math.inf) for part in found)
         return best * times < other
 
     def combine(self) -> None:
         """Try the convex combination of all that was found, judged on rows that its weights were not fitted to."""
         started = time.perf_counter()
-        rows = self._counts[0]
+        rows = min(map(len, self.found.values()))
         truth, own = self.held_out.x[:rows].cpu(), [own[:rows] for own in self.found.values()]
         weights, self._combined = combine(truth, own, self.held_out.count)
         error = self.held_out.error(self._combined)

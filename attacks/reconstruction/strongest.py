@@ -8,11 +8,11 @@ Machine Learning 1996, for the combination of all.
 In the threat model "black_box" the adversary has releases, auxiliary rows and queries: members are `linear_inverse`,
 `nearest` and `inverse_network` of several widths, for tables with synthetic rows. In "white_box" it has the client's
 weights too, and twice the work, of tables three times as much: after the race of the decoders that a black box has,
-`lbfgs_inversion` with and without a prior and, in the longest budget, `latent_search` race with each other. Where they
-are ahead at a first look they have the work of the decoders too. Where releases are not a function of the row alone, a
-fifth of the searches' work is left for one that begins at the best rows found so far (`refinement`). Where an attack
-was in the training, what that predicts is a member; and last a convex combination of all of them, its weights by least
-squares.
+`lbfgs_inversion` with and without a prior and, in the longest budget, `latent_search` race with each other. Of images a
+first look at all members is the first rung of that race, and where searches are ahead in it they have the work of the
+decoders too. Where releases are not a function of the row alone, a fifth of the searches' work is left for one that
+begins at the best rows found so far (`refinement`). Where an attack was in the training, what that predicts is a
+member; and last a convex combination of all of them, its weights by least squares.
 
 The choice is the adversary's: some of its rows are held out, their releases stand behind the victims' without a mark,
 and the member with the least squared error on them makes the prediction, once it has learnt from all of the rows. The
@@ -100,7 +100,7 @@ Images drawn so are none, and teach less than nothing.
 """
 PRIORS = (0.0, 1e-4)
 """Weights of the Gaussian prior of a search, beside what noise asks for."""
-EVALUATIONS = 1.3
+EVALUATIONS = 1.15
 """Losses with their gradient that a step of L-BFGS takes, about."""
 
 
@@ -129,29 +129,22 @@ class _Rows(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Who races with how many row passes: `decoders` with `passes`, `searches` with `more`.
+    """Who races: `decoders` with `passes` row passes, and `searches` with what is left of those of `total`.
 
-    `look`: those of both that tell whether searches are ahead of decoders, which then have no race; 0: no look.
+    `look`: row passes of each member that tell whether searches are ahead of decoders, which then have no race, and
+    which of the searches goes on; 0: no look.
     """
 
     decoders: list[EnsembleMember]
     searches: list[EnsembleMember]
     passes: float
-    more: float
+    total: float
     look: float
 
     @property
     def members(self) -> list[EnsembleMember]:
         """All that race."""
         return [*self.decoders, *self.searches]
-
-    def races(self, ahead: bool, spent: float) -> list[tuple[list[EnsembleMember], float]]:
-        """Return those who race, with their row passes, after a look that took `spent`; `ahead`: searches were."""
-        left = self.passes + self.more - spent
-        if ahead:
-            return [(self.searches, left)]
-        decoders = [(self.decoders, self.passes)]
-        return [*decoders, (self.searches, left - self.passes)] if self.searches else decoders
 
 
 @dataclass(frozen=True)
@@ -214,12 +207,16 @@ class Strongest(Attack):
             trials.run(member)
         if state is not None and getattr(state.plan, "target", None) is Target.INPUTS:
             trials.run(_training_attack_member(state))
-        spent = trials.look(plan.members, plan.look) if plan.look else 0.0
-        ahead = bool(plan.look) and trials.leads(plan.searches, plan.decoders, AHEAD)
-        for members, passes in plan.races(ahead, spent):
-            trials.race(members, (1 - REFINED) * passes if noise and members is plan.searches else passes)
+        left = plan.total
+        if plan.look:
+            left -= trials.look(plan.members, plan.look)
+        if not plan.look or not trials.leads(plan.searches, plan.decoders, AHEAD):
+            trials.race(plan.decoders, plan.passes)
+            left -= plan.passes
+        if plan.searches:
+            trials.race(plan.searches, (1 - REFINED) * left if noise else left, looked=plan.look > 0)
         if noise:
-            trials.race(self._refinements(trials, noise, rows), REFINED * passes)
+            trials.race(self._refinements(trials, noise, rows), REFINED * left)
         trials.combine()
         progress(most, most)
         return trials
@@ -253,20 +250,23 @@ class Strongest(Attack):
         noise = _measure_noise(knowledge, x, unwrap(knowledge.query)(x)) if white_box else 0.0
         plan = self._plan(rows, white_box, noise)
 
-        def race(members: list[EnsembleMember], passes: float) -> list[Work | OneOf]:
+        def race(members: list[EnsembleMember], passes: float, looked: bool) -> list[Work | OneOf]:
             (_, first), *_ = rungs(len(members), passes, max(member.last for member in members))
             able = [member for member in members if member.size(first)]
-            left = passes - sum(member.work(member.size(first)) for member in able)
-            pieces: list[Work | OneOf] = [piece(member, member.size(first)) for member in able]
+            begun = [member for member in able if not (looked and member.size(plan.look))]
+            pieces: list[Work | OneOf] = [piece(member, member.size(first)) for member in begun]
+            left = passes - sum(member.work(member.size(first)) for member in begun)
             return [*pieces, OneOf([[piece(member, left / member.passes)] for member in able])] if able else []
 
-        def races(ahead: bool) -> list[Work | OneOf]:
-            return [one for members, passes in plan.races(ahead, plan.look) for one in race(members, passes)]
-
+        apart = race(plan.decoders, plan.passes, looked=False)
+        if not plan.searches:
+            return [*found, *apart]
+        left = plan.total - plan.look * len(plan.members)
+        apart += race(plan.searches, left - plan.passes, looked=plan.look > 0)
         if not plan.look:
-            return [*found, *races(False)]
-        sizes = [(member, member.size(plan.look / len(plan.members))) for member in plan.members]
-        return [*found, *(piece(member, size) for member, size in sizes if size), OneOf([races(False), races(True)])]
+            return [*found, *apart]
+        looks = [piece(member, size) for member in plan.members if (size := member.size(plan.look))]
+        return [*found, *looks, OneOf([apart, race(plan.searches, left, looked=True)])]
 
     def _hold_out(self, view: View, knowledge: Knowledge, generator: torch.Generator) -> HeldOut:
         """Return the rows that choose: a share held out once where that is enough of them, else all of them in turn."""
@@ -294,10 +294,11 @@ class Strongest(Attack):
 
         No look under noise, nor of tables: searches may be ahead there, and decoders come up.
         """
-        searches, passes = self._searches(rows) if white_box else [], float(self.passes)
-        more = (1 if rows.images else 2) * passes if white_box else 0.0
-        look = LOOK * (passes + more) if white_box and rows.images and not noise else 0.0
-        return _Plan(self._decoders(rows), searches, passes, more, look)
+        decoders, searches = self._decoders(rows), self._searches(rows) if white_box else []
+        total = float(self.passes) * (1 if not white_box else 2 if rows.images else 3)
+        looks = white_box and rows.images and not noise
+        look = LOOK * total / (len(decoders) + len(searches)) if looks else 0.0
+        return _Plan(decoders, searches, float(self.passes), total, look)
 
     def _decoders(self, rows: _Rows) -> list[EnsembleMember]:
         """Return the decoders, with the row passes that they take on so many `rows`."""
@@ -321,7 +322,7 @@ class Strongest(Attack):
         found, tried = [], rows.searched
         last = rows.victims / tried
         for prior in PRIORS:
-            attack = load("attacks", "lbfgs_inversion")(queries=self.queries, prior=prior)
+            attack = load("attacks", "lbfgs_inversion")(queries=self.queries, prior=prior, double=True)
             search = attack_member(f"lbfgs_inversion, prior {prior:g}", attack, "iterations")
             found.append(search._replace(searches=True, passes=EVALUATIONS * tried, last=last, least=10))
         if self.prior:
@@ -348,7 +349,7 @@ class Strongest(Attack):
                 return search.run(size, rate).cpu()
 
             name, last = f"refinement, reach {reach:g}", rows.victims / rows.searched
-            member = EnsembleMember(name, predict, searches=True, begins_at=first, passes=rows.searched, last=last)
+            member = EnsembleMember(name, predict, searches=True, passes=rows.searched, last=last)
             found.append(member._replace(least=10))
         return found
 

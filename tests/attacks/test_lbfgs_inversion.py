@@ -96,6 +96,28 @@ def test_what_loses_nothing_is_inverted_to_rounding() -> None:
     assert float((found - victims).abs().max()) < 1e-3
 
 
+SPREAD = torch.logspace(0, -3, 12)
+"""What a release makes of a row's numbers: the last ones hardly show in it, and less than the rounding of the first."""
+
+
+def uneven(x: Tensor) -> Releases:
+    """A function that holds numbers in float32 and writes into one it has made."""
+    made = torch.zeros(len(x), 30)
+    made[:] = torch.nn.functional.leaky_relu((SPREAD * x.flatten(1)) @ MIXING, 0.3)
+    return {"z": made.add_(10.0)}
+
+
+def test_computed_in_float64_it_does_not_end_at_the_rounding_of_the_segment() -> None:
+    rows = torch.randn(150, 12, generator=generator(3, "rows"))
+    victims, known = rows[:20], Knowledge((12,), None, auxiliary=rows[20:], upstream=uneven, sample=uneven)
+    single, double = (
+        LbfgsInversion(double=double)(view_of(uneven(victims)), known, generator(0)).prediction
+        for double in (False, True)
+    )
+    assert single.dtype == double.dtype == torch.float32
+    assert (double - victims).square().mean() < 0.01 * (single - victims).square().mean()
+
+
 def test_under_noise_it_is_the_most_probable_row_and_no_fit_of_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the prior the noise is fitted, and the rows are further from the truth."""
     rows = torch.randn(150, 12, generator=generator(3, "rows"))

@@ -14,7 +14,6 @@ from splitfed.attacks.base import Knowledge
 from splitfed.attacks.reconstruction.combination import combine, convex_weights
 from splitfed.attacks.reconstruction.held_out import hold_out, hold_out_in_folds
 from splitfed.attacks.reconstruction.race import EnsembleMember, Trials, rungs
-from splitfed.attacks.reconstruction.strongest import _Plan
 from splitfed.core.messages import View
 from tests.attacks.test_strongest import held_out, in_folds, knowledge_of, released
 
@@ -329,12 +328,41 @@ def test_a_reconstruction_at_the_cap_of_the_psnr_has_converged(
 def test_a_first_look_takes_each_once_and_says_who_is_ahead() -> None:
     trials = Trials(held_out(), 0, lambda done: None)
     good, poor, slow = halving("good"), halving("poor", 0.5), halving("slow", least=50)
-    assert trials.look([good, poor, slow], 30.0) == 20.0
+    assert trials.look([good, poor, slow], 10.0) == 20.0
     assert [(a.member, a.size) for a in trials.tried] == [("good", 10), ("poor", 10)]
     assert trials.leads([good, slow], [poor], 4.9)
     assert not trials.leads([good, slow], [poor], 5.1)
     assert not trials.leads([slow], [poor], 0.0)
     assert trials.leads([good], [slow], 1e9), "who found nothing is behind"
+
+
+def test_a_look_is_the_first_rung_of_a_race_and_who_was_best_in_it_has_all_that_is_left() -> None:
+    trials = Trials(held_out(), 0, lambda done: None)
+    members = [halving("poor", 0.5), halving("good", last=2.0), halving("slow", least=50)]
+    assert trials.look(members, 10.0) == 20.0
+    trials.race(members, 300.0, looked=True)
+    assert [(a.member, a.size) for a in trials.tried] == [("poor", 10), ("good", 10), ("good", 100)]
+    assert [one.member for one in trials.selection.left_out] == ["slow"]
+
+
+def test_whose_share_of_a_look_was_too_small_has_a_first_rung_of_its_own() -> None:
+    """Of 1200 row passes three members have 100 each there, and the last one, with twice that for victims, the rest."""
+    trials = Trials(held_out(), 0, lambda done: None)
+    members = [halving("good", last=2.0), halving("poor", 0.5), halving("slow", 0.4, least=50)]
+    trials.look(members, 10.0)
+    trials.race(members, 1200.0, looked=True)
+    assert [(a.member, a.size) for a in trials.tried] == [("good", 10), ("poor", 10), ("slow", 100), ("good", 366)]
+    assert trials.selection.left_out == ()
+
+
+def test_where_nobody_could_be_looked_at_nobody_races() -> None:
+    trials = Trials(held_out(), 0, lambda done: None)
+    slow = [halving("slow", least=50)]
+    trials.run(halving("other"), 1)
+    assert trials.look(slow, 10.0) == 0.0
+    trials.race(slow, 120.0, looked=True)
+    assert [a.member for a in trials.tried] == ["other"]
+    assert [one.reason for one in trials.selection.left_out] == ["50 row passes at least, and its share is 30"]
 
 
 def test_a_row_that_is_asked_for_several_times_counts_as_one_in_what_is_chance() -> None:
@@ -379,13 +407,3 @@ def test_what_learns_asks_for_its_rows_beside_those_held_out() -> None:
         assert left is not None
         assert ask is not None
         assert torch.equal(ask(left)["z"], left / 30)
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("spent", [0.0, 7.0])
-def test_whoever_races_all_races_and_the_look_take_what_both_have(ahead: bool, spent: float) -> None:
-    decoders, searches = [halving("decoder")], [halving("search")]
-    plan = _Plan(decoders, searches, 60.0, 120.0, spent)
-    races = plan.races(ahead, spent)
-    assert races == ([(searches, 180.0 - spent)] if ahead else [(decoders, 60.0), (searches, 120.0 - spent)])
-    assert _Plan(decoders, [], 60.0, 0.0, 0.0).races(False, 0.0) == [(decoders, 60.0)]

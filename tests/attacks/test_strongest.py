@@ -18,7 +18,7 @@ from splitfed.attacks.reconstruction.held_out import HeldOut, count_folds, hold_
 from splitfed.attacks.reconstruction.latent_search import LatentSearch
 from splitfed.attacks.reconstruction.race import EnsembleMember, Trials
 from splitfed.attacks.reconstruction.refinement import LEAST_NOISE, Refinement, measure_noise
-from splitfed.attacks.reconstruction.strongest import Strongest
+from splitfed.attacks.reconstruction.strongest import EVALUATIONS, Strongest
 from splitfed.attacks.selection import Attempt, Selection, decibels
 from splitfed.core.defense import Defense
 from splitfed.core.errors import InvalidInput
@@ -234,7 +234,9 @@ def test_under_noise_a_white_box_tries_all_that_a_black_box_does() -> None:
     assert min(a.error for a in told(SMALL).tried) <= min(a.error for a in told(BLACK).tried[:-1])
 
 
-@pytest.mark.parametrize(("kind", "share", "evaluations"), [("lbfgs_inversion", 0.8, 1.3), ("refinement", 0.2, 1.0)])
+@pytest.mark.parametrize(
+    ("kind", "share", "evaluations"), [("lbfgs_inversion", 0.8, EVALUATIONS), ("refinement", 0.2, 1.0)]
+)
 def test_under_noise_refinements_have_a_fifth_of_the_work_of_searches(
     kind: str, share: float, evaluations: float
 ) -> None:
@@ -248,9 +250,10 @@ def test_where_searches_are_ahead_at_a_first_look_they_have_the_work_of_decoders
     found = selection_of(lenet_run().attack(SMALL, floors=False)[0])
     sizes = [a.member for a in found.tried if a.size]
     assert sum(name.startswith("inverse_network") for name in sizes) == 1
-    assert sum(name.startswith("lbfgs_inversion") for name in sizes) == 5
+    assert sum(name.startswith("lbfgs_inversion") for name in sizes) == 3
     ahead = max(a.size for a in found.tried if a.member == "lbfgs_inversion, prior 0")
-    assert ahead > 1.5 * max(a.size for a in told(SMALL).tried if a.member == "lbfgs_inversion, prior 0")
+    # Sixteen rows held out and 24 victims have all that the look left: nobody is tried twice with little work.
+    assert 0.85 < EVALUATIONS * (16 + 24) * ahead / (2 * SMALL.passes) < 0.95
 
 
 def test_where_they_are_not_a_white_box_tries_all_that_a_black_box_does() -> None:

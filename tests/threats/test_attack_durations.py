@@ -125,18 +125,19 @@ def test_the_work_of_the_strongest_attack() -> None:
     (one,) = (one for one in found if isinstance(one, OneOf))
     apart, alone = one.options
     decoders, searched = apart[:3], apart[3:]
-    for race, passes, cost, last in (
-        (decoders, 60_000, 336, 1.0),
-        (searched, 60_000 - look, row_passes, 24 / SEARCHED),
-        (alone, 120_000 - look, row_passes, 24 / SEARCHED),
+    first = int(rungs(2, 60_000, 1.0)[0][1] / 336)
+    for race, passes, cost, size in (
+        (decoders, 60_000, 336, first),
+        (searched, 60_000 - look, row_passes, 0),
+        (alone, 120_000 - look, row_passes, 0),
     ):
-        first = rungs(2, passes, last)[0][1]
         *both, stays = race
-        assert [piece.most for piece in both if isinstance(piece, Work)] == [int(first / cost)] * 2
+        # The look was the searches' first rung.
+        assert [piece.most for piece in both if isinstance(piece, Work)] == [size] * (2 if size else 0)
         # All that is left goes to the one that stays, whichever it is, and to its last prediction.
         assert isinstance(stays, OneOf)
         later = [piece.most for (piece,) in stays.options if isinstance(piece, Work)]
-        assert later == pytest.approx([(passes - 2 * cost * int(first / cost)) / cost] * 2)
+        assert later == pytest.approx([(passes - 2 * cost * size) / cost] * 2)
     assert len(everything(replace(attack, widths=(4,), threat_model="black_box"))) == 4
 
 
@@ -166,9 +167,9 @@ def test_it_takes_no_more_row_passes_than_it_is_given(
 
     monkeypatch.setattr(InverseNetwork, "run", learnt)
     monkeypatch.setattr(RowLbfgs, "run", searched)
-    lenet_run(rounds=1).attack(attack, floors=False)
+    lenet_run(rounds=1, cut="pool2").attack(attack, floors=False)
     given = 20_000 * (1 if threat_model == "black_box" else 2)
-    assert 0.3 * given < sum(passes) < 1.05 * given
+    assert 0.5 * given < sum(passes) < 1.05 * given
 
 
 class CountedCopies:
