@@ -231,12 +231,12 @@ class Attack:
         self._check(view, knowledge)
         started = time.perf_counter()
         with torch.enable_grad(), stream(int(torch.randint(2**62, (), generator=generator)), knowledge.device):
-            found = self.run(*self._copy(view, knowledge), generator, progress or (lambda done, total: None))
-        prediction = (found if isinstance(found, Tensor) else found.prediction).detach().cpu()
-        clone = found.clone if isinstance(found, PredictionAndClone) else None
-        bound = found.error_bound.detach().cpu() if isinstance(found, PredictionAndBound) else None
+            result = self.run(*self._copy(view, knowledge), generator, progress or (lambda done, total: None))
+        prediction = (result if isinstance(result, Tensor) else result.prediction).detach().cpu()
+        clone = result.clone if isinstance(result, PredictionAndClone) else None
+        bound = result.error_bound.detach().cpu() if isinstance(result, PredictionAndBound) else None
         selection, member = (
-            (found.selection, found.member) if isinstance(found, PredictionAndSelection) else (None, None)
+            (result.selection, result.member) if isinstance(result, PredictionAndSelection) else (None, None)
         )
         if self.target is Target.INPUTS and knowledge.value_range is not None:
             prediction = prediction.clamp(*knowledge.value_range)

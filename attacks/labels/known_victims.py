@@ -64,9 +64,9 @@ class KnownVictims:
         """Return for each known victim the prediction of `predict` from the hints of the fold that holds it out."""
         scores = torch.empty(0)
         for hints, held in self.folds():
-            found = predict(hints)
-            scores = scores if len(scores) else found.clone()
-            scores[held] = found[held]
+            predicted = predict(hints)
+            scores = scores if len(scores) else predicted.clone()
+            scores[held] = predicted[held]
         return scores
 
     def error(self, scores: Tensor) -> float:
@@ -75,10 +75,10 @@ class KnownVictims:
         scores: (victims, classes), or (victims,) for two classes.
         """
         labels, rows = self.labels_and_rows()
-        found = scores.detach().cpu()[rows]
+        known = scores.detach().cpu()[rows]
         if self.metric == "auc":
-            return 1 - auc(found if found.dim() == 1 else found[:, 1] - found[:, 0], labels == 1)
-        return 1 - float((found.argmax(1) == labels).double().mean())
+            return 1 - auc(known if known.dim() == 1 else known[:, 1] - known[:, 0], labels == 1)
+        return 1 - float((known.argmax(1) == labels).double().mean())
 
     def deviation(self, error: float) -> float:
         """Return the standard deviation of an `error` over random draws of the known victims.
@@ -102,11 +102,11 @@ class KnownVictims:
         median, the upper of two.
         """
         labels, rows = self.labels_and_rows()
-        found, order = scores.detach().double().cpu()[rows].sort(stable=True)
-        cuts = (found[1:] + found[:-1])[found[1:] > found[:-1]] / 2
+        known, order = scores.detach().double().cpu()[rows].sort(stable=True)
+        cuts = (known[1:] + known[:-1])[known[1:] > known[:-1]] / 2
         if len(cuts) == 0:
-            return float(found[0])
-        above = found > cuts[:, None]
+            return float(known[0])
+        above = known > cuts[:, None]
         positive = labels[order] == 1
         right = above[:, positive].double().mean(1) + (~above[:, ~positive]).double().mean(1)
         best = cuts[right >= right.max() - ROUNDING]

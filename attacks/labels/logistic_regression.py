@@ -53,10 +53,10 @@ def fit_logistic(rows: Tensor, labels: Tensor, penalty: float = 1.0) -> Logistic
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        found = -(labels * _widened(rows @ weights + intercepts).log_softmax(1)).sum()
-        found = found + penalty / 2 * weights.square().sum()
-        found.backward()
-        return found
+        loss = -(labels * _widened(rows @ weights + intercepts).log_softmax(1)).sum()
+        loss = loss + penalty / 2 * weights.square().sum()
+        loss.backward()
+        return loss
 
     optimizer.step(loss)
     return LogisticRegression(_widened(weights.detach()), _widened(intercepts.detach()))

@@ -57,44 +57,49 @@ def score_labels(
     if scored is not None:
         scores, known = scores[scored.cpu()], known[scored.cpu()]
     predictions = (scores > 0).long() if scores.dim() == 1 else scores.argmax(1)
-    found: Scores = {"attack": {"accuracy": bootstrap_interval((predictions == known).double(), generator)}}
+    by_predictor: Scores = {"attack": {"accuracy": bootstrap_interval((predictions == known).double(), generator)}}
     if len(prior):
         most = int(prior.long().mode().values)
-        found["majority"] = {"accuracy": bootstrap_interval((known == most).double(), generator)}
+        by_predictor["majority"] = {"accuracy": bootstrap_interval((known == most).double(), generator)}
     if len(known) > 1:
         # The chance, exact, that another victim drawn at random bears the same label.
         same = torch.bincount(known)[known] - 1
-        found["random_pairing"] = {"accuracy": bootstrap_interval((same / (len(known) - 1)).double(), generator)}
+        by_predictor["random_pairing"] = {"accuracy": bootstrap_interval((same / (len(known) - 1)).double(), generator)}
     if not named:
         for name, assigned in _score_assigned(known, predictions, generator).items():
-            if name in found or name == NULL:
-                found.setdefault(name, {})["assigned_accuracy"] = assigned
+            if name in by_predictor or name == NULL:
+                by_predictor.setdefault(name, {})["assigned_accuracy"] = assigned
     single = scores if scores.dim() == 1 else scores[:, 1] - scores[:, 0]
     if (scores.dim() == 1 or scores.shape[1] == 2) and 0 < int(known.sum()) < len(known):
-        for name in found.keys() - {"attack", NULL}:
-            found[name]["auc"] = Interval(0.5, 0.5, 0.5, len(known))
-        found["attack"]["auc"] = auc_interval(single, known == 1, generator)
+        for name in by_predictor.keys() - {"attack", NULL}:
+            by_predictor[name]["auc"] = Interval(0.5, 0.5, 0.5, len(known))
+        by_predictor["attack"]["auc"] = auc_interval(single, known == 1, generator)
     for name, floor in (floors or {}).items():
         shown = floor.double().cpu() if scored is None else floor.double().cpu()[scored.cpu()]
-        _add_floor(found, name, shown, (single, predictions), known, generator)
-    return found
+        _add_floor(by_predictor, name, shown, (single, predictions), known, generator)
+    return by_predictor
 
 
 def _add_floor(
-    found: Scores, name: str, floor: Tensor, attack: tuple[Tensor, Tensor], known: Tensor, generator: torch.Generator
+    by_predictor: Scores,
+    name: str,
+    floor: Tensor,
+    attack: tuple[Tensor, Tensor],
+    known: Tensor,
+    generator: torch.Generator,
 ) -> None:
     """Score the predictions of the `floor` (n, classes), and the attack's excess over it."""
     said, (single, classes) = floor.argmax(1), attack
     right = (said == known).double()
     scores = {"accuracy": bootstrap_interval(right, generator)}
     better = {"accuracy": bootstrap_interval((classes == known).double() - right, generator)}
-    if "auc" in found["attack"]:
-        own, positive = found["attack"]["auc"], known == 1
+    if "auc" in by_predictor["attack"]:
+        own, positive = by_predictor["attack"]["auc"], known == 1
         turned = -1 if (own.high if own.known else own.mean) < 0.5 else 1
         scores["auc"] = auc_interval(floor[:, 1] - floor[:, 0], positive, generator)
         better["auc"] = auc_difference(turned * single, floor[:, 1] - floor[:, 0], positive, generator)
-    found[name] = scores
-    best = found.setdefault(EXCESS, better)
+    by_predictor[name] = scores
+    best = by_predictor.setdefault(EXCESS, better)
     for metric, difference in better.items():
         best[metric] = min(best[metric], difference, key=lambda one: one.mean)
 
@@ -103,16 +108,16 @@ def _score_assigned(known: Tensor, predictions: Tensor, generator: torch.Generat
     """Return predictor -> the accuracy of the best assignment of predicted classes to true ones."""
     classes = int(torch.cat([known, predictions]).max()) + 1
     names = _best_names(known, predictions, classes)
-    found = {"attack": bootstrap_interval((names[predictions] == known).double(), generator)}
+    by_predictor = {"attack": bootstrap_interval((names[predictions] == known).double(), generator)}
     # Who says one class of all is right, by the best assignment, of the most frequent one.
-    found["majority"] = bootstrap_interval((known == int(known.mode().values)).double(), generator)
+    by_predictor["majority"] = bootstrap_interval((known == int(known.mode().values)).double(), generator)
     shuffled = []
     for _ in range(PERMUTATIONS):
         mixed = predictions[torch.randperm(len(known), generator=generator)]
         shuffled.append((_best_names(known, mixed, classes)[mixed] == known).double().mean())
     null = torch.stack(shuffled)
     low, high = null.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return {**found, NULL: Interval(float(null.mean()), low, high, len(known))}
+    return {**by_predictor, NULL: Interval(float(null.mean()), low, high, len(known))}
 
 
 def _best_names(known: Tensor, predictions: Tensor, classes: int) -> Tensor:

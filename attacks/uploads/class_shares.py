@@ -36,9 +36,9 @@ class ClassShares(Attack):
     def run(self, view: View, knowledge: Knowledge, generator: torch.Generator, progress: Progress) -> Tensor:
         """Return shares of sum 1: (classes,)."""
         classes = check_classes("class_shares", knowledge.classes)
-        found = newest(view, self.reads)
+        messages = newest(view, self.reads)
         for read in (_shares_of_counts, _shares_of_names, _shares_of_scores):
-            for message in found.values():
+            for message in messages.values():
                 shares = read(message, classes)
                 if shares is not None:
                     return shares / shares.sum()

@@ -21,7 +21,7 @@ def guarded_edges(name: str, topology: Topology, on: tuple[str, ...]) -> tuple[s
     if not leaking:
         label_holders = " and ".join(f"{head.value!r} are known to {', '.join(head.path)}" for head in topology.heads)
         raise InvalidInput(
-            f"{name} has no gradient to guard: none is sent by a party that knows labels to one that does not (labels "
+            f"{name} has no gradient to guard: none goes from a party that knows labels to one that does not (labels "
             f"of {label_holders}); use u_shaped, or vertical with the labels at the server or at a head"
         )
     for edge in on:

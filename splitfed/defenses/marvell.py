@@ -70,7 +70,7 @@ class Marvell(GradientDefense):
                 )
             if any(head.labels != sender for head in leaking_heads(topology, edge)):
                 raise InvalidInput(
-                    f"marvell needs the labels at the sender of the gradient on {name!r}; role {sender!r} holds none "
+                    f"marvell needs the labels where the gradient on {name!r} comes from; role {sender!r} holds none "
                     "of its own, they are sent to it"
                 )
             heads = [head for head in topology.heads if head.labels == sender]

@@ -156,15 +156,15 @@ def _square_sum(rows: Tensor) -> Tensor:
     return torch.cat([part.double().square().sum(1) for part in rows.split(_AT_ONCE)])
 
 
-def _weighted_sum(factors: Tensor, found: Tensor) -> Tensor:
-    """Return the sum over rows of `factors` (rows,) times `found` (rows, ...), in float64, in chunks of rows."""
-    parts = zip(factors.to(found.device).split(_AT_ONCE), found.split(_AT_ONCE), strict=True)
+def _weighted_sum(factors: Tensor, rows: Tensor) -> Tensor:
+    """Return the sum over rows of `factors` (rows,) times `rows` (rows, ...), in float64, in chunks of rows."""
+    parts = zip(factors.to(rows.device).split(_AT_ONCE), rows.split(_AT_ONCE), strict=True)
     return torch.stack([torch.tensordot(f, part.double(), dims=1) for f, part in parts]).sum(0)
 
 
-def _zero_other_rows(found: Tensor, fine: Tensor) -> Tensor:
-    """Return `found` (rows, ...) with zeros in the rows where `fine` is false."""
-    return torch.where(fine.to(found.device).view(-1, *[1] * (found.dim() - 1)), found, torch.zeros_like(found))
+def _zero_other_rows(rows: Tensor, fine: Tensor) -> Tensor:
+    """Return `rows` (rows, ...) with zeros in the rows where `fine` is false."""
+    return torch.where(fine.to(rows.device).view(-1, *[1] * (rows.dim() - 1)), rows, torch.zeros_like(rows))
 
 
 def _dense(one: LayerUse, all_used: Sequence[LayerUse]) -> bool:

@@ -1,4 +1,4 @@
-"""Charges of the privacy ledger, from counted uses: what learns before a mechanism, and whose rows its releases show."""
+"""Charges of the privacy ledger, from counted uses: what learns before a mechanism, and whose rows releases show."""
 
 from __future__ import annotations
 

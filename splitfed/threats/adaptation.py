@@ -62,17 +62,17 @@ class Mark(StrEnum):
 
 def effects(defense: Defense) -> frozenset[DefenseEffect]:
     """Return the effects of `defense`, given its parameters and the edges it acts on."""
-    found = {effect for capability, effect in _EFFECTS if isinstance(defense, capability)}
+    changed = {effect for capability, effect in _EFFECTS if isinstance(defense, capability)}
     if isinstance(defense, capability.ReleaseDefense):
         if defense.uploads:
-            found.add(DefenseEffect.UPLOAD)
+            changed.add(DefenseEffect.UPLOAD)
         if not defense.on or any(not name.endswith(UPLOAD) for name in defense.on):
-            found.add(DefenseEffect.RELEASE)
+            changed.add(DefenseEffect.RELEASE)
     if isinstance(defense, capability.PenaltyDefense):
-        found.add(DefenseEffect.LAYER_PENALTY if defense.penalty_reads_layers else DefenseEffect.PENALTY)
+        changed.add(DefenseEffect.LAYER_PENALTY if defense.penalty_reads_layers else DefenseEffect.PENALTY)
     if isinstance(defense, capability.TaskWeightDefense) and defense.weighs_task:
-        found.add(DefenseEffect.TASK_WEIGHT)
-    return frozenset(found)
+        changed.add(DefenseEffect.TASK_WEIGHT)
+    return frozenset(changed)
 
 
 def path(attack: Attack) -> frozenset[DefenseEffect]:
@@ -119,5 +119,5 @@ def unadapted(attack: Attack, defenses: Iterable[Defense], omitted: Iterable[str
     adapted.
     """
     left_out = set(omitted)
-    found = [d for d in defenses if mark(attack, effects(d)) is Mark.NOT_YET or type(d).__name__ in left_out]
-    return tuple(dict.fromkeys(name_of("defenses", type(defense)) for defense in found))
+    unmet = [d for d in defenses if mark(attack, effects(d)) is Mark.NOT_YET or type(d).__name__ in left_out]
+    return tuple(dict.fromkeys(name_of("defenses", type(defense)) for defense in unmet))

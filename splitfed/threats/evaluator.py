@@ -45,7 +45,7 @@ class Evaluator:
         """Return `victims`, by default the rows of the data set aside for attacks; raise `InvalidInput` without any."""
         chosen = self.data.victims if victims is None else victims
         if len(chosen) == 0:
-            raise InvalidInput("no rows are set aside as victims: set some aside (victims=64)")
+            raise InvalidInput("there are no victims to attack: set some aside (victims=64)")
         return chosen
 
     def seed(self, seed: int | None) -> int:

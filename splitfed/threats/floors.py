@@ -129,16 +129,16 @@ def _with_few_labels(knowledge: Knowledge, each: int) -> Knowledge:
 
 def _reconstruct(view: View, knowledge: Knowledge, seed: int) -> dict[str, Tensor]:
     passes = query_passes(unwrap(knowledge.query), unwrap(knowledge.auxiliary), QUERIES)
-    found = {}
+    reconstructions = {}
     for name, (attack, parameters) in FLOORS.items():
         floor = load("attacks", attack)(queries=len(passes), **parameters)
         try:
             known = replace(knowledge, query=_replay(passes))
-            found[name] = floor(view, known, generator(seed, "attack", attack)).prediction
+            reconstructions[name] = floor(view, known, generator(seed, "attack", attack)).prediction
         except InvalidInput:
             # Too few auxiliary rows, or releases that are not finite.
             continue
-    return found
+    return reconstructions
 
 
 def _replay(passes: list[Releases]) -> Callable[[Tensor], Releases]:
@@ -148,13 +148,13 @@ def _replay(passes: list[Releases]) -> Callable[[Tensor], Releases]:
 
 
 def _digest(view: View, auxiliary: Tensor, key: tuple[object, ...]) -> str:
-    found = hashlib.sha256(repr(key).encode())
+    digest = hashlib.sha256(repr(key).encode())
     for message in view.messages:
         for name, z in message.tensors.items():
-            found.update(f"{message.edge} {name} {z.dtype} {tuple(z.shape)}".encode())
-            found.update(_bytes(z))
-    found.update(_bytes(auxiliary))
-    return found.hexdigest()
+            digest.update(f"{message.edge} {name} {z.dtype} {tuple(z.shape)}".encode())
+            digest.update(_bytes(z))
+    digest.update(_bytes(auxiliary))
+    return digest.hexdigest()
 
 
 def _bytes(z: Tensor) -> bytes:

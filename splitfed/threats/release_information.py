@@ -216,10 +216,11 @@ NOISES: dict[str, Callable[[Any, Tensor], _Noise]] = {
 
 
 def _size_cotangents(noise: dict[str, _Noise], clean: Releases) -> Callable[[Tensor], Tensor]:
-    """Return what noise that is as large as the release varies tells of it by its size alone.
+    """Return cotangents for the Fisher information in the size of noise that is scaled by the release's deviation.
 
-    With s times the deviation of N released numbers as deviation, the Fisher information has N/(2 s'^4) (grad s'²)²
-    beside J'J/s'²; in units of the noise that is 2 s^4 / N times the square of J'(z - mean), for Laplace half of it.
+    With s times the deviation of N released numbers as the noise's deviation s', the Fisher information has the term
+    N/(2 s'^4) (grad s'²)² in addition to J'J/s'²; in units of the noise that is 2 s^4 / N times the square of J'(z -
+    mean), for Laplace noise half of it.
     """
 
     def cotangents(z: Tensor) -> Tensor:

@@ -186,7 +186,7 @@ class ReleasedRows(AttackPhase):
                 )
         for head in topology.heads if attack.target is Target.LABELS and party != FED else ():
             if head.target == label_set_of(attack) and role in head.path:
-                raise InvalidInput(f"party {party!r} is given the labels of {head.value!r}: there are none to predict")
+                raise InvalidInput(f"party {party!r} is given the labels of {head.value!r}: it has none to predict")
 
     def _step_rows(self, attack: Attack, client: int) -> int:
         """Return the number of victims in one training step: as the attack states, else the batch size of the run."""

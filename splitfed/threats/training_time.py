@@ -56,7 +56,7 @@ def check_questions(engine: Observable, data: Federation, evaluated: Iterable[st
         check_names("party with a training attack", engine.training_attacks, party)
         if len(data.victims) == 0:
             raise InvalidInput(
-                f"no rows are set aside as victims to evaluate the attack at {party!r} on: set some aside (victims=64)"
+                f"there are no victims to evaluate the attack at {party!r} on: set some aside (victims=64)"
             )
 
 
@@ -111,11 +111,13 @@ def _labels(topology: Topology, role: str) -> str | None:
 
 def _arrival(topology: Topology, facts: TopologyFacts, role: str, who: str, party: str) -> tuple[Edge, str]:
     arriving = [e for e in topology.crossings if topology.role_of(e.target) == role]
-    found = [(e, value) for e in arriving for value in facts.data(e.values)]
-    if len(found) != 1:
-        values = ", ".join(repr(value) for _, value in found)
-        raise InvalidInput(f"{who} works where one value with data arrives; {party!r} receives {values or 'none'}")
-    return found[0]
+    received = [(e, value) for e in arriving for value in facts.data(e.values)]
+    if len(received) != 1:
+        values = ", ".join(repr(value) for _, value in received)
+        raise InvalidInput(
+            f"{who} needs a party that receives one value with data; {party!r} receives {values or 'none'}"
+        )
+    return received[0]
 
 
 def _segments_and_output(
@@ -128,7 +130,7 @@ def _segments_and_output(
     final = {h.value for h in topology.heads if h.role == role}
     outs = [v for s in segments for v in s.outputs if v in leaving | final or v not in inner]
     if len(outs) != 1:
-        raise InvalidInput(f"{who} works where one value is made of what arrives; {party!r} makes {', '.join(outs)}")
+        raise InvalidInput(f"{who} needs a party that computes one value from it; {party!r} computes {', '.join(outs)}")
     return segments, outs[0]
 
 

@@ -58,7 +58,7 @@ class Tuned:
 def check_tunable(name: str, attack: Attack, space: Mapping[str, Choice]) -> None:
     """Raise `InvalidInput` for an attack without tunable parameters, or without releases of rows that it knows."""
     if not space:
-        raise InvalidInput(f"{name} has no parameters to tune")
+        raise InvalidInput(f"{name} has no space of parameters to tune")
     known = [field.name for field in fields(attack)]
     for parameter, choice in space.items():
         check_names(f"parameter of {name}", known, parameter)
