@@ -1,4 +1,4 @@
-"""Charges of the privacy ledger, from counted uses: what learns before a mechanism, and whose rows releases show."""
+"""Charges of the privacy ledger, from counted uses: what learns before a mechanism, and whose rows it reveals."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Estimates how long an attack takes on this machine by timing a small part of its work.
 
 The attack gets its real view and knowledge and does as much of its work as exceeds the jitter of the clock; the
-predictions are discarded. The estimate is a range: from no doubling to all of them, and from the faster to the slower of
-two measurements. Floors, oracles and scoring are not included.
+predictions are discarded. The estimate is a range: from no doubling to all of them, and from the faster to the slower
+of two measurements. Floors, oracles and scoring are not included.
 """
 
 from __future__ import annotations
